@@ -1,0 +1,130 @@
+"""Footprint: memory, start-up, recovery, and memory under a backlog with slow clients."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import repeat
+
+import uvloop
+from raftlog_client import Consumer, Producer, TopicPartition
+
+from bench.node import NodeProcess, data_directory
+from bench.report import Result
+from bench.throughput import PARTITIONS, payload
+
+MIB = 1 << 20
+IDLE_S = 3.0
+SLOW_CLIENTS = 64
+
+
+def fill(node: NodeProcess, topic: str, total_bytes: int) -> int:
+    """Produce about `total_bytes` of 1 KB values; return the number of records."""
+    count = total_bytes // 1000
+
+    async def produce() -> None:
+        async with Producer(bootstrap_servers=node.address) as producer:
+            await producer.send_many(topic, repeat(payload(1000), count))
+
+    uvloop.run(produce())
+    return count
+
+
+@contextmanager
+def peak_rss(node: NodeProcess) -> Iterator[list[int]]:
+    """Sample the node's memory while the block runs; the list's only item is the largest."""
+    peak = [0]
+    stop = threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(0.05):
+            peak[0] = max(peak[0], node.rss_bytes())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def slow_clients(node: NodeProcess, topic: str) -> Iterator[None]:
+    """Clients that ask for everything and read nothing."""
+    sockets = []
+    for number in range(SLOW_CLIENTS):
+        client = socket.create_connection(("127.0.0.1", node.port))
+        path = f"/topics/{topic}/partitions/{number % PARTITIONS}/records?offset=earliest"
+        if number % 2:
+            path = f"/v1/topics/{topic}/tail?offset=earliest&format=binary"
+        client.sendall(
+            f"GET {path} HTTP/1.1\r\nHost: x\r\n"
+            "Accept: application/vnd.kafka.binary.v2+json, application/x-ndjson\r\n\r\n".encode()
+        )
+        sockets.append(client)
+    try:
+        yield
+    finally:
+        for client in sockets:
+            client.close()
+
+
+async def read_all(node: NodeProcess, topic: str, count: int) -> None:
+    """Read a whole topic, keeping nothing."""
+    async with Consumer(bootstrap_servers=node.address, auto_offset_reset="earliest") as consumer:
+        consumer.assign([TopicPartition(topic, partition) for partition in range(PARTITIONS)])
+        seen = 0
+        while seen < count:
+            for records in (await consumer.getmany(timeout_ms=5000)).values():
+                seen += len(records)
+
+
+def run(*, flush: str, runs: int, scale: float) -> list[Result]:
+    """Idle memory and processor, start to ready, recovery by log size, memory under load."""
+    idle_rss = Result("idle RSS", "MiB", [], 60, True)
+    idle_cpu = Result("idle CPU", "% of a core", [], None, True)
+    start = Result("start to ready, empty log", "s", [], 1.0, True)
+    for _ in range(runs):
+        with data_directory() as directory:
+            node = NodeProcess(directory, flush)
+            start.runs.append(node.start())
+            cpu = node.cpu_seconds()
+            time.sleep(IDLE_S)
+            idle_cpu.runs.append((node.cpu_seconds() - cpu) / IDLE_S * 100)
+            idle_rss.runs.append(node.rss_bytes() / MIB)
+            node.stop()
+    return [idle_rss, idle_cpu, start, *_recovery_and_backlog(flush=flush, runs=runs, scale=scale)]
+
+
+def _recovery_and_backlog(*, flush: str, runs: int, scale: float) -> list[Result]:
+    results = []
+    backlog = Result(
+        f"RSS, {5 * scale:g} GB backlog read, {SLOW_CLIENTS} slow clients", "MiB", [], 200, True
+    )
+    with data_directory() as directory:
+        node = NodeProcess(directory, flush)
+        node.start()
+        node.create_topic("backlog", PARTITIONS)
+        written = 0
+        for gigabytes in (1, 5, 10):
+            target = int(gigabytes * scale * 1e9)
+            count = fill(node, "backlog", target - written)
+            written = target
+            goal = 2.0 if gigabytes == 10 else None
+            recovery = Result(f"unclean start, {gigabytes * scale:g} GB", "s", [], goal, True)
+            for _ in range(runs):
+                # Records after the last checkpoint are what an unclean start must look at again.
+                fill(node, "backlog", 50_000_000)
+                node.kill()
+                recovery.runs.append(node.start())
+            results.append(recovery)
+            if gigabytes == 5:
+                with slow_clients(node, "backlog"), peak_rss(node) as peak:
+                    uvloop.run(read_all(node, "backlog", count))
+                backlog.runs.append(peak[0] / MIB)
+        node.stop()
+    return [*results, backlog]

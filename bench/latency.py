@@ -1,0 +1,111 @@
+"""Latency at a fixed rate, open loop: a record counts from when it was due, not from when it left.
+
+A closed loop waits for the slow answer before it sends the next request, and so forgets to measure
+those that would have waited behind it (coordinated omission). Here the schedule never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import uvloop
+from raftlog_client import Consumer, Producer, TopicPartition
+
+from bench.node import NodeProcess
+from bench.report import Latencies, Result
+from bench.throughput import payload
+
+DRAIN_TIMEOUT_S = 10.0
+WARM_UP_S = 1.0
+
+
+@dataclass(slots=True)
+class Samples:
+    """What one open-loop run saw, in seconds."""
+
+    publish: list[float] = field(default_factory=list)
+    publish_delay: list[float] = field(default_factory=list)
+    end_to_end: list[float] = field(default_factory=list)
+    errors: int = 0
+
+
+async def open_loop(node: NodeProcess, topic: str, rate: int, seconds: float) -> Samples:
+    """Send `rate` 100-byte records a second on schedule, while a consumer reads them."""
+    samples = Samples()
+    count = int(rate * (seconds + WARM_UP_S))
+    warm_up = int(rate * WARM_UP_S)
+    filler = payload(80)
+    due = [0.0] * count
+    all_read = asyncio.Event()
+
+    async def read(consumer: Consumer) -> None:
+        async for record in consumer:
+            number = int(record.value[:20])
+            if number >= warm_up:
+                samples.end_to_end.append(time.perf_counter() - due[number])
+            if number == count - 1:
+                all_read.set()
+                return
+
+    def acknowledged(number: int, future: asyncio.Future[object]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            samples.errors += 1
+        elif number >= warm_up:
+            samples.publish.append(time.perf_counter() - due[number])
+
+    async with (
+        Consumer(bootstrap_servers=node.address, auto_offset_reset="earliest") as consumer,
+        Producer(bootstrap_servers=node.address, linger_ms=0) as producer,
+    ):
+        consumer.assign([TopicPartition(topic, 0)])
+        reader = asyncio.create_task(read(consumer))
+        start = time.perf_counter() + 0.2
+        for number in range(count):
+            due[number] = start + number / rate
+            ahead = due[number] - time.perf_counter()
+            if ahead > 0:
+                await asyncio.sleep(ahead)
+            if number >= warm_up:
+                samples.publish_delay.append(max(0.0, time.perf_counter() - due[number]))
+            future = await producer.send(topic, b"%020d" % number + filler, partition=0)
+            future.add_done_callback(lambda f, n=number: acknowledged(n, f))
+        async with asyncio.timeout(DRAIN_TIMEOUT_S):
+            await all_read.wait()
+        await reader
+    return samples
+
+
+def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
+    """Publish and end-to-end latency at 1,000 records a second."""
+    rate, seconds = 1_000, max(3.0, 10.0 * scale)
+    parameters = {"rate": rate, "record_bytes": 100, "seconds": seconds, "acks": "all"}
+    results = [
+        Result("publish latency p50, 1,000/s", "ms", [], 1.0, True, parameters),
+        Result("publish latency p99, 1,000/s", "ms", [], 5.0, True, parameters),
+        Result("end-to-end latency p50, 1,000/s", "ms", [], None, True, parameters),
+        Result("end-to-end latency p99, 1,000/s", "ms", [], None, True, parameters),
+    ]
+    for run_number in range(runs):
+        topic = f"latency-{run_number}"
+        node.create_topic(topic, 1)
+        samples = uvloop.run(open_loop(node, topic, rate, seconds))
+        publish = Latencies.from_seconds(samples.publish)
+        end_to_end = Latencies.from_seconds(samples.end_to_end)
+        delay = Latencies.from_seconds(samples.publish_delay)
+        for result, latencies, name in (
+            (results[0], publish, "50pct"),
+            (results[1], publish, "99pct"),
+            (results[2], end_to_end, "50pct"),
+            (results[3], end_to_end, "99pct"),
+        ):
+            result.runs.append(latencies.percentiles[name])
+        results[0].details[f"run {run_number}"] = {
+            **publish.as_fields("publishLatency"),
+            **delay.as_fields("publishDelayLatency"),
+            **end_to_end.as_fields("endToEndLatency"),
+            "publishErrors": samples.errors,
+        }
+        node.delete_topic(topic)
+    return results

@@ -1,0 +1,87 @@
+"""The machine's own limits, measured in the same run: what no log could be faster than here."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+from bench.node import data_directory
+from bench.report import Latencies, Result
+
+SYNCS = 300
+SEQUENTIAL_BYTES = 1 << 30
+CHUNK_BYTES = 4 << 20
+
+
+def sync_latency(directory: Path) -> Latencies:
+    """Append 200 bytes and fdatasync, again and again: the floor of a lone produce."""
+    block = os.urandom(200)
+    samples = []
+    descriptor = os.open(directory / "sync", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    try:
+        for _ in range(SYNCS):
+            started = time.perf_counter()
+            os.write(descriptor, block)
+            os.fdatasync(descriptor)
+            samples.append(time.perf_counter() - started)
+    finally:
+        os.close(descriptor)
+    return Latencies.from_seconds(samples)
+
+
+def sequential_write(directory: Path, total_bytes: int) -> float:
+    """Bytes a second of writing and syncing 4 MiB at a time."""
+    block = os.urandom(CHUNK_BYTES)
+    descriptor = os.open(directory / "sequential", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    started = time.perf_counter()
+    try:
+        for _ in range(total_bytes // CHUNK_BYTES):
+            os.write(descriptor, block)
+            os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+    return total_bytes / (time.perf_counter() - started)
+
+
+def loopback(total_bytes: int) -> float:
+    """Bytes a second from one thread to another over a loopback socket."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender = socket.create_connection(listener.getsockname())
+        receiver, _ = listener.accept()
+    block = bytes(CHUNK_BYTES)
+
+    def send() -> None:
+        with sender:
+            for _ in range(total_bytes // CHUNK_BYTES):
+                sender.sendall(block)
+
+    thread = threading.Thread(target=send)
+    started = time.perf_counter()
+    thread.start()
+    received = 0
+    buffer = bytearray(1 << 20)
+    with receiver:
+        while size := receiver.recv_into(buffer):
+            received += size
+    thread.join()
+    return received / (time.perf_counter() - started)
+
+
+def run(*, runs: int, scale: float) -> list[Result]:
+    """Disk and loopback, to read the other figures against."""
+    total_bytes = max(CHUNK_BYTES, int(SEQUENTIAL_BYTES * scale))
+    p50 = Result("limit: append 200 B + fdatasync p50", "ms", [], lower_is_better=True)
+    p99 = Result("limit: append 200 B + fdatasync p99", "ms", [], lower_is_better=True)
+    write = Result("limit: sequential write + fdatasync", "MB/s", [])
+    wire = Result("limit: loopback", "MB/s", [])
+    for _ in range(runs):
+        with data_directory() as directory:
+            latencies = sync_latency(directory.parent)
+            p50.runs.append(latencies.percentiles["50pct"])
+            p99.runs.append(latencies.percentiles["99pct"])
+            write.runs.append(sequential_write(directory.parent, total_bytes) / 1e6)
+        wire.runs.append(loopback(total_bytes) / 1e6)
+    return [p50, p99, write, wire]

@@ -1,0 +1,166 @@
+"""What a benchmark reports: percentiles, results, the machine, the table, JSON and the plot."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+LATENCY_PERCENTILES = (50.0, 75.0, 95.0, 99.0, 99.9, 99.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Latencies in milliseconds, in the fields of the OpenMessaging Benchmark."""
+
+    avg: float
+    percentiles: dict[str, float]
+    max: float
+    count: int
+
+    @classmethod
+    def from_seconds(cls, samples: Sequence[float]) -> Latencies:
+        """Summarise samples given in seconds."""
+        ordered = sorted(sample * 1000 for sample in samples)
+        if not ordered:
+            raise ValueError("no samples to summarise")
+        last = len(ordered) - 1
+        return cls(
+            avg=statistics.fmean(ordered),
+            percentiles={
+                f"{p:g}pct": ordered[min(last, int(len(ordered) * p / 100))]
+                for p in LATENCY_PERCENTILES
+            },
+            max=ordered[-1],
+            count=len(ordered),
+        )
+
+    def as_fields(self, prefix: str) -> dict[str, float]:
+        """Flat fields such as `publishLatency99pct`, as OpenMessaging's result files name them."""
+        fields = {f"{prefix}Avg": self.avg, f"{prefix}Max": self.max}
+        fields.update({f"{prefix}{name}": value for name, value in self.percentiles.items()})
+        return fields
+
+
+@dataclass(slots=True)
+class Result:
+    """One figure: what was measured, every run of it, and the goal it is held against."""
+
+    name: str
+    unit: str
+    runs: list[float]
+    goal: float | None = None
+    lower_is_better: bool = False
+    parameters: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        """The run that counts."""
+        return statistics.median(self.runs)
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the median reaches the goal; None without one."""
+        if self.goal is None:
+            return None
+        return self.median <= self.goal if self.lower_is_better else self.median >= self.goal
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on: processor, cores, memory, kernel, versions, revision."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [ln for ln in cpuinfo.read_text().splitlines() if ln.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    packages = ("raftlog", "aiohttp", "uvloop", "orjson", "msgspec", "aiokafka", "crc32c")
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory_bytes / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in packages},
+        "revision": _revision(),
+    }
+
+
+def _revision() -> str:
+    git = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return git.stdout.strip() or "unknown"
+
+
+def print_table(results: Sequence[Result]) -> None:
+    """The results as a table: median, range of the runs, goal."""
+    width = max(len(result.name) for result in results)
+    print(f"\n{'':{width}}  {'median':>12} {'min':>12} {'max':>12} {'goal':>12}  unit")
+    for result in results:
+        goal = "" if result.goal is None else _number(result.goal)
+        mark = {None: "", True: "", False: "  (not reached)"}[result.reached]
+        print(
+            f"{result.name:{width}}  {_number(result.median):>12} {_number(min(result.runs)):>12} "
+            f"{_number(max(result.runs)):>12} {goal:>12}  {result.unit}{mark}"
+        )
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def write_json(path: Path, results: Sequence[Result], command: str, flush: str) -> None:
+    """All that was measured, with what is needed to measure it again."""
+    document = {
+        "command": command,
+        "flush": flush,
+        "machine": machine(),
+        "results": [{**asdict(result), "median": result.median} for result in results],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def plot(path: Path, results: Sequence[Result]) -> None:
+    """Median against goal for every result that has one, as a bar chart on a ratio scale."""
+    import matplotlib as mpl  # noqa: PLC0415 - slow to import, and only this function needs it
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - after the backend is chosen
+
+    shown = [result for result in results if result.goal is not None]
+    if not shown:
+        return
+    ratios = [
+        (result.goal or 0) / result.median
+        if result.lower_is_better
+        else result.median / (result.goal or 1)
+        for result in shown
+    ]
+    figure, axes = plt.subplots(figsize=(10, 0.45 * len(shown) + 1.5), layout="constrained")
+    colours = ["#2a6f97" if ratio >= 1 else "#c1543c" for ratio in ratios]
+    axes.barh([result.name for result in shown], ratios, color=colours)
+    for row, (result, ratio) in enumerate(zip(shown, ratios, strict=True)):
+        axes.text(ratio, row, f" {_number(result.median)} {result.unit}", va="center", fontsize=8)
+    axes.axvline(1.0, color="black", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xlim(min(0.5, *ratios) * 0.8, max(2.0, *ratios) * 4)
+    axes.set_xlabel("times better than its goal (log scale)")
+    axes.invert_yaxis()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,132 @@
+"""Throughput of one Python process against one node: produce and consume."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from itertools import repeat
+
+import uvloop
+from raftlog_client import Consumer, Producer, TopicPartition
+
+from bench.node import NodeProcess
+from bench.report import Result
+
+PARTITIONS = 6
+SEND_WINDOW = 20_000
+"""Futures that the awaited-send workload keeps outstanding."""
+
+
+def payload(size_bytes: int) -> bytes:
+    """A value that looks like data: neither constant nor the same for every size."""
+    pattern = b"".join(b"%07d|" % number for number in range(size_bytes // 8 + 1))
+    return pattern[:size_bytes]
+
+
+async def send_many(node: NodeProcess, topic: str, size_bytes: int, count: int) -> float:
+    """Seconds to hand `count` values to `send_many` and have all of them acknowledged."""
+    value = payload(size_bytes)
+    async with Producer(bootstrap_servers=node.address) as producer:
+        await producer.send_many(topic, [value])
+        started = time.perf_counter()
+        await producer.send_many(topic, repeat(value, count))
+        return time.perf_counter() - started
+
+
+async def awaited_sends(node: NodeProcess, topic: str, size_bytes: int, count: int) -> float:
+    """Seconds to `send` each record and await each record's own future, in windows."""
+    value = payload(size_bytes)
+    async with Producer(bootstrap_servers=node.address) as producer:
+        await producer.send_and_wait(topic, value)
+        send = producer.send
+        started = time.perf_counter()
+        outstanding: list[asyncio.Future[object]] = []
+        for window in _windows(count):
+            previous, outstanding = outstanding, [await send(topic, value) for _ in range(window)]
+            for future in previous:
+                await future
+        for future in outstanding:
+            await future
+        return time.perf_counter() - started
+
+
+def _windows(count: int) -> Iterator[int]:
+    for start in range(0, count, SEND_WINDOW):
+        yield min(SEND_WINDOW, count - start)
+
+
+async def consume_many(node: NodeProcess, topic: str, count: int) -> float:
+    """Seconds to read `count` records by `getmany`, looking at every value."""
+    async with _consumer(node, topic) as consumer:
+        seen = length = 0
+        started = time.perf_counter()
+        while seen < count:
+            for records in (await consumer.getmany(timeout_ms=5000)).values():
+                seen += len(records)
+                for record in records:
+                    length += len(record.value)
+        elapsed = time.perf_counter() - started
+    assert length > 0
+    return elapsed
+
+
+async def consume_each(node: NodeProcess, topic: str, count: int) -> float:
+    """Seconds to read `count` records by `async for`."""
+    async with _consumer(node, topic) as consumer:
+        seen = length = 0
+        started = time.perf_counter()
+        async for record in consumer:
+            length += len(record.value)
+            seen += 1
+            if seen >= count:
+                break
+        elapsed = time.perf_counter() - started
+    assert length > 0
+    return elapsed
+
+
+def _consumer(node: NodeProcess, topic: str) -> Consumer:
+    consumer = Consumer(bootstrap_servers=node.address, auto_offset_reset="earliest")
+    consumer.assign([TopicPartition(topic, partition) for partition in range(PARTITIONS)])
+    return consumer
+
+
+def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
+    """All throughput figures, the workloads in turn within each run."""
+    small_count, large_count = int(3_000_000 * scale), int(1_000_000 * scale)
+    send_count = int(600_000 * scale)
+    workloads = {"partitions": PARTITIONS, "acks": "all"}
+    small = {**workloads, "record_bytes": 100}
+    large = {**workloads, "record_bytes": 1000}
+    results = [
+        Result("produce send_many 100 B", "records/s", [], 1_000_000, parameters=small),
+        Result("produce awaited send 100 B", "records/s", [], 250_000, parameters=small),
+        Result(
+            "produce send_many 1 KB",
+            "MB/s",
+            [],
+            300,
+            parameters=large,
+        ),
+        Result("consume getmany 100 B", "records/s", [], 2_000_000, parameters=small),
+        Result("consume async for 100 B", "records/s", [], 700_000, parameters=small),
+    ]
+    for run_number in range(runs):
+        topic, large_topic = f"small-{run_number}", f"large-{run_number}"
+        node.create_topic(topic, PARTITIONS)
+        node.create_topic(large_topic, PARTITIONS)
+        seconds = uvloop.run(send_many(node, topic, 100, small_count))
+        results[0].runs.append(small_count / seconds)
+        seconds = uvloop.run(awaited_sends(node, topic, 100, send_count))
+        results[1].runs.append(send_count / seconds)
+        seconds = uvloop.run(send_many(node, large_topic, 1000, large_count))
+        results[2].runs.append(large_count * 1000 / seconds / 1e6)
+        seconds = uvloop.run(consume_many(node, topic, small_count))
+        results[3].runs.append(small_count / seconds)
+        each = int(small_count / 2)
+        seconds = uvloop.run(consume_each(node, topic, each))
+        results[4].runs.append(each / seconds)
+        node.delete_topic(topic)
+        node.delete_topic(large_topic)
+    return results

@@ -1,0 +1,98 @@
+"""raftlog_client: the asyncio client of raftlog: produce, consume and administer, fully typed.
+
+Purpose: give a Python program the log at the speed of its whole batches, in the shape that users
+of aiokafka know: `Producer`, `Consumer`, `Admin`, each an async context manager.
+
+Rules: of raftlog it imports only `raftlog.record` (the batch format, the wire frames, the error
+table). Every buffer, wait and retry has a named bound. No record is ever reported written that was
+not acknowledged, and an error says whether the outcome is known.
+
+It must not know: how a node stores, replicates or elects; it knows addresses, leaders and errors.
+"""
+
+from raftlog_client.admin import Admin
+from raftlog_client.consumer import Consumer
+from raftlog_client.errors import (
+    BufferFullError,
+    ClientClosedError,
+    ConnectionLostError,
+    CorruptDataError,
+    DeliveryTimeoutError,
+    NoOffsetError,
+    OffsetOutOfRangeError,
+    RaftlogClientError,
+    RecordTooLargeError,
+    SendManyError,
+    SerializationError,
+    ServerError,
+    TopicNotFoundError,
+)
+from raftlog_client.partitioners import Partitioner, murmur2_partitioner
+from raftlog_client.producer import Producer
+from raftlog_client.serializers import (
+    bytes_deserializer,
+    bytes_serializer,
+    json_deserializer,
+    json_serializer,
+    string_deserializer,
+    string_serializer,
+)
+from raftlog_client.types import (
+    BrokerInfo,
+    ClusterInfo,
+    ConfigEntry,
+    Headers,
+    NewTopic,
+    OffsetAndTimestamp,
+    PartitionInfo,
+    PartitionOffsets,
+    PartitionRange,
+    ProducerRecord,
+    Record,
+    RecordMetadata,
+    SendSummary,
+    TopicDescription,
+    TopicPartition,
+)
+
+__all__ = [
+    "Admin",
+    "BrokerInfo",
+    "BufferFullError",
+    "ClientClosedError",
+    "ClusterInfo",
+    "ConfigEntry",
+    "ConnectionLostError",
+    "Consumer",
+    "CorruptDataError",
+    "DeliveryTimeoutError",
+    "Headers",
+    "NewTopic",
+    "NoOffsetError",
+    "OffsetAndTimestamp",
+    "OffsetOutOfRangeError",
+    "PartitionInfo",
+    "PartitionOffsets",
+    "PartitionRange",
+    "Partitioner",
+    "Producer",
+    "ProducerRecord",
+    "RaftlogClientError",
+    "Record",
+    "RecordMetadata",
+    "RecordTooLargeError",
+    "SendManyError",
+    "SendSummary",
+    "SerializationError",
+    "ServerError",
+    "TopicDescription",
+    "TopicNotFoundError",
+    "TopicPartition",
+    "bytes_deserializer",
+    "bytes_serializer",
+    "json_deserializer",
+    "json_serializer",
+    "murmur2_partitioner",
+    "string_deserializer",
+    "string_serializer",
+]

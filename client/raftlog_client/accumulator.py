@@ -1,0 +1,221 @@
+"""Where records gather into batches before they are sent, within one bound for all of memory.
+
+Records are encoded straight into the open batch of their partition. A batch is closed when the next
+record does not fit, and leaves then, or before that when its linger time is over, when somebody
+flushes, or when the buffer is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from raftlog.record.compression import Compression
+from raftlog.record.errors import UNKNOWN_PARTITION
+from raftlog_client.batches import BulkListener, PendingBatch
+from raftlog_client.delivery import PartitionQueue
+from raftlog_client.errors import BufferFullError, RaftlogClientError, TopicNotFoundError
+from raftlog_client.types import TopicDescription, TopicPartition
+
+RECORD_OVERHEAD_BYTES: Final = 24
+"""What a record costs in its batch besides key, value and headers: varints of usual sizes."""
+FUTURE_BYTES: Final = 200
+"""What the future of an awaited record costs, and its place in the lists."""
+
+BULK_LINGER_S: Final = 0.005
+"""Batches of bulk work may fill at least this long: more records are coming, and nobody waits for
+a single one."""
+
+
+class TopicQueues:
+    """The partitions of one topic, and which of them takes the records without a key."""
+
+    __slots__ = ("_turn", "name", "queues", "sticky", "times_missing", "topic_id")
+
+    def __init__(self, description: TopicDescription, *, is_idempotent: bool) -> None:
+        self.name = description.name
+        self.topic_id = description.topic_id
+        self.queues: list[PartitionQueue] = []
+        self.times_missing = 0
+        """Metadata answers in a row that did not know the topic."""
+        self.grow(description, is_idempotent=is_idempotent)
+        self._turn = random.randrange(len(self.queues))
+        self.sticky = self.queues[self._turn]
+
+    def grow(self, description: TopicDescription, *, is_idempotent: bool) -> None:
+        """Take over partitions that were added, and a topic made anew under the same name."""
+        for partition in range(len(self.queues), len(description.partitions)):
+            self.queues.append(
+                PartitionQueue(TopicPartition(self.name, partition), is_idempotent=is_idempotent)
+            )
+        if description.topic_id != self.topic_id:
+            self.topic_id = description.topic_id
+            for queue in self.queues:
+                queue.forget_identity()
+
+    def next_sticky(self) -> PartitionQueue:
+        """Move on to the next partition, passing over those that cannot be sent to now."""
+        queues = self.queues
+        for _ in queues:
+            self._turn = (self._turn + 1) % len(queues)
+            queue = queues[self._turn]
+            if not queue.is_waiting:
+                break
+        self.sticky = queue
+        return queue
+
+    def queue(self, partition: int) -> PartitionQueue:
+        """A partition by number. Raises TopicNotFoundError."""
+        if 0 <= partition < len(self.queues):
+            return self.queues[partition]
+        raise TopicNotFoundError(
+            UNKNOWN_PARTITION,
+            f"Topic {self.name!r} has {len(self.queues)} partitions, no {partition}.",
+        )
+
+
+class Accumulator:
+    """All batches that are not settled, and the room they take."""
+
+    def __init__(
+        self,
+        *,
+        compression: Compression,
+        batch_bytes_max: int,
+        buffer_bytes_max: int,
+        linger_s: float,
+        delivery_timeout_s: float,
+        on_ready: Callable[[PartitionQueue], None],
+    ) -> None:
+        self.buffered_bytes = 0
+        self.buffer_bytes_max = buffer_bytes_max
+        self.unsettled: dict[PendingBatch, PartitionQueue] = {}
+        """In the order they were opened. Bounded by the buffer."""
+        self._compression = compression
+        self._batch_bytes_max = batch_bytes_max
+        self._linger_s = linger_s
+        self._delivery_timeout_s = delivery_timeout_s
+        self._on_ready = on_ready
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._closed: RaftlogClientError | None = None
+
+    def open_batch(self, queue: PartitionQueue, bulk: BulkListener | None = None) -> PendingBatch:
+        """A new open batch for the partition; the one before is closed and may leave."""
+        loop = asyncio.get_running_loop()
+        self.close_batch(queue)
+        batch = queue.open = PendingBatch(
+            queue.target,
+            compression=self._compression,
+            size_bytes_max=self._batch_bytes_max,
+            deadline=loop.time() + self._delivery_timeout_s,
+            bulk=bulk,
+            on_settled=self._release,
+        )
+        self.unsettled[batch] = queue
+        linger_s = self._linger_s if bulk is None else max(self._linger_s, BULK_LINGER_S)
+        if linger_s > 0:
+            batch.linger_timer = loop.call_later(linger_s, self._linger_over, queue, batch)
+        else:
+            batch.is_due = True
+        if queue.can_be_queued:
+            self._on_ready(queue)
+        return batch
+
+    def close_batch(self, queue: PartitionQueue) -> None:
+        """Close the partition's open batch, if there is one: it may leave."""
+        if queue.open is not None:
+            if queue.open.linger_timer is not None:
+                queue.open.linger_timer.cancel()
+            queue.seal()
+            if queue.can_be_queued:
+                self._on_ready(queue)
+
+    def discard_empty(self, queue: PartitionQueue) -> None:
+        """Take back an open batch whose first record proved to be unfit."""
+        batch = queue.open
+        if batch is not None and not batch.record_count:
+            queue.open = None
+            if batch.linger_timer is not None:
+                batch.linger_timer.cancel()
+            del self.unsettled[batch]
+
+    def reserve(self, batch: PendingBatch, size_bytes: int) -> None:
+        """Count bytes that the batch takes of the buffer."""
+        batch.reserved_bytes += size_bytes
+        self.buffered_bytes += size_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next record has to wait."""
+        return self.buffered_bytes >= self.buffer_bytes_max
+
+    async def wait_for_room(self) -> None:
+        """Return when the buffer has room; first come, first served.
+
+        Raises BufferFullError after the delivery timeout, ClientClosedError if the producer closes.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._delivery_timeout_s
+        while self.is_full:
+            if self._closed is not None:
+                raise self._closed
+            if not self._waiters:
+                self.hurry()
+            waiter = loop.create_future()
+            self._waiters.append(waiter)
+            timer = loop.call_at(deadline, _give_up, waiter, self._delivery_timeout_s)
+            try:
+                await waiter
+            except BaseException:
+                # A waiter that was woken and cannot use the room passes it on.
+                self._wake()
+                raise
+            finally:
+                timer.cancel()
+        self._wake()
+
+    def hurry(self) -> None:
+        """Let every batch leave now, without lingering."""
+        for batch, queue in self.unsettled.items():
+            self._linger_over(queue, batch)
+
+    def close(self, error: RaftlogClientError) -> None:
+        """Let nobody wait any more."""
+        self._closed = error
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def _linger_over(self, queue: PartitionQueue, batch: PendingBatch) -> None:
+        if not batch.is_due:
+            batch.is_due = True
+            if queue.can_be_queued:
+                self._on_ready(queue)
+
+    def _release(self, batch: PendingBatch) -> None:
+        """A batch is settled: its room is free."""
+        del self.unsettled[batch]
+        self.buffered_bytes -= batch.reserved_bytes
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let the next waiter in, which lets in the one after it once it has taken its room."""
+        while self._waiters and not self.is_full:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+
+def _give_up(waiter: asyncio.Future[None], timeout_s: float) -> None:
+    if not waiter.done():
+        waiter.set_exception(
+            BufferFullError(
+                f"The send buffer was full for {timeout_s:.3f} s; the record was never sent.",
+                retriable=True,
+            )
+        )

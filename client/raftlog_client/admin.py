@@ -1,0 +1,262 @@
+"""The admin client: topics, their configs and partitions, the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from raftlog_client.errors import ClientClosedError, RaftlogClientError, server_error
+from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.offset_queries import topic_offsets
+from raftlog_client.retry import Backoff
+from raftlog_client.transport import Transport, parse_bootstrap
+from raftlog_client.types import (
+    ClusterInfo,
+    ConfigEntry,
+    NewTopic,
+    PartitionOffsets,
+    TopicDescription,
+    TopicPartition,
+)
+
+ConfigValue = str | int | float | bool
+
+
+class Admin:
+    """Administers a cluster; an async context manager.
+
+    Reads are tried on one node after another until `request_timeout_ms`. A change is repeated only
+    if the try before it certainly reached no node; otherwise the error says `outcome_unknown`.
+    """
+
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: str | Sequence[str] = "localhost:8082",
+        client_id: str = "raftlog-client",
+        request_timeout_ms: float = 15_000,
+        retry_backoff_ms: float = 50,
+        retry_backoff_max_ms: float = 500,
+    ) -> None:
+        for name, value in (
+            ("request_timeout_ms", request_timeout_ms),
+            ("retry_backoff_ms", retry_backoff_ms),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        self._transport = Transport(client_id=client_id, request_timeout_ms=request_timeout_ms)
+        self._metadata = ClusterMetadata(
+            self._transport,
+            parse_bootstrap(bootstrap_servers),
+            Backoff(retry_backoff_ms, max(retry_backoff_ms, retry_backoff_max_ms)),
+        )
+        self._is_started = False
+
+    async def start(self) -> None:
+        """Connect. Raises ConnectionLostError if no node answers."""
+        if self._is_started:
+            return
+        self._transport.start()
+        try:
+            await self._metadata.refresh(())
+        except BaseException:
+            await self._metadata.close()
+            await self._transport.close()
+            raise
+        self._is_started = True
+
+    async def close(self) -> None:
+        """Close the connections. Closing twice is allowed."""
+        self._is_started = False
+        await self._metadata.close()
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        replication_factor: int | None = None,
+        configs: Mapping[str, ConfigValue] | None = None,
+    ) -> TopicDescription:
+        """Create a topic; the cluster's defaults fill what is left out.
+
+        Raises ServerError (TOPIC_EXISTS, INVALID_TOPIC, INVALID_PARTITIONS, INVALID_CONFIG).
+        """
+        body: dict[str, Any] = {
+            "topic_name": name,
+            "configs": [
+                {"name": key, "value": config_text(value)} for key, value in (configs or {}).items()
+            ],
+        }
+        if partitions is not None:
+            body["partitions_count"] = partitions
+        if replication_factor is not None:
+            body["replication_factor"] = replication_factor
+        await self._change("POST", self._path("topics"), body)
+        return await self.describe_topic(name)
+
+    async def create_topics(self, topics: Iterable[NewTopic]) -> list[TopicDescription]:
+        """Create topics one after the other. Raises as `create_topic` does, at the first failure;
+        the topics before it are created."""
+        return [
+            await self.create_topic(
+                topic.name,
+                partitions=topic.partitions,
+                replication_factor=topic.replication_factor,
+                configs=topic.configs,
+            )
+            for topic in topics
+        ]
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with its records. Raises TopicNotFoundError."""
+        await self._change("DELETE", self._path("topics", name))
+
+    async def delete_topics(self, names: Iterable[str]) -> None:
+        """Delete topics one after the other. Raises TopicNotFoundError at the first that is not
+        there; those before it are deleted."""
+        for name in names:
+            await self.delete_topic(name)
+
+    async def list_topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        self._require_started()
+        return sorted((await self._metadata.refresh(None)).topics)
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """A topic's partitions, their leaders and replicas. Raises TopicNotFoundError."""
+        return (await self.describe_topics((name,)))[0]
+
+    async def describe_topics(self, names: Iterable[str] | None = None) -> list[TopicDescription]:
+        """These topics, or all of them, by name. Raises TopicNotFoundError."""
+        self._require_started()
+        if names is None:
+            view = await self._metadata.refresh(None)
+            return [view.topics[name] for name in sorted(view.topics)]
+        wanted = list(names)
+        await self._metadata.refresh(wanted)
+        return [await self._metadata.topic(name) for name in wanted]
+
+    async def describe_configs(self, topic: str) -> dict[str, ConfigEntry]:
+        """The configs of a topic, with their values in force. Raises TopicNotFoundError."""
+        answer = await self._read("GET", self._path("topics", topic, "configs"))
+        try:
+            return {
+                entry["name"]: ConfigEntry(
+                    entry["name"],
+                    entry["value"],
+                    bool(entry["is_default"]),
+                    is_read_only=bool(entry.get("is_read_only")),
+                    is_sensitive=bool(entry.get("is_sensitive")),
+                )
+                for entry in answer["data"]
+            }
+        except (KeyError, TypeError) as error:
+            raise RaftlogClientError(f"Malformed answer about configs: {error!r}") from error
+
+    async def alter_configs(
+        self,
+        topic: str,
+        configs: Mapping[str, ConfigValue] | None = None,
+        *,
+        unset: Iterable[str] = (),
+    ) -> None:
+        """Set configs of a topic, and return those of `unset` to their defaults: all or none.
+
+        Raises TopicNotFoundError, ServerError (INVALID_CONFIG).
+        """
+        changes = [
+            {"name": name, "operation": "SET", "value": config_text(value)}
+            for name, value in (configs or {}).items()
+        ]
+        changes += [{"name": name, "operation": "DELETE"} for name in unset]
+        if changes:
+            path = self._path("topics", topic, "configs:alter")
+            await self._change("POST", path, {"data": changes})
+
+    async def create_partitions(self, topic: str, total: int) -> None:
+        """Let a topic have `total` partitions; they can only become more.
+
+        Records of a key may go to another partition from then on. Raises TopicNotFoundError,
+        ServerError (INVALID_PARTITIONS).
+        """
+        await self._change("PATCH", self._path("topics", topic), {"partitions_count": total})
+
+    async def offsets(self, topics: Iterable[str]) -> dict[TopicPartition, PartitionOffsets]:
+        """The offsets that can be read, of all partitions of these topics, in one request.
+
+        Raises TopicNotFoundError.
+        """
+        self._require_started()
+        return await topic_offsets(self._metadata, topics)
+
+    async def delete_records(
+        self, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """Delete the records of each partition below an offset; -1 means all that can be read.
+
+        Returns where the partitions begin now. Raises the first partition's error, if any, once all
+        were tried.
+        """
+        body: dict[str, dict[str, int]] = {}
+        for (topic, partition), offset in offsets.items():
+            body.setdefault(topic, {})[str(partition)] = offset
+        # What is deleted already is not deleted again: a repeat does no harm.
+        answer = await self._read("POST", "/v1/delete-records", {"offsets": body})
+        starts: dict[TopicPartition, int] = {}
+        failure: RaftlogClientError | None = None
+        try:
+            for result in answer["results"]:
+                source = TopicPartition(result["topic"], int(result["partition"]))
+                if result.get("error_code"):
+                    text = f"{source.topic}-{source.partition}: {result.get('message')}"
+                    failure = failure or server_error(int(result["error_code"]), text)
+                else:
+                    starts[source] = int(result["log_start_offset"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise RaftlogClientError(f"Malformed answer to delete-records: {error!r}") from error
+        if failure is not None:
+            raise failure
+        return starts
+
+    async def describe_cluster(self) -> ClusterInfo:
+        """The cluster's name, its active controller and its nodes."""
+        self._require_started()
+        return (await self._metadata.refresh(())).cluster_info()
+
+    def _path(self, *segments: str) -> str:
+        self._require_started()
+        cluster = quote(self._metadata.view.cluster_id or "-", safe="")
+        return "/".join((f"/v3/clusters/{cluster}", *(quote(part, safe=":") for part in segments)))
+
+    async def _read(self, method: str, path: str, body: Any = None) -> Any:
+        self._require_started()
+        return await self._metadata.call_any(method, path, body)
+
+    async def _change(self, method: str, path: str, body: Any = None) -> None:
+        self._require_started()
+        await self._metadata.call_any(method, path, body, is_idempotent=False)
+
+    def _require_started(self) -> None:
+        if not self._is_started:
+            raise ClientClosedError("The admin client is closed, or was never started.")
+
+
+def config_text(value: ConfigValue) -> str:
+    """A config's value as the cluster writes it: true and false are lower case."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

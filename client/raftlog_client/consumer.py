@@ -1,0 +1,461 @@
+"""The consumer: topics in, records out, in the order of each partition."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Final, Generic, Literal, Self
+
+from raftlog_client.errors import ClientClosedError, ConnectionLostError, RaftlogClientError
+from raftlog_client.fetcher import Fetcher, FetchSettings
+from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.offset_queries import offsets_for_times, topic_offsets
+from raftlog_client.partition_state import OffsetReset, PartitionState
+from raftlog_client.record_buffer import RecordBuffer
+from raftlog_client.retry import Backoff
+from raftlog_client.subscription import Subscription
+from raftlog_client.transport import Transport, parse_bootstrap
+from raftlog_client.types import K, OffsetAndTimestamp, PartitionOffsets, Record, TopicPartition, V
+from raftlog_client.unpacking import Unpacker
+
+PARTITION_BYTES_MIN: Final = 1_024
+
+
+class Consumer(Generic[K, V]):
+    """Reads records of topics; an async context manager and an async iterable.
+
+    Reads every partition of the topics given here or to `subscribe`, or the partitions given to
+    `assign`. There are no consumer groups yet.
+
+    Meaning of the settings:
+
+    - `auto_offset_reset`: where to begin without a position, or with one that is out of range:
+      "latest", "earliest", or "none": raise. A partition that appears while its topic is
+      subscribed is read from its beginning, so that "latest" misses nothing.
+    - `fetch_max_bytes`, `max_partition_fetch_bytes`: sizes of an answer, and of one partition's
+      share. A single batch that is larger is fetched all the same.
+    - `fetch_min_bytes`, `fetch_max_wait_ms`: a node waits for so much data, or so long.
+    - `max_poll_records`: most records that one `getmany` returns; None: what is at hand.
+    - `buffer_bytes_max`: data fetched ahead of the application.
+    - `decompressed_bytes_max`: a batch that would grow larger is refused.
+    - `key_deserializer`, `value_deserializer`: from bytes to what records hold. None stays None.
+    - `check_crcs`: verify every batch; damage is raised as CorruptDataError, never served.
+    - `metadata_max_age_ms`: how soon new partitions and topics are noticed, at the latest.
+
+    Raises ValueError for a setting that makes no sense.
+    """
+
+    def __init__(
+        self,
+        *topics: str,
+        bootstrap_servers: str | Sequence[str] = "localhost:8082",
+        client_id: str = "raftlog-client",
+        group_id: str | None = None,
+        auto_offset_reset: Literal["latest", "earliest", "none"] = "latest",
+        fetch_max_bytes: int = 8 * 1024 * 1024,
+        max_partition_fetch_bytes: int = 1024 * 1024,
+        fetch_min_bytes: int = 1,
+        fetch_max_wait_ms: int = 500,
+        max_poll_records: int | None = None,
+        buffer_bytes_max: int = 32 * 1024 * 1024,
+        decompressed_bytes_max: int = 64 * 1024 * 1024,
+        key_deserializer: Callable[[bytes], K] | None = None,
+        value_deserializer: Callable[[bytes], V] | None = None,
+        check_crcs: bool = True,
+        request_timeout_ms: float = 15_000,
+        retry_backoff_ms: float = 50,
+        retry_backoff_max_ms: float = 500,
+        metadata_max_age_ms: float = 30_000,
+    ) -> None:
+        if group_id is not None:
+            raise ValueError(
+                "group_id: this version has no consumer groups; leave it out to read all "
+                "partitions, or use assign() to share them out"
+            )
+        try:
+            reset = OffsetReset(auto_offset_reset)
+        except ValueError:
+            raise ValueError(
+                f"auto_offset_reset must be latest, earliest or none, not {auto_offset_reset!r}"
+            ) from None
+        for name, value, minimum in (
+            ("max_partition_fetch_bytes", max_partition_fetch_bytes, PARTITION_BYTES_MIN),
+            ("fetch_max_bytes", fetch_max_bytes, max_partition_fetch_bytes),
+            ("buffer_bytes_max", buffer_bytes_max, max_partition_fetch_bytes),
+            ("fetch_min_bytes", fetch_min_bytes, 0),
+            ("fetch_max_wait_ms", fetch_max_wait_ms, 0),
+            ("max_poll_records", 1 if max_poll_records is None else max_poll_records, 1),
+            ("decompressed_bytes_max", decompressed_bytes_max, 1),
+            ("request_timeout_ms", request_timeout_ms, 1),
+            ("retry_backoff_ms", retry_backoff_ms, 1),
+            ("metadata_max_age_ms", metadata_max_age_ms, 1),
+        ):
+            if value < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, not {value}")
+        backoff = Backoff(retry_backoff_ms, max(retry_backoff_ms, retry_backoff_max_ms))
+        self._transport = Transport(client_id=client_id, request_timeout_ms=request_timeout_ms)
+        self._metadata = ClusterMetadata(
+            self._transport, parse_bootstrap(bootstrap_servers), backoff
+        )
+        self._buffer = RecordBuffer(
+            Unpacker(
+                key_deserializer=key_deserializer,
+                value_deserializer=value_deserializer,
+                decompressed_bytes_max=decompressed_bytes_max,
+            ),
+            on_taken=self._taken,
+        )
+        self._fetcher = Fetcher(
+            self._transport,
+            self._metadata,
+            self._buffer,
+            settings=FetchSettings(
+                max_bytes=fetch_max_bytes,
+                partition_max_bytes=max_partition_fetch_bytes,
+                min_bytes=fetch_min_bytes,
+                max_wait_ms=fetch_max_wait_ms,
+                buffer_bytes_max=buffer_bytes_max,
+                check_crcs=check_crcs,
+                reset=reset,
+            ),
+            backoff=backoff,
+            on_data=self._wake,
+        )
+        self._reset = reset
+        self._subscription = Subscription(topics)
+        self._states: dict[TopicPartition, PartitionState] = {}
+        self._max_poll_records = max_poll_records
+        self._metadata_max_age_s = metadata_max_age_ms / 1000
+        self._follower: asyncio.Task[None] | None = None
+        self._has_data = asyncio.Event()
+        self._is_started = False
+
+    async def start(self) -> None:
+        """Connect, and find where to begin.
+
+        Once it returns, "latest" is fixed: a record written from now on is read. Raises
+        TopicNotFoundError for a topic that does not exist, ConnectionLostError without a cluster.
+        """
+        if self._is_started:
+            return
+        self._transport.start()
+        self._is_started = True
+        try:
+            await self._metadata.refresh({source.topic for source in self._states})
+            self._fetcher.start()
+            await self._follow_subscription(is_first=True)
+            await self._find_positions()
+        except BaseException:
+            await self.close()
+            raise
+        self._follower = asyncio.ensure_future(self._keep_following())
+
+    async def close(self) -> None:
+        """Stop fetching and close the connections. Iterations end. Closing twice is allowed."""
+        if not self._is_started:
+            return
+        self._is_started = False
+        self._wake()
+        if self._follower is not None:
+            self._follower.cancel()
+            await asyncio.gather(self._follower, return_exceptions=True)
+        await self._fetcher.close()
+        await self._metadata.close()
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[Record[K, V]]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Record[K, V]]:
+        """Records without end, until the consumer is closed. Raises as `getmany` does."""
+        self._require_started()
+        while self._is_started:
+            # Between two units the loop gets its turn: the next fetch goes on meanwhile.
+            await asyncio.sleep(0)
+            unit = self._buffer.next_unit()
+            if unit is None:
+                await self._wait_for_data(None)
+                continue
+            # A bare loop over a list iterator: nothing is done per record but to hand it out.
+            for record in unit.iterator:
+                yield record
+
+    async def getone(self) -> Record[K, V]:
+        """The next record; waits for it. Raises as `getmany` does."""
+        while True:
+            self._require_started()
+            unit = self._buffer.next_unit()
+            if unit is None:
+                await self._wait_for_data(None)
+                continue
+            for record in unit.iterator:
+                return record
+
+    async def getmany(
+        self,
+        *partitions: TopicPartition,
+        timeout_ms: float = 0,
+        max_records: int | None = None,
+    ) -> dict[TopicPartition, list[Record[K, V]]]:
+        """The records at hand, by partition; waits up to `timeout_ms` if there are none.
+
+        `partitions` limits which are asked. Without `max_records` (or `max_poll_records`) each
+        partition gives what was fetched together, about `max_partition_fetch_bytes` at most.
+
+        Raises CorruptDataError, OffsetOutOfRangeError, NoOffsetError, SerializationError,
+        TopicNotFoundError or another RaftlogClientError of a partition; reading goes on with the
+        others at the next call.
+        """
+        limit = self._max_poll_records if max_records is None else max_records
+        if limit is not None and limit < 1:
+            raise ValueError(f"max_records must be at least 1, not {limit}")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        await asyncio.sleep(0)
+        while True:
+            self._require_started()
+            if taken := self._buffer.take_many(limit, partitions):
+                return taken
+            remaining_s = deadline - loop.time()
+            if remaining_s <= 0:
+                return {}
+            await self._wait_for_data(remaining_s, partitions)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions, and no others. Ends a subscription.
+
+        Partitions that were assigned before keep their positions. May be called before `start`.
+        """
+        self._subscription = Subscription(())
+        self._assign(dict.fromkeys(TopicPartition(*one) for one in partitions), self._reset)
+
+    def assignment(self) -> set[TopicPartition]:
+        """The partitions that are read."""
+        return set(self._states)
+
+    async def subscribe(
+        self, topics: Iterable[str] = (), *, pattern: str | re.Pattern[str] | None = None
+    ) -> None:
+        """Read all partitions of these topics, or of all topics whose whole name matches a pattern.
+
+        Replaces what was subscribed or assigned before; partitions in both keep their positions.
+        Raises TopicNotFoundError, ValueError.
+        """
+        self._require_started()
+        names = (topics,) if isinstance(topics, str) else tuple(topics)
+        self._subscription = Subscription(names, pattern)
+        await self._follow_subscription(is_first=True)
+        await self._find_positions()
+
+    def subscription(self) -> set[str]:
+        """The topics that are subscribed; with a pattern, those that match at present."""
+        return self._subscription.topics(self._metadata.view)
+
+    async def unsubscribe(self) -> None:
+        """Read nothing any more."""
+        self.assign(())
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Read the partition from `offset` on. Raises ValueError."""
+        state = self._state(partition)
+        if offset < 0:
+            raise ValueError(f"offset must be at least 0, not {offset}")
+        self._jump(state, offset)
+
+    async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Read these partitions (none named: all) from their first record on."""
+        for state, offsets in await self._offsets_of(partitions):
+            self._jump(state, offsets.beginning_offset)
+
+    async def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Read these partitions (none named: all) from their present end on."""
+        for state, offsets in await self._offsets_of(partitions):
+            self._jump(state, offsets.end_offset)
+
+    async def seek_to_timestamp(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
+        """Read these partitions (none named: all) from their first record at or after a time.
+
+        A partition without such a record is read from its end on.
+        """
+        ends = await self._offsets_of(partitions)
+        found = await offsets_for_times(
+            self._metadata, {state.source: timestamp_ms for state, _ in ends}
+        )
+        for state, offsets in ends:
+            record = found[state.source]
+            self._jump(state, offsets.end_offset if record is None else record.offset)
+
+    async def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after a timestamp (ms), of each partition; None if none is."""
+        self._require_started()
+        return await offsets_for_times(self._metadata, timestamps)
+
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """The first offset that can be read, of each partition."""
+        self._require_started()
+        wanted = list(partitions)
+        offsets = await topic_offsets(self._metadata, {one.topic for one in wanted})
+        return {one: offsets[one].beginning_offset for one in wanted}
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset after the last record that can be read, of each partition."""
+        self._require_started()
+        wanted = list(partitions)
+        offsets = await topic_offsets(self._metadata, {one.topic for one in wanted})
+        return {one: offsets[one].end_offset for one in wanted}
+
+    async def position(self, partition: TopicPartition) -> int:
+        """The offset of the next record that the application will be given."""
+        self._require_started()
+        state = self._state(partition)
+        if state.reset is not None and state.error is None:
+            await self._find_positions()
+        if state.error is not None and state.reset is not None:
+            raise state.error
+        return self._buffer.position(state)
+
+    def highwater(self, partition: TopicPartition) -> int | None:
+        """The end of the readable log, as of the last answer; None before the first one."""
+        return self._state(partition).high_watermark
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Give no more records of these partitions; positions stay, what is buffered is kept."""
+        for partition in partitions:
+            state = self._state(partition)
+            state.is_paused = True
+            self._buffer.set_aside(state)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """End the pause of these partitions."""
+        for partition in partitions:
+            state = self._state(partition)
+            state.is_paused = False
+            self._buffer.refresh(state)
+            self._fetcher.want(state)
+        self._wake()
+
+    def paused(self) -> set[TopicPartition]:
+        """The partitions that are paused."""
+        return {source for source, state in self._states.items() if state.is_paused}
+
+    async def topics(self) -> set[str]:
+        """The names of all topics of the cluster."""
+        self._require_started()
+        return set((await self._metadata.refresh(None)).topics)
+
+    async def partitions_for_topic(self, topic: str) -> set[int]:
+        """The numbers of a topic's partitions. Raises TopicNotFoundError."""
+        self._require_started()
+        return {info.partition for info in (await self._metadata.topic(topic)).partitions}
+
+    def _assign(self, partitions: Iterable[TopicPartition], reset: OffsetReset) -> None:
+        """Keep the states of known partitions, make those of new ones, drop the others."""
+        wanted = dict.fromkeys(partitions)
+        for source in [source for source in self._states if source not in wanted]:
+            self._buffer.drop(self._states.pop(source))
+        for source in wanted:
+            if source not in self._states:
+                self._states[source] = PartitionState(source, reset)
+        self._fetcher.assign(self._states)
+
+    async def _follow_subscription(self, *, is_first: bool) -> None:
+        """Bring the assignment in line with the subscription and the cluster's topics."""
+        subscription = self._subscription
+        if not subscription.is_active:
+            return
+        view = await self._metadata.refresh(subscription.names_to_ask)
+        if subscription is not self._subscription:
+            return
+        if is_first:
+            for name in subscription.names:
+                if name not in view.topics:
+                    # Asks again: a new topic may not be known on every node yet.
+                    await self._metadata.topic(name)
+        # What appears later was written after the subscription: all of it is wanted.
+        reset = self._reset if is_first else _reset_of_new(self._reset)
+        self._assign(subscription.partitions(self._metadata.view), reset)
+
+    async def _keep_following(self) -> None:
+        while True:
+            await asyncio.sleep(self._metadata_max_age_s)
+            try:
+                await self._follow_subscription(is_first=False)
+            except RaftlogClientError:
+                # Fetching finds out by itself, and says so, if the cluster is gone.
+                continue
+
+    async def _find_positions(self) -> None:
+        """Return once all partitions have a position or an error to raise."""
+        try:
+            async with asyncio.timeout(self._transport.request_timeout_s):
+                await self._fetcher.positions_known()
+        except TimeoutError:
+            raise ConnectionLostError(
+                "No node told where the partitions begin and end within request_timeout_ms.",
+                outcome_unknown=False,
+            ) from None
+
+    async def _offsets_of(
+        self, partitions: Sequence[TopicPartition]
+    ) -> list[tuple[PartitionState, PartitionOffsets]]:
+        """States and offsets of these partitions, or of all."""
+        self._require_started()
+        states = [self._state(one) for one in partitions] or list(self._states.values())
+        offsets = await topic_offsets(self._metadata, {state.source.topic for state in states})
+        return [(state, offsets[state.source]) for state in states if state.source in offsets]
+
+    def _jump(self, state: PartitionState, offset: int) -> None:
+        self._buffer.drop(state)
+        state.jump(offset)
+        self._fetcher.want(state)
+
+    def _state(self, partition: TopicPartition) -> PartitionState:
+        state = self._states.get(partition)
+        if state is None:
+            raise ValueError(f"{partition[0]}-{partition[1]} is not assigned")
+        return state
+
+    def _taken(self, state: PartitionState) -> None:
+        self._fetcher.taken(state)
+
+    def _wake(self) -> None:
+        self._has_data.set()
+
+    async def _wait_for_data(
+        self, timeout_s: float | None, only: Sequence[TopicPartition] = ()
+    ) -> None:
+        """Return when something arrived, or time is up, or the consumer closes."""
+        self._has_data.clear()
+        if not only and not self._buffer.is_empty:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._has_data.wait()
+        except TimeoutError:
+            return
+
+    def _require_started(self) -> None:
+        if not self._is_started:
+            raise ClientClosedError("The consumer is closed, or was never started.")
+
+
+def _reset_of_new(reset: OffsetReset) -> OffsetReset:
+    return OffsetReset.NONE if reset is OffsetReset.NONE else OffsetReset.EARLIEST

@@ -1,0 +1,146 @@
+"""Exceptions of the client: few, typed, and each says two things a caller needs.
+
+`retriable`: the same call may succeed later without any change.
+`outcome_unknown`: a write may or may not have happened; without idempotence a repeat may duplicate.
+What a node answered is a `ServerError`, made from the one table in `raftlog.record.errors`.
+"""
+
+from __future__ import annotations
+
+from raftlog.record.errors import (
+    ERROR_TABLE,
+    OFFSET_OUT_OF_RANGE,
+    UNKNOWN_PARTITION,
+    UNKNOWN_TOPIC,
+    ErrorEntry,
+)
+from raftlog_client.types import SendSummary
+
+
+class RaftlogClientError(Exception):
+    """Base of all that the client raises on its own account."""
+
+    def __init__(
+        self, message: str, *, retriable: bool = False, outcome_unknown: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.retriable = retriable
+        self.outcome_unknown = outcome_unknown
+
+
+class ServerError(RaftlogClientError):
+    """A node's typed refusal. `code` and `name` are the error table's."""
+
+    def __init__(self, entry: ErrorEntry, message: str | None = None) -> None:
+        super().__init__(
+            message or entry.message,
+            retriable=entry.retriable,
+            outcome_unknown=entry.outcome_unknown,
+        )
+        self.entry = entry
+
+    @property
+    def code(self) -> int:
+        """The code of the error table: the HTTP status and two digits."""
+        return self.entry.code
+
+    @property
+    def name(self) -> str:
+        """The name of the error table."""
+        return self.entry.name
+
+
+class TopicNotFoundError(ServerError):
+    """The topic, or the partition of it, does not exist."""
+
+
+class OffsetOutOfRangeError(ServerError):
+    """The offset to read is not, or no longer, in the partition; the message has the range."""
+
+
+class ConnectionLostError(RaftlogClientError):
+    """No node could be reached, or one did not answer. `outcome_unknown` if a write was sent."""
+
+    def __init__(self, message: str, *, outcome_unknown: bool) -> None:
+        super().__init__(message, retriable=True, outcome_unknown=outcome_unknown)
+
+
+class DeliveryTimeoutError(RaftlogClientError):
+    """Not acknowledged within `delivery_timeout_ms`.
+
+    With `outcome_unknown` the record may have been written; otherwise it was certainly not.
+    """
+
+
+class BufferFullError(RaftlogClientError):
+    """The send buffer stayed full for `delivery_timeout_ms`: this record was never sent."""
+
+
+class RecordTooLargeError(RaftlogClientError):
+    """The record is larger than a request may be. It was never sent."""
+
+
+class SerializationError(RaftlogClientError):
+    """A serializer or deserializer refused a key or value; the cause is chained."""
+
+
+class CorruptDataError(RaftlogClientError):
+    """A fetched batch is damaged: it is not served.
+
+    Reading stays at the damaged batch; `seek` past it to go on without its records.
+    """
+
+    def __init__(self, message: str, *, topic: str, partition: int, offset: int) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+
+
+class NoOffsetError(RaftlogClientError):
+    """There is no position to read from, and `auto_offset_reset` is "none"."""
+
+
+class ClientClosedError(RaftlogClientError):
+    """The producer, consumer or admin client is closed, or was never started."""
+
+
+class SendManyError(RaftlogClientError):
+    """A `send_many` that could not write everything.
+
+    `summary` holds what is acknowledged, `failed_count` the records known or feared not written;
+    the first failure is chained as the cause.
+    """
+
+    def __init__(
+        self, message: str, *, summary: SendSummary, failed_count: int, outcome_unknown: bool
+    ) -> None:
+        super().__init__(message, outcome_unknown=outcome_unknown)
+        self.summary = summary
+        self.failed_count = failed_count
+
+
+_SPECIAL: dict[int, type[ServerError]] = {
+    UNKNOWN_TOPIC.code: TopicNotFoundError,
+    UNKNOWN_PARTITION.code: TopicNotFoundError,
+    OFFSET_OUT_OF_RANGE.code: OffsetOutOfRangeError,
+}
+
+
+def server_error(code: int, message: str | None = None) -> ServerError:
+    """The exception for an error code that a node answered.
+
+    A code that this client does not know (a newer node's) is judged by its HTTP status: a 5xx may
+    have happened and may pass, anything else is final.
+    """
+    entry = ERROR_TABLE.get(code)
+    if entry is None:
+        is_server_side = 500 <= code // 100 <= 599
+        entry = ErrorEntry(
+            code,
+            f"UNKNOWN_{code}",
+            f"The node answered error {code}.",
+            retriable=is_server_side,
+            outcome_unknown=is_server_side,
+        )
+    return _SPECIAL.get(entry.code, ServerError)(entry, message)

@@ -1,0 +1,425 @@
+"""Keeps the buffer filled: asks each node for its partitions' next batches, ahead of the reader.
+
+Each partition is in at most one request. One that has enough buffered is not asked for until some
+is taken. A node gets up to `FETCHES_PER_NODE_MAX` requests at once, so that partitions that are
+read do not wait behind a long poll for idle ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import orjson
+
+from raftlog.record.errors import OFFSET_OUT_OF_RANGE, UNKNOWN_PARTITION
+from raftlog.record.frames import FetchFrame
+from raftlog_client.errors import (
+    ConnectionLostError,
+    NoOffsetError,
+    RaftlogClientError,
+    ServerError,
+    TopicNotFoundError,
+    server_error,
+)
+from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.offset_queries import topic_offsets
+from raftlog_client.partition_state import Chunk, OffsetReset, PartitionState
+from raftlog_client.record_buffer import RecordBuffer
+from raftlog_client.retry import Backoff
+from raftlog_client.transport import NodeAddress, Transport
+from raftlog_client.types import PartitionOffsets, TopicPartition
+
+FETCHES_PER_NODE_MAX: Final = 2
+PARTITIONS_PER_FETCH_MAX: Final = 1_000
+UNKNOWN_ATTEMPTS_MAX: Final = 3
+"""A new topic may not be known on every node yet: ask so often before the reader is told."""
+
+logger = logging.getLogger("raftlog_client")
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSettings:
+    """What a fetch request asks for."""
+
+    max_bytes: int
+    partition_max_bytes: int
+    min_bytes: int
+    max_wait_ms: int
+    buffer_bytes_max: int
+    check_crcs: bool
+    reset: OffsetReset
+
+
+@dataclass(slots=True)
+class NodeFetches:
+    """What is wanted from one node, and under way."""
+
+    address: NodeAddress
+    wanted: dict[PartitionState, None] = field(default_factory=dict)
+    """In the order in which they became wanted: who was served last asks last."""
+    requests: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class Fetcher:
+    """Fetches for the partitions it is told to want."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        metadata: ClusterMetadata,
+        buffer: RecordBuffer,
+        *,
+        settings: FetchSettings,
+        backoff: Backoff,
+        on_data: Callable[[], None],
+    ) -> None:
+        self._transport = transport
+        self._metadata = metadata
+        self._buffer = buffer
+        self._settings = settings
+        self._backoff = backoff
+        self._on_data = on_data
+        """Told when the buffer has something new, or a position became known."""
+        self._nodes: dict[NodeAddress, NodeFetches] = {}
+        self._assigned: Mapping[TopicPartition, PartitionState] = {}
+        self._asked_bytes = 0
+        """What requests under way may bring."""
+        self._resetting: asyncio.Task[None] | None = None
+        self._refresh_wanted: set[str] = set()
+        self._refreshing: asyncio.Task[None] | None = None
+        self._is_scheduled = False
+        self._is_running = False
+
+    def start(self) -> None:
+        """Begin to fetch what is assigned already. Call it inside the event loop."""
+        self._is_running = True
+        self.assign(self._assigned)
+
+    async def close(self) -> None:
+        """End all requests."""
+        self._is_running = False
+        tasks = [task for node in self._nodes.values() for task in node.requests]
+        tasks += [task for task in (self._resetting, self._refreshing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def assign(self, states: Mapping[TopicPartition, PartitionState]) -> None:
+        """Fetch for these partitions, and for no others. The mapping is kept, not copied."""
+        self._assigned = states
+        for state in states.values():
+            self.want(state)
+
+    def want(self, state: PartitionState) -> None:
+        """The partition may have reason to be asked for: look, and do it soon."""
+        if not self._is_running or self._assigned.get(state.source) is not state:
+            return
+        if state.reset is not None:
+            self._want_position()
+            return
+        if (
+            state.in_flight
+            or state.is_wanted
+            or state.is_waiting
+            or state.is_paused
+            or state.error is not None
+            or state.buffered_bytes >= self._settings.partition_max_bytes
+        ):
+            return
+        address = self._metadata.leader_address(*state.source)
+        if address is None:
+            self._want_metadata(state.source.topic)
+            self._pause(state)
+            return
+        node = self._nodes.get(address)
+        if node is None:
+            # Bounded by the cluster's size: addresses come from its metadata only.
+            node = self._nodes[address] = NodeFetches(address)
+        state.is_wanted = True
+        node.wanted[state] = None
+        self._schedule()
+
+    def taken(self, state: PartitionState) -> None:
+        """Data was taken from the buffer: there may be room now, for this partition or others."""
+        self.want(state)
+        self._schedule()
+
+    async def positions_known(self) -> None:
+        """Return once every assigned partition has a position, or an error to raise."""
+        while any(_lacks_position(state) for state in self._assigned.values()):
+            self._want_position()
+            assert self._resetting is not None
+            await asyncio.shield(self._resetting)
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled and self._is_running:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._fetch_wanted)
+
+    def _fetch_wanted(self) -> None:
+        self._is_scheduled = False
+        if not self._is_running:
+            return
+        settings = self._settings
+        for node in self._nodes.values():
+            while node.wanted and len(node.requests) < FETCHES_PER_NODE_MAX:
+                room = settings.buffer_bytes_max - self._buffer.buffered_bytes - self._asked_bytes
+                if node.requests and room < settings.partition_max_bytes:
+                    # Even with a full buffer each node keeps one request: none must starve.
+                    break
+                states = self._collect(node)
+                if not states:
+                    break
+                max_bytes = min(
+                    settings.max_bytes,
+                    max(room, settings.partition_max_bytes),
+                    settings.partition_max_bytes * len(states),
+                )
+                self._asked_bytes += max_bytes
+                task = asyncio.ensure_future(self._fetch(node, states, max_bytes))
+                node.requests.add(task)
+
+    def _collect(self, node: NodeFetches) -> list[PartitionState]:
+        states: list[PartitionState] = []
+        while node.wanted and len(states) < PARTITIONS_PER_FETCH_MAX:
+            state = next(iter(node.wanted))
+            del node.wanted[state]
+            state.is_wanted = False
+            if (
+                state.is_paused
+                or state.reset is not None
+                or self._assigned.get(state.source) is not state
+            ):
+                continue
+            if self._metadata.leader_address(*state.source) != node.address:
+                self.want(state)
+                continue
+            state.in_flight = True
+            states.append(state)
+        return states
+
+    async def _fetch(
+        self, node: NodeFetches, states: Collection[PartitionState], max_bytes: int
+    ) -> None:
+        settings = self._settings
+        asked = {state.source: (state, state.generation) for state in states}
+        body = orjson.dumps(
+            {
+                "partitions": [
+                    {
+                        "topic": state.source.topic,
+                        "partition": state.source.partition,
+                        "offset": state.fetch_offset,
+                        "max_bytes": settings.partition_max_bytes,
+                    }
+                    for state in states
+                ],
+                "max_bytes": max_bytes,
+                "min_bytes": settings.min_bytes,
+                "max_wait_ms": settings.max_wait_ms,
+            }
+        )
+        timeout_s = self._transport.request_timeout_s + settings.max_wait_ms / 1000
+        try:
+            async for frames in self._transport.fetch(node.address, body, timeout_s):
+                for frame in frames:
+                    known = asked.get(TopicPartition(frame.topic, frame.partition))
+                    if known is not None and known[0].generation == known[1]:
+                        self._take_frame(known[0], frame)
+        except RaftlogClientError as error:
+            for state, generation in asked.values():
+                if state.generation == generation:
+                    self._failed(state, error)
+        finally:
+            self._asked_bytes -= max_bytes
+            current = asyncio.current_task()
+            assert current is not None
+            node.requests.discard(current)
+            for state in states:
+                state.in_flight = False
+        for state in states:
+            self.want(state)
+        self._schedule()
+
+    def _take_frame(self, state: PartitionState, frame: FetchFrame) -> None:
+        if frame.error_code:
+            self._failed(state, server_error(frame.error_code, frame.message))
+            return
+        state.attempts = 0
+        state.high_watermark = frame.high_watermark
+        state.log_start_offset = frame.log_start_offset
+        size = len(frame.data)
+        if not size and frame.next_offset <= state.fetch_offset:
+            return
+        if frame.next_offset <= state.fetch_offset:
+            # To ask again for the same offset would go on without end.
+            self._failed(
+                state,
+                ConnectionLostError(
+                    f"{state.source.topic}-{state.source.partition}: a node sent data from "
+                    f"{state.fetch_offset} on, but names {frame.next_offset} as the next offset.",
+                    outcome_unknown=False,
+                ),
+            )
+            return
+        state.fetch_offset = frame.next_offset
+        state.chunks.append(
+            Chunk(frame.data, frame.next_offset, check_crc=self._settings.check_crcs)
+        )
+        state.buffered_bytes += size
+        self._buffer.buffered_bytes += size
+        self._buffer.refresh(state)
+        self._on_data()
+
+    def _failed(self, state: PartitionState, error: RaftlogClientError) -> None:
+        """A partition could not be read: tell the reader, or try again after a pause."""
+        name = f"{state.source.topic}-{state.source.partition}"
+        state.attempts += 1
+        if isinstance(error, ServerError):
+            if error.entry is OFFSET_OUT_OF_RANGE:
+                self._out_of_range(state, error)
+                return
+            is_lagging = (
+                isinstance(error, TopicNotFoundError) and state.attempts < UNKNOWN_ATTEMPTS_MAX
+            )
+            if error.entry.refresh_metadata:
+                self._want_metadata(state.source.topic)
+            if (not error.retriable and not error.entry.refresh_metadata) or (
+                isinstance(error, TopicNotFoundError) and not is_lagging
+            ):
+                self._tell(state, error)
+        else:
+            self._want_metadata(state.source.topic)
+        logger.info("%s cannot be fetched: %s", name, error)
+        self._pause(state)
+
+    def _out_of_range(self, state: PartitionState, error: ServerError) -> None:
+        if self._settings.reset is OffsetReset.NONE:
+            self._tell(state, error)
+            self._pause(state)
+            return
+        if state.has_records:
+            # What is buffered was read in time: it is served before the position jumps.
+            self._pause(state)
+            return
+        logger.warning(
+            "%s-%d: offset %d is out of range, going on at the %s one (auto_offset_reset): %s",
+            *state.source,
+            state.fetch_offset,
+            self._settings.reset.value,
+            error,
+        )
+        self._buffer.drop(state)
+        state.jump_by(self._settings.reset)
+        self._want_position()
+
+    def _tell(self, state: PartitionState, error: RaftlogClientError) -> None:
+        """Let the reader have the error, after the records that came before it."""
+        state.error = error
+        self._buffer.refresh(state)
+        self._on_data()
+
+    def _pause(self, state: PartitionState) -> None:
+        state.is_waiting = True
+        delay_s = self._backoff.delay_s(max(state.attempts - 1, 0))
+        asyncio.get_running_loop().call_later(delay_s, self._resume, state)
+
+    def _resume(self, state: PartitionState) -> None:
+        state.is_waiting = False
+        if self._metadata.leader_address(*state.source) is None:
+            state.attempts += 1
+        self.want(state)
+
+    def _want_metadata(self, topic: str) -> None:
+        self._refresh_wanted.add(topic)
+        if (self._refreshing is None or self._refreshing.done()) and self._is_running:
+            self._refreshing = asyncio.ensure_future(self._refresh())
+
+    async def _refresh(self) -> None:
+        while self._refresh_wanted:
+            names, self._refresh_wanted = self._refresh_wanted, set()
+            try:
+                await self._metadata.refresh(names)
+            except RaftlogClientError as error:
+                # The partitions that wait for it ask again after their pause.
+                logger.warning("No metadata of %s: %s", ", ".join(sorted(names)), error)
+                return
+
+    def _want_position(self) -> None:
+        if (self._resetting is None or self._resetting.done()) and self._is_running:
+            self._resetting = asyncio.ensure_future(self._find_positions())
+
+    async def _find_positions(self) -> None:
+        """Find positions for the partitions without one, until all have one or an error."""
+        attempt = 0
+        while lacking := [s for s in self._assigned.values() if _lacks_position(s)]:
+            asked = [(state, state.generation, state.reset) for state in lacking]
+            topics = {s.source.topic for s in lacking if s.reset is not OffsetReset.NONE}
+            found, failed = await self._offsets_of(topics)
+            for state, generation, reset in asked:
+                if state.generation != generation or state.reset is not reset:
+                    # The application has sought elsewhere meanwhile.
+                    continue
+                if reset is OffsetReset.NONE:
+                    self._tell(state, _no_offset(state.source))
+                    continue
+                self._set_position(state, found.get(state.source), failed.get(state.source.topic))
+            if failed and any(error.retriable for error in failed.values()):
+                await asyncio.sleep(self._backoff.delay_s(attempt))
+                attempt += 1
+
+    def _set_position(
+        self,
+        state: PartitionState,
+        offsets: PartitionOffsets | None,
+        error: RaftlogClientError | None,
+    ) -> None:
+        if offsets is not None:
+            is_earliest = state.reset is OffsetReset.EARLIEST
+            state.jump(offsets.beginning_offset if is_earliest else offsets.end_offset)
+            state.high_watermark = offsets.high_watermark
+            state.log_start_offset = offsets.beginning_offset
+            self.want(state)
+            self._on_data()
+            return
+        if error is None:
+            error = TopicNotFoundError(
+                UNKNOWN_PARTITION,
+                f"Topic {state.source.topic!r} has no partition {state.source.partition}.",
+            )
+        if not error.retriable:
+            self._tell(state, error)
+
+    async def _offsets_of(
+        self, topics: set[str]
+    ) -> tuple[dict[TopicPartition, PartitionOffsets], dict[str, RaftlogClientError]]:
+        """Offsets of the topics, and why there are none of the others."""
+        try:
+            return await topic_offsets(self._metadata, topics), {}
+        except RaftlogClientError as error:
+            if len(topics) == 1 or not isinstance(error, TopicNotFoundError):
+                return {}, dict.fromkeys(topics, error)
+        # One topic that is gone must not keep the others from being read.
+        found: dict[TopicPartition, PartitionOffsets] = {}
+        failed: dict[str, RaftlogClientError] = {}
+        for topic in topics:
+            try:
+                found |= await topic_offsets(self._metadata, (topic,))
+            except RaftlogClientError as error:
+                failed[topic] = error
+        return found, failed
+
+
+def _lacks_position(state: PartitionState) -> bool:
+    return state.reset is not None and state.error is None
+
+
+def _no_offset(source: TopicPartition) -> NoOffsetError:
+    return NoOffsetError(
+        f'{source.topic}-{source.partition} has no position, and auto_offset_reset is "none": '
+        "seek to an offset first."
+    )

@@ -1,0 +1,215 @@
+"""The cluster as the client sees it: nodes, topics, leaders; refreshed when it proves stale.
+
+A view may always be out of date; what follows from it (a refused request) says so, and the answer
+is `refresh`. Concurrent refreshes share one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import quote
+
+from raftlog.record.errors import UNKNOWN_PARTITION, UNKNOWN_TOPIC
+from raftlog_client.errors import (
+    ConnectionLostError,
+    RaftlogClientError,
+    ServerError,
+    TopicNotFoundError,
+    server_error,
+)
+from raftlog_client.retry import Backoff
+from raftlog_client.transport import NodeAddress, Transport
+from raftlog_client.types import BrokerInfo, ClusterInfo, PartitionInfo, TopicDescription
+
+TOPICS_PER_REQUEST_MAX: Final = 50
+"""Names in one query: request lines have a limit, and names may have 249 characters."""
+UNKNOWN_TOPIC_ATTEMPTS: Final = 3
+"""A topic just created may not be known on every node yet: ask this often before believing it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """One state of knowledge. Replaced whole, never changed."""
+
+    cluster_id: str = ""
+    controller_id: int | None = None
+    brokers: Mapping[int, BrokerInfo] = field(default_factory=dict)
+    topics: Mapping[str, TopicDescription] = field(default_factory=dict)
+
+    def cluster_info(self) -> ClusterInfo:
+        """The part about the cluster itself."""
+        return ClusterInfo(self.cluster_id, self.controller_id, tuple(self.brokers.values()))
+
+
+class ClusterMetadata:
+    """Keeps a `ClusterView` and answers where to send what."""
+
+    def __init__(
+        self, transport: Transport, bootstrap: Sequence[NodeAddress], backoff: Backoff
+    ) -> None:
+        self.view = ClusterView()
+        self._transport = transport
+        self._bootstrap = list(bootstrap)
+        self._backoff = backoff
+        self._addresses: dict[int, NodeAddress] = {}
+        self._refreshing: dict[frozenset[str] | None, asyncio.Task[ClusterView]] = {}
+        self._turn = random.randrange(1 << 16)
+
+    def leader_address(self, topic: str, partition: int) -> NodeAddress | None:
+        """Where the partition's leader listens, as far as known."""
+        description = self.view.topics.get(topic)
+        if description is None or partition >= len(description.partitions):
+            return None
+        leader = description.partitions[partition].leader
+        return None if leader is None else self._addresses.get(leader)
+
+    async def topic(self, name: str) -> TopicDescription:
+        """A topic, from memory if it is there. Raises TopicNotFoundError if it does not exist."""
+        for attempt in range(UNKNOWN_TOPIC_ATTEMPTS):
+            known = self.view.topics.get(name)
+            if known is None:
+                if attempt:
+                    await asyncio.sleep(self._backoff.delay_s(attempt - 1))
+                known = (await self.refresh((name,))).topics.get(name)
+            if known is not None:
+                return known
+        raise TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {name!r} does not exist.")
+
+    async def check_partition(self, topic: str, partition: int) -> TopicDescription:
+        """The topic, once it is known to have that partition. Raises TopicNotFoundError."""
+        description = await self.topic(topic)
+        if partition >= len(description.partitions):
+            description = (await self.refresh((topic,))).topics.get(topic, description)
+        if not 0 <= partition < len(description.partitions):
+            raise TopicNotFoundError(
+                UNKNOWN_PARTITION,
+                f"Topic {topic!r} has {len(description.partitions)} partitions, no {partition}.",
+            )
+        return description
+
+    async def refresh(self, topics: Iterable[str] | None) -> ClusterView:
+        """Ask a node about these topics (None: all; empty: only nodes) and return the new view.
+
+        Topics that do not exist vanish from the view. Raises RaftlogClientError if no node answers.
+        """
+        wanted = None if topics is None else frozenset(topics)
+        task = self._refreshing.get(wanted)
+        if task is None:
+            task = asyncio.ensure_future(self._refresh(wanted))
+            self._refreshing[wanted] = task
+            task.add_done_callback(lambda _: self._refreshing.pop(wanted, None))
+        # One caller's cancellation must not fail the others.
+        return await asyncio.shield(task)
+
+    async def call_any(
+        self, method: str, path: str, body: Any = None, *, is_idempotent: bool = True
+    ) -> Any:
+        """A request that any node can answer: tried on one after another, with pauses.
+
+        What is not idempotent is tried again only if it certainly reached nobody. Gives up, with
+        the last error, after the request timeout.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._transport.request_timeout_s
+        attempt = 0
+        while True:
+            address = self._next_address()
+            remaining_s = max(deadline - loop.time(), 0.01)
+            try:
+                return await self._transport.call(
+                    address, method, path, body, timeout_s=remaining_s
+                )
+            except (ConnectionLostError, ServerError) as error:
+                may_repeat = error.retriable and (is_idempotent or not error.outcome_unknown)
+                # Each known node gets one try at once; only then is it time to wait.
+                attempt += 1
+                rounds = attempt // len(self.addresses())
+                delay_s = self._backoff.delay_s(rounds - 1) if rounds else 0.0
+                if not may_repeat or loop.time() + delay_s >= deadline:
+                    raise
+            await asyncio.sleep(delay_s)
+
+    def addresses(self) -> list[NodeAddress]:
+        """Every node worth asking: the cluster's, and those given to start with."""
+        return list(dict.fromkeys((*self._addresses.values(), *self._bootstrap)))
+
+    async def close(self) -> None:
+        """Give up refreshes under way."""
+        tasks = list(self._refreshing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _next_address(self) -> NodeAddress:
+        addresses = self.addresses()
+        self._turn += 1
+        return addresses[self._turn % len(addresses)]
+
+    async def _refresh(self, wanted: frozenset[str] | None) -> ClusterView:
+        if wanted is None:
+            self._apply(await self.call_any("GET", "/v1/metadata"), None)
+            return self.view
+        names = sorted(wanted)
+        for start in range(0, max(len(names), 1), TOPICS_PER_REQUEST_MAX):
+            part = names[start : start + TOPICS_PER_REQUEST_MAX]
+            query = quote(",".join(part), safe=",")
+            self._apply(await self.call_any("GET", f"/v1/metadata?topics={query}"), part)
+        return self.view
+
+    def _apply(self, answer: Any, asked: Sequence[str] | None) -> None:
+        """Take over a metadata answer about the topics `asked` for."""
+        topics = {} if asked is None else dict(self.view.topics)
+        for name in asked or ():
+            topics.pop(name, None)
+        try:
+            brokers = {
+                int(broker["broker_id"]): BrokerInfo(
+                    int(broker["broker_id"]),
+                    broker["host"],
+                    int(broker["port"]),
+                    broker.get("rack"),
+                )
+                for broker in answer["brokers"]
+            }
+            for topic in answer["topics"]:
+                code = topic.get("error_code")
+                if not code:
+                    topics[topic["name"]] = _topic_from_json(topic)
+                elif code != UNKNOWN_TOPIC.code:
+                    raise server_error(code, topic.get("message"))
+            cluster_id, controller_id = answer["cluster_id"], answer.get("controller_id")
+        except (KeyError, TypeError, ValueError) as error:
+            raise RaftlogClientError(f"A node's metadata answer is malformed: {error!r}") from error
+        self.view = ClusterView(cluster_id, controller_id, brokers, topics)
+        self._addresses = {
+            broker.broker_id: _address(broker.host, broker.port) for broker in brokers.values()
+        }
+
+
+def _address(host: str, port: int) -> NodeAddress:
+    """`host:port`, with the brackets that an IPv6 address needs in a URL."""
+    return NodeAddress(f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}")
+
+
+def _topic_from_json(topic: Mapping[str, Any]) -> TopicDescription:
+    partitions = sorted(topic["partitions"], key=lambda partition: int(partition["partition"]))
+    infos = tuple(
+        PartitionInfo(
+            topic["name"],
+            int(partition["partition"]),
+            partition["leader"]
+            if partition["leader"] is not None and partition["leader"] >= 0
+            else None,
+            int(partition["leader_epoch"]),
+            tuple(partition["replicas"]),
+            tuple(partition["isr"]),
+        )
+        for partition in partitions
+    )
+    if [info.partition for info in infos] != list(range(len(infos))):
+        raise ValueError(f"topic {topic['name']} has partitions missing")
+    return TopicDescription(topic["name"], str(topic["topic_id"]), infos)

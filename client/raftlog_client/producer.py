@@ -1,0 +1,349 @@
+"""The producer: records in, batches out, and for every record an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from time import time
+from types import TracebackType
+from typing import Any, Final, Generic, Literal, Self
+
+from typing_extensions import TypeVar
+
+from raftlog.record.compression import Compression
+from raftlog.record.errors import LogError
+from raftlog_client.accumulator import FUTURE_BYTES, Accumulator, TopicQueues
+from raftlog_client.bulk import BulkSend
+from raftlog_client.encoding import RecordEncoder
+from raftlog_client.errors import (
+    ClientClosedError,
+    DeliveryTimeoutError,
+    RaftlogClientError,
+    server_error,
+)
+from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.partitioners import Partitioner, murmur2_partitioner
+from raftlog_client.retry import Backoff
+from raftlog_client.sender import Sender
+from raftlog_client.transport import Transport, parse_bootstrap
+from raftlog_client.types import Headers, RecordMetadata, SendSummary
+
+KeyIn = TypeVar("KeyIn", default=bytes)
+ValueIn = TypeVar("ValueIn", default=bytes)
+
+ACKS: Final = {"all": -1, -1: -1, 1: 1, 0: 0}
+CLOSE_TIMEOUT_MS: Final = 10_000
+BATCH_BYTES_MIN: Final = 1_024
+
+
+class Producer(Generic[KeyIn, ValueIn]):
+    """Writes records to topics; an async context manager.
+
+    `send` gathers records into batches and returns futures; `send_many` is for bulk work. Several
+    tasks may use one producer. Order is kept per partition, in the order of the calls.
+
+    Meaning of the settings:
+
+    - `acks`: "all" (or -1): durable on every in-sync replica; 1: the leader has it; 0: no promise.
+    - `linger_ms`: how long an open batch may wait for more records. With 0 it leaves at the end of
+      the present turn of the event loop, or when the request before it is answered.
+    - `batch_bytes_max`: size at which a batch is closed, before compression. The topic's
+      `max.message.bytes` must allow it.
+    - `buffer_bytes_max`: memory for records that are not acknowledged; when it is full, `send`
+      waits, and after `delivery_timeout_ms` raises BufferFullError.
+    - `request_bytes_max`: size up to which batches of many partitions share a request.
+    - `in_flight_requests_max`: requests under way to one node at once.
+    - `delivery_timeout_ms`: from `send` to the last word about a record, all retries included.
+    - `idempotent`: retries are recognised by the node and never written twice. Off, or with acks=0,
+      a request whose outcome is unknown is not repeated, but fails.
+    - `key_serializer`, `value_serializer`: from what `send` takes to bytes. None stays None.
+    - `partitioner`: for records whose sender names no partition.
+
+    Raises ValueError for a setting that makes no sense.
+    """
+
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: str | Sequence[str] = "localhost:8082",
+        client_id: str = "raftlog-client",
+        acks: Literal["all", -1, 0, 1] = "all",
+        linger_ms: float = 0,
+        batch_bytes_max: int = 512 * 1024,
+        buffer_bytes_max: int = 32 * 1024 * 1024,
+        request_bytes_max: int = 4 * 1024 * 1024,
+        in_flight_requests_max: int = 5,
+        compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none",
+        delivery_timeout_ms: float = 60_000,
+        request_timeout_ms: float = 15_000,
+        retry_backoff_ms: float = 50,
+        retry_backoff_max_ms: float = 500,
+        metadata_max_age_ms: float = 300_000,
+        idempotent: bool = True,
+        key_serializer: Callable[[KeyIn], bytes] | None = None,
+        value_serializer: Callable[[ValueIn], bytes] | None = None,
+        partitioner: Partitioner = murmur2_partitioner,
+    ) -> None:
+        if acks not in ACKS:
+            raise ValueError(f"acks must be 'all', -1, 1 or 0, not {acks!r}")
+        try:
+            codec = Compression.from_name(compression)
+        except LogError as error:
+            raise ValueError(f"compression: {error.message}") from None
+        for name, value, minimum in (
+            ("linger_ms", linger_ms, 0),
+            ("batch_bytes_max", batch_bytes_max, BATCH_BYTES_MIN),
+            ("request_bytes_max", request_bytes_max, batch_bytes_max),
+            ("buffer_bytes_max", buffer_bytes_max, batch_bytes_max),
+            ("in_flight_requests_max", in_flight_requests_max, 1),
+            ("request_timeout_ms", request_timeout_ms, 1),
+            ("delivery_timeout_ms", delivery_timeout_ms, 1),
+            ("retry_backoff_ms", retry_backoff_ms, 1),
+            ("metadata_max_age_ms", metadata_max_age_ms, 1),
+        ):
+            if value < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, not {value}")
+        backoff = Backoff(retry_backoff_ms, max(retry_backoff_ms, retry_backoff_max_ms))
+        self._transport = Transport(client_id=client_id, request_timeout_ms=request_timeout_ms)
+        self._metadata = ClusterMetadata(
+            self._transport, parse_bootstrap(bootstrap_servers), backoff
+        )
+        self._encoder = RecordEncoder(
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+            partitioner=partitioner,
+            record_bytes_max=request_bytes_max,
+        )
+        self._sender = Sender(
+            self._transport,
+            self._metadata,
+            acks=ACKS[acks],
+            is_idempotent=idempotent and acks != 0,
+            request_bytes_max=request_bytes_max,
+            in_flight_requests_max=in_flight_requests_max,
+            request_timeout_ms=request_timeout_ms,
+            backoff=backoff,
+        )
+        self._accumulator = Accumulator(
+            compression=codec,
+            batch_bytes_max=batch_bytes_max,
+            buffer_bytes_max=buffer_bytes_max,
+            linger_s=linger_ms / 1000,
+            delivery_timeout_s=delivery_timeout_ms / 1000,
+            on_ready=self._sender.ready,
+        )
+        self._metadata_max_age_s = metadata_max_age_ms / 1000
+        self._topics = self._sender.topics
+        self._refresher: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop that the producer runs in; None before `start` and after `close`."""
+
+    async def start(self) -> None:
+        """Connect to the cluster. Raises RaftlogClientError if no node answers."""
+        if self._loop is not None:
+            return
+        self._transport.start()
+        try:
+            await self._metadata.refresh(())
+            await self._sender.start()
+        except BaseException:
+            await self._metadata.close()
+            await self._transport.close()
+            raise
+        self._loop = asyncio.get_running_loop()
+        self._refresher = asyncio.ensure_future(self._keep_fresh())
+
+    async def close(self, *, timeout_ms: float = CLOSE_TIMEOUT_MS) -> None:
+        """Send what is buffered, for at most `timeout_ms`, then close the connections.
+
+        Records that are not acknowledged by then fail: their futures say whether the outcome is
+        known. Nothing is raised for them here. Closing twice is allowed.
+        """
+        if self._loop is None:
+            return
+        self._loop = None
+        closed = ClientClosedError("The producer is closed.")
+        self._accumulator.close(closed)
+        try:
+            await self._drain(timeout_ms / 1000)
+        finally:
+            if self._refresher is not None:
+                self._refresher.cancel()
+            await self._sender.close()
+            for batch in list(self._accumulator.unsettled):
+                batch.fail(_closed_before(outcome_unknown=batch.outcome_unknown))
+            await self._metadata.close()
+            await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def send(  # noqa: PLR0917 (the order is aiokafka's, which users know)
+        self,
+        topic: str,
+        value: ValueIn | None = None,
+        key: KeyIn | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+    ) -> asyncio.Future[RecordMetadata]:
+        """Put a record into its partition's batch; the future tells where it was written.
+
+        Waits only while the topic is not known yet or the buffer is full. The future raises
+        RaftlogClientError; the call itself TopicNotFoundError, SerializationError,
+        RecordTooLargeError, BufferFullError or ClientClosedError: then the record was never sent.
+        `timestamp_ms` None means now.
+        """
+        loop = self._loop
+        if loop is None:
+            raise ClientClosedError("The producer is closed, or was never started.")
+        queues = self._topics.get(topic)
+        if queues is None or (partition is not None and partition >= len(queues.queues)):
+            queues = await self._load(topic, partition)
+            if self._loop is None:
+                raise ClientClosedError("The producer was closed meanwhile.")
+        encoder, accumulator = self._encoder, self._accumulator
+        key_bytes = key if key is None else encoder.key(key)
+        value_bytes = value if value is None else encoder.value(value)
+        header_list = list(headers) if headers else None
+        size = encoder.size(key_bytes, value_bytes, header_list) + FUTURE_BYTES
+        if accumulator.buffered_bytes >= accumulator.buffer_bytes_max:
+            await accumulator.wait_for_room()
+        if timestamp_ms is None:
+            timestamp_ms = int(time() * 1000)
+        queue = encoder.queue(queues, partition, key_bytes, value_bytes)
+        is_full = False
+        try:
+            while True:
+                batch = queue.open
+                if batch is None or batch.bulk is not None:
+                    batch = accumulator.open_batch(queue)
+                if batch.append(timestamp_ms, key_bytes, value_bytes, header_list):
+                    break
+                is_full = True
+                accumulator.close_batch(queue)
+                # Without a key, it is the next partition's turn.
+                queue = encoder.queue(queues, partition, key_bytes, value_bytes)
+        except LogError as error:
+            accumulator.discard_empty(queue)
+            raise server_error(error.entry.code, error.message) from None
+        except BaseException:
+            accumulator.discard_empty(queue)
+            raise
+        future: asyncio.Future[RecordMetadata] = loop.create_future()
+        batch.futures.append(future)
+        batch.timestamps.append(timestamp_ms)
+        batch.reserved_bytes += size
+        accumulator.buffered_bytes += size
+        if is_full:
+            # The full batch leaves now, not when the caller happens to wait for something.
+            await asyncio.sleep(0)
+        return future
+
+    async def send_and_wait(  # noqa: PLR0917 (as `send`)
+        self,
+        topic: str,
+        value: ValueIn | None = None,
+        key: KeyIn | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+    ) -> RecordMetadata:
+        """Send a record and wait until it is acknowledged. Raises as `send` and its future do."""
+        return await (await self.send(topic, value, key, partition, timestamp_ms, headers))
+
+    async def send_many(
+        self,
+        topic: str,
+        records: Iterable[Any] | AsyncIterable[Any],
+        *,
+        partition: int | None = None,
+    ) -> SendSummary:
+        """Send many records and wait until all are acknowledged.
+
+        Each is a value, a (key, value) tuple, or a ProducerRecord; `partition` is for those that
+        name none themselves. The iterable is read as fast as the buffer allows; one that blocks
+        blocks the event loop, so give an async iterable for slow sources.
+
+        Raises SendManyError if a batch was given up: it says what was written. No record is taken
+        from the iterable after the failure is known, but up to a buffer of them may have been.
+        What the iterable itself raises comes through, with a note of how much was written.
+        """
+        if self._loop is None:
+            raise ClientClosedError("The producer is closed, or was never started.")
+        queues = self._topics.get(topic)
+        if queues is None or (partition is not None and partition >= len(queues.queues)):
+            queues = await self._load(topic, partition)
+        return await BulkSend(self._accumulator, queues, self._encoder, partition=partition).run(
+            records
+        )
+
+    async def flush(self, *, timeout_ms: float | None = None) -> None:
+        """Return once every record sent before is settled, written or given up.
+
+        Raises DeliveryTimeoutError after `timeout_ms`; the records stay on their way.
+        """
+        if self._loop is None:
+            raise ClientClosedError("The producer is closed, or was never started.")
+        timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        if not await self._drain(timeout_s):
+            raise DeliveryTimeoutError(
+                f"Not everything was acknowledged within {timeout_ms} ms; sending goes on.",
+                outcome_unknown=True,
+            )
+
+    async def partitions_for(self, topic: str) -> set[int]:
+        """The topic's partitions. Raises TopicNotFoundError."""
+        return set(range(len((await self._load(topic, None)).queues)))
+
+    async def _load(self, topic: str, partition: int | None) -> TopicQueues:
+        """The queues of a topic that is not known yet, or not with that many partitions."""
+        if partition is None:
+            description = await self._metadata.topic(topic)
+        else:
+            description = await self._metadata.check_partition(topic, partition)
+        queues = self._topics.get(topic)
+        is_idempotent = self._sender.is_idempotent
+        if queues is None:
+            # Bounded by the topics that the application names and that exist.
+            queues = self._topics[topic] = TopicQueues(description, is_idempotent=is_idempotent)
+        else:
+            queues.grow(description, is_idempotent=is_idempotent)
+        return queues
+
+    async def _drain(self, timeout_s: float | None) -> bool:
+        """Wait until all batches of this moment are settled; whether they were in time."""
+        self._accumulator.hurry()
+        waiting = [batch.settled() for batch in self._accumulator.unsettled]
+        if not waiting:
+            return True
+        _, late = await asyncio.wait(waiting, timeout=timeout_s)
+        return not late
+
+    async def _keep_fresh(self) -> None:
+        """Look for partitions added to the topics in use."""
+        while True:
+            await asyncio.sleep(self._metadata_max_age_s)
+            try:
+                await self._metadata.refresh(list(self._topics))
+            except RaftlogClientError:
+                # Sending finds out by itself, and says so, if the metadata is needed.
+                continue
+            self._sender.apply_metadata()
+
+
+def _closed_before(*, outcome_unknown: bool) -> ClientClosedError:
+    what = "may or may not be" if outcome_unknown else "is not"
+    return ClientClosedError(
+        f"The producer was closed before the record was acknowledged: it {what} written.",
+        outcome_unknown=outcome_unknown,
+    )

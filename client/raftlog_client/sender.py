@@ -1,0 +1,352 @@
+"""Carries due batches to their leaders: many partitions to a request, several requests at once.
+
+What to send next and what an answer means is decided in delivery.py; here is the I/O around it:
+which node, how many requests, when to pause, when to ask for new metadata or a producer id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any, Final
+
+from raftlog.record.errors import BODY_TOO_LARGE, UNKNOWN_TOPIC
+from raftlog.record.types import ProducerEpoch, ProducerId
+from raftlog_client.accumulator import TopicQueues
+from raftlog_client.batches import Acknowledged, ProducerIdentity
+from raftlog_client.delivery import PartitionQueue
+from raftlog_client.errors import (
+    ConnectionLostError,
+    RaftlogClientError,
+    ServerError,
+    TopicNotFoundError,
+    server_error,
+)
+from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.retry import Backoff
+from raftlog_client.transport import NodeAddress, Part, Transport
+
+PRODUCE_FRAME_HEAD: Final = Struct(">HiI")
+"""Topic length, partition, data length (raftlog.record.frames). Packed here so that batches go to
+the socket from where they are: `encode_produce_frames` would copy them into one body."""
+SERVER_TIMEOUT_SHARE: Final = 0.9
+"""Of the request timeout, how much a node may wait for its replicas: it should answer before we
+stop listening."""
+TIMES_MISSING_MAX: Final = 3
+"""Metadata answers in a row without the topic, after which it is believed to be gone."""
+
+logger = logging.getLogger("raftlog_client")
+
+Outcome = Acknowledged | RaftlogClientError
+
+
+@dataclass(slots=True)
+class NodeState:
+    """What is queued for one node and under way to it."""
+
+    address: NodeAddress
+    request_bytes_max: int
+    queued: dict[PartitionQueue, None] = field(default_factory=dict)
+    """Partitions with something to send, in turn."""
+    requests: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class Sender:
+    """Sends what the accumulator gathers. `start` before use, `close` after."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        metadata: ClusterMetadata,
+        *,
+        acks: int,
+        is_idempotent: bool,
+        request_bytes_max: int,
+        in_flight_requests_max: int,
+        request_timeout_ms: float,
+        backoff: Backoff,
+    ) -> None:
+        self.topics: dict[str, TopicQueues] = {}
+        self._transport = transport
+        self._metadata = metadata
+        self.is_idempotent = is_idempotent
+        self._request_bytes_max = request_bytes_max
+        self._in_flight_requests_max = in_flight_requests_max
+        self._backoff = backoff
+        timeout_ms = int(request_timeout_ms * SERVER_TIMEOUT_SHARE)
+        acks_text = "all" if acks == -1 else str(acks)
+        self._path = f"/v1/produce?acks={acks_text}&timeout={timeout_ms}"
+        self._nodes: dict[NodeAddress, NodeState] = {}
+        self._identity: ProducerIdentity | None = None
+        self._identity_task: asyncio.Task[None] | None = None
+        self._refresh_wanted: set[str] = set()
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._is_scheduled = False
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Get a producer id, which also shows that the cluster answers."""
+        if self.is_idempotent:
+            self._identity = await self._allocate_identity()
+
+    async def close(self) -> None:
+        """Stop sending. Requests in flight are given up, their batches' outcome unknown."""
+        self._is_closed = True
+        tasks = [task for node in self._nodes.values() for task in node.requests]
+        tasks += [task for task in (self._identity_task, self._refresh_task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def ready(self, queue: PartitionQueue) -> None:
+        """The partition has something to send."""
+        if self._is_closed or not queue.can_be_queued:
+            return
+        topic, partition = queue.target
+        address = self._metadata.leader_address(topic, partition)
+        if address is None:
+            self._want_metadata(topic)
+            self._pause(queue)
+            return
+        node = self._nodes.get(address)
+        if node is None:
+            # Bounded by the cluster's size: addresses come from its metadata only.
+            node = self._nodes[address] = NodeState(address, self._request_bytes_max)
+        queue.is_queued = True
+        node.queued[queue] = None
+        self._schedule()
+
+    def apply_metadata(self) -> None:
+        """Take over partitions that were added to known topics."""
+        for name, topic in self.topics.items():
+            description = self._metadata.view.topics.get(name)
+            if description is not None:
+                topic.times_missing = 0
+                topic.grow(description, is_idempotent=self.is_idempotent)
+
+    def _schedule(self) -> None:
+        """Send soon: at the end of this turn of the loop, with all that it still adds."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._send_queued)
+
+    def _send_queued(self) -> None:
+        self._is_scheduled = False
+        if self._is_closed:
+            return
+        if self.is_idempotent and self._identity is None:
+            self._want_identity()
+            return
+        for node in self._nodes.values():
+            while node.queued and len(node.requests) < self._in_flight_requests_max:
+                queues = self._collect(node)
+                if not queues:
+                    break
+                task = asyncio.ensure_future(self._request(node, queues))
+                node.requests.add(task)
+                task.add_done_callback(node.requests.discard)
+
+    def _collect(self, node: NodeState) -> list[PartitionQueue]:
+        """Fill one request with frames, from one partition after the other."""
+        now = asyncio.get_running_loop().time()
+        queues: list[PartitionQueue] = []
+        room = node.request_bytes_max
+        while node.queued and (room > 0 or not queues):
+            queue = next(iter(node.queued))
+            if queues and queue.sealed and queue.sealed[0].size_bytes() > room:
+                break
+            del node.queued[queue]
+            queue.is_queued = False
+            if self._metadata.leader_address(*queue.target) != node.address:
+                self.ready(queue)
+                continue
+            self._expire(queue, now)
+            if not queue.has_due:
+                continue
+            if self.is_idempotent and queue.identity is None and self._identity is None:
+                # Given up a moment ago, by this very partition or one before it.
+                self.ready(queue)
+                self._want_identity()
+                break
+            taken = queue.take(room, identity=self._identity)
+            room -= sum(batch.size_bytes() for batch in taken)
+            queues.append(queue)
+        return queues
+
+    async def _request(self, node: NodeState, queues: Sequence[PartitionQueue]) -> None:
+        parts: list[Part] = []
+        size = 0
+        for queue in queues:
+            topic = queue.target.topic.encode()
+            frame = [batch.data() for batch in queue.in_flight]
+            frame_size = sum(map(len, frame))
+            head = PRODUCE_FRAME_HEAD.pack(len(topic), queue.target.partition, frame_size) + topic
+            parts += (head, *frame)
+            size += len(head) + frame_size
+        outcomes: Sequence[Outcome]
+        try:
+            answer = await self._transport.produce(node.address, self._path, parts, size)
+            outcomes = outcomes_from_json(answer, queues)
+        except RaftlogClientError as error:
+            outcomes = [self._request_error(error, node, queues)] * len(queues)
+        except asyncio.CancelledError:
+            for queue in queues:
+                for batch in queue.in_flight:
+                    batch.outcome_unknown = True
+            raise
+        finally:
+            current = asyncio.current_task()
+            assert current is not None
+            node.requests.discard(current)
+        self._settle(queues, outcomes)
+
+    def _request_error(
+        self, error: RaftlogClientError, node: NodeState, queues: Sequence[PartitionQueue]
+    ) -> RaftlogClientError:
+        """What the failure of a whole request means for each of its frames."""
+        is_too_large = isinstance(error, ServerError) and error.entry is BODY_TOO_LARGE
+        if is_too_large and sum(len(queue.in_flight) for queue in queues) > 1:
+            node.request_bytes_max = max(node.request_bytes_max // 2, 1)
+            logger.info("%s takes no request that large: %s", node.address, error)
+            return RaftlogClientError(str(error), retriable=True)
+        return error
+
+    def _settle(self, queues: Sequence[PartitionQueue], outcomes: Sequence[Outcome]) -> None:
+        now = asyncio.get_running_loop().time()
+        for queue, outcome in zip(queues, outcomes, strict=True):
+            identity = queue.identity
+            settlement = queue.settle(outcome, now)
+            if settlement.must_refresh:
+                self._want_metadata(queue.target.topic)
+            self._check_identity(queue, identity)
+            if settlement.must_retry:
+                self._pause(queue)
+            else:
+                self.ready(queue)
+        self._schedule()
+
+    def _pause(self, queue: PartitionQueue) -> None:
+        """Try the partition again after a while."""
+        queue.is_waiting = True
+        delay_s = self._backoff.delay_s(max(queue.attempts - 1, 0))
+        asyncio.get_running_loop().call_later(delay_s, self._resume, queue)
+
+    def _resume(self, queue: PartitionQueue) -> None:
+        queue.is_waiting = False
+        if self._is_closed:
+            return
+        self._expire(queue, asyncio.get_running_loop().time())
+        if queue.has_due:
+            if self._metadata.leader_address(*queue.target) is None:
+                queue.attempts += 1
+            self.ready(queue)
+
+    def _expire(self, queue: PartitionQueue, now: float) -> None:
+        identity = queue.identity
+        queue.expire(now)
+        self._check_identity(queue, identity)
+
+    def _check_identity(self, queue: PartitionQueue, before: ProducerIdentity | None) -> None:
+        """If the partition gave up its identity, see that it gets another one.
+
+        The sequence begins again at 0: under the same identity the batches would seem repeats.
+        """
+        if before is not None and queue.identity is None and before == self._identity:
+            self._identity = None
+
+    def _want_metadata(self, topic: str) -> None:
+        self._refresh_wanted.add(topic)
+        if self._refresh_task is None or self._refresh_task.done():
+            self._refresh_task = asyncio.ensure_future(self._refresh())
+
+    async def _refresh(self) -> None:
+        while self._refresh_wanted:
+            names, self._refresh_wanted = self._refresh_wanted, set()
+            try:
+                view = await self._metadata.refresh(names)
+            except RaftlogClientError as error:
+                # The partitions that wait for it ask again after their pause.
+                logger.warning("No metadata of %s: %s", ", ".join(sorted(names)), error)
+                return
+            self.apply_metadata()
+            for name in names:
+                if name not in view.topics and name in self.topics:
+                    self._topic_is_missing(self.topics[name])
+
+    def _topic_is_missing(self, topic: TopicQueues) -> None:
+        topic.times_missing += 1
+        if topic.times_missing >= TIMES_MISSING_MAX:
+            del self.topics[topic.name]
+            for queue in topic.queues:
+                if not queue.in_flight:
+                    queue.fail_all(
+                        TopicNotFoundError(
+                            UNKNOWN_TOPIC, f"Topic {topic.name!r} does not exist any more."
+                        )
+                    )
+
+    def _want_identity(self) -> None:
+        if self._identity_task is None or self._identity_task.done():
+            self._identity_task = asyncio.ensure_future(self._get_identity())
+
+    async def _get_identity(self) -> None:
+        attempt = 0
+        while self._identity is None:
+            try:
+                self._identity = await self._allocate_identity()
+            except RaftlogClientError as error:
+                logger.warning("No producer id: %s", error)
+                self._expire_queued()
+                await asyncio.sleep(self._backoff.delay_s(attempt))
+                attempt += 1
+        self._schedule()
+
+    def _expire_queued(self) -> None:
+        """Give up what is too old, among all that waits for a producer id."""
+        now = asyncio.get_running_loop().time()
+        for node in self._nodes.values():
+            for queue in node.queued:
+                self._expire(queue, now)
+
+    async def _allocate_identity(self) -> ProducerIdentity:
+        # An id that was allocated for a lost answer is merely never used.
+        answer = await self._metadata.call_any("POST", "/v1/producer-ids", {})
+        try:
+            return ProducerIdentity(
+                ProducerId(int(answer["producer_id"])), ProducerEpoch(int(answer["producer_epoch"]))
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise RaftlogClientError(f"Malformed producer id answer: {answer!r}") from error
+
+
+def outcomes_from_json(answer: Any, queues: Sequence[PartitionQueue]) -> list[Outcome]:
+    """One outcome per frame from a produce answer, whose results stand in the frames' order.
+
+    An answer that does not fit leaves every outcome unknown.
+    """
+    try:
+        return [
+            _outcome(queue, result) for queue, result in zip(queues, answer["results"], strict=True)
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        malformed = ConnectionLostError(
+            f"Malformed produce answer: {error!r}", outcome_unknown=True
+        )
+        return [malformed] * len(queues)
+
+
+def _outcome(queue: PartitionQueue, result: Mapping[str, Any]) -> Outcome:
+    if (result["topic"], result["partition"]) != queue.target:
+        raise ValueError(f"{result['topic']}-{result['partition']} is not {queue.target}")
+    code = result.get("error_code")
+    if code:
+        return server_error(int(code), result.get("message"))
+    log_append_time = result.get("log_append_time")
+    return Acknowledged(
+        int(result["base_offset"]),
+        int(result["last_offset"]),
+        -1 if log_append_time is None else int(log_append_time),
+    )

@@ -1,0 +1,255 @@
+"""HTTP to the nodes over kept connections, and nothing above it: no retries, no routing.
+
+Every failure leaves here as a `ServerError` (a node answered so) or a `ConnectionLostError`, whose
+`outcome_unknown` says whether the request can have reached a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, NewType, TypeAlias
+
+import aiohttp
+import orjson
+from aiohttp.abc import AbstractStreamWriter
+from yarl import URL
+
+from raftlog.record.errors import LogError
+from raftlog.record.frames import BATCHES_MEDIA_TYPE, FetchFrame, FetchFrameReader
+from raftlog_client.errors import ConnectionLostError, RaftlogClientError, server_error
+
+NodeAddress = NewType("NodeAddress", str)
+"""`host:port` of a node."""
+Part: TypeAlias = bytes | bytearray | memoryview
+
+JSON_TYPE: Final = "application/json"
+PORT_DEFAULT: Final = 8082
+CONNECT_TIMEOUT_S: Final = 5.0
+"""A node that does not accept a connection in this time is taken for unreachable."""
+KEEP_ALIVE_S: Final = 30.0
+"""Below the nodes' own limit, so that it is us who close an idle connection: a node that closes one
+at the moment of reuse makes a request fail with an unknown outcome."""
+READ_BUFFER_BYTES: Final = 1024 * 1024
+"""How far a connection reads ahead of its reader; twice this much pauses the socket."""
+JOINED_BYTES_MAX: Final = 32 * 1024
+"""A body up to this size is joined after all: one packet is cheaper than several small ones."""
+WRITE_PIECE_BYTES: Final = 256 * 1024
+"""Bodies are handed to the socket in pieces of this size, with backpressure between them."""
+JSON_ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A JSON answer over this is refused instead of held."""
+FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
+"""One partition's data in a fetch answer: a node may exceed what was asked by one batch."""
+URLS_MAX: Final = 1_024
+"""Parsed URLs kept; paths with names of topics in them could be many."""
+_HTTP_ERROR_MIN: Final = 400
+
+
+class PartsPayload(aiohttp.Payload):
+    """A body made of parts that are never joined: batches go from their buffers to the socket."""
+
+    def __init__(self, parts: Sequence[Part], size_bytes: int, content_type: str) -> None:
+        super().__init__(parts, content_type=content_type)
+        self._parts = parts
+        self._size = size_bytes
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The body as text: aiohttp wants it for debugging."""
+        return b"".join(self._parts).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Write all parts, waiting whenever the connection's buffer is full."""
+        for part in self._parts:
+            if len(part) <= WRITE_PIECE_BYTES:
+                await writer.write(part)
+                continue
+            view = memoryview(part)
+            for start in range(0, len(part), WRITE_PIECE_BYTES):
+                await writer.write(view[start : start + WRITE_PIECE_BYTES])
+
+    async def write_with_length(
+        self,
+        writer: AbstractStreamWriter,
+        content_length: int | None,
+    ) -> None:
+        """The same: the length in the header is this body's own."""
+        await self.write(writer)
+
+
+class Transport:
+    """Requests to nodes by address. One per client; `close` ends its connections."""
+
+    def __init__(self, *, client_id: str, request_timeout_ms: float) -> None:
+        self.request_timeout_s = request_timeout_ms / 1000
+        self._headers = {"User-Agent": client_id, "Accept-Encoding": "identity"}
+        self._session: aiohttp.ClientSession | None = None
+        self._urls: dict[tuple[NodeAddress, str], URL] = {}
+
+    def start(self) -> None:
+        """Make the session. Call it inside the event loop that will use it."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+                auto_decompress=False,
+                read_bufsize=READ_BUFFER_BYTES,
+                skip_auto_headers=("Content-Type",),
+            )
+
+    async def close(self) -> None:
+        """Close all connections. Requests in flight fail."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def call(
+        self,
+        address: NodeAddress,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """One JSON request; returns the decoded answer, None if it is empty."""
+        data = None if body is None else orjson.dumps(body)
+        async with self._request(
+            address, method, path, data=data, content_type=JSON_TYPE, timeout_s=timeout_s
+        ) as response:
+            answer = await _read_bounded(response)
+        return _decode_json(answer, address) if answer else None
+
+    async def produce(
+        self, address: NodeAddress, path: str, parts: Sequence[Part], size_bytes: int
+    ) -> Any:
+        """One produce request of encoded frames; returns the decoded answer."""
+        if size_bytes <= JOINED_BYTES_MAX:
+            parts = (b"".join(parts),)
+        body = PartsPayload(parts, size_bytes, BATCHES_MEDIA_TYPE)
+        async with self._request(
+            address, "POST", path, data=body, content_type=BATCHES_MEDIA_TYPE
+        ) as response:
+            answer = await _read_bounded(response)
+        return _decode_json(answer, address)
+
+    async def fetch(
+        self, address: NodeAddress, body: bytes, timeout_s: float
+    ) -> AsyncIterator[list[FetchFrame]]:
+        """One fetch request; yields frames as they arrive."""
+        async with self._request(
+            address, "POST", "/v1/fetch", data=body, content_type=JSON_TYPE, timeout_s=timeout_s
+        ) as response:
+            reader = FetchFrameReader(frame_bytes_max=FRAME_BYTES_MAX)
+            try:
+                async for chunk in response.content.iter_any():
+                    if frames := reader.feed(chunk):
+                        yield frames
+                reader.finish()
+            except LogError as error:
+                raise ConnectionLostError(
+                    f"{address} sent a malformed fetch answer: {error}", outcome_unknown=False
+                ) from error
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        address: NodeAddress,
+        method: str,
+        path: str,
+        *,
+        data: bytes | PartsPayload | None,
+        content_type: str,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._session is None:
+            raise ConnectionLostError("The client is closed.", outcome_unknown=False)
+        timeout_s = self.request_timeout_s if timeout_s is None else timeout_s
+        headers = None if data is None else {"Content-Type": content_type}
+        try:
+            async with self._session.request(
+                method,
+                self._url(address, path),
+                data=data,
+                headers=headers,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+            ) as response:
+                if response.status >= _HTTP_ERROR_MIN:
+                    raise _refusal(response.status, await _read_bounded(response), address)
+                yield response
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise ConnectionLostError(
+                f"Cannot connect to {address}: {error}", outcome_unknown=False
+            ) from error
+        except TimeoutError as error:
+            raise ConnectionLostError(
+                f"{address} did not answer within {timeout_s:.3f} s.", outcome_unknown=True
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ConnectionLostError(
+                f"The connection to {address} broke: {error or type(error).__name__}",
+                outcome_unknown=True,
+            ) from error
+
+    def _url(self, address: NodeAddress, path: str) -> URL:
+        """The URL, parsed once: the data plane asks for the same few again and again."""
+        url = self._urls.get((address, path))
+        if url is None:
+            if len(self._urls) >= URLS_MAX:
+                self._urls.clear()
+            url = self._urls[address, path] = URL(f"http://{address}{path}", encoded=True)
+        return url
+
+
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body, if it is not absurdly large."""
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > JSON_ANSWER_BYTES_MAX:
+            raise aiohttp.ClientPayloadError(f"answer over {JSON_ANSWER_BYTES_MAX} bytes")
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _decode_json(answer: bytes, address: NodeAddress) -> Any:
+    try:
+        return orjson.loads(answer)
+    except orjson.JSONDecodeError as error:
+        raise ConnectionLostError(
+            f"{address} answered something that is not JSON: {answer[:80]!r}", outcome_unknown=True
+        ) from error
+
+
+def _refusal(status: int, answer: bytes, address: NodeAddress) -> RaftlogClientError:
+    """The exception for an error answer; what is not of our form is judged by its status."""
+    try:
+        fields = orjson.loads(answer)
+        return server_error(int(fields["error_code"]), str(fields["message"]))
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+        text = answer[:200].decode(errors="replace").strip()
+        return server_error(status * 100, f"{address} answered HTTP {status}: {text}")
+
+
+def parse_bootstrap(servers: str | Sequence[str]) -> list[NodeAddress]:
+    """Addresses from `"host:port,host:port"` or a list of such; the port may be left out.
+
+    `http://host:port` is understood too. Raises ValueError if there is none, or one is malformed.
+    """
+    texts = servers.split(",") if isinstance(servers, str) else list(servers)
+    addresses: list[NodeAddress] = []
+    for text in texts:
+        server = text.strip().removeprefix("http://").rstrip("/")
+        if not server:
+            continue
+        host, colon, port = server.rpartition(":")
+        if not colon or server.endswith("]"):
+            host, port = server, str(PORT_DEFAULT)
+        if not host or not port.isdecimal() or not 0 < int(port) < 65_536 or "/" in host:
+            raise ValueError(f"bootstrap_servers: {text.strip()!r} is not host:port")
+        addresses.append(NodeAddress(f"{host}:{port}"))
+    if not addresses:
+        raise ValueError("bootstrap_servers names no server")
+    return addresses

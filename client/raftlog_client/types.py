@@ -1,0 +1,176 @@
+"""The plain values that cross the client's surface. All are immutable.
+
+Values that exist once per record are `msgspec.Struct(gc=False)`: they hold only bytes, text and
+numbers, so they can be in no cycle, and keeping them from the garbage collector saves its pauses
+when millions are alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple
+
+import msgspec
+from typing_extensions import TypeVar
+
+K = TypeVar("K", default=bytes | None)
+V = TypeVar("V", default=bytes | None)
+"""Types of a record's key and value as it is read: what the deserializers return."""
+
+Headers = Sequence[tuple[str, bytes | None]]
+"""Record headers: names, which may repeat, with values, in order."""
+
+CREATE_TIME = 0
+LOG_APPEND_TIME = 1
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+
+class Record(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
+    """One record as it is read.
+
+    `timestamp` is in milliseconds since the Unix epoch; `timestamp_type` is 0 if the producer set
+    it, 1 if the leader did when it appended the record. A `value` of None is a tombstone.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: K
+    value: V
+    headers: Headers = ()
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The partition that the record was read from."""
+        return TopicPartition(self.topic, self.partition)
+
+
+class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
+    """Where an acknowledged record stands. `offset` is -1 with acks=0: nobody has told it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: int = CREATE_TIME
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The partition that the record was written to."""
+        return TopicPartition(self.topic, self.partition)
+
+
+class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
+    """One record for `Producer.send_many`, where a value or a (key, value) pair says too little."""
+
+    value: V
+    key: K
+    partition: int | None = None
+    timestamp_ms: int | None = None
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRange:
+    """What one `send_many` wrote to one partition.
+
+    Other producers' records may stand between the first and the last offset.
+    """
+
+    first_offset: int
+    last_offset: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendSummary:
+    """What a `send_many` has written: acknowledged records only."""
+
+    count: int = 0
+    partitions: Mapping[TopicPartition, PartitionRange] = field(default_factory=dict)
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """The first record at or after a timestamp: its offset and its own timestamp (ms)."""
+
+    offset: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOffsets:
+    """The offsets that can be read: from `beginning_offset` up to, not including, `end_offset`."""
+
+    beginning_offset: int
+    end_offset: int
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """A partition as the cluster's metadata has it. `leader` is None while there is none."""
+
+    topic: str
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerInfo:
+    """A node of the cluster and where it listens."""
+
+    broker_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """The cluster's name, its active controller (None if unknown) and its nodes."""
+
+    cluster_id: str
+    controller_id: int | None
+    brokers: tuple[BrokerInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic with its partitions in order, from 0."""
+
+    name: str
+    topic_id: str
+    partitions: tuple[PartitionInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to create; the cluster's defaults fill what is None."""
+
+    name: str
+    partitions: int | None = None
+    replication_factor: int | None = None
+    configs: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """One configuration value of a topic; `is_default` if the topic does not set it itself."""
+
+    name: str
+    value: str | None
+    is_default: bool
+    is_read_only: bool = False
+    is_sensitive: bool = False

@@ -1,0 +1,121 @@
+"""From fetched bytes to `Record`s. The only loops over records on the way in are here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raftlog.record.batch import RecordBatch
+from raftlog.record.codec import decode
+from raftlog.record.errors import RECORD_TOO_LARGE, LogError
+from raftlog_client.errors import (
+    CorruptDataError,
+    RaftlogClientError,
+    RecordTooLargeError,
+    SerializationError,
+)
+from raftlog_client.gc_pause import gc_paused
+from raftlog_client.types import CREATE_TIME, LOG_APPEND_TIME, Record, TopicPartition
+
+
+class Unpacker:
+    """Decodes batches and deserializes their keys and values."""
+
+    __slots__ = ("_decompressed_bytes_max", "_key_deserializer", "_value_deserializer")
+
+    def __init__(
+        self,
+        *,
+        key_deserializer: Callable[[bytes], Any] | None,
+        value_deserializer: Callable[[bytes], Any] | None,
+        decompressed_bytes_max: int,
+    ) -> None:
+        self._key_deserializer = key_deserializer
+        self._value_deserializer = value_deserializer
+        self._decompressed_bytes_max = decompressed_bytes_max
+
+    def records(self, batch: RecordBatch, source: TopicPartition) -> list[Record[Any, Any]]:
+        """The batch's records. Its CRC is checked already.
+
+        Raises CorruptDataError, RecordTooLargeError, or `Unreadable` if a deserializer refused.
+        """
+        with gc_paused():
+            return self._records(batch, source)
+
+    def _records(self, batch: RecordBatch, source: TopicPartition) -> list[Record[Any, Any]]:
+        try:
+            decoded = decode(batch, decompressed_bytes_max=self._decompressed_bytes_max)
+        except LogError as error:
+            raise unpacking_error(error, source, batch.header.base_offset) from error
+        topic, partition = source
+        timestamp_type = LOG_APPEND_TIME if batch.header.is_log_append_time else CREATE_TIME
+        to_key, to_value = self._key_deserializer, self._value_deserializer
+        # Each variant is one comprehension: a call or a branch per record would cost a fifth of it.
+        if to_key is None and to_value is None:
+            return [
+                Record(
+                    topic,
+                    partition,
+                    record.offset,
+                    record.timestamp,
+                    timestamp_type,
+                    record.key,
+                    record.value,
+                    record.headers or (),
+                )
+                for record in decoded
+            ]
+        records: list[Record[Any, Any]] = []
+        add = records.append
+        record = None
+        try:
+            for record in decoded:
+                key, value = record.key, record.value
+                add(
+                    Record(
+                        topic,
+                        partition,
+                        record.offset,
+                        record.timestamp,
+                        timestamp_type,
+                        key if key is None or to_key is None else to_key(key),
+                        value if value is None or to_value is None else to_value(value),
+                        record.headers or (),
+                    )
+                )
+        except Exception as error:
+            assert record is not None
+            refusal = SerializationError(
+                f"{topic}-{partition}: a deserializer refused the record at offset "
+                f"{record.offset}: {error!r}. Seek past it to go on."
+            )
+            refusal.__cause__ = error
+            raise Unreadable(refusal, records, record.offset) from error
+        return records
+
+
+class Unreadable(Exception):  # noqa: N818 (caught on the next floor: it never reaches a user)
+    """A record that cannot be deserialized, and the good ones before it."""
+
+    def __init__(
+        self, error: SerializationError, records: list[Record[Any, Any]], offset: int
+    ) -> None:
+        super().__init__(error)
+        self.error = error
+        self.records = records
+        self.offset = offset
+
+
+def unpacking_error(error: LogError, source: TopicPartition, offset: int) -> RaftlogClientError:
+    """What a refused batch is to the reader."""
+    topic, partition = source
+    if error.entry is RECORD_TOO_LARGE:
+        return RecordTooLargeError(
+            f"{topic}-{partition}, offset {offset}: {error.message} (decompressed_bytes_max)"
+        )
+    return CorruptDataError(
+        f"{topic}-{partition}: damaged data at offset {offset}: {error.message}",
+        topic=topic,
+        partition=partition,
+        offset=offset,
+    )

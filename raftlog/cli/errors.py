@@ -1,0 +1,127 @@
+"""From what went wrong to a message that says what to do next, and an exit code.
+
+Exit codes are a promise to scripts; the table is in `ExitCode` and in the README.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import IO, Any
+
+import click
+
+from raftlog.record import errors as table
+from raftlog.record.errors import LogError
+
+
+class ExitCode(IntEnum):
+    """What a script can tell from `$?`."""
+
+    OK = 0
+    """Done; also when the reader of our output has closed it (`| head`)."""
+    FAILED = 1
+    """The cluster refused, or something is broken; the message says which."""
+    USAGE = 2
+    """The command line, the environment, a file of settings or an input line is wrong."""
+    NOT_FOUND = 3
+    """No such topic, partition or file."""
+    UNREACHABLE = 4
+    """No node could be reached, or none was ready in time; the same command may work later."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+
+
+class CommandError(click.ClickException):
+    """A failure of a command: what is wrong, and what to do next."""
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, code: ExitCode = ExitCode.FAILED
+    ) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.code = code
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Write the message to stderr."""
+        click.echo(f"raftlog: {self.message}", err=True)
+        if self.hint:
+            click.echo(f"  {self.hint}", err=True)
+
+
+_START_HINT = (
+    "Is a node running there? `raftlog serve --data-dir DIR` starts one; "
+    "--servers or RAFTLOG_SERVERS names another."
+)
+_HINTS: dict[int, tuple[ExitCode, str | None]] = {
+    table.NOT_FOUND.code: (ExitCode.NOT_FOUND, None),
+    table.UNKNOWN_TOPIC.code: (
+        ExitCode.NOT_FOUND,
+        "`raftlog topic list` shows the topics, `raftlog topic create NAME` makes one.",
+    ),
+    table.UNKNOWN_PARTITION.code: (
+        ExitCode.NOT_FOUND,
+        "`raftlog topic describe NAME` shows its partitions.",
+    ),
+    table.TOPIC_EXISTS.code: (
+        ExitCode.FAILED,
+        "With --if-not-exists that is no error; `raftlog topic describe NAME` shows it.",
+    ),
+    table.INVALID_TOPIC.code: (
+        ExitCode.USAGE,
+        "Names are 1 to 249 letters, digits, dots, dashes and underscores.",
+    ),
+    table.INVALID_CONFIG.code: (
+        ExitCode.USAGE,
+        "`raftlog topic describe NAME` shows the settings of a topic.",
+    ),
+    table.INVALID_PARTITIONS.code: (ExitCode.USAGE, None),
+    table.OFFSET_OUT_OF_RANGE.code: (
+        ExitCode.FAILED,
+        "`raftlog topic describe NAME` shows the offsets of each partition; "
+        "--offset earliest starts at the first record that is left.",
+    ),
+    table.RECORD_TOO_LARGE.code: (
+        ExitCode.FAILED,
+        "Split the record, or raise the limit: "
+        "`raftlog topic alter-config NAME --set max.message.bytes=N`.",
+    ),
+    table.UNAUTHORIZED.code: (ExitCode.FAILED, None),
+    table.NO_LEADER.code: (ExitCode.UNREACHABLE, "`raftlog cluster health` shows what is amiss."),
+    table.NOT_READY.code: (ExitCode.UNREACHABLE, "`raftlog cluster health` shows what is amiss."),
+    table.OVERLOADED.code: (ExitCode.UNREACHABLE, "Try again, with less at once."),
+    table.QUOTA_EXCEEDED.code: (ExitCode.UNREACHABLE, "Try again, with less at once."),
+    table.RETRIABLE.code: (ExitCode.UNREACHABLE, "It may or may not have happened; look first."),
+    table.REQUEST_TIMEOUT.code: (ExitCode.UNREACHABLE, None),
+    table.NOT_ENOUGH_REPLICAS.code: (
+        ExitCode.UNREACHABLE,
+        "Wait until more replicas are in sync: `raftlog topic describe NAME`.",
+    ),
+    table.STORAGE_FAILED.code: (
+        ExitCode.FAILED,
+        "The node's log says what its disk answered; repair it, then start the node again.",
+    ),
+    table.DISK_FULL.code: (
+        ExitCode.FAILED,
+        "Free space on the node's disk, or delete what is not needed: `raftlog topic trim-prefix`.",
+    ),
+}
+
+
+def unreachable(servers: str, reason: object) -> CommandError:
+    """The error for a cluster none of whose nodes answered."""
+    return CommandError(
+        f"no node answers at {servers}: {reason}", hint=_START_HINT, code=ExitCode.UNREACHABLE
+    )
+
+
+def from_log_error(error: LogError) -> CommandError:
+    """An error of the table, with the advice that fits it."""
+    code, hint = _HINTS.get(error.entry.code, (ExitCode.FAILED, None))
+    return CommandError(f"{error.message} ({error.entry.code})", hint=hint, code=code)
+
+
+def from_os_error(error: OSError) -> CommandError:
+    """A file that cannot be read or written; connections have errors of their own."""
+    code = ExitCode.NOT_FOUND if isinstance(error, FileNotFoundError) else ExitCode.FAILED
+    where = f"{error.filename}: " if error.filename else ""
+    return CommandError(f"{where}{error.strerror or error}", code=code)

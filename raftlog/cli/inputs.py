@@ -1,0 +1,106 @@
+"""Read stdin and files as chunks of bytes, promptly and without holding more than one chunk.
+
+Pipes and terminals are waited for by the event loop, so that Ctrl-C is heard while nothing comes;
+regular files are simply read, which never waits long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from errno import EISDIR
+from pathlib import Path
+
+CHUNK_BYTES = 256 * 1024
+STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One input, open."""
+
+    name: str
+    file_descriptor: int
+    size_bytes: int | None
+    """Length if it is known: that of a regular file."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person types it."""
+        return os.isatty(self.file_descriptor)
+
+
+@contextmanager
+def closing_source(path: str) -> Iterator[Source]:
+    """Open a file, or stdin for `-`, for the block. OSError if that cannot be."""
+    if path == STDIN:
+        # It is the process's, and stays open.
+        descriptor = sys.stdin.fileno()
+        yield Source("stdin", descriptor, _size(descriptor))
+        return
+    descriptor = os.open(Path(path), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR), path)
+        yield Source(path, descriptor, _size(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+class ChunkReader:
+    """Reads sources, until it is told to stop."""
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+        self._wake = asyncio.Event()
+
+    def stop(self) -> None:
+        """End after what has been read, even if more could come. Safe at any time in the loop."""
+        self.is_stopped = True
+        self._wake.set()
+
+    async def chunks(self, source: Source) -> AsyncIterator[bytes]:
+        """What arrives, as soon as it arrives, at most CHUNK_BYTES at a time."""
+        try:
+            while await self._wait_until_readable(source.file_descriptor):
+                chunk = os.read(source.file_descriptor, CHUNK_BYTES)
+                if not chunk:
+                    return
+                yield chunk
+        except PermissionError:
+            # A regular file (or /dev/null): epoll refuses what is always readable.
+            async for chunk in self._read_without_waiting(source.file_descriptor):
+                yield chunk
+
+    async def _wait_until_readable(self, file_descriptor: int) -> bool:
+        """True if a read gives something or the end at once; False if told to stop.
+
+        Watched anew for each read: a watch that stays could report what was read meanwhile, and
+        the next read would then block the loop.
+        """
+        if self.is_stopped:
+            return False
+        self._wake.clear()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(file_descriptor, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            loop.remove_reader(file_descriptor)
+        return not self.is_stopped
+
+    async def _read_without_waiting(self, file_descriptor: int) -> AsyncIterator[bytes]:
+        while not self.is_stopped and (chunk := os.read(file_descriptor, CHUNK_BYTES)):
+            yield chunk
+            # Sending goes on in the same loop, and must not wait for the end of a long file.
+            await asyncio.sleep(0)
+
+
+def _size(file_descriptor: int) -> int | None:
+    status = os.fstat(file_descriptor)
+    return status.st_size if stat.S_ISREG(status.st_mode) else None

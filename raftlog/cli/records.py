@@ -1,0 +1,311 @@
+"""Turn lines of text, JSON or CSV into records to produce, and count or refuse the bad ones.
+
+Pure: lines in, `ProducerRecord`s out. Every parser is a function from one line to one record that
+raises BadRecordError with a reason for the user; `None` means that the line is blank.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import orjson
+from raftlog_client import ProducerRecord
+
+from raftlog.cli.lines import LINE_BYTES_MAX, BadLineError, CsvLines, Line, Lines
+from raftlog.cli.options import timestamp_ms
+
+BytesRecord: TypeAlias = ProducerRecord[bytes | None, bytes | None]
+LineParser: TypeAlias = Callable[[bytes], BytesRecord | None]
+
+csv.field_size_limit(LINE_BYTES_MAX)
+
+_INT64_MAX = 2**63 - 1
+_ENVELOPE_FIELDS = frozenset(
+    {"key", "value", "headers", "timestamp", "key_encoding", "value_encoding"}
+)
+# What `topic consume --format json` prints besides; reading its output back must work.
+_ENVELOPE_IGNORED = frozenset({"topic", "partition", "offset", "timestamp_type"})
+_HEADER_FIELDS = frozenset({"key", "value", "value_encoding"})
+_JSON_SCALAR = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false")
+
+
+class BadRecordError(ValueError):
+    """Why a line cannot become a record; `str()` continues a sentence that begins with "line N"."""
+
+
+class BadHeaderRowError(BadRecordError):
+    """The row that names the columns is of no use; skipping it would make data of names."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """What every record of a run is given besides its value."""
+
+    partition: int | None = None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    tombstone_for_empty: bool = False
+    key_field: str | None = None
+    timestamp_field: str | None = None
+
+    def record(
+        self, value: bytes | None, key: bytes | None = None, timestamp: int | None = None
+    ) -> BytesRecord:
+        """A record of this run; `--key` stands in for a missing key."""
+        if self.tombstone_for_empty and not value:
+            value = None
+        return ProducerRecord(
+            value=value,
+            key=self.key if key is None else key,
+            partition=self.partition,
+            timestamp_ms=timestamp,
+            headers=self.headers,
+        )
+
+
+def text_parser(options: RecordOptions, key_separator: bytes | None) -> LineParser:
+    """Each line is a value, or a key and a value around the first separator."""
+
+    def value_only(line: bytes) -> BytesRecord:
+        return options.record(line)
+
+    def key_and_value(line: bytes) -> BytesRecord:
+        key, separator, value = line.partition(key_separator or b"")
+        if not separator:
+            raise BadRecordError(f"has no key separator {(key_separator or b'').decode()!r}")
+        return options.record(value, key)
+
+    return value_only if key_separator is None else key_and_value
+
+
+def json_parser(options: RecordOptions) -> LineParser:
+    """Each line is one JSON value, kept byte for byte; key and timestamp come from its fields."""
+
+    def parse(line: bytes) -> BytesRecord | None:
+        line = line.strip()
+        if not line:
+            return None
+        document = _json(line)
+        if options.key_field is None and options.timestamp_field is None:
+            return options.record(line)
+        if not isinstance(document, dict):
+            raise BadRecordError("is not a JSON object: there is no field to take")
+        return options.record(line, *_key_and_timestamp(options, document))
+
+    return parse
+
+
+def envelope_parser(options: RecordOptions) -> LineParser:
+    """Each line is a whole record: {"key", "value", "headers", "timestamp"}, value required.
+
+    Text is taken as UTF-8, or as base64 where `key_encoding` or `value_encoding` says so; objects,
+    arrays, numbers and booleans are kept as JSON; null is a missing key or a tombstone.
+    """
+
+    def parse(line: bytes) -> BytesRecord | None:
+        line = line.strip()
+        if not line:
+            return None
+        document = _json(line)
+        if not isinstance(document, dict):
+            raise BadRecordError("is not a JSON object")
+        if "value" not in document:
+            raise BadRecordError('has no "value" (null would be a tombstone)')
+        if unknown := document.keys() - _ENVELOPE_FIELDS - _ENVELOPE_IGNORED:
+            raise BadRecordError(f"has the unknown field {min(unknown)!r}")
+        timestamp = document.get("timestamp")
+        key = _from_json(document.get("key"), document.get("key_encoding"))
+        return ProducerRecord(
+            value=_from_json(document["value"], document.get("value_encoding")),
+            key=options.key if key is None else key,
+            partition=options.partition,
+            timestamp_ms=None if timestamp is None else _timestamp(timestamp),
+            headers=(*_headers(document.get("headers")), *options.headers),
+        )
+
+    return parse
+
+
+class CsvParser:
+    """Each row becomes a JSON object with the header row's names; the values stay text.
+
+    With `infer_types`, a field that reads exactly like a JSON number or boolean becomes one, and an
+    empty field null. That is not the default, because codes like 007 or 1e5 are not numbers.
+    """
+
+    def __init__(self, options: RecordOptions, *, delimiter: str, infer_types: bool) -> None:
+        self._options = options
+        self._delimiter = delimiter
+        self._infer_types = infer_types
+        self.names: list[str] | None = None
+
+    def parse(self, line: bytes) -> BytesRecord | None:
+        """One row, or None for a blank line and for the header row."""
+        if self.names is None:
+            self._take_names(line)
+            return None
+        fields = self._fields(line.decode())
+        if not fields:
+            return None
+        if len(fields) != len(self.names):
+            raise BadRecordError(f"has {len(fields)} fields; the header row has {len(self.names)}")
+        row: dict[str, Any] = dict(zip(self.names, fields, strict=True))
+        key, timestamp = _key_and_timestamp(self._options, row)
+        if self._infer_types:
+            row = {name: _inferred(field) for name, field in row.items()}
+        return self._options.record(orjson.dumps(row), key, timestamp)
+
+    def _take_names(self, line: bytes) -> None:
+        try:
+            # Spreadsheets begin their UTF-8 with a byte order mark.
+            fields = self._fields(line.decode("utf-8-sig"))
+        except (BadRecordError, UnicodeDecodeError) as error:
+            raise BadHeaderRowError(f"is no header row: {error}") from error
+        if len(set(fields)) != len(fields):
+            raise BadHeaderRowError("names a column twice")
+        for wanted in (self._options.key_field, self._options.timestamp_field):
+            if fields and wanted is not None and wanted not in fields:
+                raise BadHeaderRowError(f"has no column {wanted!r}: {', '.join(fields)}")
+        self.names = fields or None
+
+    def _fields(self, text: str) -> list[str]:
+        try:
+            rows = csv.reader([text.rstrip("\r")], delimiter=self._delimiter, strict=True)
+            return next(rows, [])
+        except csv.Error as error:
+            raise BadRecordError(f"is not CSV: {error}") from error
+
+
+@dataclass(slots=True)
+class Parsed:
+    """The records of some lines, and the first bad one if the run must stop there."""
+
+    records: list[BytesRecord]
+    error: BadLineError | None = None
+
+
+@dataclass(slots=True)
+class RecordReader:
+    """Applies a parser to lines, with the policy for bad ones.
+
+    Without `skip_bad` the first bad line ends the run, and the records before it still count:
+    `Parsed` holds both, so that what is written is always a prefix of the input.
+    """
+
+    parser: LineParser
+    skip_bad: bool
+    csv_lines: CsvLines | None = None
+    on_skipped: Callable[[BadLineError], None] = field(default=lambda error: None)
+
+    def read(self, lines: Lines) -> Parsed:
+        """The records of these lines."""
+        if self.csv_lines is None:
+            return self._parse(enumerate(lines.lines, lines.first_number))
+        try:
+            return self._parse(self.csv_lines.feed(lines))
+        except BadLineError as error:
+            return Parsed([], error)
+
+    def finish(self) -> Parsed:
+        """Called at the input's end: a record may be unfinished."""
+        try:
+            if self.csv_lines is not None:
+                self.csv_lines.finish()
+        except BadLineError as error:
+            return Parsed([], error)
+        return Parsed([])
+
+    def _parse(self, lines: Iterable[Line | tuple[int, bytes]]) -> Parsed:
+        records: list[BytesRecord] = []
+        parser = self.parser
+        for number, data in lines:
+            try:
+                record = parser(data)
+            except (BadRecordError, UnicodeDecodeError) as error:
+                # UnicodeDecodeError's own text speaks of codecs.
+                reason = str(error) if isinstance(error, BadRecordError) else "is not UTF-8"
+                bad = BadLineError(number, reason)
+                if not self.skip_bad or isinstance(error, BadHeaderRowError):
+                    return Parsed(records, bad)
+                self.on_skipped(bad)
+            else:
+                if record is not None:
+                    records.append(record)
+        return Parsed(records)
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise BadRecordError(f"is not JSON: {error}") from error
+
+
+def _key_and_timestamp(
+    options: RecordOptions, row: Mapping[str, Any]
+) -> tuple[bytes | None, int | None]:
+    key: bytes | None = None
+    timestamp: int | None = None
+    if options.key_field is not None:
+        if options.key_field not in row:
+            raise BadRecordError(f"has no field {options.key_field!r} for the key")
+        key = _from_json(row[options.key_field], None)
+    if options.timestamp_field is not None:
+        if options.timestamp_field not in row:
+            raise BadRecordError(f"has no field {options.timestamp_field!r} for the timestamp")
+        timestamp = _timestamp(row[options.timestamp_field])
+    return key, timestamp
+
+
+def _timestamp(value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            value = timestamp_ms(value)
+        except ValueError as error:
+            raise BadRecordError(f"has a bad timestamp: {error}") from error
+    elif not isinstance(value, int | float) or isinstance(value, bool):
+        raise BadRecordError("has a timestamp that is neither a number nor text")
+    if not 0 <= value <= _INT64_MAX:
+        raise BadRecordError(f"has a timestamp out of range: {value}")
+    return int(value)
+
+
+def _from_json(value: Any, encoding: Any) -> bytes | None:
+    if encoding is not None:
+        if encoding != "base64" or not isinstance(value, str):
+            raise BadRecordError('has an encoding that is not "base64" of a text')
+        try:
+            return b64decode(value, validate=True)
+        except Base64Error as error:
+            raise BadRecordError(f"is not base64: {error}") from error
+    if value is None:
+        return None
+    return value.encode() if isinstance(value, str) else orjson.dumps(value)
+
+
+def _headers(headers: Any) -> Iterable[tuple[str, bytes | None]]:
+    if headers is None:
+        return ()
+    if isinstance(headers, dict):
+        headers = [{"key": key, "value": value} for key, value in headers.items()]
+    if not isinstance(headers, list):
+        raise BadRecordError("has headers that are neither a list nor an object")
+    pairs: list[tuple[str, bytes | None]] = []
+    for header in headers:
+        is_header = isinstance(header, dict) and header.keys() <= _HEADER_FIELDS
+        if not is_header or not isinstance(header.get("key"), str):
+            raise BadRecordError('has a header that is not {"key": text, "value": …}')
+        pairs.append((header["key"], _from_json(header.get("value"), header.get("value_encoding"))))
+    return pairs
+
+
+def _inferred(field_text: str) -> Any:
+    if not field_text:
+        return None
+    return orjson.loads(field_text) if _JSON_SCALAR.fullmatch(field_text) else field_text

@@ -1,0 +1,150 @@
+"""`raftlog serve`: run one node until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from raftlog.cli import output
+from raftlog.cli.errors import CommandError, ExitCode
+from raftlog.cli.log import LogSettings, configure_log
+from raftlog.cli.settings import (
+    Setting,
+    combine,
+    descriptions,
+    from_environment,
+    from_file,
+    from_flags,
+    settings_of,
+    unknown_variables,
+)
+from raftlog.node import NodeSettings, run_node
+
+_HELP = """Run one node in the foreground, until SIGTERM or Ctrl-C.
+
+Every setting can be given as a flag, as the environment variable of the same name
+(--listen is RAFTLOG_LISTEN) and as a key of a TOML file (--config). A flag goes before the
+environment, the environment before the file, the file before the default. Nested settings are
+tables of the file: --log-level is `level` in the table [log].
+
+\b
+  raftlog serve --data-dir /var/lib/raftlog
+  raftlog serve --config /etc/raftlog.toml --listen 0.0.0.0:8082
+"""
+
+
+class ServeSettings(NodeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The node's settings, and those of the process around it."""
+
+    log: LogSettings = LogSettings()
+    """What is written to stderr."""
+
+
+class ServeCommand(click.Command):
+    """The command with an option for each setting of a node."""
+
+    def __init__(self) -> None:
+        self.settings = list(settings_of(ServeSettings))
+        self._option_of: dict[str, Setting] = {}
+        options: list[click.Parameter] = [
+            click.Option(
+                ["--config", "config_file"],
+                type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                envvar="RAFTLOG_CONFIG",
+                help="TOML file of settings.",
+            ),
+            click.Option(
+                ["--show-settings", "show_settings"],
+                is_flag=True,
+                help="Print the settings that would be used, as JSON, and exit.",
+            ),
+        ]
+        for setting in self.settings:
+            option = _option(setting)
+            assert option.name is not None
+            self._option_of[option.name] = setting
+            options.append(option)
+        super().__init__("serve", params=options, callback=self._serve, help=_HELP)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by table, with the descriptions that stand in the settings' source."""
+        texts: dict[type[msgspec.Struct], dict[str, str]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            assert isinstance(parameter, click.Option)
+            setting = self._option_of.get(parameter.name or "")
+            title = "Options"
+            if setting is not None:
+                known = texts.setdefault(setting.owner, descriptions(setting.owner))
+                parameter.help = _help(setting, known.get(setting.path[-1], ""))
+                if len(setting.path) > 1:
+                    title = f"Table [{'.'.join(setting.path[:-1])}]"
+            if record := parameter.get_help_record(ctx):
+                sections.setdefault(title, []).append(record)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def _serve(self, config_file: Path | None, show_settings: bool, **flags: Any) -> int:
+        try:
+            settings = self._settings(config_file, flags)
+            # Before the node tries: a wrong address is a mistake of the command line.
+            settings.listen_address()
+            settings.advertised_address(port=0)
+        except ValueError as error:
+            raise CommandError(
+                str(error), hint="`raftlog serve --help` lists the settings.", code=ExitCode.USAGE
+            ) from error
+        if show_settings:
+            output.write_json(msgspec.to_builtins(settings))
+            return ExitCode.OK
+        configure_log(settings.log)
+        return run_node(settings)
+
+    def _settings(self, config_file: Path | None, flags: dict[str, Any]) -> ServeSettings:
+        for name in unknown_variables(self.settings, os.environ):
+            output.message(f"raftlog: {name} is not a setting; it is ignored")
+        by_key = {self._option_of[name].key: value for name, value in flags.items()}
+        return combine(
+            ServeSettings,
+            from_flags(self.settings, by_key),
+            from_environment(self.settings, os.environ),
+            from_file(self.settings, config_file) if config_file else iter(()),
+        )
+
+
+def _option(setting: Setting) -> click.Option:
+    # No defaults here: an option that was not given must stay None, or it would hide the file.
+    name = "_".join(setting.path)
+    if setting.is_switch:
+        flags = f"{setting.flag}/--no-{setting.flag[2:]}"
+        return click.Option([flags, name], default=None, is_flag=True)
+    return click.Option(
+        [setting.flag, name],
+        type=click.Choice(setting.choices) if setting.choices else click.STRING,
+        multiple=setting.is_mapping,
+        default=None,
+        metavar=_metavar(setting),
+    )
+
+
+def _metavar(setting: Setting) -> str | None:
+    if setting.choices:
+        return None
+    if setting.is_mapping:
+        return "NAME=VALUE"
+    return "NUMBER" if isinstance(setting.default, int | float) else "TEXT"
+
+
+def _help(setting: Setting, text: str) -> str:
+    if setting.default in (None, msgspec.NODEFAULT, {}):
+        return text
+    default = str(setting.default).lower() if setting.is_switch else setting.default
+    return f"{text}  [default: {default}]"
+
+
+serve = ServeCommand()

@@ -1,0 +1,315 @@
+"""`raftlog topic create|list|describe|alter-config|add-partitions|trim-prefix|delete`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from raftlog_client import Admin, Consumer, ServerError, TopicDescription, TopicPartition
+
+from raftlog.cli import output
+from raftlog.cli.errors import CommandError, ExitCode
+from raftlog.cli.offsets import POSITION_HELP, Position, position_option, resolve
+from raftlog.cli.options import config_pairs, format_option, partition_numbers, servers_option
+from raftlog.cli.session import run
+from raftlog.record.errors import TOPIC_EXISTS, UNKNOWN_TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@click.command()
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
+@click.option("-p", "--partitions", type=click.IntRange(1, 10_000), help="Partitions of each.")
+@click.option("-r", "--replicas", type=click.IntRange(1), help="Copies of each partition.")
+@click.option(
+    "-c", "--topic-config", "configs", multiple=True, metavar="NAME=VALUE", help="A setting."
+)
+@click.option("--if-not-exists", is_flag=True, help="A topic that exists already is no error.")
+@servers_option
+@format_option
+def create(
+    *,
+    names: tuple[str, ...],
+    partitions: int | None,
+    replicas: int | None,
+    configs: tuple[str, ...],
+    if_not_exists: bool,
+    servers: str,
+    output_format: str,
+) -> None:
+    """Create topics. What is not given is the cluster's default.
+
+    \b
+      raftlog topic create orders -p 6 -c retention.ms=86400000 -c cleanup.policy=compact
+    """
+    pairs = config_pairs(configs)
+
+    async def create_all() -> list[tuple[TopicDescription, bool]]:
+        made = []
+        async with Admin(bootstrap_servers=servers) as admin:
+            for name in names:
+                try:
+                    topic = await admin.create_topic(
+                        name, partitions=partitions, replication_factor=replicas, configs=pairs
+                    )
+                except ServerError as error:
+                    if not if_not_exists or error.code != TOPIC_EXISTS.code:
+                        raise
+                    made.append((await admin.describe_topic(name), False))
+                else:
+                    made.append((topic, True))
+        return made
+
+    made = run(servers, create_all())
+    if output_format == "json":
+        output.write_json([{**_topic_document(topic), "created": new} for topic, new in made])
+        return
+    for topic, new in made:
+        verb = "created" if new else "exists already"
+        output.message(f"{topic.name} {verb}: {output.counted(len(topic.partitions), 'partition')}")
+
+
+@click.command()
+@servers_option
+@format_option
+def list_topics(servers: str, output_format: str) -> None:
+    """List the topics with their numbers of partitions and replicas."""
+
+    async def describe_all() -> list[TopicDescription]:
+        async with Admin(bootstrap_servers=servers) as admin:
+            return await admin.describe_topics()
+
+    topics = sorted(run(servers, describe_all()), key=lambda topic: topic.name)
+    rows = [
+        (
+            topic.name,
+            len(topic.partitions),
+            max((len(partition.replicas) for partition in topic.partitions), default=0),
+        )
+        for topic in topics
+    ]
+    if output_format == "json":
+        fields = ("name", "partitions", "replicas")
+        output.write_json([dict(zip(fields, row, strict=True)) for row in rows])
+    elif rows:
+        output.write_table(("name", "partitions", "replicas"), rows)
+    else:
+        output.message("There are no topics yet; `raftlog topic create NAME` makes one.")
+
+
+@click.command()
+@click.argument("name", metavar="TOPIC")
+@click.option("-a", "--all-configs", is_flag=True, help="Show settings left at their defaults too.")
+@servers_option
+@format_option
+def describe(name: str, all_configs: bool, servers: str, output_format: str) -> None:
+    """Show a topic: its partitions with leader, replicas and offsets, and its settings."""
+
+    async def look() -> dict[str, Any]:
+        async with Admin(bootstrap_servers=servers) as admin:
+            topic = await admin.describe_topic(name)
+            configs = await admin.describe_configs(name)
+            offsets = await admin.offsets([name])
+        document = _topic_document(topic)
+        for partition in document["partitions"]:
+            known = offsets.get(TopicPartition(name, partition["partition"]))
+            partition["beginning_offset"] = known and known.beginning_offset
+            partition["end_offset"] = known and known.end_offset
+        document["configs"] = [
+            msgspec.to_builtins(config)
+            for config in sorted(configs.values(), key=lambda config: config.name)
+            if all_configs or output_format == "json" or not config.is_default
+        ]
+        return document
+
+    document = run(servers, look())
+    if output_format == "json":
+        output.write_json(document)
+        return
+    click.echo(f"{document['name']}  (id {document['topic_id']})")
+    output.write_table(
+        ("partition", "leader", "epoch", "replicas", "in sync", "beginning", "end"),
+        [
+            (
+                partition["partition"],
+                partition["leader"],
+                partition["leader_epoch"],
+                _numbers(partition["replicas"]),
+                _numbers(partition["isr"]),
+                partition["beginning_offset"],
+                partition["end_offset"],
+            )
+            for partition in document["partitions"]
+        ],
+    )
+    if document["configs"]:
+        click.echo()
+        output.write_table(
+            ("setting", "value", "source"),
+            [
+                (config["name"], config["value"], "default" if config["is_default"] else "topic")
+                for config in document["configs"]
+            ],
+        )
+
+
+@click.command()
+@click.argument("name", metavar="TOPIC")
+@click.option("-s", "--set", "changes", multiple=True, metavar="NAME=VALUE", help="Set to a value.")
+@click.option("-d", "--delete", "unset", multiple=True, metavar="NAME", help="Back to the default.")
+@servers_option
+@format_option
+def alter_config(
+    name: str, changes: tuple[str, ...], unset: tuple[str, ...], servers: str, output_format: str
+) -> None:
+    """Change a topic's settings, all or none of those given.
+
+    \b
+      raftlog topic alter-config orders --set retention.ms=3600000 --delete cleanup.policy
+    """
+    pairs = config_pairs(changes)
+    if not pairs and not unset:
+        raise click.UsageError("say what to change: --set NAME=VALUE or --delete NAME")
+
+    async def alter() -> None:
+        async with Admin(bootstrap_servers=servers) as admin:
+            await admin.alter_configs(name, pairs, unset=unset)
+
+    run(servers, alter())
+    if output_format == "json":
+        output.write_json({"name": name, "set": pairs, "deleted": list(unset)})
+    else:
+        output.message(f"{name}: {output.counted(len(pairs) + len(unset), 'setting')} changed")
+
+
+@click.command()
+@click.argument("name", metavar="TOPIC")
+@click.option("-n", "--num", type=click.IntRange(1, 10_000), required=True, help="How many more.")
+@servers_option
+@format_option
+def add_partitions(name: str, num: int, servers: str, output_format: str) -> None:
+    """Give a topic more partitions. Keys may then map to other partitions than before."""
+
+    async def add() -> int:
+        async with Admin(bootstrap_servers=servers) as admin:
+            total = len((await admin.describe_topic(name)).partitions) + num
+            await admin.create_partitions(name, total)
+            return total
+
+    total = run(servers, add())
+    if output_format == "json":
+        output.write_json({"name": name, "partitions": total})
+    else:
+        output.message(f"{name} has {output.counted(total, 'partition')} now")
+
+
+@click.command(
+    epilog=f"Positions: {POSITION_HELP}",
+)
+@click.argument("name", metavar="TOPIC")
+@position_option(
+    "-o", "--offset", required=True, help="The first record to keep, as a position (see below)."
+)
+@click.option("-p", "--partitions", metavar="0,2-5", help="Only these partitions.")
+@click.option("--no-confirm", is_flag=True, help="Do not ask; needed where nobody can answer.")
+@servers_option
+@format_option
+def trim_prefix(
+    *,
+    name: str,
+    offset: Position,
+    partitions: str | None,
+    no_confirm: bool,
+    servers: str,
+    output_format: str,
+) -> None:
+    """Delete the records of a topic before a position, for good.
+
+    \b
+      raftlog topic trim-prefix orders --offset @2026-01-01 --no-confirm
+    """
+    wanted = None if partitions is None else partition_numbers(partitions)
+    _confirm(f"Delete the records of {name} before {offset}?", no_confirm)
+
+    async def trim() -> dict[TopicPartition, int]:
+        async with (
+            Admin(bootstrap_servers=servers) as admin,
+            Consumer[bytes, bytes](bootstrap_servers=servers) as consumer,
+        ):
+            until = await resolve(admin, consumer, [name], wanted, offset)
+            return await admin.delete_records(until)
+
+    starts = run(servers, trim())
+    rows = [(partition.partition, start) for partition, start in sorted(starts.items())]
+    if output_format == "json":
+        fields = ("partition", "beginning_offset")
+        output.write_json(
+            {"name": name, "partitions": [dict(zip(fields, row, strict=True)) for row in rows]}
+        )
+    else:
+        output.write_table(("partition", "beginning"), rows)
+
+
+@click.command()
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
+@click.option("--if-exists", is_flag=True, help="A topic that does not exist is no error.")
+@servers_option
+@format_option
+def delete(names: tuple[str, ...], if_exists: bool, servers: str, output_format: str) -> None:
+    """Delete topics with all their records, for good, without asking."""
+
+    async def delete_all() -> list[str]:
+        deleted = []
+        async with Admin(bootstrap_servers=servers) as admin:
+            for name in names:
+                try:
+                    await admin.delete_topic(name)
+                except ServerError as error:
+                    if not if_exists or error.code != UNKNOWN_TOPIC.code:
+                        raise
+                else:
+                    deleted.append(name)
+        return deleted
+
+    deleted = run(servers, delete_all())
+    if output_format == "json":
+        output.write_json({"deleted": deleted})
+        return
+    for name in deleted:
+        output.message(f"{name} deleted")
+
+
+def _confirm(question: str, no_confirm: bool) -> None:
+    if no_confirm:
+        return
+    if not (output.for_person(sys.stdin) and output.for_person(sys.stderr)):
+        raise CommandError(
+            "this deletes records for good, and nobody is here to confirm it",
+            hint="Say --no-confirm if it is meant.",
+            code=ExitCode.USAGE,
+        )
+    click.confirm(question, abort=True, err=True)
+
+
+def _topic_document(topic: TopicDescription) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "partitions": [
+            {
+                "partition": partition.partition,
+                "leader": partition.leader,
+                "leader_epoch": partition.leader_epoch,
+                "replicas": list(partition.replicas),
+                "isr": list(partition.isr),
+            }
+            for partition in topic.partitions
+        ],
+    }
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))

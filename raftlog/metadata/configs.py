@@ -1,0 +1,413 @@
+"""Topic configs: the one table of what may be set on a topic, and what it means.
+
+Names, types and defaults are Kafka's where Kafka has them. Values are strings everywhere (requests,
+commands, image) and become typed in one place: `TopicConfig.from_configs`. A value is validated
+when it is decided on, never when it is applied or read: what another release wrote must not be
+refused by this one. So readers ignore names they do not know, and take a known value whatever its
+bounds; one that cannot even be parsed is an error, because a guessed retention would delete data.
+
+Precedence: set on the topic, else set for the node (command line), else the default.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from raftlog.record.errors import INVALID_CONFIG, LogError
+
+INT64_MAX: Final = 2**63 - 1
+INT32_MAX: Final = 2**31 - 1
+MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
+VALUE_CHARACTERS_MAX: Final = 256
+"""A longer value is refused before it is looked at; no legal one comes near."""
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_NUMBER = re.compile(r"[+-]?([0-9]{1,19}(\.[0-9]{0,19})?|\.[0-9]{1,19})([eE][+-]?[0-9]{1,3})?")
+_HOUR_MS: Final = 60 * 60 * 1000
+_DAY_MS: Final = 24 * _HOUR_MS
+
+
+class ConfigType(StrEnum):
+    """How a config's value is written, in the words of Kafka's admin interface."""
+
+    BOOLEAN = "BOOLEAN"
+    INT = "INT"
+    LONG = "LONG"
+    DOUBLE = "DOUBLE"
+    STRING = "STRING"
+    LIST = "LIST"
+
+
+class ConfigSource(StrEnum):
+    """Where a config's value comes from."""
+
+    TOPIC = "topic"
+    NODE = "node"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """One row of the table. `lower` and `upper` are inclusive; `choices` are all legal words."""
+
+    name: str
+    type: ConfigType
+    default: str
+    doc: str
+    lower: int | None = None
+    upper: int | None = None
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigDescription:
+    """The value a topic has for one config, and where it comes from."""
+
+    entry: ConfigEntry
+    value: str
+    source: ConfigSource
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody has set it, on the topic or for the node."""
+        return self.source is ConfigSource.DEFAULT
+
+
+_ENTRIES = (
+    ConfigEntry(
+        "cleanup.policy",
+        ConfigType.LIST,
+        "delete",
+        "What happens to old records: 'delete' drops whole segments by age and size, 'compact' "
+        "keeps the newest record of each key; both may be combined.",
+        choices=("compact", "delete"),
+    ),
+    ConfigEntry(
+        "compression.type",
+        ConfigType.STRING,
+        "producer",
+        "Batches are stored as the producer compressed them; nothing else is offered, because a "
+        "broker never re-encodes records.",
+        choices=("producer",),
+    ),
+    ConfigEntry(
+        "delete.retention.ms",
+        ConfigType.LONG,
+        str(_DAY_MS),
+        "How long a compacted topic keeps a tombstone, so that a slow reader still learns of the "
+        "deletion.",
+        lower=0,
+        upper=INT64_MAX,
+    ),
+    ConfigEntry(
+        "flush",
+        ConfigType.STRING,
+        "sync",
+        "What acks=all waits for: 'sync', the records are on disk; 'async', the operating system "
+        "has them, and losing power on enough replicas at once can lose the newest.",
+        choices=("sync", "async"),
+    ),
+    ConfigEntry(
+        "index.interval.bytes",
+        ConfigType.INT,
+        "4096",
+        "Bytes of log between two entries of the offset index.",
+        lower=0,
+        upper=INT32_MAX,
+    ),
+    ConfigEntry(
+        "max.message.bytes",
+        ConfigType.INT,
+        "1048588",
+        "The largest record batch that is accepted, in bytes, as compressed by the producer.",
+        lower=1,
+        upper=MESSAGE_BYTES_MAX,
+    ),
+    ConfigEntry(
+        "message.timestamp.type",
+        ConfigType.STRING,
+        "CreateTime",
+        "Whether records keep the producer's timestamp (CreateTime) or get that of their append.",
+        choices=("CreateTime", "LogAppendTime"),
+    ),
+    ConfigEntry(
+        "min.cleanable.dirty.ratio",
+        ConfigType.DOUBLE,
+        "0.5",
+        "A compacted log is compacted again once this part of it is new since the last time.",
+        lower=0,
+        upper=1,
+    ),
+    ConfigEntry(
+        "min.compaction.lag.ms",
+        ConfigType.LONG,
+        "0",
+        "How long a record is safe from compaction after it was written.",
+        lower=0,
+        upper=INT64_MAX,
+    ),
+    ConfigEntry(
+        "min.insync.replicas",
+        ConfigType.INT,
+        "1",
+        "With acks=all, a write is refused unless this many replicas are in sync. The default is 2 "
+        "for topics of 3 replicas or more, else 1.",
+        lower=1,
+        upper=INT32_MAX,
+    ),
+    ConfigEntry(
+        "retention.bytes",
+        ConfigType.LONG,
+        "-1",
+        "Above this size of a partition its oldest segments are dropped; -1: no limit.",
+        lower=-1,
+        upper=INT64_MAX,
+    ),
+    ConfigEntry(
+        "retention.ms",
+        ConfigType.LONG,
+        str(7 * _DAY_MS),
+        "Segments whose newest record is older than this are dropped; -1: no limit.",
+        lower=-1,
+        upper=INT64_MAX,
+    ),
+    ConfigEntry(
+        "segment.bytes",
+        ConfigType.INT,
+        str(1024**3),
+        "Size at which a segment is closed and the next one begun.",
+        lower=1024,
+        upper=INT32_MAX,
+    ),
+    ConfigEntry(
+        "segment.ms",
+        ConfigType.LONG,
+        str(7 * _DAY_MS),
+        "Age at which a segment is closed even if it is not full.",
+        lower=1,
+        upper=INT64_MAX,
+    ),
+    ConfigEntry(
+        "unclean.leader.election.enable",
+        ConfigType.BOOLEAN,
+        "false",
+        "Whether a replica that was not in sync may lead when no other is left. It loses "
+        "acknowledged records.",
+    ),
+)
+CONFIG_TABLE: Final[Mapping[str, ConfigEntry]] = {entry.name: entry for entry in _ENTRIES}
+
+
+def find_entry(name: str) -> ConfigEntry:
+    """The table's row of that name. Raises LogError(INVALID_CONFIG) if there is none."""
+    entry = CONFIG_TABLE.get(name)
+    if entry is None:
+        raise LogError(INVALID_CONFIG, f"There is no topic config {_shown(name)}.")
+    return entry
+
+
+def validate(name: str, value: str) -> str:
+    """The value, normalised. Raises LogError(INVALID_CONFIG) for an unknown name or bad value."""
+    entry = find_entry(name)
+    if len(value) > VALUE_CHARACTERS_MAX:
+        raise LogError(
+            INVALID_CONFIG, f"The value of {name} has more than {VALUE_CHARACTERS_MAX} characters."
+        )
+    normalised = _NORMALISERS[entry.type](entry, value.strip())
+    if entry.type is not ConfigType.LIST and entry.choices and normalised not in entry.choices:
+        raise _invalid(entry, value)
+    return normalised
+
+
+def validate_all(configs: Mapping[str, str]) -> dict[str, str]:
+    """All values, normalised. Raises LogError(INVALID_CONFIG)."""
+    return {name: validate(name, value) for name, value in configs.items()}
+
+
+def describe(
+    configs: Mapping[str, str], defaults: Mapping[str, str], *, replication_factor: int
+) -> list[ConfigDescription]:
+    """Every config of a topic that has set `configs`, on a node that has set `defaults`."""
+    return [
+        ConfigDescription(entry, *_effective(entry, configs, defaults, replication_factor))
+        for entry in _ENTRIES
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """What is in force for one topic, typed. See the table for the meaning of each."""
+
+    cleanup_policy: frozenset[str]
+    compression_type: str
+    delete_retention_ms: int
+    flush: str
+    index_interval_bytes: int
+    max_message_bytes: int
+    message_timestamp_type: str
+    min_cleanable_dirty_ratio: float
+    min_compaction_lag_ms: int
+    min_insync_replicas: int
+    retention_bytes: int
+    retention_ms: int
+    segment_bytes: int
+    segment_ms: int
+    unclean_leader_election_enable: bool
+
+    @classmethod
+    def from_configs(
+        cls,
+        configs: Mapping[str, str],
+        defaults: Mapping[str, str],
+        *,
+        replication_factor: int,
+    ) -> TopicConfig:
+        """What is in force for a topic that has set `configs`, on a node that has set `defaults`.
+
+        Raises LogError(INVALID_CONFIG) if a value is not of its config's type.
+        """
+        text = {
+            name: _effective(entry, configs, defaults, replication_factor)[0]
+            for name, entry in CONFIG_TABLE.items()
+        }
+
+        def integer(name: str) -> int:
+            return _parse_int(CONFIG_TABLE[name], text[name])
+
+        return cls(
+            cleanup_policy=frozenset(_words(text["cleanup.policy"])),
+            compression_type=text["compression.type"],
+            delete_retention_ms=integer("delete.retention.ms"),
+            flush=text["flush"],
+            index_interval_bytes=integer("index.interval.bytes"),
+            max_message_bytes=integer("max.message.bytes"),
+            message_timestamp_type=text["message.timestamp.type"],
+            min_cleanable_dirty_ratio=_parse_float(
+                CONFIG_TABLE["min.cleanable.dirty.ratio"], text["min.cleanable.dirty.ratio"]
+            ),
+            min_compaction_lag_ms=integer("min.compaction.lag.ms"),
+            min_insync_replicas=integer("min.insync.replicas"),
+            retention_bytes=integer("retention.bytes"),
+            retention_ms=integer("retention.ms"),
+            segment_bytes=integer("segment.bytes"),
+            segment_ms=integer("segment.ms"),
+            unclean_leader_election_enable=_parse_bool(
+                CONFIG_TABLE["unclean.leader.election.enable"],
+                text["unclean.leader.election.enable"],
+            ),
+        )
+
+
+def _effective(
+    entry: ConfigEntry,
+    configs: Mapping[str, str],
+    defaults: Mapping[str, str],
+    replication_factor: int,
+) -> tuple[str, ConfigSource]:
+    if entry.name in configs:
+        return configs[entry.name], ConfigSource.TOPIC
+    if entry.name in defaults:
+        return defaults[entry.name], ConfigSource.NODE
+    if entry.name == "min.insync.replicas" and replication_factor >= 3:
+        return "2", ConfigSource.DEFAULT
+    return entry.default, ConfigSource.DEFAULT
+
+
+def _normalise_int(entry: ConfigEntry, value: str) -> str:
+    number = _parse_int(entry, value)
+    _check_bounds(entry, number, value)
+    return str(number)
+
+
+def _normalise_float(entry: ConfigEntry, value: str) -> str:
+    number = _parse_float(entry, value)
+    _check_bounds(entry, number, value)
+    return repr(number)
+
+
+def _normalise_bool(entry: ConfigEntry, value: str) -> str:
+    return "true" if _parse_bool(entry, value) else "false"
+
+
+def _normalise_list(entry: ConfigEntry, value: str) -> str:
+    words = _words(value)
+    if not words or not set(words) <= set(entry.choices):
+        raise _invalid(entry, value)
+    return ",".join(sorted(set(words)))
+
+
+def _normalise_string(_entry: ConfigEntry, value: str) -> str:
+    return value
+
+
+_NORMALISERS: Final[Mapping[ConfigType, Callable[[ConfigEntry, str], str]]] = {
+    ConfigType.BOOLEAN: _normalise_bool,
+    ConfigType.INT: _normalise_int,
+    ConfigType.LONG: _normalise_int,
+    ConfigType.DOUBLE: _normalise_float,
+    ConfigType.STRING: _normalise_string,
+    ConfigType.LIST: _normalise_list,
+}
+
+
+def _parse_int(entry: ConfigEntry, value: str) -> int:
+    if _INTEGER.fullmatch(value) is None:
+        raise _invalid(entry, value)
+    return int(value)
+
+
+def _parse_float(entry: ConfigEntry, value: str) -> float:
+    if _NUMBER.fullmatch(value) is None or not math.isfinite(number := float(value)):
+        raise _invalid(entry, value)
+    return number
+
+
+def _parse_bool(entry: ConfigEntry, value: str) -> bool:
+    word = value.lower()
+    if word not in {"true", "false"}:
+        raise _invalid(entry, value)
+    return word == "true"
+
+
+def _words(value: str) -> list[str]:
+    return [word.strip() for word in value.split(",")] if value else []
+
+
+def _check_bounds(entry: ConfigEntry, number: float, value: str) -> None:
+    below = entry.lower is not None and number < entry.lower
+    if below or (entry.upper is not None and number > entry.upper):
+        raise _invalid(entry, value)
+
+
+def _invalid(entry: ConfigEntry, value: str) -> LogError:
+    return LogError(
+        INVALID_CONFIG,
+        f"{_shown(value)} is not a valid value of {entry.name}: expected {_expected(entry)}.",
+    )
+
+
+def _expected(entry: ConfigEntry) -> str:
+    match entry.type:
+        case ConfigType.LIST:
+            return f"a comma-separated list of {_either(entry.choices)}"
+        case ConfigType.STRING:
+            return _either(entry.choices)
+        case ConfigType.BOOLEAN:
+            return "true or false"
+        case ConfigType.DOUBLE:
+            return f"a number from {entry.lower} to {entry.upper}"
+        case _:
+            return f"a whole number from {entry.lower} to {entry.upper}"
+
+
+def _either(choices: Iterable[str]) -> str:
+    return " or ".join(repr(choice) for choice in choices)
+
+
+def _shown(text: str) -> str:
+    return ascii(text[:80])[:80]

@@ -1,0 +1,165 @@
+"""The image: what a node knows of the cluster after applying the metadata log up to some index.
+
+Rows (`TopicImage`, `PartitionImage`, `BrokerImage`) are immutable: a change replaces the row and
+shares what stayed the same. The tables that hold them are changed in place, and only by
+`raftlog.metadata.apply`, which never awaits. So a row taken from the image stays consistent for as
+long as the reader keeps it; a reader that awaits between two rows, and must not see a command
+applied in between, takes a `copy()` first.
+
+A partition of three replicas costs 110 to 230 bytes: 100,000 of them fit in 25 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from raftlog.record.errors import UNKNOWN_PARTITION, UNKNOWN_TOPIC, LogError
+from raftlog.record.types import (
+    BrokerEpoch,
+    BrokerId,
+    LeaderEpoch,
+    PartitionEpoch,
+    PartitionId,
+    ProducerId,
+    TopicId,
+)
+
+NO_LEADER_ID: Final = BrokerId(-1)
+"""The leader of a partition that has none."""
+
+
+class PartitionImage(
+    msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True
+):
+    """One partition: who holds it, who is in sync, who leads.
+
+    `isr` and `elr` are disjoint parts of `replicas`, in its order; the leader is in `isr`, or
+    NO_LEADER_ID. `leader_epoch` grows with every change of leader or of its incarnation,
+    `partition_epoch` with every change at all: who proposes a change names the one it has seen.
+    """
+
+    partition: PartitionId
+    replicas: tuple[BrokerId, ...]
+    isr: tuple[BrokerId, ...]
+    elr: tuple[BrokerId, ...]
+    leader: BrokerId
+    leader_epoch: LeaderEpoch
+    partition_epoch: PartitionEpoch
+
+
+class TopicImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One topic. `configs` holds only what was set on it; `partitions[n]` is partition n."""
+
+    topic_id: TopicId
+    name: str
+    configs: Mapping[str, str]
+    partitions: tuple[PartitionImage, ...]
+
+    @property
+    def replication_factor(self) -> int:
+        """Replicas of each partition."""
+        return len(self.partitions[0].replicas)
+
+    def partition(self, partition: int) -> PartitionImage:
+        """The partition of that number. Raises LogError(UNKNOWN_PARTITION)."""
+        if 0 <= partition < len(self.partitions):
+            return self.partitions[partition]
+        raise LogError(
+            UNKNOWN_PARTITION,
+            f"Topic {self.name} has no partition {partition}: it has {len(self.partitions)}, "
+            "numbered from 0.",
+        )
+
+
+class BrokerImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One broker, as of its last start. See `RegisterBroker` for the fields."""
+
+    broker_id: BrokerId
+    broker_epoch: BrokerEpoch
+    directory_id: str
+    incarnation: str
+    host: str
+    port: int
+    rack: str | None
+    software_version: str
+    command_version: int
+
+
+class MetadataImage:
+    """All rows, as of `applied_index`. Read freely from the event loop; only `apply` may change it.
+
+    Two images are equal if they hold the same rows as of the same index.
+    """
+
+    __slots__ = (
+        "applied_index",
+        "brokers",
+        "cluster_id",
+        "created_ms",
+        "deleted_topic_ids",
+        "next_producer_id",
+        "topics_by_id",
+        "topics_by_name",
+    )
+
+    def __init__(self) -> None:
+        self.applied_index = 0
+        self.cluster_id: str | None = None
+        self.created_ms = 0
+        self.brokers: dict[BrokerId, BrokerImage] = {}
+        self.topics_by_name: dict[str, TopicImage] = {}
+        self.topics_by_id: dict[TopicId, TopicImage] = {}
+        self.deleted_topic_ids: dict[TopicId, None] = {}
+        """Ids of the newest deleted topics, oldest first."""
+        self.next_producer_id = ProducerId(0)
+
+    def topic(self, name: str) -> TopicImage:
+        """The topic of that name. Raises LogError(UNKNOWN_TOPIC)."""
+        topic = self.topics_by_name.get(name)
+        if topic is None:
+            raise LogError(UNKNOWN_TOPIC, f"Topic {name!r} not found.")
+        return topic
+
+    def partition(self, name: str, partition: int) -> PartitionImage:
+        """A topic's partition. Raises LogError(UNKNOWN_TOPIC or UNKNOWN_PARTITION)."""
+        return self.topic(name).partition(partition)
+
+    @property
+    def partition_count(self) -> int:
+        """Partitions of all topics together."""
+        return sum(len(topic.partitions) for topic in self.topics_by_id.values())
+
+    def copy(self) -> MetadataImage:
+        """An image that later commands do not change. Shares the rows: it costs the tables only."""
+        other = MetadataImage()
+        other.applied_index = self.applied_index
+        other.cluster_id = self.cluster_id
+        other.created_ms = self.created_ms
+        other.brokers = self.brokers.copy()
+        other.topics_by_name = self.topics_by_name.copy()
+        other.topics_by_id = self.topics_by_id.copy()
+        other.deleted_topic_ids = self.deleted_topic_ids.copy()
+        other.next_producer_id = self.next_producer_id
+        return other
+
+    def _content(self) -> tuple[object, ...]:
+        return (
+            self.applied_index,
+            self.cluster_id,
+            self.created_ms,
+            self.brokers,
+            self.topics_by_name,
+            self.topics_by_id,
+            list(self.deleted_topic_ids),
+            self.next_producer_id,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MetadataImage):
+            return NotImplemented
+        return self._content() == other._content()
+
+    __hash__ = None  # type: ignore[assignment]  # mutable: typeshed has no other way to say so

@@ -1,0 +1,218 @@
+"""Whole record batches as opaque bytes: split and check what is produced, stamp, scan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from crc32c import crc32c
+
+from raftlog.record.compression import Compression
+from raftlog.record.errors import CORRUPT_BATCH, RECORD_TOO_LARGE, LogError
+from raftlog.record.header import (
+    COMPRESSION_MASK,
+    CONTROL_BIT,
+    CRC_POSITION,
+    CRC_START,
+    DELETE_HORIZON_BIT,
+    HEADER,
+    HEADER_SIZE,
+    LOG_APPEND_TIME_BIT,
+    PREFIX,
+    PREFIX_SIZE,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    parse_header,
+)
+from raftlog.record.types import NO_PRODUCER_ID, Buffer, LeaderEpoch, Offset
+
+RECORD_SIZE_MIN: Final = 7
+"""The smallest record: one byte each for its length, attributes, timestamp and offset delta, key
+length, value length and header count."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatch:
+    """One whole batch. `data` begins at the header and ends with the last record."""
+
+    header: BatchHeader
+    data: memoryview | bytes
+
+
+def split_batches(
+    buffer: Buffer, *, max_message_bytes: int, allow_transactional: bool = False
+) -> list[RecordBatch]:
+    """Take apart what a producer sent: one or more batches, every one valid, or nothing.
+
+    The batches are views of `buffer`, which must not change while they live. Base offset and leader
+    epoch are the leader's to set, so their values are ignored.
+
+    Raises LogError: RECORD_TOO_LARGE for a batch over `max_message_bytes`, else CORRUPT_BATCH.
+    """
+    view = memoryview(buffer)
+    if not view.nbytes:
+        raise LogError(CORRUPT_BATCH, "There is no record batch.")
+    batches: list[RecordBatch] = []
+    position = 0
+    while position < view.nbytes:
+        header = parse_header(view, position)
+        end = position + header.size_bytes
+        if end > view.nbytes:
+            raise LogError(
+                CORRUPT_BATCH,
+                f"Record batch {len(batches)} is cut off: it has {view.nbytes - position} of "
+                f"{header.size_bytes} bytes.",
+            )
+        if header.size_bytes > max_message_bytes:
+            raise LogError(
+                RECORD_TOO_LARGE,
+                f"Record batch {len(batches)} has {header.size_bytes} bytes; "
+                f"max.message.bytes is {max_message_bytes}.",
+            )
+        data = view[position:end]
+        reason = _refusal(header, allow_transactional=allow_transactional)
+        if reason is None and crc32c(data[CRC_START:]) != header.crc:
+            reason = "its CRC does not match"
+        if reason is not None:
+            raise LogError(CORRUPT_BATCH, f"Record batch {len(batches)} is refused: {reason}.")
+        batches.append(RecordBatch(header, data))
+        position = end
+    return batches
+
+
+def _refusal(header: BatchHeader, *, allow_transactional: bool) -> str | None:
+    """Why a producer may not send this header, or None if it may."""
+    attributes = header.attributes
+    reason: str | None = None
+    if attributes & COMPRESSION_MASK > Compression.ZSTD:
+        reason = f"there is no compression codec {attributes & COMPRESSION_MASK}"
+    elif attributes & CONTROL_BIT:
+        reason = "control batches are written by the node only"
+    elif attributes & (LOG_APPEND_TIME_BIT | DELETE_HORIZON_BIT):
+        reason = "log append time and delete horizon are set by the node only"
+    elif attributes & TRANSACTIONAL_BIT and not allow_transactional:
+        reason = "it is transactional, outside of a transaction"
+    elif attributes & TRANSACTIONAL_BIT and header.producer_id == NO_PRODUCER_ID:
+        reason = "it is transactional, without a producer id"
+    elif header.record_count < 1:
+        reason = "it has no records"
+    elif header.record_count != header.last_offset_delta + 1:
+        reason = (
+            f"it claims {header.record_count} records, but its last offset delta is "
+            f"{header.last_offset_delta}"
+        )
+    elif (
+        not attributes & COMPRESSION_MASK
+        and header.record_count * RECORD_SIZE_MIN > header.size_bytes - HEADER_SIZE
+    ):
+        reason = f"it is too short for the {header.record_count} records that it claims"
+    elif not -1 <= header.base_timestamp_ms <= header.max_timestamp_ms:
+        reason = (
+            f"its base timestamp {header.base_timestamp_ms} and max timestamp "
+            f"{header.max_timestamp_ms} are not in order"
+        )
+    elif header.producer_id < NO_PRODUCER_ID:
+        reason = f"{header.producer_id} is no producer id"
+    elif header.producer_id != NO_PRODUCER_ID and (
+        header.producer_epoch < 0 or header.base_sequence < 0
+    ):
+        # Without a producer id both are ignored: some clients leave zeros there.
+        reason = (
+            f"producer epoch {header.producer_epoch} and sequence {header.base_sequence} "
+            "do not go with a producer id"
+        )
+    return reason
+
+
+def stamped(
+    batch: RecordBatch, base_offset: Offset, leader_epoch: LeaderEpoch
+) -> tuple[bytes, memoryview]:
+    """The batch as a leader writes it: a new 16-byte prefix, and a view of the untouched rest."""
+    prefix = PREFIX.pack(base_offset, batch.header.batch_length, leader_epoch)
+    return prefix, memoryview(batch.data)[PREFIX_SIZE:]
+
+
+def with_log_append_time(batch: RecordBatch, now_ms: int) -> RecordBatch:
+    """The batch with every record's timestamp set to `now_ms` (`message.timestamp.type`).
+
+    Two header fields change, so the CRC does too: the whole batch is copied and summed again.
+    """
+    data = bytearray(batch.data)
+    header = batch.header._replace(
+        attributes=batch.header.attributes | LOG_APPEND_TIME_BIT, max_timestamp_ms=now_ms
+    )
+    return RecordBatch(sealed(data, header), memoryview(data).toreadonly())
+
+
+def sealed(data: bytearray, header: BatchHeader) -> BatchHeader:
+    """Write `header` over the start of `data` with the CRC that belongs to it; return that header.
+
+    `batch_length` must be true already.
+    """
+    assert len(data) == header.size_bytes
+    HEADER.pack_into(data, 0, *header)
+    crc = crc32c(memoryview(data)[CRC_START:])
+    data[CRC_POSITION:CRC_START] = crc.to_bytes(4, "big")
+    return header._replace(crc=crc)
+
+
+def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> bool:
+    """Whether the whole batch that `header` (parsed at `position`) begins is there, undamaged."""
+    end = position + header.size_bytes
+    if end > len(buffer):
+        return False
+    return bool(crc32c(memoryview(buffer)[position + CRC_START : end]) == header.crc)
+
+
+def whole_batches(buffer: Buffer) -> int:
+    """Length of the leading part of `buffer` that consists of whole, CRC-valid batches.
+
+    What follows is damaged, foreign, or merely not there yet; `parse_header` at that position
+    tells how many bytes the next batch needs.
+    """
+    view = memoryview(buffer)
+    position = 0
+    try:
+        while position < view.nbytes:
+            header = parse_header(view, position)
+            if not check_batch(view, position, header):
+                break
+            position += header.size_bytes
+    except LogError:
+        # Not a header: the end of what is valid, which is the very thing asked for.
+        return position
+    return position
+
+
+def iterate_headers(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each batch from `position` on; the last may be cut off in its records.
+
+    Checks no CRC. Raises LogError(CORRUPT_BATCH) where there is no header.
+    """
+    size = len(buffer)
+    while position < size:
+        header = parse_header(buffer, position)
+        yield position, header
+        position += header.size_bytes
+
+
+def iterate_batches(buffer: Buffer, *, check_crc: bool = True) -> Iterator[RecordBatch]:
+    """Each batch of `buffer`, as a view of it. For what a log answered: nothing else is validated.
+
+    Raises LogError(CORRUPT_BATCH) for a batch that is cut off or damaged, after those before it.
+    """
+    view = memoryview(buffer)
+    for position, header in iterate_headers(view):
+        end = position + header.size_bytes
+        if end > view.nbytes:
+            raise LogError(
+                CORRUPT_BATCH,
+                f"The record batch at offset {header.base_offset} is cut off: "
+                f"{view.nbytes - position} of {header.size_bytes} bytes are there.",
+            )
+        if check_crc and not check_batch(view, position, header):
+            raise LogError(
+                CORRUPT_BATCH, f"The CRC of the batch at offset {header.base_offset} is wrong."
+            )
+        yield RecordBatch(header, view[position:end])

@@ -1,0 +1,346 @@
+"""Records in and out of a batch, by aiokafka's compiled codec: no Python step per record in here,
+save for the one call to append it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Final, NamedTuple, Protocol, TypeAlias, cast
+
+from aiokafka.record.default_records import (  # type: ignore[import-untyped] # it has no py.typed
+    DefaultRecordBatch,
+    DefaultRecordBatchBuilder,
+)
+
+from raftlog.record.batch import RECORD_SIZE_MIN, RecordBatch, check_batch, sealed
+from raftlog.record.compression import Compression, compress, decompress
+from raftlog.record.errors import (
+    CORRUPT_BATCH,
+    INVALID_BODY,
+    RECORD_TOO_LARGE,
+    LogError,
+)
+from raftlog.record.header import (
+    BATCH_LENGTH_MAX,
+    COMPRESSION_MASK,
+    HEADER,
+    HEADER_SIZE,
+    LENGTH_END,
+    MAGIC,
+    parse_header,
+)
+from raftlog.record.types import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    Buffer,
+    ProducerEpoch,
+    ProducerId,
+)
+
+BATCH_BYTES_MAX_DEFAULT: Final = 1_048_588
+"""Kafka's default of max.message.bytes: 1 MiB of records and 12 bytes in front of their length."""
+
+Headers: TypeAlias = list[tuple[str, bytes | None]]
+RecordTuple: TypeAlias = tuple[int | None, Buffer | None, Buffer | None, Headers | None]
+"""Timestamp (ms, None: now), key, value, headers: the arguments of `BatchBuilder.append`."""
+
+_NO_HEADERS: Final[Headers] = []
+_PADDING: Final = bytes(64)
+"""Room behind the records that the decoder may touch. It checks that each field begins inside its
+buffer, but reads a varint of up to ten bytes from there; in a malformed batch that ends in the
+middle of one, it would read memory that is not ours, or not there at all."""
+
+
+class Record(Protocol):
+    """A decoded record: aiokafka's compiled class, which has no Python-visible type of its own."""
+
+    @property
+    def offset(self) -> int:
+        """Position in the partition."""
+        ...
+
+    @property
+    def timestamp(self) -> int:
+        """Milliseconds since the Unix epoch; -1 if the producer gave none."""
+        ...
+
+    @property
+    def timestamp_type(self) -> int:
+        """0: the producer's time, 1: the leader's (log append time)."""
+        ...
+
+    @property
+    def key(self) -> bytes | None:
+        """The key, None for none."""
+        ...
+
+    @property
+    def value(self) -> bytes | None:
+        """The value; None is a tombstone."""
+        ...
+
+    @property
+    def headers(self) -> Headers:
+        """Pairs in their order; a key may come more than once."""
+        ...
+
+
+class EncodedBatch(NamedTuple):
+    """A batch ready to be sent."""
+
+    data: bytes | bytearray
+    record_count: int
+
+
+class BatchBuilder:
+    """Builds one record batch; used up by `build`."""
+
+    __slots__ = ("_append", "_builder", "_built", "_compression", "record_count")
+
+    def __init__(
+        self,
+        compression: Compression = Compression.NONE,
+        size_bytes_max: int = BATCH_BYTES_MAX_DEFAULT,
+        *,
+        producer_id: ProducerId = NO_PRODUCER_ID,
+        producer_epoch: ProducerEpoch = NO_PRODUCER_EPOCH,
+        base_sequence: int = NO_SEQUENCE,
+        transactional: bool = False,
+    ) -> None:
+        self._compression = compression
+        self._built: bytearray | None = None
+        # The codec is told not to compress: it has no choice of level, and its own are slow.
+        # It takes records while they stay *below* its limit, hence the 1.
+        self._builder = DefaultRecordBatchBuilder(
+            MAGIC,
+            Compression.NONE,
+            transactional,
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            size_bytes_max + 1,
+        )
+        self._append = self._builder.append
+        self.record_count = 0
+        """Records appended so far."""
+
+    def append(
+        self,
+        timestamp_ms: int | None,
+        key: Buffer | None,
+        value: Buffer | None,
+        headers: Headers | None = None,
+    ) -> bool:
+        """Add a record. False: it does not fit, and the batch is as before.
+
+        The first record always fits, so that a builder is never stuck: a record that alone is over
+        the limit makes an oversized batch, which the node refuses (RECORD_TOO_LARGE).
+        Timestamp None means now by the codec's own clock: for clients; a node states the time.
+
+        Raises LogError(INVALID_BODY) for a timestamp that is negative or over 63 bits; TypeError,
+        ValueError or AttributeError for a key or value that is not bytes-like, or headers that are
+        not a list of (str, bytes | None) pairs. The batch is as before then, too.
+        """
+        if timestamp_ms is not None and timestamp_ms < 0:
+            # The codec takes -1 for "no record yet", and would shift the timestamps before it.
+            raise _bad_timestamp(timestamp_ms)
+        try:
+            appended = self._append(
+                self.record_count, timestamp_ms, key, value, headers or _NO_HEADERS
+            )
+        except OverflowError as error:
+            raise _bad_timestamp(timestamp_ms) from error
+        if appended is None:
+            return False
+        self.record_count += 1
+        return True
+
+    def append_many(self, records: Iterable[RecordTuple]) -> RecordTuple | None:
+        """Add records until one does not fit, and return that one; None if all did.
+
+        For bulk work: give it an iterator, and begin the next batch with what it returns. Raises as
+        `append` does; the records before the faulty one are in the batch then.
+        """
+        append = self._append
+        count = self.record_count
+        try:
+            for record in records:
+                timestamp_ms, key, value, headers = record
+                if timestamp_ms is not None and timestamp_ms < 0:
+                    raise _bad_timestamp(timestamp_ms)
+                try:
+                    appended = append(count, timestamp_ms, key, value, headers or _NO_HEADERS)
+                except OverflowError as error:
+                    raise _bad_timestamp(timestamp_ms) from error
+                if appended is None:
+                    return record
+                count += 1
+        finally:
+            self.record_count = count
+        return None
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the batch so far, before compression."""
+        return int(self._builder.size())
+
+    def set_producer_state(
+        self, producer_id: ProducerId, producer_epoch: ProducerEpoch, base_sequence: int
+    ) -> None:
+        """Set what identifies the batch, for a producer that numbers batches as it sends them."""
+        assert self._built is None, "the batch is built already"
+        self._builder.set_producer_state(producer_id, producer_epoch, base_sequence)
+
+    def build(self) -> bytearray:
+        """The batch, with base offset 0 and leader epoch -1. Building again returns the same.
+
+        Compressed only if that makes it smaller, as Kafka's readers allow per batch.
+        """
+        assert self.record_count, "a record batch has at least one record"
+        if self._built is None:
+            self._built = _compressed(self._builder.build(), self._compression)
+            self._append = _append_to_built
+        return self._built
+
+
+def _append_to_built(*_: object) -> None:
+    """Stands in for the codec's `append` after `build`, which hands its buffer away."""
+    raise AssertionError("the batch is built already")
+
+
+def _bad_timestamp(timestamp_ms: int | None) -> LogError:
+    return LogError(INVALID_BODY, f"Timestamp {timestamp_ms} is not between 0 and 2^63 - 1.")
+
+
+def _compressed(plain: bytearray, compression: Compression) -> bytearray:
+    """The plain batch with its records compressed, or as it is if that does not pay."""
+    if len(plain) - LENGTH_END > BATCH_LENGTH_MAX:
+        raise LogError(RECORD_TOO_LARGE, f"A record batch cannot have {len(plain)} bytes.")
+    if compression is Compression.NONE:
+        return plain
+    records = compress(compression, memoryview(plain)[HEADER_SIZE:])
+    if HEADER_SIZE + len(records) >= len(plain):
+        return plain
+    header = parse_header(plain)
+    data = bytearray(HEADER_SIZE)
+    data += records
+    sealed(
+        data,
+        header._replace(
+            attributes=header.attributes | compression, batch_length=len(data) - LENGTH_END
+        ),
+    )
+    return data
+
+
+def encode_batches(
+    records: Iterable[RecordTuple],
+    *,
+    compression: Compression = Compression.NONE,
+    size_bytes_max: int = BATCH_BYTES_MAX_DEFAULT,
+) -> Iterator[EncodedBatch]:
+    """Pack records, in their order, into as few batches as the limit allows; none for none.
+
+    Raises as `BatchBuilder.append` does; batches yielded before that stand.
+    """
+    builder = BatchBuilder(compression, size_bytes_max)
+    iterator = iter(records)
+    while (rest := builder.append_many(iterator)) is not None:
+        yield EncodedBatch(builder.build(), builder.record_count)
+        builder = BatchBuilder(compression, size_bytes_max)
+        builder.append(*rest)
+    if builder.record_count:
+        yield EncodedBatch(builder.build(), builder.record_count)
+
+
+def decode(
+    batch: RecordBatch,
+    *,
+    decompressed_bytes_max: int,
+    check_crc: bool = False,
+    include_control: bool = False,
+) -> Sequence[Record]:
+    """The records of one batch, in offset order.
+
+    Control batches (transaction markers) give none, unless `include_control`. Offsets and
+    timestamps follow `batch.header`, so a header that was stamped since counts. Costs memory of up
+    to about forty times `decompressed_bytes_max`, if all of that is tiny records (DESIGN.md).
+
+    Raises LogError: RECORD_TOO_LARGE over the bound, CORRUPT_BATCH for whatever is not a sound
+    batch, and for a wrong CRC if `check_crc`.
+    """
+    header = batch.header
+    if check_crc and not check_batch(batch.data, 0, header):
+        raise LogError(CORRUPT_BATCH, f"The CRC of the batch at {header.base_offset} is wrong.")
+    if header.is_control and not include_control:
+        return []
+    plain = _decompressed(batch, decompressed_bytes_max)
+    try:
+        records = cast("list[Record]", list(DefaultRecordBatch(plain)))
+    except Exception as error:
+        # Whatever it raises, it is this batch's fault: besides its own error it lets through
+        # UnicodeDecodeError (header keys), OverflowError and MemoryError (absurd lengths).
+        raise _corrupt(batch, str(error) or type(error).__name__) from error
+    _check_offsets(batch, records)
+    return records
+
+
+def _decompressed(batch: RecordBatch, decompressed_bytes_max: int) -> memoryview:
+    """The batch without compression, and with room behind it (see _PADDING)."""
+    header = batch.header
+    body = decompress(
+        header.compression,
+        memoryview(batch.data)[HEADER_SIZE:],
+        decompressed_bytes_max=decompressed_bytes_max,
+    )
+    if header.record_count * RECORD_SIZE_MIN > len(body):
+        raise _corrupt(batch, f"{len(body)} bytes cannot hold {header.record_count} records")
+    plain = header._replace(attributes=header.attributes & ~COMPRESSION_MASK)
+    padded = b"".join((HEADER.pack(*plain), body, _PADDING))
+    return memoryview(padded)[: HEADER_SIZE + len(body)]
+
+
+def _check_offsets(batch: RecordBatch, records: Sequence[Record]) -> None:
+    """Hold the first and last record to the header's offsets. Those between are the codec's own.
+
+    Compaction removes records but keeps the header's offsets, so records may be missing at either
+    end; only a batch with all of them must match exactly.
+    """
+    if not records:
+        return
+    header = batch.header
+    first, last = records[0].offset, records[-1].offset
+    if len(records) == header.last_offset_delta + 1:
+        fits = first == header.base_offset and last == header.last_offset
+    else:
+        fits = header.base_offset <= first <= last <= header.last_offset
+    if not fits:
+        raise _corrupt(
+            batch,
+            f"its records have offsets {first} to {last}, its header "
+            f"{header.base_offset} to {header.last_offset}",
+        )
+
+
+_offset_of = attrgetter("offset")
+
+
+def validate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> None:
+    """Look inside a produced batch: every record is sound, and offsets count up by one.
+
+    The header alone cannot tell that. Costs a whole decode (DESIGN.md has the figures), so it is
+    for input that is not trusted to come from a real client.
+
+    Raises LogError as `decode` does.
+    """
+    records = decode(batch, decompressed_bytes_max=decompressed_bytes_max, include_control=True)
+    base = batch.header.base_offset
+    if list(map(_offset_of, records)) != list(range(base, base + len(records))):
+        raise _corrupt(batch, "its records' offsets do not count up by one")
+
+
+def _corrupt(batch: RecordBatch, reason: str) -> LogError:
+    return LogError(
+        CORRUPT_BATCH, f"The record batch at offset {batch.header.base_offset} is bad: {reason}."
+    )

@@ -1,0 +1,121 @@
+"""The error table: every error a user of raftlog can meet, once, for server, client and OpenAPI.
+
+A code is the HTTP status followed by two digits (rest.md follows the field's REST proxies). Codes
+never change their meaning. `retriable` says that the same request may succeed later without any
+change; `refresh_metadata` that the caller's view of topics and leaders is stale; `outcome_unknown`
+that a write may or may not have happened, so that only an idempotent retry is safe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEntry:
+    """One row of the table."""
+
+    code: int
+    name: str
+    message: str
+    retriable: bool = False
+    refresh_metadata: bool = False
+    outcome_unknown: bool = False
+
+    @property
+    def http_status(self) -> int:
+        """The status the error is answered with: the code's first three digits."""
+        return self.code // 100
+
+
+class LogError(Exception):
+    """A failure named by the table. `str()` is the message for the user, whole and specific."""
+
+    def __init__(self, entry: ErrorEntry, message: str | None = None) -> None:
+        super().__init__(message or entry.message)
+        self.entry = entry
+
+    @property
+    def message(self) -> str:
+        """What went wrong, and where it helps, what to do."""
+        return str(self.args[0])
+
+
+BAD_REQUEST = ErrorEntry(40001, "BAD_REQUEST", "The request is malformed.")
+UNAUTHORIZED = ErrorEntry(40101, "UNAUTHORIZED", "Authentication is required.")
+FORBIDDEN = ErrorEntry(40301, "FORBIDDEN", "Not allowed.")
+NOT_FOUND = ErrorEntry(40400, "NOT_FOUND", "No such resource.")
+UNKNOWN_TOPIC = ErrorEntry(40401, "UNKNOWN_TOPIC", "Topic not found.", refresh_metadata=True)
+UNKNOWN_PARTITION = ErrorEntry(
+    40402, "UNKNOWN_PARTITION", "Partition not found.", refresh_metadata=True
+)
+UNKNOWN_INSTANCE = ErrorEntry(40403, "UNKNOWN_INSTANCE", "Consumer instance not found.")
+METHOD_NOT_ALLOWED = ErrorEntry(40501, "METHOD_NOT_ALLOWED", "Method not allowed here.")
+UNSUPPORTED_FORMAT = ErrorEntry(
+    40601, "UNSUPPORTED_FORMAT", "The record cannot be given in the requested format."
+)
+REQUEST_TIMEOUT = ErrorEntry(
+    40801, "REQUEST_TIMEOUT", "The request did not arrive in time.", retriable=True
+)
+ALREADY_SUBSCRIBED = ErrorEntry(40901, "ALREADY_SUBSCRIBED", "Already subscribed.")
+INSTANCE_EXISTS = ErrorEntry(40902, "INSTANCE_EXISTS", "Consumer instance already exists.")
+ILLEGAL_STATE = ErrorEntry(40903, "ILLEGAL_STATE", "Not possible in the present state.")
+TOPIC_EXISTS = ErrorEntry(40904, "TOPIC_EXISTS", "A topic of that name exists already.")
+OUT_OF_ORDER_SEQUENCE = ErrorEntry(
+    40905, "OUT_OF_ORDER_SEQUENCE", "A sequence number is missing: batches must arrive in order."
+)
+PRODUCER_FENCED = ErrorEntry(
+    40906, "PRODUCER_FENCED", "A newer epoch of this producer id is known."
+)
+DUPLICATE_SEQUENCE = ErrorEntry(
+    40907,
+    "DUPLICATE_SEQUENCE",
+    "The batch repeats one written so long ago that its offset is no longer known.",
+)
+BODY_TOO_LARGE = ErrorEntry(41301, "BODY_TOO_LARGE", "The request body is too large.")
+RECORD_TOO_LARGE = ErrorEntry(
+    41302, "RECORD_TOO_LARGE", "A record batch is larger than the topic's max.message.bytes."
+)
+UNSUPPORTED_MEDIA_TYPE = ErrorEntry(
+    41501, "UNSUPPORTED_MEDIA_TYPE", "The content type of the body is not understood here."
+)
+OFFSET_OUT_OF_RANGE = ErrorEntry(41601, "OFFSET_OUT_OF_RANGE", "The offset is out of range.")
+INVALID_BODY = ErrorEntry(42201, "INVALID_BODY", "The request body is not valid.")
+CORRUPT_BATCH = ErrorEntry(42202, "CORRUPT_BATCH", "A record batch is damaged or malformed.")
+INVALID_CONFIG = ErrorEntry(42203, "INVALID_CONFIG", "A configuration value is not valid.")
+INVALID_CONSUMER_CONFIG = ErrorEntry(
+    42204, "INVALID_CONSUMER_CONFIG", "A consumer configuration value is not valid."
+)
+INVALID_TOPIC = ErrorEntry(42205, "INVALID_TOPIC", "The topic name is not valid.")
+INVALID_PARTITIONS = ErrorEntry(
+    42206, "INVALID_PARTITIONS", "The number of partitions or replicas is not possible."
+)
+QUOTA_EXCEEDED = ErrorEntry(42901, "QUOTA_EXCEEDED", "Too many requests.", retriable=True)
+HEADERS_TOO_LARGE = ErrorEntry(43101, "HEADERS_TOO_LARGE", "The request headers are too large.")
+INTERNAL = ErrorEntry(50002, "INTERNAL", "Internal error.", outcome_unknown=True)
+RETRIABLE = ErrorEntry(
+    50003, "RETRIABLE", "Not answered in time; try again.", retriable=True, outcome_unknown=True
+)
+NO_LEADER = ErrorEntry(
+    50301, "NO_LEADER", "The partition has no leader here.", retriable=True, refresh_metadata=True
+)
+NOT_ENOUGH_REPLICAS = ErrorEntry(
+    50302, "NOT_ENOUGH_REPLICAS", "Fewer in-sync replicas than required.", retriable=True
+)
+STORAGE_FAILED = ErrorEntry(
+    50303,
+    "STORAGE_FAILED",
+    "The replica's storage failed; it is offline until the node is repaired and restarted.",
+    outcome_unknown=True,
+)
+NOT_READY = ErrorEntry(50304, "NOT_READY", "The node is not ready yet.", retriable=True)
+OVERLOADED = ErrorEntry(
+    50305, "OVERLOADED", "The node is at its limit for bytes in flight.", retriable=True
+)
+DISK_FULL = ErrorEntry(
+    50701, "DISK_FULL", "The disk is full: writes are refused until room returns.", retriable=True
+)
+
+ERROR_TABLE: dict[int, ErrorEntry] = {
+    entry.code: entry for entry in list(globals().values()) if isinstance(entry, ErrorEntry)
+}

@@ -1,0 +1,229 @@
+"""Frames that carry record batches of many partitions in one HTTP body of `/v1`.
+
+All numbers big endian. A body is frames without anything around them.
+
+    produce request:  topic length   i16     fetch response:  topic length      i16
+                      partition      i32                      partition         i32
+                      data length    u32                      error code        i32  0 = none
+                      topic          UTF-8                    high watermark    i64
+                      data           1+ batches               log start offset  i64
+                                                              next offset       i64  to ask for next
+                                                              data length       u32
+                                                              topic             UTF-8
+                                                              data              whole batches, or,
+                                                                                with an error, a
+                                                                                UTF-8 message
+
+Fetched data begins with the batch that contains the offset asked for, so records before that
+offset may come first: the reader drops them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from raftlog.record.errors import INVALID_BODY, LogError
+from raftlog.record.types import Buffer, Offset, PartitionId
+
+BATCHES_MEDIA_TYPE: Final = "application/vnd.raftlog.batches"
+
+TOPIC_BYTES_MAX: Final = 249
+"""Kafka's longest topic name. All its characters are ASCII; which ones is for metadata to judge."""
+NO_ERROR: Final = 0
+
+_PRODUCE_HEAD: Final = struct.Struct(">HiI")
+_FETCH_HEAD: Final = struct.Struct(">HiiqqqI")
+
+
+class ProduceFrame(NamedTuple):
+    """One partition's batches in a produce request."""
+
+    topic: str
+    partition: PartitionId
+    data: Buffer
+
+
+class FetchFrame(NamedTuple):
+    """One partition's part of a fetch response."""
+
+    topic: str
+    partition: PartitionId
+    error_code: int
+    high_watermark: Offset
+    log_start_offset: Offset
+    next_offset: Offset
+    data: Buffer
+
+    @property
+    def message(self) -> str:
+        """What went wrong, if `error_code` is not 0."""
+        return bytes(self.data).decode(errors="replace")
+
+
+def encode_produce_frames(frames: Iterable[ProduceFrame]) -> bytes:
+    """A produce request's body."""
+    parts: list[Buffer] = []
+    for topic, partition, data in frames:
+        name = topic.encode()
+        parts += (_PRODUCE_HEAD.pack(len(name), partition, len(data)), name, data)
+    return b"".join(parts)
+
+
+def parse_produce_frames(body: Buffer, *, frames_max: int) -> list[ProduceFrame]:
+    """Take a produce request's body apart. Data are views of `body`, and not looked into.
+
+    Raises LogError(INVALID_BODY) for anything but 1 to `frames_max` whole frames.
+    """
+    view = memoryview(body)
+    frames: list[ProduceFrame] = []
+    position = 0
+    while position < view.nbytes:
+        if len(frames) == frames_max:
+            raise _invalid(f"There are more than {frames_max} frames")
+        if view.nbytes - position < _PRODUCE_HEAD.size:
+            raise _invalid(f"Frame {len(frames)} is cut off in its head")
+        topic_length, partition, data_length = _PRODUCE_HEAD.unpack_from(view, position)
+        topic_start = position + _PRODUCE_HEAD.size
+        data_start = topic_start + topic_length
+        position = data_start + data_length
+        if position > view.nbytes:
+            raise _invalid(f"Frame {len(frames)} is cut off: {position - view.nbytes} bytes miss")
+        topic = _topic(view[topic_start:data_start])
+        if partition < 0:
+            raise _invalid(f"Frame {len(frames)} names partition {partition}")
+        frames.append(ProduceFrame(topic, PartitionId(partition), view[data_start:position]))
+    if not frames:
+        raise _invalid("There is no frame")
+    return frames
+
+
+def encode_fetch_frame(frame: FetchFrame) -> tuple[bytes, Buffer]:
+    """Head and data of one frame of a fetch response, apart, so that the data need no copy."""
+    name = frame.topic.encode()
+    head = _FETCH_HEAD.pack(
+        len(name),
+        frame.partition,
+        frame.error_code,
+        frame.high_watermark,
+        frame.log_start_offset,
+        frame.next_offset,
+        len(frame.data),
+    )
+    return head + name, frame.data
+
+
+class FetchFrameReader:
+    """Turns the chunks of a fetch response into frames, as they arrive.
+
+    Holds at most one frame, of `frame_bytes_max` bytes of data; a larger one is refused before
+    anything is set aside for it. A frame's data is copied once, into a buffer of its own size, or
+    not at all if one chunk has the whole of it.
+    """
+
+    __slots__ = ("_filled", "_frame_bytes_max", "_frame_count", "_head", "_head_rest", "_payload")
+
+    def __init__(self, *, frame_bytes_max: int) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._frame_count = 0
+        self._head_rest = b""
+        """The start of a head (with topic) that is not whole yet."""
+        self._head: FetchFrame | None = None
+        """The frame whose data is being filled in; its own `data` is the buffer to fill."""
+        self._payload = memoryview(b"")
+        self._filled = 0
+
+    def feed(self, chunk: bytes) -> list[FetchFrame]:
+        """The frames that `chunk` completes. Their data may be views of it.
+
+        Raises LogError(INVALID_BODY) if the bytes are not frames. The reader is of no use then.
+        """
+        frames: list[FetchFrame] = []
+        if self._head_rest:
+            chunk = self._head_rest + chunk
+            self._head_rest = b""
+        view = memoryview(chunk)
+        position = 0
+        while position < view.nbytes:
+            if self._head is not None:
+                position = self._fill(view, position, frames)
+                continue
+            start = position
+            parsed = self._parse_head(view, position)
+            if parsed is None:
+                self._head_rest = bytes(view[start:])
+                break
+            frame, data_length, position = parsed
+            end = position + data_length
+            if end <= view.nbytes:
+                frames.append(frame._replace(data=view[position:end]))
+                self._frame_count += 1
+                position = end
+            else:
+                buffer = bytearray(data_length)
+                self._head = frame._replace(data=buffer)
+                self._payload = memoryview(buffer)
+                self._filled = 0
+        return frames
+
+    def finish(self) -> None:
+        """Say that the response ended. Raises LogError(INVALID_BODY) if a frame was not whole."""
+        if self._head is not None or self._head_rest:
+            raise _invalid(f"The response ends within frame {self._frame_count}")
+
+    def _parse_head(self, view: memoryview, position: int) -> tuple[FetchFrame, int, int] | None:
+        """The frame (without data), its data's length, and where that begins; None if cut off."""
+        if view.nbytes - position < _FETCH_HEAD.size:
+            return None
+        (topic_length, partition, error_code, high_watermark, log_start, next_offset, length) = (
+            _FETCH_HEAD.unpack_from(view, position)
+        )
+        if length > self._frame_bytes_max:
+            raise _invalid(
+                f"Frame {self._frame_count} has {length} bytes; at most "
+                f"{self._frame_bytes_max} were agreed"
+            )
+        if topic_length > TOPIC_BYTES_MAX:
+            raise _invalid(f"Frame {self._frame_count} has a topic name of {topic_length} bytes")
+        topic_start = position + _FETCH_HEAD.size
+        data_start = topic_start + topic_length
+        if data_start > view.nbytes:
+            return None
+        frame = FetchFrame(
+            _topic(view[topic_start:data_start]),
+            PartitionId(partition),
+            error_code,
+            Offset(high_watermark),
+            Offset(log_start),
+            Offset(next_offset),
+            b"",
+        )
+        return frame, length, data_start
+
+    def _fill(self, view: memoryview, position: int, frames: list[FetchFrame]) -> int:
+        """Copy what the chunk has of the present frame's data; return where that ends."""
+        assert self._head is not None
+        count = min(self._payload.nbytes - self._filled, view.nbytes - position)
+        self._payload[self._filled : self._filled + count] = view[position : position + count]
+        self._filled += count
+        if self._filled == self._payload.nbytes:
+            frames.append(self._head._replace(data=self._payload.toreadonly()))
+            self._frame_count += 1
+            self._head = None
+            self._payload = memoryview(b"")
+        return position + count
+
+
+def _topic(name: memoryview) -> str:
+    """The topic's name. Raises LogError(INVALID_BODY) if it cannot be one."""
+    if not 0 < name.nbytes <= TOPIC_BYTES_MAX:
+        raise _invalid(f"A frame has a topic name of {name.nbytes} bytes")
+    try:
+        return str(name, "utf-8")
+    except UnicodeDecodeError:
+        raise _invalid("A frame's topic name is not UTF-8") from None
+
+
+def _invalid(reason: str) -> LogError:
+    return LogError(INVALID_BODY, f"{reason}.")

@@ -1,0 +1,31 @@
+"""Distinct types for numbers that must not be mixed. They cost nothing at run time."""
+
+from __future__ import annotations
+
+from typing import NewType, TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""Contiguous bytes that a function only reads. A memoryview has item size 1."""
+
+Offset = NewType("Offset", int)
+"""Position of a record in its partition, from 0."""
+LeaderEpoch = NewType("LeaderEpoch", int)
+"""Number of a leadership of one partition; grows with every change of leader."""
+PartitionEpoch = NewType("PartitionEpoch", int)
+"""Version of one partition's metadata; grows with every change of it."""
+PartitionId = NewType("PartitionId", int)
+"""Number of a partition in its topic, from 0."""
+TopicId = NewType("TopicId", str)
+"""32 hexadecimal digits; a topic that is deleted and created again gets another one."""
+BrokerId = NewType("BrokerId", int)
+"""A node's number, from 1, unique in its cluster."""
+BrokerEpoch = NewType("BrokerEpoch", int)
+"""Number of one start of a node (its incarnation); grows with every start."""
+ProducerId = NewType("ProducerId", int)
+"""Identity of an idempotent producer; NO_PRODUCER_ID for none."""
+ProducerEpoch = NewType("ProducerEpoch", int)
+"""Incarnation of a producer id, 0 to 32767; an older one is fenced."""
+
+NO_PRODUCER_ID = ProducerId(-1)
+NO_PRODUCER_EPOCH = ProducerEpoch(-1)
+NO_SEQUENCE = -1

@@ -1,0 +1,128 @@
+"""Changing the metadata: decide, propose, wait until it is applied and carried out here.
+
+Each call turns a wish into a command by the pure decisions of `raftlog.metadata.controller`, puts
+it through the quorum, and returns when this node acts by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from raftlog.metadata import controller
+from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.commands import (
+    AllocateProducerIds,
+    Command,
+    DeleteTopic,
+    encode_command,
+)
+from raftlog.metadata.image import MetadataImage, TopicImage
+from raftlog.metadata.state_machine import MetadataStateMachine
+from raftlog.quorum import Applied, Quorum, Refused, Unknown
+from raftlog.record.errors import RETRIABLE, LogError
+from raftlog.record.types import BrokerId, ProducerEpoch, ProducerId, TopicId
+from raftlog.replication.topic_settings import TopicSettings
+from raftlog.world import Randomness
+
+TOPIC_ID_BYTES = 16
+
+
+class ClusterMetadata:
+    """The applied metadata of this node, and the way to change the cluster's."""
+
+    def __init__(
+        self,
+        *,
+        state_machine: MetadataStateMachine,
+        quorum: Quorum[ApplyResult],
+        broker_id: BrokerId,
+        randomness: Randomness,
+        settings: TopicSettings,
+        settled: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._state_machine = state_machine
+        self._quorum = quorum
+        self._broker_id = broker_id
+        self._randomness = randomness
+        self._settings = settings
+        self._settled = settled
+        self._producer_ids: range = range(0)
+
+    @property
+    def image(self) -> MetadataImage:
+        """The applied metadata. Ask each time: it may be replaced as a whole."""
+        return self._state_machine.image
+
+    @property
+    def settings(self) -> TopicSettings:
+        """What topics default to on this node."""
+        return self._settings
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        replication_factor: int | None = None,
+        configs: Mapping[str, str] | None = None,
+    ) -> TopicImage:
+        """Create a topic; it can be written to when this returns.
+
+        Raises LogError: INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG.
+        """
+        command = controller.plan_topic(
+            self.image,
+            name=name,
+            partitions=self._settings.partitions_default if partitions is None else partitions,
+            replication_factor=replication_factor,
+            configs=configs or {},
+            topic_id=TopicId(self._randomness.token(TOPIC_ID_BYTES).hex()),
+        )
+        return (await self._apply(command)).topic()
+
+    async def delete_topic(self, name: str) -> TopicImage:
+        """Delete a topic and its records. Raises LogError(UNKNOWN_TOPIC)."""
+        return (await self._apply(DeleteTopic(topic_id=self.image.topic(name).topic_id))).topic()
+
+    async def add_partitions(self, name: str, total: int) -> TopicImage:
+        """Grow a topic to `total` partitions. LogError: UNKNOWN_TOPIC, INVALID_PARTITIONS."""
+        command = controller.plan_partitions(self.image, name=name, partitions=total)
+        return (await self._apply(command)).topic()
+
+    async def alter_configs(
+        self, name: str, values: Mapping[str, str], removals: Sequence[str] = ()
+    ) -> TopicImage:
+        """Set configs, and return others to their defaults. Raises LogError(INVALID_CONFIG)."""
+        command = controller.plan_configs(self.image, name=name, values=values, removals=removals)
+        return (await self._apply(command)).topic()
+
+    async def allocate_producer_id(self) -> tuple[ProducerId, ProducerEpoch]:
+        """An id that no producer was ever given, with its first epoch."""
+        while not self._producer_ids:
+            broker = self.image.brokers[self._broker_id]
+            block = (
+                await self._apply(
+                    AllocateProducerIds(broker_id=self._broker_id, broker_epoch=broker.broker_epoch)
+                )
+            ).producer_ids()
+            self._producer_ids = range(block.first, block.first + block.count)
+        producer_id, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
+        return ProducerId(producer_id), ProducerEpoch(0)
+
+    async def _apply(self, command: Command) -> ApplyResult:
+        result = await propose(self._quorum, command)
+        await self._settled(result.index if result.delta else 0)
+        return result
+
+
+async def propose(quorum: Quorum[ApplyResult], command: Command) -> ApplyResult:
+    """Put a command through the quorum. Raises LogError if it was refused or is unknown."""
+    outcome = await quorum.propose(encode_command(command))
+    match outcome:
+        case Applied(result=result):
+            result.check()
+            return result
+        case Refused(entry=entry, message=message):
+            raise LogError(entry, message)
+        case Unknown(message=message):
+            raise LogError(RETRIABLE, message)

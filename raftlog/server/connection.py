@@ -1,0 +1,304 @@
+"""One connection: aiohttp's HTTP/1.1 protocol, with the deadlines and bounds that it lacks.
+
+aiohttp parses, pipelines, keeps alive and writes. Added here:
+
+- a deadline and a size for request heads (slowloris), an idle time, and a deadline for readers that
+  stall, all enforced by one periodic sweep over the connections instead of timers per request;
+- typed JSON answers where aiohttp would answer HTML or nothing.
+
+A connection is *receiving a head* from its first byte after a complete request until the parser
+reports the next one; *busy* while requests are queued or handled; otherwise *idle*. Bodies have
+their deadline where they are read (body.py).
+
+aiohttp offers no hooks for some of this, so `Connection` reads private state of its
+`RequestHandler`; `AIOHTTP_PRIVATE_NAMES` lists it, and a test checks that it is still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, cast
+
+from aiohttp import StreamReader, web
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import _ErrInfo
+
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    HEADERS_TOO_LARGE,
+    INTERNAL,
+    REQUEST_TIMEOUT,
+    ErrorEntry,
+)
+from raftlog.server.request import Request
+from raftlog.server.responses import error_response, raw_error
+
+if TYPE_CHECKING:
+    from raftlog.server.connections import ConnectionServer
+
+logger = logging.getLogger(__name__)
+
+AIOHTTP_PRIVATE_NAMES = (
+    "_buffer_paused",
+    "_close",
+    "_current_request",
+    "_force_close",
+    "_messages",
+    "_pause_reading_for_buffer",
+    "_reading_paused",
+    "_request_count",
+    "_task_handler",
+    "_upgraded",
+    "_waiter",
+)
+
+REFUSED_LINGERING_MAX = 64
+"""Connections over the limit that may linger to read why; further ones are cut at once."""
+
+
+class Connection(web.RequestHandler):
+    """One peer's connection."""
+
+    __slots__ = (
+        "_blocked_since",
+        "_closing_since",
+        "_head_bytes",
+        "_head_since",
+        "_idle_since",
+        "_linger_after_answer",
+        "_linger_until",
+        "_newest_body",
+        "_server",
+        "_socket",
+        "address",
+    )
+
+    def __init__(self, server: ConnectionServer, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._server = server
+        self._socket: asyncio.Transport | None = None
+        self._newest_body: StreamReader = EMPTY_PAYLOAD
+        self._head_since: float | None = None
+        self._head_bytes = 0
+        self._idle_since: float | None = None
+        self._blocked_since: float | None = None
+        self._closing_since: float | None = None
+        self._linger_after_answer = False
+        self._linger_until: float | None = None
+        self.address = ""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is queued or handled; part of one may have arrived."""
+        waiter = self._waiter
+        return self._request_count == 0 or (waiter is not None and not waiter.done())
+
+    # What the event loop tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Admit the peer, or say why not and close."""
+        # uvloop's transport is one in all but its class.
+        self._socket = transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        refusal = self._server.admit(self)
+        if refusal is None:
+            super().connection_made(transport)
+        elif self._server.refused_count > REFUSED_LINGERING_MAX:
+            transport.abort()
+        else:
+            self._say_and_linger(*refusal)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection; stop a handler that only the peer was waiting for."""
+        self._server.forget(self)
+        request = self._current_request
+        if isinstance(request, Request) and request.cancel_on_disconnect and self._task_handler:
+            self._task_handler.cancel()
+        self._socket = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and note how far the peer has come with its request."""
+        if self._linger_until is not None or self._close or self._force_close:
+            return
+        if self._upgraded:
+            super().data_received(data)
+            return
+        count = self._request_count
+        in_body = not self._newest_body.is_eof()
+        try:
+            super().data_received(data)
+        except Exception:
+            logger.exception("The parser failed on what %s sent", self.address)
+            self._refuse(BAD_REQUEST)
+            return
+        self._idle_since = None
+        if len(self._messages) > 1:
+            self._bound_queue()
+        if self._request_count != count:
+            self._head_arrived(self._request_count - count, len(data))
+        elif not in_body and data:
+            if self._head_since is None:
+                self._head_since = self._server.now
+            self._head_bytes += len(data)
+            if self._head_bytes > self._server.limits.header_bytes_max:
+                self._refuse(HEADERS_TOO_LARGE)
+
+    def pause_writing(self) -> None:
+        """The peer does not read as fast as we write."""
+        self._blocked_since = self._server.now
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """The peer has caught up."""
+        self._blocked_since = None
+        super().resume_writing()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Called whenever a reader has room, which is after every body: mostly nothing is paused.
+
+        aiohttp would feed the parser, and ask the transport, each time.
+        """
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
+    # What aiohttp asks
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer bytes that are not HTTP, and what went wrong outside the dispatcher."""
+        if isinstance(exc, ConnectionError):
+            raise exc
+        if request.writer.output_size > 0:
+            raise ConnectionResetError("the answer has begun; it cannot become an error")
+        if status >= 500:
+            logger.error("Request of %s failed", self.address, exc_info=exc)
+            response = error_response(INTERNAL)
+        elif isinstance(exc, LineTooLong):
+            response = error_response(HEADERS_TOO_LARGE)
+        else:
+            logger.debug("%s sent malformed HTTP: %s", self.address, message)
+            first_line = (message or BAD_REQUEST.message).strip().partition("\n")[0]
+            response = error_response(BAD_REQUEST, first_line[:200])
+        response.force_close()
+        self._linger_after_answer = True
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the answer; then what the request held is free again."""
+        assert isinstance(request, Request)
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._server.context.release(request)
+            if self._linger_after_answer and self._socket is not None:
+                # aiohttp would close now: taken from it, the transport lives on.
+                self.transport = None
+                self._linger()
+
+    # What the sweep asks
+
+    def enforce_deadlines(self, now: float) -> None:
+        """Close the connection if the peer is late with what it owes us."""
+        socket, limits = self._socket, self._server.limits
+        if socket is None:
+            return
+        if self._linger_until is not None:
+            if now >= self._linger_until:
+                socket.abort()
+        elif self._blocked_since is not None and now - self._blocked_since > limits.write_stall_s:
+            logger.info("%s does not read its answer: cut off", self.address)
+            self._server.stalled_readers += 1
+            socket.abort()
+        elif socket.is_closing():
+            # Closed by us, with something still unsent.
+            if self._closing_since is None:
+                self._closing_since = now
+            elif now - self._closing_since > limits.write_stall_s:
+                socket.abort()
+        elif not self.is_idle:
+            self._idle_since = None
+            self._head_since = None if self._head_since is None else now
+        elif self._head_since is not None:
+            if now - self._head_since > limits.header_receive_s:
+                self._refuse(REQUEST_TIMEOUT, "The headers did not arrive in time.")
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since > limits.keep_alive_s:
+            self.force_close()
+
+    # Inner parts
+
+    def _head_arrived(self, heads: int, data_bytes: int) -> None:
+        limit = self._server.limits.header_bytes_max
+        previous = self._newest_body
+        self._newest_body = self._messages[-1][1]
+        if isinstance(self._messages[-1][0], _ErrInfo) and not previous.is_eof():
+            # The parser failed inside a body, and tells the next request instead of its reader.
+            previous.set_exception(web.RequestPayloadError("malformed chunk"))
+            previous.feed_eof()
+        elif self._head_bytes + data_bytes > limit:
+            for index in range(-heads, 0):
+                if _head_size(self._messages[index][0]) > limit:
+                    error = LineTooLong(b"", limit)
+                    self._messages[index] = (_ErrInfo(431, error, str(error)), EMPTY_PAYLOAD)
+        self._head_since = None
+        self._head_bytes = 0
+
+    def _bound_queue(self) -> None:
+        """Read no more while pipelined requests hold much: aiohttp bounds only their number.
+
+        It reads on by itself when the next of them is taken up.
+        """
+        if not self._buffer_paused:
+            queued_bytes = sum(body.total_bytes for _, body in self._messages)
+            if queued_bytes > 2 * self._server.limits.receive_buffer_bytes:
+                self._pause_reading_for_buffer()
+
+    def _refuse(self, entry: ErrorEntry, message: str | None = None) -> None:
+        """Answer outside of any request, and close. While busy, only close when that is done."""
+        if self.is_idle:
+            self._server.refused_requests += 1
+            self._say_and_linger(entry, message)
+        else:
+            self.close()
+
+    def _say_and_linger(self, entry: ErrorEntry, message: str | None = None) -> None:
+        assert self._socket is not None
+        self._socket.write(raw_error(entry, message))
+        self._linger()
+        self.close()
+
+    def _linger(self) -> None:
+        """Half-close, and let the peer read its answer before the end.
+
+        Closing at once with the peer's bytes unread would reset the connection, and with it what we
+        said.
+        """
+        assert self._socket is not None
+        self._linger_until = self._server.now + self._server.limits.linger_s
+        if self._socket.can_write_eof() and not self._socket.is_closing():
+            self._socket.write_eof()
+
+    def abort(self) -> None:
+        """Cut the connection, whatever is unsent."""
+        if self._socket is not None:
+            self._socket.abort()
+
+
+def _head_size(message: Any) -> int:
+    """Bytes of a parsed head; 0 for what could not be parsed."""
+    if isinstance(message, _ErrInfo):
+        return 0
+    fields = sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
+    return fields + len(message.method) + len(message.path) + 12

@@ -1,0 +1,34 @@
+"""Waiting for records: until some are committed, the time is up, or the server closes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from raftlog.record.types import Offset
+from raftlog.replication.partition import Partition
+from raftlog.server.context import ServerContext
+
+
+async def wait_for_data(
+    context: ServerContext,
+    wants: Sequence[tuple[Partition, Offset]],
+    *,
+    timeout_s: float,
+    min_bytes: int = 1,
+) -> None:
+    """Return when any partition has a committed record at its offset, or nothing will come."""
+    if timeout_s <= 0 or context.closing.is_set() or not wants:
+        return
+    data = asyncio.ensure_future(
+        context.services.replicas.wait_for_data(wants, min_bytes=min_bytes, timeout_s=timeout_s)
+    )
+    closing = asyncio.ensure_future(context.closing.wait())
+    try:
+        await asyncio.wait((data, closing), return_when=asyncio.FIRST_COMPLETED)
+        if data.done():
+            data.result()
+    finally:
+        # Also when the reader has left, and this very wait is cancelled.
+        data.cancel()
+        closing.cancel()

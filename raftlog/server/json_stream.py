@@ -1,0 +1,102 @@
+"""Taking a stream of bytes apart into JSON objects: one after another, with or without newlines.
+
+Sans I/O: bytes in, objects' bytes out. Only brackets and strings are looked at; whether an object
+is valid JSON is for its parser to say. Every byte is looked at once, however it is cut into chunks.
+"""
+
+from __future__ import annotations
+
+import re
+
+from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, LogError
+
+_MARK = re.compile(rb'["{}\[\]]')
+_IN_STRING = re.compile(rb'["\\]')
+_START = re.compile(rb"[^ \t\r\n]")
+_OPENING = b"{["
+
+
+class JsonSplitter:
+    """Finds where the objects of a stream begin and end. Holds at most one unfinished object."""
+
+    __slots__ = ("_buffer", "_depth", "_in_string", "_object_bytes_max", "_scanned", "_start")
+
+    def __init__(self, object_bytes_max: int) -> None:
+        self._object_bytes_max = object_bytes_max
+        self._buffer = bytearray()
+        self._start = -1
+        """Where the unfinished object begins; -1 between objects."""
+        self._scanned = 0
+        self._depth = 0
+        self._in_string = False
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes held of an object whose end has not come yet."""
+        return len(self._buffer)
+
+    def take(self, chunk: bytes, objects: list[bytes]) -> LogError | None:
+        """Add the objects that `chunk` completes to `objects`.
+
+        Returns why the stream cannot be followed any further, if so: INVALID_BODY for anything
+        between objects but whitespace, BODY_TOO_LARGE for an object over the limit.
+        """
+        buffer = self._buffer
+        buffer += chunk
+        error: LogError | None = None
+        while True:
+            if self._start < 0:
+                found = _START.search(buffer, self._scanned)
+                if found is None:
+                    self._scanned = len(buffer)
+                    break
+                self._start = self._scanned = found.start()
+                if buffer[self._start] != ord("{"):
+                    error = LogError(
+                        INVALID_BODY,
+                        f"A JSON object should begin where "
+                        f"{bytes(buffer[self._start : self._start + 20])!r} is.",
+                    )
+                    break
+            end = self._find_end()
+            if end < 0:
+                break
+            objects.append(bytes(buffer[self._start : end]))
+            self._start = -1
+            self._scanned = end
+        kept_from = self._scanned if self._start < 0 else self._start
+        del buffer[:kept_from]
+        self._scanned -= kept_from
+        self._start = -1 if self._start < 0 else 0
+        if error is None and len(buffer) > self._object_bytes_max:
+            error = LogError(
+                BODY_TOO_LARGE, f"A record has more than {self._object_bytes_max} bytes."
+            )
+        return error
+
+    def _find_end(self) -> int:
+        """Where the unfinished object ends; -1 if that is not here yet."""
+        buffer = self._buffer
+        position = self._scanned
+        size = len(buffer)
+        while True:
+            found = (_IN_STRING if self._in_string else _MARK).search(buffer, position)
+            if found is None:
+                self._scanned = size
+                return -1
+            position = found.end()
+            mark = buffer[position - 1]
+            if mark == 0x22:  # a quote
+                self._in_string = not self._in_string
+            elif self._in_string:  # a backslash: it and what it escapes belong together
+                if position >= size:
+                    self._scanned = position - 1
+                    return -1
+                position += 1
+            elif mark in _OPENING:
+                self._depth += 1
+            else:
+                self._depth -= 1
+                if self._depth <= 0:
+                    self._depth = 0
+                    return position

@@ -1,0 +1,71 @@
+"""One request, as handlers see it: aiohttp's, with the path and query read the cheap way.
+
+aiohttp's own `match_info` needs its Application, and `query` builds a multidict through yarl on
+every request: measurable at tens of thousands of requests a second (DESIGN.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from urllib.parse import parse_qsl
+
+from aiohttp import web
+
+from raftlog.record.errors import BAD_REQUEST, LogError
+
+QUERY_PARAMETERS_MAX = 64
+
+_NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
+
+
+class Request(web.BaseRequest):
+    """A request that dispatch.py has routed."""
+
+    ATTRS = web.BaseRequest.ATTRS | frozenset(
+        (
+            "path_parameters",
+            "query_text",
+            "bytes_held",
+            "must_close",
+            "cancel_on_disconnect",
+            "_query_parameters",
+        )
+    )
+
+    path_parameters: Mapping[str, str] = _NO_PARAMETERS
+    """Values of the route's `{name}`s, percent-decoded."""
+    query_text: str = ""
+    """The raw query, without `?`."""
+    bytes_held: int = 0
+    """What this request has taken of the bytes in flight; dispatch.py gives it back."""
+    must_close: bool = False
+    """Whether the connection can take no further request: this one's end is not known."""
+    cancel_on_disconnect: bool = False
+    """Whether the handler is of no use once the peer has left."""
+    _query_parameters: Mapping[str, str] | None = None
+
+    @property
+    def query_parameters(self) -> Mapping[str, str]:
+        """The query, decoded. A parameter given twice, or too many, is LogError BAD_REQUEST."""
+        if self._query_parameters is None:
+            self._query_parameters = (
+                _parse_query(self.query_text) if self.query_text else _NO_PARAMETERS
+            )
+        return self._query_parameters
+
+
+def _parse_query(text: str) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(
+            text,
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=QUERY_PARAMETERS_MAX,
+        )
+    except ValueError as error:
+        raise LogError(BAD_REQUEST, f"The query is malformed: {error}") from None
+    parameters = dict(pairs)
+    if len(parameters) != len(pairs):
+        raise LogError(BAD_REQUEST, "A query parameter is given twice.")
+    return parameters

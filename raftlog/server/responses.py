@@ -1,0 +1,279 @@
+"""Answers: JSON, bytes and errors, and the choice between media types.
+
+A whole answer is an `Answer`. An answer without a known size is aiohttp's StreamResponse, made by
+`stream_response`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.helpers import rfc822_formatted_time
+
+from raftlog.record.errors import (
+    METHOD_NOT_ALLOWED,
+    NOT_READY,
+    OVERLOADED,
+    QUOTA_EXCEEDED,
+    UNSUPPORTED_FORMAT,
+    UNSUPPORTED_MEDIA_TYPE,
+    ErrorEntry,
+    LogError,
+)
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+SERVER = "raftlog"
+RETRY_AFTER_S = 1
+WRITE_SLICE_BYTES = 256 * 1024
+"""Answers go to the socket in pieces of this size: about what a stalled reader can make us hold."""
+REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+_encode = msgspec.json.Encoder().encode
+_RETRY_LATER = (QUOTA_EXCEEDED, OVERLOADED, NOT_READY)
+_NOT_IN_HEADERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every error answer."""
+
+    error_code: int
+    """HTTP status and two digits; they never change their meaning."""
+    message: str
+    """What went wrong, and where it helps, what to do."""
+
+
+class Answer(web.StreamResponse):
+    """A whole answer, sent in one write if it is small, else in slices.
+
+    Does what web.Response does with the headers that matter here, without its multidict, defaults
+    and serialiser, which cost a quarter of a small request (DESIGN.md).
+    """
+
+    def __init__(
+        self, status: int, content_type: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(status=status)
+        self.content = body
+        self._media = content_type
+        self._extra = _header_lines(headers) if headers else ""
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Take note of the request. Nothing goes out before `write_eof`, which sends it all."""
+        if not self.prepared:
+            self._req = request
+            self._payload_writer = request.writer
+            if self._keep_alive is None:
+                self._keep_alive = request.keep_alive
+        return self._payload_writer
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Send head and body; a slow reader must take each slice before it gets the next."""
+        request, writer = self._req, self._payload_writer
+        if self._eof_sent or request is None or writer is None:
+            return
+        assert not data, "the body is given to the constructor"
+        self._eof_sent = True
+        self._req = self._payload_writer = None
+        body = b"" if request.method == "HEAD" else self.content
+        head = self._head(request)
+        self._body_length = writer.output_size = len(head) + len(body)
+        if len(body) <= WRITE_SLICE_BYTES:
+            await _write(writer, head + body)
+            return
+        await _write(writer, head)
+        view = memoryview(body)
+        for start in range(0, len(body), WRITE_SLICE_BYTES):
+            await _write(writer, view[start : start + WRITE_SLICE_BYTES])
+
+    def _head(self, request: web.BaseRequest) -> bytes:
+        start = _head_start(
+            self._status, self._media, request.version >= (1, 1), bool(self._keep_alive)
+        )
+        extra = self._extra
+        if self._headers:
+            extra += _header_lines(self._headers)
+        if self._status != HTTPStatus.NO_CONTENT:
+            extra += f"Content-Length: {len(self.content)}\r\n"
+        text = f"{start}Date: {rfc822_formatted_time()}\r\n{extra}\r\n"
+        return text.encode("utf-8")
+
+
+@lru_cache(maxsize=1_024)
+def _head_start(status: int, content_type: str, is_http11: bool, keep_alive: bool) -> str:
+    """What the heads of alike answers share. The cache suffices: handlers use few media types."""
+    lines = [
+        f"HTTP/{'1.1' if is_http11 else '1.0'} {status} {REASONS[status]}",
+        f"Server: {SERVER}",
+        # What users store here is shown by browsers as what it claims to be, or not at all.
+        "X-Content-Type-Options: nosniff",
+        "Cache-Control: no-store",
+    ]
+    if content_type:
+        lines.append(f"Content-Type: {content_type}")
+    if keep_alive and not is_http11:
+        lines.append("Connection: keep-alive")
+    elif not keep_alive and is_http11:
+        lines.append("Connection: close")
+    return "\r\n".join(lines) + "\r\n"
+
+
+def _header_lines(headers: Mapping[str, str]) -> str:
+    for name, value in headers.items():
+        if _NOT_IN_HEADERS.search(name) or _NOT_IN_HEADERS.search(value):
+            raise ValueError(f"control character in header {name!r}")
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+
+
+async def _write(writer: AbstractStreamWriter, data: bytes | memoryview) -> None:
+    transport = writer.transport
+    if transport is None or transport.is_closing():
+        raise ConnectionResetError("the peer has left")
+    transport.write(data)
+    await writer.drain()
+
+
+def bytes_response(
+    body: bytes,
+    content_type: str,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> web.StreamResponse:
+    """A whole answer from bytes."""
+    return Answer(status, content_type, body, headers)
+
+
+def json_response(
+    value: object,
+    *,
+    status: int = 200,
+    content_type: str = JSON,
+    headers: Mapping[str, str] | None = None,
+) -> web.StreamResponse:
+    """A whole answer from anything msgspec can write: structs, dataclasses, plain data."""
+    return bytes_response(_encode(value), content_type, status=status, headers=headers)
+
+
+def empty_response(*, headers: Mapping[str, str] | None = None) -> web.StreamResponse:
+    """204, no content."""
+    return Answer(HTTPStatus.NO_CONTENT, "", b"", headers)
+
+
+def error_body(entry: ErrorEntry, message: str | None = None) -> bytes:
+    """The JSON of an error."""
+    return _encode(ErrorBody(entry.code, message or entry.message))
+
+
+def error_response(
+    entry: ErrorEntry, message: str | None = None, headers: Mapping[str, str] | None = None
+) -> web.StreamResponse:
+    """The answer for an entry of the error table."""
+    if entry in _RETRY_LATER:
+        headers = {**(headers or {}), "Retry-After": str(RETRY_AFTER_S)}
+    body = error_body(entry, message)
+    return bytes_response(body, JSON, status=entry.http_status, headers=headers)
+
+
+def raw_error(entry: ErrorEntry, message: str | None = None) -> bytes:
+    """The whole answer for an error outside of any request; the connection ends with it."""
+    body = error_body(entry, message)
+    head = _head_start(entry.http_status, JSON, True, False)
+    if entry in _RETRY_LATER:
+        head += f"Retry-After: {RETRY_AFTER_S}\r\n"
+    head += f"Date: {rfc822_formatted_time()}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode("ascii") + body
+
+
+def method_not_allowed(method: str, allow: str) -> web.StreamResponse:
+    """405 with the Allow header."""
+    message = f"{method[:20]} is not possible here; {allow} is."
+    return error_response(METHOD_NOT_ALLOWED, message, {"Allow": allow})
+
+
+def stream_response(
+    content_type: str, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.StreamResponse:
+    """An answer without a known size: `await response.prepare(request)`, then `write` pieces of at
+    most `WRITE_SLICE_BYTES`, then return it. Each `write` waits for a slow reader; one that
+    stalls is cut off, and `write` raises ConnectionError, which a handler lets pass.
+    """
+    response = web.StreamResponse(status=status, headers=headers)
+    response.headers["Content-Type"] = content_type
+    response.headers["Server"] = SERVER
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+def media_type(request: web.BaseRequest) -> str:
+    """The body's media type, lower case, without parameters; JSON for none and for `curl -d`'s."""
+    header = request.headers.get("Content-Type")
+    if header is None or header == JSON:
+        return JSON
+    value = header.partition(";")[0].strip().lower()
+    return JSON if value in ("", FORM) else value
+
+
+def require_media_type(request: web.BaseRequest, understood: Sequence[str]) -> str:
+    """The body's media type, if it is one of `understood`; else LogError UNSUPPORTED_MEDIA_TYPE."""
+    value = media_type(request)
+    if value not in understood:
+        wanted = " or ".join(understood)
+        raise LogError(
+            UNSUPPORTED_MEDIA_TYPE,
+            f"The content type {value[:100]!r} is not understood here; send {wanted}.",
+        )
+    return value
+
+
+def negotiate(request: web.BaseRequest, offered: tuple[str, ...]) -> str:
+    """Which of the offered media types the Accept header likes best; the first if there is none.
+
+    LogError UNSUPPORTED_FORMAT if it likes none of them.
+    """
+    header = request.headers.get("Accept")
+    if not header or header == "*/*":
+        return offered[0]
+    chosen = _choose(header, offered)
+    if chosen is None:
+        raise LogError(UNSUPPORTED_FORMAT, f"Can answer as {' or '.join(offered)} only.")
+    return chosen
+
+
+@lru_cache(maxsize=256)
+def _choose(accept: str, offered: tuple[str, ...]) -> str | None:
+    """RFC 9110 section 12.5.1: the most specific range that fits gives a type its quality."""
+    ranges: list[tuple[str, float]] = []
+    for part in accept.split(","):
+        pieces = [piece.strip().lower() for piece in part.split(";")]
+        quality = 1.0
+        for piece in pieces[1:]:
+            name, _, value = piece.partition("=")
+            if name.strip() == "q":
+                try:
+                    quality = min(max(float(value), 0.0), 1.0)
+                except ValueError:
+                    quality = 0.0
+        ranges.append((pieces[0], quality))
+    best: str | None = None
+    best_quality = 0.0
+    for media in offered:
+        quality = _quality(media, ranges)
+        if quality > best_quality:
+            best, best_quality = media, quality
+    return best
+
+
+def _quality(media: str, ranges: Sequence[tuple[str, float]]) -> float:
+    for candidate in (media, media.partition("/")[0] + "/*", "*/*"):
+        for pattern, quality in ranges:
+            if pattern == candidate:
+                return quality
+    return 0.0

@@ -1,0 +1,11 @@
+"""Storage: one durable log per replica, and the pieces it is made of.
+
+Purpose: keep record batches in order on disk, give them back unchanged, and after any crash serve
+exactly what can be proven whole. `manager` holds a node's replicas, `log` is one of them.
+
+Rules: decisions (recovery, retention, compaction, producer state, leader epochs) are plain
+functions over plain data; I/O goes through `raftlog.world.Disk` only. A failed sync is final.
+Damage is reported and kept, never cut away. Nothing counts as durable before its sync returned.
+
+Must not know: topics' names, who leads, high watermarks' meaning, HTTP. Imports record and world.
+"""

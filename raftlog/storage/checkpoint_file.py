@@ -1,0 +1,102 @@
+"""Keep the node's checkpoint file: read it at the start, replace it when something changed.
+
+Replacements never overlap, and callers that ask during one share the next: a thousand logs that
+want to be written down at once cost two writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from raftlog.storage.checkpoints import (
+    CHECKPOINT_BYTES_MAX,
+    CheckpointUnreadable,
+    NodeCheckpoint,
+    decode_checkpoint,
+    encode_checkpoint,
+)
+from raftlog.world import Clock, Disk, DiskError, DiskFullError
+
+CHECKPOINT_NAME: Final = "checkpoints.json"
+UNREADABLE_NAME: Final = "checkpoints.json.unreadable"
+
+PAUSE_RATIO: Final = 2
+"""Pause between two writes, by how long the first took: opening a thousand logs must not spend its
+time on writing down each of them."""
+
+logger = logging.getLogger(__name__)
+
+
+def read_checkpoint(disk: Disk) -> NodeCheckpoint | None:
+    """What the last run wrote down; None if there is nothing to be trusted.
+
+    A file that cannot be read is set aside for the operator: every log is then scanned from its
+    start, and nothing in it is cut that a later record proves to have been whole. Blocks. Raises
+    DiskError.
+    """
+    if not disk.exists(CHECKPOINT_NAME):
+        return None
+    file = disk.open(CHECKPOINT_NAME)
+    try:
+        data = file.read(0, min(file.size, CHECKPOINT_BYTES_MAX))
+    finally:
+        file.close()
+    checkpoint = decode_checkpoint(data)
+    if isinstance(checkpoint, CheckpointUnreadable):
+        logger.error("%s: %s; all logs are scanned.", CHECKPOINT_NAME, checkpoint.reason)
+        disk.rename(CHECKPOINT_NAME, UNREADABLE_NAME)
+        disk.sync_directory("")
+        return None
+    return checkpoint
+
+
+class CheckpointFile:
+    """The file, for the run that owns it now. Lives in the event loop."""
+
+    def __init__(self, disk: Disk, clock: Clock, collect: Callable[[], NodeCheckpoint]) -> None:
+        self.failure: DiskError | None = None
+        self.writes = 0
+        self._disk = disk
+        self._clock = clock
+        self._pause_until = 0.0
+        self._collect = collect
+        self._running: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+
+    async def write(self) -> None:
+        """Return once the file holds what `collect` says now, or later.
+
+        Raises DiskFullError, after which the old content stands and a later call may succeed, or
+        DiskError, after which none will.
+        """
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._write(self._running))
+        await asyncio.shield(self._next)
+
+    async def _write(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            # Its callers get its error, if it has one.
+            await asyncio.wait([before])
+        began = self._clock.monotonic()
+        if began < self._pause_until:
+            await self._clock.sleep(self._pause_until - began)
+            began = self._clock.monotonic()
+        self._running, self._next = self._next, None
+        if self.failure is not None:
+            raise DiskError(str(self.failure)) from self.failure
+        data = encode_checkpoint(self._collect())
+        try:
+            await self._disk.run(lambda: self._disk.replace(CHECKPOINT_NAME, data))
+        except DiskFullError:
+            raise
+        except DiskError as error:
+            self.failure = error
+            logger.error("%s cannot be written any more", CHECKPOINT_NAME, exc_info=error)
+            raise
+        finally:
+            ended = self._clock.monotonic()
+            self._pause_until = ended + PAUSE_RATIO * (ended - began)
+        self.writes += 1

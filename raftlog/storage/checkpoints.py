@@ -1,0 +1,120 @@
+"""The node's checkpoint file: what was durable, where scanning may start, how the node stopped.
+
+One small JSON document with a CRC-32C, replaced whole. It is written after everything that it
+names is durable, so it may lag behind the logs but never runs ahead of them.
+
+The clean-shutdown marker is written last at a stop and taken away, durably, at the next start
+before anything else is written: a marker that is seen was true.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import crc32c
+import msgspec
+
+from raftlog.record.types import Offset
+from raftlog.storage.compaction import CompactionHistory
+
+CHECKPOINT_VERSION = 1
+CHECKPOINT_BYTES_MAX = 64 << 20
+"""A larger checkpoint file is not read: 100,000 replicas need about 10 MB."""
+
+
+class StartKind(StrEnum):
+    """What a start must expect of the files it finds."""
+
+    CLEAN = "clean"
+    """Everything was synced and checkpointed at the last stop."""
+    PROCESS_CRASH = "process_crash"
+    """The kernel went on running: every byte written is there, a prefix of the last write too."""
+    POWER_LOSS = "power_loss"
+    """Unsynced bytes may be missing, in any pattern."""
+
+
+class ReplicaCheckpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What is known to be durable of one log."""
+
+    recovery_point: Offset
+    """Everything derived from records below this offset is durable; scans start here."""
+    flushed_offset: Offset
+    """Records below this offset were synced. If one is invalid now, that is damage."""
+    log_start_offset: Offset
+    high_watermark: Offset
+    segment_base_offset: Offset
+    """Segment that holds the recovery point, or ends at it."""
+    segment_position: int
+    """Position of the recovery point in that segment."""
+    offset_index_entries: int
+    """Entries of that segment's offset index that lie below the recovery point."""
+    time_index_entries: int
+    gaps_below: Offset = Offset(0)
+    """Below this offset compaction may have left gaps between batches."""
+    compaction: CompactionHistory = CompactionHistory()
+    boot_id: str = ""
+    """The kernel's run in which the replica was last open."""
+    clean: bool = False
+    """It was closed, and nothing has written to it since."""
+    damage: str = ""
+    """Why the replica is offline, until it is repaired: later starts must not forget it."""
+
+
+class NodeCheckpoint(msgspec.Struct, frozen=True):
+    """The whole file."""
+
+    clean_shutdown: bool
+    """The node stopped in order, and has not started since."""
+    replicas: dict[str, ReplicaCheckpoint]
+    """By replica directory name, `<topic id>/<partition>`."""
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    version: int
+    crc32c: int
+    content: msgspec.Raw
+
+
+class CheckpointUnreadable(NamedTuple):
+    """The file exists and cannot be trusted."""
+
+    reason: str
+
+
+def encode_checkpoint(checkpoint: NodeCheckpoint) -> bytes:
+    """The file's bytes."""
+    content = msgspec.json.encode(checkpoint)
+    return msgspec.json.encode(
+        _Envelope(CHECKPOINT_VERSION, crc32c.crc32c(content), msgspec.Raw(content))
+    )
+
+
+def decode_checkpoint(data: bytes) -> NodeCheckpoint | CheckpointUnreadable:
+    """The file's content, or why it cannot be trusted."""
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        if envelope.version != CHECKPOINT_VERSION:
+            return CheckpointUnreadable(f"version {envelope.version} is not known here")
+        content = bytes(envelope.content)
+        if crc32c.crc32c(content) != envelope.crc32c:
+            return CheckpointUnreadable("the CRC does not match")
+        return msgspec.json.decode(content, type=NodeCheckpoint)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return CheckpointUnreadable(f"not a checkpoint: {error}")
+
+
+def start_kind(node: NodeCheckpoint | None, replica: str, boot_id: str) -> StartKind:
+    """What to expect of a replica's files. Where nothing is known of them: the worst.
+
+    Asked for each replica by itself: one that was not opened in the last run may still be as the
+    run before left it.
+    """
+    checkpoint = None if node is None else node.replicas.get(replica)
+    if node is None or checkpoint is None:
+        return StartKind.POWER_LOSS
+    if node.clean_shutdown and checkpoint.clean:
+        return StartKind.CLEAN
+    if checkpoint.boot_id == boot_id:
+        return StartKind.PROCESS_CRASH
+    return StartKind.POWER_LOSS

@@ -1,0 +1,200 @@
+"""Compact a log on disk: the reading, writing and swapping around `compaction_pass`.
+
+Reads go through the same checked path as a consumer's, so damage ends the pass instead of being
+copied. Decoding and rewriting run in disk threads, a chunk at a time. Appends never wait for it; a
+truncation that comes up makes it give up what it has not swapped yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final
+
+from raftlog.record.batch import RecordBatch, iterate_batches
+from raftlog.record.header import parse_header
+from raftlog.record.types import Offset
+from raftlog.storage.compaction import group_segments, plan_compaction
+from raftlog.storage.compaction_pass import CompactionPass
+from raftlog.storage.core import LogCore
+from raftlog.storage.reader import DamageFoundError, LogReader
+from raftlog.storage.results import CompactionReport
+from raftlog.storage.retention import SegmentInfo
+from raftlog.storage.segment import CLEANED_SUFFIX, Segment, segment_name
+from raftlog.storage.swap import commit_swap, finish_swaps
+from raftlog.storage.upkeep import Upkeep
+from raftlog.world import Buffer, File
+
+CHUNK_BYTES: Final = 1 << 20
+GROUP_SEGMENTS_MAX: Final = 64
+"""Segments that one swap replaces; their files stay open while it lasts."""
+
+logger = logging.getLogger(__name__)
+
+
+async def compact_log(
+    core: LogCore, upkeep: Upkeep, reader: LogReader, now_ms: int
+) -> CompactionReport | None:
+    """One pass, if the plan finds it worth while; None if not, or if it was interrupted.
+
+    Raises LogError. Damage on the way ends the pass without an error: its readers are told.
+    """
+    core.require_online()
+    if not core.config.compacts:
+        return None
+    async with core.arrange_lock:
+        try:
+            return await _Compaction(core, upkeep, reader, now_ms).run()
+        except DamageFoundError as error:
+            logger.error("%s: compaction stopped at damage: %s", core.directory, error.reason)
+            return None
+
+
+class _InterruptedError(Exception):
+    """A truncation waits."""
+
+
+class _Compaction:
+    def __init__(self, core: LogCore, upkeep: Upkeep, reader: LogReader, now_ms: int) -> None:
+        self._core = core
+        self._upkeep = upkeep
+        self._reader = reader
+        self._now_ms = now_ms
+
+    async def run(self) -> CompactionReport | None:
+        core = self._core
+        config = core.config
+        infos = self._upkeep.segment_infos()
+        plan = plan_compaction(
+            infos,
+            core.compaction,
+            now_ms=self._now_ms,
+            high_watermark=min(core.high_watermark, core.flushed_offset),
+            segment_ms=config.segment_ms,
+            min_compaction_lag_ms=config.min_compaction_lag_ms,
+            min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
+            delete_retention_ms=config.delete_retention_ms,
+        )
+        if plan is None:
+            return None
+        # The recovery point's position must not lie in a segment that is rewritten.
+        await self._upkeep.checkpoint()
+        await core.publish()
+        work = CompactionPass(
+            core.compaction,
+            now_ms=self._now_ms,
+            delete_retention_ms=config.delete_retention_ms,
+            last_offsets=core.producers.last_offsets(),
+            aborted=(),
+        )
+        try:
+            await self._survey(work, plan.first_dirty_offset, plan.end_offset)
+            end_offset = work.finish_survey(plan.end_offset)
+            groups = group_segments(
+                infos, end_offset=end_offset, segment_bytes=config.segment_bytes
+            )
+            if not groups:
+                return None
+            core.gaps_below = max(core.gaps_below, groups[-1][-1].next_offset)
+            await core.publish()
+            rewritten = 0
+            for group in groups:
+                for start in range(0, len(group), GROUP_SEGMENTS_MAX):
+                    part = group[start : start + GROUP_SEGMENTS_MAX]
+                    await self._rewrite(work, part)
+                    rewritten += len(part)
+        except _InterruptedError:
+            return None
+        core.compaction = work.finish()
+        await core.publish()
+        return CompactionReport(
+            rewritten, work.stats.bytes_read, work.stats.bytes_written, end_offset
+        )
+
+    async def _survey(self, work: CompactionPass, start: Offset, end: Offset) -> None:
+        offset = start
+        while offset < end:
+            data, offset = await self._chunk(offset, end)
+            if not await self._core.run(_survey_chunk, work, data):
+                return
+
+    async def _chunk(self, offset: Offset, end: Offset) -> tuple[Buffer, Offset]:
+        if self._core.truncations_waiting:
+            raise _InterruptedError
+        result = await self._reader.read(offset, end=end, max_bytes=CHUNK_BYTES)
+        return result.data, result.next_offset
+
+    async def _rewrite(self, work: CompactionPass, group: Sequence[SegmentInfo]) -> None:
+        """Write one segment in the place of a group, and swap them."""
+        core = self._core
+        base_offset, end_offset = group[0].base_offset, group[-1].next_offset
+        cleaned = segment_name(base_offset) + CLEANED_SUFFIX
+        path = f"{core.directory}/{cleaned}"
+        file = await core.run(self._begin, path)
+        try:
+            new = Segment(core.shared.files, core.directory, base_offset)
+            offset = base_offset
+            while offset < end_offset:
+                data, offset = await self._chunk(offset, end_offset)
+                await core.run(self._rewrite_chunk, work, data, offset >= end_offset, file, new)
+            await core.run(file.sync)
+        except BaseException:
+            # Nothing has been swapped: the old segments stay, and the copy goes.
+            core.shared.disk.remove(path)
+            raise
+        finally:
+            file.close()
+        assert new.next_offset == end_offset, "compaction must keep where a segment ends"
+        new.note_time()
+        segments = core.segments
+        first = segments.number(base_offset)
+        old = segments.all[first : first + len(group)]
+        assert [segment.base_offset for segment in old] == [info.base_offset for info in group]
+        with ExitStack() as held:
+            # Who reads the old segments by name must not meet the new files under it.
+            await core.run(self._hold, held, old)
+            await core.run(self._swap, cleaned, base_offset, end_offset)
+            segments.replace(first, first + len(group), [new])
+            for segment in old:
+                for name in segment.paths:
+                    core.shared.files.forget(name)
+        tails = new.index_tails()
+        await core.run(new.save_indexes, tails)
+        new.confirm_indexes(tails)
+
+    def _begin(self, path: str) -> File:
+        self._core.shared.disk.remove(path)
+        return self._core.shared.disk.open(path, create=True)
+
+    def _rewrite_chunk(
+        self, work: CompactionPass, data: Buffer, is_end: bool, file: File, new: Segment
+    ) -> None:
+        interval = self._core.config.index_interval_bytes
+        batches = list(iterate_batches(data, check_crc=False))
+        kept: list[Buffer] = []
+        position = file.size
+        for number, batch in enumerate(batches):
+            is_last = is_end and number == len(batches) - 1
+            rewritten = work.rewrite(batch, is_last=is_last)
+            if rewritten is not None:
+                kept.append(rewritten)
+                new.note(parse_header(rewritten), position, batch.header.base_offset, interval)
+                position += len(rewritten)
+        if kept:
+            file.append(kept)
+
+    def _hold(self, held: ExitStack, old: Sequence[Segment]) -> None:
+        for segment in old:
+            for path in segment.paths:
+                if self._core.shared.disk.exists(path):
+                    held.enter_context(self._core.shared.files.lease(path))
+
+    def _swap(self, cleaned: str, base_offset: Offset, end_offset: Offset) -> None:
+        commit_swap(self._core.shared.disk, self._core.directory, cleaned, base_offset, end_offset)
+        finish_swaps(self._core.shared.disk, self._core.directory)
+
+
+def _survey_chunk(work: CompactionPass, data: Buffer) -> bool:
+    batches: Sequence[RecordBatch] = list(iterate_batches(data, check_crc=False))
+    return all(work.survey(batch) for batch in batches)

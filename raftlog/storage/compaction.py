@@ -1,0 +1,200 @@
+"""When and what to compact: the decisions, over plain facts. The work is in `compaction_pass`.
+
+A compacted log keeps the newest record of each key. It has a clean part, compacted before, and a
+dirty part behind it. A pass reads the dirty part to learn each key's newest offset, and then
+rewrites everything below the end of what it has read without the records that are outdated.
+
+Never touched: the active segment, anything at or above the high watermark, segments with a record
+younger than `min.compaction.lag.ms` and all behind them.
+
+**Tombstones.** A record without a value deletes its key. It must stay until every reader that began
+before has had time to see it: `delete.retention.ms` from when it became clean, that is, from the
+first pass that removed what it deletes. Kafka first told that time from the segments' last-modified
+times, by which tombstones could live forever or go too early (KAFKA-4545, KAFKA-8522), and since
+KIP-534 writes it into the batch, over its base timestamp. Here it is kept beside the log, as
+`CompactionHistory`: up to which offset was the log clean, and when. So batches need no rewriting to
+carry it and keep their timestamps. If the history is lost, tombstones only stay longer.
+
+**Order of writing.** A pass counts once its segments have replaced the old ones durably. Only then
+may `CompactionHistory.after` be written down. The other way around, a crash between the two leaves
+outdated records in a part taken for clean, where they rise again once their tombstone goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from raftlog.record.types import Offset
+from raftlog.storage.retention import SegmentInfo, newest_record_times
+
+HISTORY_PASSES_MAX: Final = 128
+HISTORY_GRAIN: Final = 32
+"""Passes closer together than this part of `delete.retention.ms` may share an entry."""
+GROUP_OFFSETS_MAX: Final = 2**31 - 1
+"""Offsets that one segment may span: indexes hold them relative to its base offset."""
+
+
+class CleanTo(msgspec.Struct, frozen=True, array_like=True):
+    """One pass, or several taken together."""
+
+    end_offset: Offset
+    """The log was clean below this offset."""
+    at_ms: int
+    """By this time at the latest."""
+
+
+class CompactionHistory(msgspec.Struct, frozen=True, array_like=True):
+    """What compaction has done to one log. Part of the replica's checkpoint."""
+
+    passes: tuple[CleanTo, ...] = ()
+    """Oldest first; both fields grow."""
+    deleted_before: Offset = Offset(0)
+    """Tombstones below this offset were due in the last pass, and are gone."""
+    awaits_deletion: bool = False
+    """Whether the last pass left tombstones or markers that will be due."""
+
+    @property
+    def first_dirty_offset(self) -> Offset:
+        """All below is clean."""
+        return self.passes[-1].end_offset if self.passes else Offset(0)
+
+    def deletable_before(self, now_ms: int, delete_retention_ms: int) -> Offset:
+        """Tombstones below this offset have been clean for `delete.retention.ms`."""
+        due = [entry for entry in self.passes if now_ms - entry.at_ms >= delete_retention_ms]
+        return due[-1].end_offset if due else Offset(0)
+
+    def after(
+        self,
+        end_offset: Offset,
+        *,
+        now_ms: int,
+        delete_retention_ms: int,
+        deleted_before: Offset,
+        awaits_deletion: bool,
+    ) -> CompactionHistory:
+        """The history once a pass has made the log clean below `end_offset`, durably."""
+        assert end_offset >= self.first_dirty_offset
+        # A clock that went back must not make younger passes look older than those before them.
+        at_ms = max(now_ms, self.passes[-1].at_ms) if self.passes else now_ms
+        # Of the passes long enough ago only the last says anything that the others do not.
+        kept = [entry for entry in self.passes if at_ms - entry.at_ms < delete_retention_ms]
+        kept = [*self.passes[: len(self.passes) - len(kept)][-1:], *kept]
+        grain_ms = delete_retention_ms // HISTORY_GRAIN
+        if len(kept) >= 2 and at_ms - kept[-2].at_ms < grain_ms:
+            # The last one takes this pass's later time: its tombstones stay a grain longer at most.
+            kept.pop()
+        kept.append(CleanTo(end_offset, at_ms))
+        return CompactionHistory(tuple(kept[-HISTORY_PASSES_MAX:]), deleted_before, awaits_deletion)
+
+    def truncate_to(self, end_offset: Offset) -> CompactionHistory:
+        """The log now ends at `end_offset`: what comes to stand above it is dirty."""
+        return msgspec.structs.replace(
+            self,
+            passes=tuple(
+                CleanTo(min(entry.end_offset, end_offset), entry.at_ms) for entry in self.passes
+            ),
+            deleted_before=min(self.deleted_before, end_offset),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """Read [first_dirty_offset, end_offset), then rewrite from the start of the log."""
+
+    first_dirty_offset: Offset
+    end_offset: Offset
+    """Base offset of the first segment that must not be touched."""
+    clean_bytes: int
+    dirty_bytes: int
+
+
+def plan_compaction(
+    segments: Sequence[SegmentInfo],
+    history: CompactionHistory,
+    *,
+    now_ms: int,
+    high_watermark: Offset,
+    segment_ms: int,
+    min_compaction_lag_ms: int,
+    min_cleanable_dirty_ratio: float,
+    delete_retention_ms: int,
+) -> CompactionPlan | None:
+    """Whether a pass over the segments (oldest first, the last one active) is worth its work.
+
+    It is if the dirty part has its share (`min.cleanable.dirty.ratio`), or if tombstones have
+    become due. A pass that stopped because its map was full (`Stop.MAP_FULL`) is followed by
+    another one at once: ask again with a ratio of 0.
+    """
+    cleanable = _cleanable(
+        segments,
+        now_ms=now_ms,
+        high_watermark=high_watermark,
+        segment_ms=segment_ms,
+        min_compaction_lag_ms=min_compaction_lag_ms,
+    )
+    if not cleanable:
+        return None
+    end_offset = cleanable[-1].next_offset
+    first_dirty_offset = max(history.first_dirty_offset, cleanable[0].base_offset)
+    first_dirty_offset = min(first_dirty_offset, end_offset)
+    total_bytes = sum(segment.size_bytes for segment in cleanable)
+    dirty_bytes = sum(
+        segment.size_bytes for segment in cleanable if segment.next_offset > first_dirty_offset
+    )
+    is_dirty = dirty_bytes > 0 and dirty_bytes >= min_cleanable_dirty_ratio * total_bytes
+    has_due = (
+        history.awaits_deletion
+        and history.deletable_before(now_ms, delete_retention_ms) > history.deleted_before
+    )
+    if not is_dirty and not has_due:
+        return None
+    return CompactionPlan(first_dirty_offset, end_offset, total_bytes - dirty_bytes, dirty_bytes)
+
+
+def _cleanable(
+    segments: Sequence[SegmentInfo],
+    *,
+    now_ms: int,
+    high_watermark: Offset,
+    segment_ms: int,
+    min_compaction_lag_ms: int,
+) -> Sequence[SegmentInfo]:
+    times = newest_record_times(segments, now_ms=now_ms, segment_ms=segment_ms)
+    for index, segment in enumerate(segments):
+        if (
+            index == len(segments) - 1
+            or segment.next_offset > high_watermark
+            or (min_compaction_lag_ms > 0 and now_ms - times[index] < min_compaction_lag_ms)
+        ):
+            return segments[:index]
+    return ()
+
+
+def group_segments(
+    segments: Sequence[SegmentInfo], *, end_offset: Offset, segment_bytes: int
+) -> list[tuple[SegmentInfo, ...]]:
+    """Which segments below `end_offset` (of a survey) to rewrite into one new segment each.
+
+    The new segment takes the base offset of the group's first, so compacted segments grow together
+    again instead of wasting away. The old sizes stand for the new one, which is never larger.
+    """
+    groups: list[list[SegmentInfo]] = []
+    size_bytes = 0
+    for segment in segments:
+        if segment.base_offset >= end_offset:
+            break
+        size_bytes += segment.size_bytes
+        if (
+            groups
+            and size_bytes <= segment_bytes
+            and segment.next_offset - groups[-1][0].base_offset <= GROUP_OFFSETS_MAX
+        ):
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+            size_bytes = segment.size_bytes
+    return [tuple(group) for group in groups]

@@ -1,0 +1,167 @@
+"""Sparse indexes of a segment: where to start looking for an offset or a time.
+
+    offset index, 8 bytes an entry, big endian:   4 relative base offset of a batch, 4 its position
+    time index,  12 bytes an entry:               8 timestamp (ms), 4 relative offset
+
+An offset entry names a batch exactly, and is checked against the header found there: a wrong one
+costs time, never a wrong answer. A time entry (t, o) says that no record of the segment up to and
+including offset o is younger than t; the last entry of a finished segment carries its last offset,
+so it also tells where the segment ends.
+
+New entries are kept in memory and written by `save`, at checkpoints and rolls: an append is one
+write to the log and none to an index. Entries on disk above the recovery point are not trusted
+after an unclean stop; recovery finds them again.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from raftlog.record.types import Offset
+from raftlog.storage.files import OpenFiles
+from raftlog.world import DiskError
+
+UNSAVED_ENTRIES_MAX: Final = 65_536
+"""Entries that may wait in memory (on a full disk); beyond, every other one is given up."""
+RELATIVE_OFFSET_MAX: Final = 2**31 - 1
+POSITION_MAX: Final = 2**31 - 1
+
+
+class OffsetEntry(NamedTuple):
+    """A batch and where it lies in the segment."""
+
+    base_offset: Offset
+    position: int
+
+
+class TimeEntry(NamedTuple):
+    """No record up to `last_offset` is younger than `timestamp_ms`."""
+
+    timestamp_ms: int
+    last_offset: Offset
+
+
+class IndexFile:
+    """A file of equal entries in rising order, the newest of them still in memory.
+
+    Changed by the event loop only, except `save`, which a disk thread runs and the loop confirms.
+    """
+
+    def __init__(
+        self, files: OpenFiles, path: str, layout: struct.Struct, *, key: int, saved: int = 0
+    ) -> None:
+        self.path = path
+        self.saved = saved
+        self.unsaved: list[tuple[int, int]] = []
+        self._files = files
+        self._layout = layout
+        self._key = key
+
+    def __len__(self) -> int:
+        return self.saved + len(self.unsaved)
+
+    def add(self, entry: tuple[int, int]) -> None:
+        """Append an entry, in memory."""
+        self.unsaved.append(entry)
+
+    def thin(self) -> None:
+        """After a save that found no room: hold the memory that waits for the next one in bounds.
+
+        A sparser index is slower; one that grows without bound ends the process. The newest entry
+        stays, since it may be the one that tells where the segment ends.
+        """
+        if len(self.unsaved) > UNSAVED_ENTRIES_MAX:
+            del self.unsaved[-2::-2]
+
+    def save(self, saved: int, entries: Sequence[tuple[int, int]]) -> None:
+        """Write `entries` behind the first `saved` ones and sync. Blocks. Raises DiskError."""
+        size = saved * self._layout.size
+        with self._files.lease(self.path, create=True) as file:
+            if file.size < size:
+                raise DiskError(f"{self.path} lost {size - file.size} bytes")
+            if file.size > size:
+                file.truncate(size)
+            if entries:
+                file.append([b"".join(self._layout.pack(*entry) for entry in entries)])
+            file.sync()
+
+    def confirm(self, count: int) -> None:
+        """The first `count` unsaved entries are on disk now."""
+        self.saved += count
+        del self.unsaved[:count]
+
+    def keep(self, count: int) -> None:
+        """Forget all entries but the first `count`. The file is cut by the next `save`."""
+        if count >= self.saved:
+            del self.unsaved[count - self.saved :]
+        else:
+            self.unsaved.clear()
+            self.saved = count
+
+    def search_unsaved(
+        self, target: int, *, key: int | None = None
+    ) -> tuple[int, tuple[int, int]] | None:
+        """Number and value of the last entry in memory whose key is at most `target`, if any."""
+        key = self._key if key is None else key
+        unsaved = self.unsaved
+        if not unsaved or unsaved[0][key] > target:
+            return None
+        at = bisect_right(unsaved, target, key=itemgetter(key)) - 1
+        return self.saved + at, unsaved[at]
+
+    def search(self, target: int, *, key: int | None = None) -> tuple[int, tuple[int, int]] | None:
+        """The same among all entries. Blocks. Raises DiskError."""
+        found = self.search_unsaved(target, key=key)
+        return found or self.search_saved(target, self.saved, key=key)
+
+    def search_saved(
+        self, target: int, saved: int, *, key: int | None = None
+    ) -> tuple[int, tuple[int, int]] | None:
+        """The same among the first `saved` entries on disk. Blocks. Raises DiskError."""
+        key = self._key if key is None else key
+        if not saved:
+            return None
+        width = self._layout.size
+        with self._files.lease(self.path) as file:
+            low, high = -1, saved
+            found: tuple[int, int] | None = None
+            while high - low > 1:
+                middle = (low + high) // 2
+                data = file.read(middle * width, width)
+                if len(data) < width:
+                    raise DiskError(f"{self.path} ends before entry {middle}")
+                entry: tuple[int, int] = self._layout.unpack(data)
+                if entry[key] <= target:
+                    low, found = middle, entry
+                else:
+                    high = middle
+        return None if found is None else (low, found)
+
+    def last_saved(self) -> tuple[int, int] | None:
+        """The last entry on disk; None if there is none. Blocks. Raises DiskError."""
+        if not self.saved:
+            return None
+        with self._files.lease(self.path) as file:
+            data = file.read((self.saved - 1) * self._layout.size, self._layout.size)
+        if len(data) < self._layout.size:
+            return None
+        entry: tuple[int, int] = self._layout.unpack(data)
+        return entry
+
+
+OFFSET_LAYOUT: Final = struct.Struct(">II")
+TIME_LAYOUT: Final = struct.Struct(">qI")
+
+
+def offset_index(files: OpenFiles, path: str, saved: int = 0) -> IndexFile:
+    """Searched by relative offset."""
+    return IndexFile(files, path, OFFSET_LAYOUT, key=0, saved=saved)
+
+
+def time_index(files: OpenFiles, path: str, saved: int = 0) -> IndexFile:
+    """Searched by timestamp."""
+    return IndexFile(files, path, TIME_LAYOUT, key=0, saved=saved)

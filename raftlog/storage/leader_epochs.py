@@ -1,0 +1,177 @@
+"""Which leader epoch wrote which offsets: one partition's epoch history.
+
+A follower that comes back must not trust its own high watermark to decide what to cut: records
+below it may have been replaced, records above it may be committed. It asks the leader instead where
+the last epoch that both know ended (KIP-101), with the epoch that the answer is for (KIP-279), so
+that several fast failovers in a row still lead both to their last common record.
+
+An entry says that `epoch` began at `start_offset`; it ends where the next one begins. Both numbers
+grow strictly from entry to entry. An epoch that began and wrote nothing leaves no entry once the
+next one begins at the same offset, so the history is never longer than the log has batches: that is
+its bound. Truncating the log at either end shortens it too.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.storage.checksummed import Damaged, unwrap, wrap
+
+KIND: Final = b"RLEP"
+VERSION: Final = 1
+_ENTRY: Final = struct.Struct(">iq")
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEntry:
+    """The epoch's first record is at `start_offset`."""
+
+    epoch: LeaderEpoch
+    start_offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEndOffset:
+    """`epoch` is the largest one known that is not above the one asked for."""
+
+    epoch: LeaderEpoch
+    end_offset: Offset
+    """First offset that the epoch did not write."""
+
+
+class LeaderEpochs:
+    """The epoch history of one log. Every change must be written down (`to_bytes`) by the caller
+    before the recovery point passes the batch that caused it.
+    """
+
+    __slots__ = ("_epochs", "_start_offsets")
+
+    def __init__(self, entries: Iterable[EpochEntry] = ()) -> None:
+        self._epochs: list[LeaderEpoch] = []
+        self._start_offsets: list[Offset] = []
+        for entry in entries:
+            self.assign(entry.epoch, entry.start_offset)
+
+    def __len__(self) -> int:
+        return len(self._epochs)
+
+    @property
+    def entries(self) -> tuple[EpochEntry, ...]:
+        """The whole history, oldest first."""
+        pairs = zip(self._epochs, self._start_offsets, strict=True)
+        return tuple(EpochEntry(epoch, start) for epoch, start in pairs)
+
+    @property
+    def latest(self) -> EpochEntry | None:
+        """The newest entry; None for an empty history."""
+        if not self._epochs:
+            return None
+        return EpochEntry(self._epochs[-1], self._start_offsets[-1])
+
+    def assign(self, epoch: LeaderEpoch, start_offset: Offset) -> bool:
+        """Note that `epoch` writes from `start_offset` on; return whether the history changed.
+
+        Call it when a replica becomes leader (with its log end offset) and for every batch written
+        or scanned (with its base offset): all but the first of an epoch change nothing.
+
+        A batch of an older epoch than one before it can only come from a leader that was replaced.
+        Callers refuse it where it comes from outside (a peer: typed error; a file: damage), see
+        `accepts`; here it is a broken invariant.
+        """
+        epochs, start_offsets = self._epochs, self._start_offsets
+        if epochs:
+            if epoch == epochs[-1]:
+                assert start_offset >= start_offsets[-1], "an epoch cannot begin a second time"
+                return False
+            assert self.accepts(epoch, start_offset), (
+                f"epoch {epoch} at {start_offset} after epoch {epochs[-1]} at {start_offsets[-1]}"
+            )
+            if start_offset == start_offsets[-1]:
+                # The last epoch wrote nothing: keeping it would give it the new one's records.
+                epochs[-1] = epoch
+                return True
+        assert epoch >= 0, f"epoch {epoch}"
+        assert start_offset >= 0, f"start offset {start_offset}"
+        epochs.append(epoch)
+        start_offsets.append(start_offset)
+        return True
+
+    def accepts(self, epoch: LeaderEpoch, offset: Offset) -> bool:
+        """Whether a batch of `epoch` at `offset` may follow what is known: nothing goes back."""
+        if epoch < 0 or offset < 0:
+            return False
+        return not self._epochs or (epoch >= self._epochs[-1] and offset >= self._start_offsets[-1])
+
+    def epoch_for(self, offset: Offset) -> LeaderEpoch | None:
+        """The epoch that wrote `offset`, or would write it; None below the first entry."""
+        index = bisect_right(self._start_offsets, offset) - 1
+        return self._epochs[index] if index >= 0 else None
+
+    def end_offset_for(self, epoch: LeaderEpoch, log_end_offset: Offset) -> EpochEndOffset | None:
+        """Where `epoch` ended, answered for the largest known epoch not above it (KIP-279).
+
+        None means that there is no answer: the history is empty, or `epoch` is newer than all that
+        is known here, so that the asker knows more than this replica does. An epoch older than all
+        that is known gets itself back, with the first known start: all it wrote lies below.
+        """
+        if not self._epochs or epoch < 0 or epoch > self._epochs[-1]:
+            return None
+        if epoch == self._epochs[-1]:
+            return EpochEndOffset(epoch, log_end_offset)
+        following = bisect_right(self._epochs, epoch)
+        end_offset = self._start_offsets[following]
+        if following == 0:
+            return EpochEndOffset(epoch, end_offset)
+        return EpochEndOffset(self._epochs[following - 1], end_offset)
+
+    def truncate_from_end(self, end_offset: Offset) -> bool:
+        """The log now ends at `end_offset`: forget epochs that begin there or later.
+
+        True if the history changed. Needed after every truncation, and at every opening with the
+        log end offset found: an entry may have been written down just before its batch was lost.
+        """
+        keep = bisect_left(self._start_offsets, end_offset)
+        changed = keep < len(self._epochs)
+        del self._epochs[keep:]
+        del self._start_offsets[keep:]
+        return changed
+
+    def truncate_from_start(self, log_start_offset: Offset) -> bool:
+        """The log now begins at `log_start_offset`: forget epochs that ended at or before it.
+
+        True if the history changed. The epoch that holds `log_start_offset` stays, and now begins
+        there; so does the newest one, even of an emptied log: a leader must know its own epoch.
+        """
+        holding = bisect_right(self._start_offsets, log_start_offset) - 1
+        if holding < 0 or (holding == 0 and self._start_offsets[0] == log_start_offset):
+            return False
+        del self._epochs[:holding]
+        del self._start_offsets[:holding]
+        self._start_offsets[0] = log_start_offset
+        return True
+
+    def to_bytes(self) -> bytes:
+        """The content of `leader-epoch-checkpoint`: 12 bytes an entry, oldest first."""
+        pairs = zip(self._epochs, self._start_offsets, strict=True)
+        return wrap(KIND, VERSION, b"".join(_ENTRY.pack(epoch, start) for epoch, start in pairs))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> LeaderEpochs | Damaged:
+        """Read `to_bytes` back. Damaged: rebuild by `assign` for every batch of the whole log."""
+        content = unwrap(KIND, VERSION, data)
+        if isinstance(content, Damaged):
+            return content
+        if len(content) % _ENTRY.size:
+            return Damaged(f"{len(content)} bytes are no whole number of entries")
+        history = cls()
+        for epoch, start_offset in _ENTRY.iter_unpack(content):
+            if not history.accepts(epoch, start_offset) or not history.assign(epoch, start_offset):
+                return Damaged(f"epoch {epoch} at {start_offset} is out of order")
+        if len(history) * _ENTRY.size != len(content):
+            return Damaged("two epochs begin at one offset")
+        return history

@@ -1,0 +1,220 @@
+"""What has to be done for logs in the background, a bounded piece at each tick.
+
+| each tick | for |
+|---|---|
+| start due syncs | logs with flush=async that took appends |
+| see whether there is room | the node |
+| advance recovery points | logs far behind, or behind for long; the farthest first |
+| write the checkpoint file | the node, once a second while logs change |
+| retention | some logs, in turn |
+| one compaction at a time | logs with cleanup.policy=compact, in turn |
+| remove files | deleted topics |
+
+A log that fails is left out; that is reported by the log. Anything else that goes wrong ends
+maintenance, and `failure` says so: a node without it must not go on for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from raftlog.record.errors import DISK_FULL, LogError
+from raftlog.record.types import PartitionId, TopicId
+from raftlog.storage.checkpoint_file import CheckpointFile
+from raftlog.storage.core import LogShared
+from raftlog.storage.log import Log
+from raftlog.storage.results import LogState
+from raftlog.storage.retention import SteadyClock
+from raftlog.storage.settings import StorageSettings
+from raftlog.world import Disk, DiskError, DiskFullError
+
+REMOVALS_WAITING_MAX: Final = 100_000
+"""Deleted topics whose files wait to be removed; others wait for the next start."""
+
+logger = logging.getLogger(__name__)
+
+
+class Maintenance:
+    """The background work of a node's storage."""
+
+    def __init__(
+        self,
+        shared: LogShared,
+        settings: StorageSettings,
+        logs: Mapping[tuple[TopicId, PartitionId], Log],
+        file: CheckpointFile,
+    ) -> None:
+        self.failure: str | None = None
+        self.free_bytes = 0
+        self._shared = shared
+        self._settings = settings
+        self._logs = logs
+        self._file = file
+        self._task: asyncio.Task[None] | None = None
+        self._compaction: asyncio.Task[None] | None = None
+        self._turn: deque[tuple[TopicId, PartitionId]] = deque()
+        self._turn_began: float = 0.0
+        self._removals: deque[str] = deque()
+        self._written_at = 0.0
+        clock = shared.clock
+        self._steady = SteadyClock(clock.time_ms(), shared.monotonic_ms())
+
+    def start(self) -> None:
+        """Begin ticking."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """End the present tick and a running compaction, and tick no more."""
+        for task in (self._task, self._compaction):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        self._task = self._compaction = None
+
+    def opened(self, log: Log) -> None:
+        """A log was opened: if recovery had to scan for what is derived, have it written down."""
+        if log.state is LogState.ONLINE and log.recovery_point < log.log_end_offset:
+            log.mark_changed()
+
+    def remove_later(self, directory: str) -> None:
+        """Remove a directory of a deleted topic, little by little."""
+        if len(self._removals) < REMOVALS_WAITING_MAX:
+            self._removals.append(directory)
+
+    async def tick(self) -> None:
+        """One round. Raises DiskError where the node's own files fail."""
+        shared = self._shared
+        now = shared.clock.monotonic()
+        self.free_bytes = await shared.disk.run(shared.disk.free_bytes)
+        shared.has_room = self.free_bytes >= self._settings.reserve_bytes
+        self._start_syncs(now)
+        await self._advance_recovery_points(now)
+        await self._apply_retention(now)
+        self._start_compaction()
+        await self._remove_some()
+
+    async def _run(self) -> None:
+        interval = self._settings.tick_interval_ms / 1000
+        while True:
+            await self._shared.clock.sleep(interval)
+            await self.tick()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        self.failure = f"storage maintenance ended: {error}"
+        logger.critical("%s", self.failure, exc_info=error)
+
+    def _start_syncs(self, now: float) -> None:
+        for core, since in self._shared.changed.items():
+            if (now - since) * 1000 >= core.config.flush_interval_ms:
+                core.request_sync()
+
+    async def _advance_recovery_points(self, now: float) -> None:
+        settings = self._settings
+        changed = self._shared.changed
+        due: list[tuple[int, Log]] = []
+        for log in self._logs.values():
+            since = changed.get(log.core)
+            if since is None:
+                continue
+            behind = log.unrecovered_bytes
+            if (
+                behind > settings.recovery_bytes_max
+                or log.unrecovered_batches > settings.recovery_batches_max
+                or (now - since) * 1000 > settings.recovery_age_max_ms
+            ):
+                due.append((behind, log))
+        due.sort(key=lambda pair: pair[0], reverse=True)
+        await asyncio.gather(
+            *(self._checkpoint(log) for _, log in due[: settings.checkpoints_per_tick_max])
+        )
+        if (changed or due) and (
+            (now - self._written_at) * 1000 >= settings.checkpoint_interval_ms
+        ):
+            self._written_at = now
+            try:
+                await self._file.write()
+            except DiskFullError as error:
+                # The old content stands: a restart scans more, that is all.
+                logger.warning("the checkpoint file could not be written: %s", error)
+
+    async def _checkpoint(self, log: Log) -> None:
+        try:
+            await log.checkpoint()
+        except LogError as error:
+            _report(log, "checkpoint", error)
+
+    async def _apply_retention(self, now: float) -> None:
+        now_ms = self._steady.now_ms(self._shared.clock.time_ms(), self._shared.monotonic_ms())
+        if not self._turn and (now - self._turn_began) * 1000 >= (
+            self._settings.retention_interval_ms
+        ):
+            self._turn_began = now
+            self._turn.extend(self._logs)
+        for _ in range(min(self._settings.retentions_per_tick_max, len(self._turn))):
+            log = self._logs.get(self._turn.popleft())
+            if log is None or log.state is not LogState.ONLINE:
+                continue
+            log.producers.expire(self._shared.monotonic_ms())
+            try:
+                await log.apply_retention(now_ms)
+            except LogError as error:
+                _report(log, "retention", error)
+
+    def _start_compaction(self) -> None:
+        if self._compaction is not None and not self._compaction.done():
+            return
+        if self._compaction is not None:
+            self._compaction.result()
+        if any(log.config.compacts for log in self._logs.values()):
+            self._compaction = asyncio.get_running_loop().create_task(self._compact())
+
+    async def _compact(self) -> None:
+        """One pass over each log that wants one, one after the other."""
+        now_ms = self._steady.now_ms(self._shared.clock.time_ms(), self._shared.monotonic_ms())
+        for key in list(self._logs):
+            log = self._logs.get(key)
+            if log is None or not log.config.compacts or log.state is not LogState.ONLINE:
+                continue
+            try:
+                await log.compact(now_ms)
+            except LogError as error:
+                _report(log, "compaction", error)
+        await self._shared.clock.sleep(self._settings.retention_interval_ms / 1000)
+
+    async def _remove_some(self) -> None:
+        if self._removals:
+            disk = self._shared.disk
+            work = partial(_remove_some, disk, self._removals[0], self._settings)
+            try:
+                if await disk.run(work):
+                    self._removals.popleft()
+            except DiskError as error:
+                logger.warning("%s: not removed: %s", self._removals.popleft(), error)
+
+
+def _report(log: Log, what: str, error: LogError) -> None:
+    """A full disk passes, and a failed log has reported itself; anything else is worth a line."""
+    level = logging.DEBUG if error.entry is DISK_FULL else logging.WARNING
+    logger.log(level, "%s: %s: %s", log.directory, what, error.message)
+
+
+def _remove_some(disk: Disk, directory: str, settings: StorageSettings) -> bool:
+    """Remove some files of a deleted topic; True when nothing is left. Blocks. Raises DiskError."""
+    left = settings.removals_per_tick_max
+    for partition in disk.list_directory(directory):
+        for name in disk.list_directory(f"{directory}/{partition}"):
+            if not left:
+                return False
+            disk.remove(f"{directory}/{partition}/{name}")
+            left -= 1
+    disk.remove_tree(directory)
+    return True

@@ -1,0 +1,316 @@
+"""All logs of a node: open, create, delete, check on them, close.
+
+    replicas/<topic id>/<partition>/   one log each
+    deleted/<topic id>/                topics on their way out
+    checkpoints.json                   what is durable of each log, and how the node stopped
+
+Directories that nobody asks for are strays: they are kept, reported, and never deleted, since
+metadata that is missing is no proof that the data is not wanted (mistake 9 of replication.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, UNKNOWN_TOPIC, LogError
+from raftlog.record.types import PartitionId, TopicId
+from raftlog.storage.checkpoint_file import CheckpointFile, read_checkpoint
+from raftlog.storage.checkpoints import (
+    NodeCheckpoint,
+    ReplicaCheckpoint,
+    StartKind,
+    start_kind,
+)
+from raftlog.storage.config import LogConfig
+from raftlog.storage.core import LogShared
+from raftlog.storage.files import OpenFiles
+from raftlog.storage.log import Log
+from raftlog.storage.maintenance import Maintenance
+from raftlog.storage.results import LogState
+from raftlog.storage.settings import StorageSettings
+from raftlog.world import Clock, Disk, DiskError
+
+__all__ = ["LogManager", "StorageSettings", "StorageTotals"]
+
+REPLICAS: Final = "replicas"
+DELETED: Final = "deleted"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageTotals:
+    """Sums over all logs, for metrics."""
+
+    replicas: int
+    failed: int
+    damaged: int
+    size_bytes: int
+    segments: int
+    open_files: int
+    syncs: int
+    free_bytes: int
+
+
+class LogManager:
+    """Owns the data directory's logs. Made by `open`; lives in the event loop."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        settings: StorageSettings,
+        *,
+        found: NodeCheckpoint | None,
+        names: list[str],
+    ) -> None:
+        self._disk = disk
+        self._settings = settings
+        self._shared = LogShared(disk, clock, OpenFiles(disk, settings.open_files_max))
+        self._found = found
+        self._boot_id = disk.boot_id()
+        self._stray_names = dict.fromkeys(names)
+        self._checkpoints = _as_found(found)
+        self._logs: dict[tuple[TopicId, PartitionId], Log] = {}
+        self._opening: dict[str, asyncio.Task[Log]] = {}
+        self._opens = asyncio.Semaphore(settings.opens_at_once_max)
+        self._closed_clean: set[str] = set()
+        self._clean_shutdown = False
+        self._closing = False
+        self._file = CheckpointFile(disk, clock, self._collect)
+        self._maintenance = Maintenance(self._shared, settings, self._logs, self._file)
+
+    @classmethod
+    async def open(
+        cls, disk: Disk, clock: Clock, settings: StorageSettings | None = None
+    ) -> LogManager:
+        """Read what the last run left, and take its clean-shutdown marker away, durably.
+
+        Opens no log: that is `open_replica`'s. Raises DiskError.
+        """
+        found, names = await disk.run(partial(_look, disk))
+        manager = cls(disk, clock, settings or StorageSettings(), found=found, names=names)
+        await manager._file.write()
+        return manager
+
+    @property
+    def failure(self) -> str | None:
+        """Why the node's storage as a whole is failing, if it is."""
+        return self._maintenance.failure
+
+    def logs(self) -> dict[tuple[TopicId, PartitionId], Log]:
+        """All open logs, damaged and failed ones included."""
+        return dict(self._logs)
+
+    def strays(self) -> list[str]:
+        """Replica directories, `<topic id>/<partition>`, that nobody has opened."""
+        return sorted(self._stray_names)
+
+    async def open_replica(
+        self, topic_id: TopicId, partition: PartitionId, config: LogConfig, *, create: bool
+    ) -> Log:
+        """Open a replica's log, or with `create` begin one. Opening an open one returns it.
+
+        Many may be opened at once; so many at a time are worked on as the settings say. Durable
+        when it returns. A damaged log is returned too; its `state` tells. Raises LogError.
+        """
+        if self._closing:
+            raise LogError(ILLEGAL_STATE, "The node is stopping.")
+        log = self._logs.get((topic_id, partition))
+        if log is not None:
+            return log
+        name = _replica_name(topic_id, partition)
+        task = self._opening.get(name)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(
+                self._open(topic_id, partition, config, create=create)
+            )
+            self._opening[name] = task
+            task.add_done_callback(lambda _: self._opening.pop(name, None))
+        return await asyncio.shield(task)
+
+    async def _open(
+        self, topic_id: TopicId, partition: PartitionId, config: LogConfig, *, create: bool
+    ) -> Log:
+        name = _replica_name(topic_id, partition)
+        checkpoint = self._checkpoints.get(name)
+        start = start_kind(self._found, name, self._boot_id)
+        try:
+            async with self._opens:
+                log = await self._disk.run(
+                    partial(self._open_blocking, name, config, checkpoint, start, create=create)
+                )
+            self._logs[topic_id, partition] = log
+            self._stray_names.pop(name, None)
+            self._maintenance.opened(log)
+            # Before the first append: a crash from here on must be known for one of this boot.
+            await self._file.write()
+        except DiskError as error:
+            raise LogError(STORAGE_FAILED, f"{name} cannot be opened: {error}") from error
+        return log
+
+    def _open_blocking(
+        self,
+        name: str,
+        config: LogConfig,
+        checkpoint: ReplicaCheckpoint | None,
+        start: StartKind,
+        *,
+        create: bool,
+    ) -> Log:
+        directory = f"{REPLICAS}/{name}"
+        topic_directory = directory.rpartition("/")[0]
+        if not self._disk.exists(directory):
+            if not create:
+                raise DiskError(f"{directory} is missing; it is not made anew without being asked")
+            self._disk.make_directory(directory)
+            start = StartKind.PROCESS_CRASH if start is StartKind.CLEAN else start
+        if start is not StartKind.CLEAN:
+            # Also where it exists: a crash may have come between its making and these.
+            self._disk.sync_directory(topic_directory)
+            self._disk.sync_directory(REPLICAS)
+        return Log.open(
+            self._disk,
+            self._shared.clock,
+            directory,
+            config,
+            checkpoint=checkpoint,
+            start=start,
+            shared=self._shared,
+            publish=self._file.write,
+        )
+
+    async def delete_topic(self, topic_id: TopicId) -> None:
+        """Close the topic's logs and put its directory aside, durably; the rest is done later.
+
+        Deleting what is not there is no error. Raises LogError.
+        """
+        gone = LogError(UNKNOWN_TOPIC, "The topic has been deleted.")
+        for key in [key for key in self._logs if key[0] == topic_id]:
+            self._logs.pop(key).discard(gone)
+            self._checkpoints.pop(_replica_name(*key), None)
+        for name in [name for name in self._stray_names if name.startswith(f"{topic_id}/")]:
+            del self._stray_names[name]
+            self._checkpoints.pop(name, None)
+        try:
+            await self._disk.run(partial(_put_aside, self._disk, topic_id))
+            await self._file.write()
+        except DiskError as error:
+            raise LogError(STORAGE_FAILED, f"{topic_id} cannot be deleted: {error}") from error
+        self._maintenance.remove_later(f"{DELETED}/{topic_id}")
+
+    def totals(self) -> StorageTotals:
+        """Sums for metrics."""
+        logs = self._logs.values()
+        return StorageTotals(
+            replicas=len(logs),
+            failed=sum(log.state is LogState.FAILED for log in logs),
+            damaged=sum(log.state is LogState.DAMAGED for log in logs),
+            size_bytes=sum(log.size_bytes for log in logs),
+            segments=sum(log.segment_count for log in logs),
+            open_files=len(self._shared.files),
+            syncs=self._shared.flusher.syncs,
+            free_bytes=self._maintenance.free_bytes,
+        )
+
+    async def start(self) -> None:
+        """Start the background maintenance, and remove what deleted topics left behind."""
+        left_over = await self._disk.run(partial(self._disk.list_directory, DELETED))
+        for name in left_over:
+            self._maintenance.remove_later(f"{DELETED}/{name}")
+        self._maintenance.start()
+
+    async def tick(self) -> None:
+        """One round of maintenance, for tests and simulations that keep their own time."""
+        await self._maintenance.tick()
+
+    async def close(self) -> None:
+        """Flush and checkpoint all logs; then, if that held for all, write the clean marker.
+
+        Logs that fail now are reported and scanned at the next start. Raises DiskError if the
+        marker could not be written: the next start is then an unclean one, and nothing is lost.
+        """
+        self._closing = True
+        await self._maintenance.stop()
+        if self._opening:
+            await asyncio.wait(list(self._opening.values()))
+        await asyncio.gather(*(self._close_one(key) for key in list(self._logs)))
+        self._clean_shutdown = True
+        await self._file.write()
+        self._shared.files.close()
+
+    async def _close_one(self, key: tuple[TopicId, PartitionId]) -> None:
+        name = _replica_name(*key)
+        log = self._logs[key]
+        async with self._opens:
+            was_damaged = log.state is LogState.DAMAGED
+            try:
+                await log.close()
+            except LogError as error:
+                logger.warning("%s: not closed cleanly: %s", name, error.message)
+                return
+            if log.state is LogState.CLOSED or was_damaged:
+                self._closed_clean.add(name)
+
+    def _collect(self) -> NodeCheckpoint:
+        """What the checkpoint file should say now."""
+        for key, log in self._logs.items():
+            name = _replica_name(*key)
+            self._checkpoints[name] = msgspec.structs.replace(
+                log.current_checkpoint(), boot_id=self._boot_id, clean=False
+            )
+        replicas = self._checkpoints
+        if self._clean_shutdown:
+            # Replicas that nobody opened are as they were found.
+            replicas = {
+                name: msgspec.structs.replace(
+                    checkpoint,
+                    clean=name in self._closed_clean
+                    or (name in self._stray_names and checkpoint.clean),
+                )
+                for name, checkpoint in replicas.items()
+            }
+        return NodeCheckpoint(self._clean_shutdown, replicas)
+
+
+def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
+    """What is known of each replica. After an unclean stop no one vouches for the clean marks."""
+    if found is None:
+        return {}
+    if found.clean_shutdown:
+        return dict(found.replicas)
+    return {
+        name: msgspec.structs.replace(checkpoint, clean=False)
+        for name, checkpoint in found.replicas.items()
+    }
+
+
+def _replica_name(topic_id: TopicId, partition: PartitionId) -> str:
+    return f"{topic_id}/{partition}"
+
+
+def _look(disk: Disk) -> tuple[NodeCheckpoint | None, list[str]]:
+    """The checkpoint file, and all replica directories."""
+    found = read_checkpoint(disk)
+    disk.make_directory(REPLICAS)
+    disk.make_directory(DELETED)
+    disk.sync_directory("")
+    names = [
+        f"{topic_id}/{partition}"
+        for topic_id in disk.list_directory(REPLICAS)
+        for partition in disk.list_directory(f"{REPLICAS}/{topic_id}")
+    ]
+    return found, names
+
+
+def _put_aside(disk: Disk, topic_id: TopicId) -> None:
+    if disk.exists(f"{REPLICAS}/{topic_id}"):
+        disk.rename(f"{REPLICAS}/{topic_id}", f"{DELETED}/{topic_id}")
+        disk.sync_directory(DELETED)
+        disk.sync_directory(REPLICAS)

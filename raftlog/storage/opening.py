@@ -1,0 +1,483 @@
+"""Open a log's directory: finish what a crash interrupted, then find what can be proven whole.
+
+The order: left-overs of interrupted operations; facts about segments; the plan (`recovery`); the
+scan, which rebuilds everything derived; the verdict; only then the one change to data that a start
+may make, cutting a torn end; and at last a sync of all that was scanned, since bytes that survived
+a process crash may still be in memory only. A damaged log is not changed at all.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Final
+
+from raftlog.record.header import BatchHeader
+from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
+from raftlog.storage.checksummed import Damaged
+from raftlog.storage.config import FlushMode, LogConfig
+from raftlog.storage.files import OpenFiles
+from raftlog.storage.index import OFFSET_LAYOUT, TIME_LAYOUT
+from raftlog.storage.leader_epochs import LeaderEpochs
+from raftlog.storage.producer_state import ProducerStates
+from raftlog.storage.recovery import (
+    Damage,
+    RecoveryPlan,
+    SegmentFacts,
+    Verdict,
+    judge,
+    plan_recovery,
+)
+from raftlog.storage.results import NO_TIMESTAMP, PossibleLoss
+from raftlog.storage.scan import Expectation, ScanEnd, Stop, find_later_batch, scan
+from raftlog.storage.segment import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    Segment,
+    base_offset_of,
+    segment_name,
+)
+from raftlog.storage.swap import finish_swaps
+from raftlog.world import Disk, File
+
+EPOCHS_NAME: Final = "leader-epoch-checkpoint"
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+SNAPSHOTS_KEPT: Final = 3
+"""Producer snapshots of one log: the newest for recovery, older ones for truncation."""
+SMALL_FILE_BYTES_MAX: Final = 256 << 20
+NO_EPOCH: Final = LeaderEpoch(-1)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Opened:
+    """What a log starts from."""
+
+    segments: list[Segment]
+    log_start_offset: Offset
+    leader_epochs: LeaderEpochs
+    producers: ProducerStates
+    scanned_bytes: int = 0
+    damage: Damage | None = None
+    possible_loss: PossibleLoss | None = None
+    recovery_point: ReplicaCheckpoint | None = None
+    """The checkpoint, where its recovery point still holds."""
+
+
+@dataclass
+class _Derived:
+    """State that follows from the records below an offset."""
+
+    leader_epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
+    producers: ProducerStates = field(default_factory=ProducerStates)
+
+
+def open_log(
+    disk: Disk,
+    files: OpenFiles,
+    directory: str,
+    config: LogConfig,
+    *,
+    checkpoint: ReplicaCheckpoint | None,
+    start: StartKind,
+    now_ms: int,
+) -> Opened:
+    """Open the log in `directory`, or begin one if it has no segment. Blocks. Raises DiskError.
+
+    `now_ms` is the monotonic time that producers' ages are told in.
+    """
+    if checkpoint is not None and checkpoint.damage:
+        return _refused(files, disk, directory, checkpoint, Damage(checkpoint.damage))
+    finish_swaps(disk, directory)
+    names = _sweep(disk, directory)
+    if start is not StartKind.CLEAN:
+        # What a crashed process had made, renamed or removed is so far only so in memory. Were it
+        # built upon now, a power cut could bring back what was there before.
+        disk.sync_directory(directory)
+    bases = sorted(base for name in names if (base := base_offset_of(name, LOG_SUFFIX)) is not None)
+    if not bases:
+        if checkpoint is not None and checkpoint.flushed_offset > 0:
+            damage = Damage(f"all segments are missing; offset {checkpoint.flushed_offset} existed")
+            return _refused(files, disk, directory, checkpoint, damage)
+        return _begin(disk, files, directory)
+    facts = [_facts(files, directory, base, last=base == bases[-1]) for base in bases]
+    derived = _load_derived(disk, directory, names, checkpoint, now_ms)
+    plan = plan_recovery(
+        [fact for fact, _ in facts], checkpoint, start, derived_whole=derived is not None
+    )
+    if isinstance(plan, Damage):
+        return _refused(files, disk, directory, checkpoint, plan)
+    segments = [segment for _, segment in facts[plan.dropped :]]
+    recovery = _Recovery(
+        directory,
+        config,
+        checkpoint=checkpoint,
+        start=start,
+        segments=segments,
+        plan=plan,
+        derived=derived,
+        now_ms=now_ms,
+    )
+    opened = recovery.run()
+    if opened.damage is None:
+        for fact, _ in facts[: plan.dropped]:
+            for suffix in SEGMENT_SUFFIXES:
+                disk.remove(f"{directory}/{segment_name(fact.base_offset, suffix)}")
+        if opened.segments[-1].next_offset < opened.log_start_offset:
+            # A truncation took the batch that held the log start offset, and was interrupted.
+            _start_over(disk, files, directory, opened)
+        else:
+            active = opened.segments[-1]
+            active.hold(files.lease(active.path))
+    return opened
+
+
+def _start_over(disk: Disk, files: OpenFiles, directory: str, opened: Opened) -> None:
+    """Go on, empty, at the log start offset."""
+    new = create_segment(disk, files, directory, opened.log_start_offset)
+    for segment in opened.segments:
+        for path in segment.paths:
+            files.forget(path)
+            disk.remove(path)
+    opened.segments = [new]
+    opened.recovery_point = None
+
+
+def snapshot_name(offset: Offset) -> str:
+    """The name of the producer snapshot of an offset."""
+    return segment_name(offset, SNAPSHOT_SUFFIX)
+
+
+def snapshot_offsets(names: list[str]) -> list[Offset]:
+    """The offsets of the producer snapshots among a directory's names, rising."""
+    return sorted(
+        offset for name in names if (offset := base_offset_of(name, SNAPSHOT_SUFFIX)) is not None
+    )
+
+
+def load_snapshot(
+    disk: Disk, directory: str, offset: Offset, now_ms: int
+) -> ProducerStates | Damaged:
+    """The producers as of `offset`. Blocks. Raises DiskError."""
+    data = read_small_file(disk, f"{directory}/{snapshot_name(offset)}")
+    if data is None:
+        return Damaged("missing")
+    return ProducerStates.from_bytes(data, offset, now_ms=now_ms)
+
+
+def read_small_file(disk: Disk, path: str) -> bytes | None:
+    """The whole file; None if there is none, or it is absurdly large. Blocks. Raises DiskError."""
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    try:
+        if file.size > SMALL_FILE_BYTES_MAX:
+            return None
+        return file.read(0, file.size)
+    finally:
+        file.close()
+
+
+_NOTHING: Final = ReplicaCheckpoint(
+    recovery_point=Offset(0),
+    flushed_offset=Offset(0),
+    log_start_offset=Offset(0),
+    high_watermark=Offset(0),
+    segment_base_offset=Offset(0),
+    segment_position=0,
+    offset_index_entries=0,
+    time_index_entries=0,
+)
+
+
+def _sweep(disk: Disk, directory: str) -> list[str]:
+    """Remove what interrupted operations left behind; return the names that stay."""
+    kept: list[str] = []
+    for name in disk.list_directory(directory):
+        if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
+            disk.remove(f"{directory}/{name}")
+        else:
+            kept.append(name)
+    return kept
+
+
+def _begin(disk: Disk, files: OpenFiles, directory: str) -> Opened:
+    segment = create_segment(disk, files, directory, Offset(0))
+    return Opened([segment], Offset(0), LeaderEpochs(), ProducerStates())
+
+
+def create_segment(disk: Disk, files: OpenFiles, directory: str, base_offset: Offset) -> Segment:
+    """Make an empty active segment whose name is durable. Blocks. Raises DiskError."""
+    segment = Segment(files, directory, base_offset)
+    for path in segment.paths:
+        # Left-overs of an attempt that a crash or a full disk cut short.
+        files.forget(path)
+        disk.remove(path)
+    lease = files.lease(segment.path, create=True)
+    try:
+        disk.sync_directory(directory)
+    except BaseException:
+        lease.release()
+        raise
+    segment.hold(lease)
+    return segment
+
+
+def _refused(
+    files: OpenFiles,
+    disk: Disk,
+    directory: str,
+    checkpoint: ReplicaCheckpoint | None,
+    damage: Damage,
+) -> Opened:
+    """A damaged log: known by its files, and not to be used."""
+    known = checkpoint or _NOTHING
+    segments = []
+    for name in disk.list_directory(directory):
+        base_offset = base_offset_of(name, LOG_SUFFIX)
+        if base_offset is not None:
+            with files.lease(f"{directory}/{name}") as file:
+                size_bytes = file.size
+            segments.append(Segment(files, directory, base_offset, size_bytes=size_bytes))
+    if not segments:
+        segments = [Segment(files, directory, known.recovery_point)]
+    logger.error("%s: damaged: %s. The files are kept as they are.", directory, damage.reason)
+    return Opened(
+        segments,
+        known.log_start_offset,
+        LeaderEpochs(),
+        ProducerStates(),
+        damage=damage,
+        recovery_point=checkpoint,
+    )
+
+
+def _facts(
+    files: OpenFiles, directory: str, base_offset: Offset, *, last: bool
+) -> tuple[SegmentFacts, Segment]:
+    """What can be told of a segment without reading its records."""
+    segment = Segment(files, directory, base_offset)
+    with files.lease(segment.path) as file:
+        segment.size_bytes = file.size
+    sealed_end: Offset | None = None
+    if not last:
+        segment.offset_index.saved = _entries(files, segment.offset_index.path, OFFSET_LAYOUT.size)
+        segment.time_index.saved = _entries(files, segment.time_index.path, TIME_LAYOUT.size)
+        entry = segment.time_index.last_saved()
+        if entry is not None:
+            seal = segment.time_entry(entry)
+            sealed_end = segment.next_offset = Offset(seal.last_offset + 1)
+            segment.max_timestamp_ms = seal.timestamp_ms
+    return SegmentFacts(base_offset, segment.size_bytes, sealed_end), segment
+
+
+def _entries(files: OpenFiles, path: str, width: int) -> int:
+    if not files.disk.exists(path):
+        return 0
+    with files.lease(path) as file:
+        return file.size // width
+
+
+def _load_derived(
+    disk: Disk,
+    directory: str,
+    names: list[str],
+    checkpoint: ReplicaCheckpoint | None,
+    now_ms: int,
+) -> _Derived | None:
+    """Leader epochs and producers as of the recovery point; None if they must be rebuilt."""
+    if checkpoint is None or checkpoint.recovery_point == 0:
+        return _Derived()
+    recovery_point = checkpoint.recovery_point
+    data = read_small_file(disk, f"{directory}/{EPOCHS_NAME}")
+    epochs = Damaged("missing") if data is None else LeaderEpochs.from_bytes(data)
+    if isinstance(epochs, Damaged):
+        logger.warning("%s: leader epochs: %s; scanning the log.", directory, epochs.reason)
+        return None
+    epochs.truncate_from_end(recovery_point)
+    if recovery_point not in snapshot_offsets(names):
+        logger.warning("%s: no producer snapshot of %d; scanning.", directory, recovery_point)
+        return None
+    producers = load_snapshot(disk, directory, recovery_point, now_ms)
+    if isinstance(producers, Damaged):
+        logger.warning("%s: producer snapshot: %s; scanning.", directory, producers.reason)
+        return None
+    return _Derived(epochs, producers)
+
+
+class _Recovery:
+    """One scan, from the plan to the verdict."""
+
+    def __init__(
+        self,
+        directory: str,
+        config: LogConfig,
+        *,
+        checkpoint: ReplicaCheckpoint | None,
+        start: StartKind,
+        segments: list[Segment],
+        plan: RecoveryPlan,
+        derived: _Derived | None,
+        now_ms: int,
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._checkpoint = checkpoint
+        self._start = start
+        self._segments = segments
+        self._plan = plan
+        self._now_ms = now_ms
+        self._derived = derived or _Derived()
+        known = checkpoint is not None and derived is not None
+        self._derived_from = checkpoint.recovery_point if checkpoint and known else Offset(0)
+        self._recovery_point = checkpoint if known else None
+        self._scanned_bytes = 0
+        if checkpoint is not None:
+            self._gaps_below = checkpoint.gaps_below
+        else:
+            # Nothing tells how far compaction came; it never touches the active segment.
+            self._gaps_below = segments[-1].base_offset if config.compacts else Offset(0)
+
+    def run(self) -> Opened:
+        """Scan, judge, and where the log is whole up to a torn end: cut, index, sync."""
+        segments = self._segments
+        torn_bytes = 0
+        for number in range(self._plan.scan_from, len(segments)):
+            segment = segments[number]
+            position = self._prepare(segment, first=number == self._plan.scan_from)
+            with segment.files.lease(segment.path) as file:
+                if self._plan.trusted and position == file.size:
+                    break
+                end = self._scan(segment, file, position)
+                following = (
+                    segments[number + 1].base_offset if segment is not segments[-1] else None
+                )
+                verdict = self._judge(file, end, following)
+                if isinstance(verdict, Damage):
+                    logger.error(
+                        "%s: damaged: %s. The files are kept as they are.",
+                        self._directory,
+                        verdict.reason,
+                    )
+                    return self._opened(verdict, 0)
+                if verdict is Verdict.TORN:
+                    torn_bytes = file.size - end.position
+                    file.truncate(end.position)
+                file.sync()
+            if following is not None:
+                tails = segment.index_tails()
+                segment.save_indexes(tails)
+                segment.confirm_indexes(tails)
+        return self._opened(None, torn_bytes)
+
+    def _prepare(self, segment: Segment, *, first: bool) -> int:
+        """Set the segment to what is known of it; return the position to scan from."""
+        position, offset = 0, segment.base_offset
+        offset_entries = time_entries = 0
+        checkpoint = self._checkpoint
+        if first and self._plan.scan_position and checkpoint is not None:
+            files = segment.files
+            there = _entries(files, segment.offset_index.path, OFFSET_LAYOUT.size)
+            there_too = _entries(files, segment.time_index.path, TIME_LAYOUT.size)
+            if (
+                there >= checkpoint.offset_index_entries
+                and there_too >= checkpoint.time_index_entries
+            ):
+                position, offset = self._plan.scan_position, self._plan.scan_offset
+                offset_entries = checkpoint.offset_index_entries
+                time_entries = checkpoint.time_index_entries
+            else:
+                # What the checkpoint says of the indexes will not be true of the new ones.
+                self._recovery_point = None
+                logger.warning("%s: an index is cut off; scanning.", segment.path)
+        segment.size_bytes = position
+        segment.next_offset = offset
+        segment.max_timestamp_ms = NO_TIMESTAMP
+        segment.offset_index.saved = offset_entries
+        segment.time_index.saved = time_entries
+        entry = segment.time_index.last_saved()
+        if entry is not None:
+            segment.max_timestamp_ms = entry[0]
+        return position
+
+    def _scan(self, segment: Segment, file: File, position: int) -> ScanEnd:
+        epochs, producers = self._derived.leader_epochs, self._derived.producers
+        derived_from, now_ms = self._derived_from, self._now_ms
+        interval = self._config.index_interval_bytes
+
+        def visit(position: int, header: BatchHeader) -> None:
+            segment.note(header, position, header.base_offset, interval)
+            if header.base_offset >= derived_from:
+                epochs.assign(header.partition_leader_epoch, header.base_offset)
+                producers.update(header, now_ms=now_ms)
+
+        latest = epochs.latest
+        epoch = NO_EPOCH
+        if latest is not None and segment.next_offset >= max(latest.start_offset, derived_from):
+            epoch = latest.epoch
+        expected = Expectation(segment.next_offset, epoch, self._gaps_below)
+        end = scan(file, position, file.size, expected, visit)
+        self._scanned_bytes += end.position - position
+        return end
+
+    def _judge(self, file: File, end: ScanEnd, following: Offset | None) -> Verdict | Damage:
+        later_batch = None
+        if end.stop is not Stop.END and following is None:
+            later_batch = find_later_batch(file, end.position, file.size, end.next_offset)
+        flushed_offset = None if self._checkpoint is None else self._checkpoint.flushed_offset
+        return judge(
+            end.stop,
+            end.reason,
+            end.next_offset,
+            next_base_offset=following,
+            start=self._start,
+            flushed_offset=flushed_offset,
+            later_batch=later_batch,
+        )
+
+    def _opened(self, damage: Damage | None, torn_bytes: int) -> Opened:
+        segments = self._segments
+        end_offset = segments[-1].next_offset
+        possible_loss = None
+        if damage is None:
+            self._derived.leader_epochs.truncate_from_end(end_offset)
+            if self._may_have_lost():
+                possible_loss = PossibleLoss(end_offset, torn_bytes)
+                logger.warning(
+                    "%s: power was lost with flush=async: records from offset %d on, if there "
+                    "were any, are gone, even if they had been acknowledged.",
+                    self._directory,
+                    end_offset,
+                )
+            elif torn_bytes:
+                logger.warning(
+                    "%s: cut %d bytes of an unfinished write at offset %d; nothing acknowledged "
+                    "was there.",
+                    self._directory,
+                    torn_bytes,
+                    end_offset,
+                )
+        log_start_offset = segments[0].base_offset
+        if self._checkpoint is not None:
+            log_start_offset = max(log_start_offset, self._checkpoint.log_start_offset)
+        return Opened(
+            segments,
+            log_start_offset,
+            self._derived.leader_epochs,
+            self._derived.producers,
+            self._scanned_bytes,
+            damage,
+            possible_loss,
+            self._checkpoint if damage is not None else self._recovery_point,
+        )
+
+    def _may_have_lost(self) -> bool:
+        return (
+            self._start is StartKind.POWER_LOSS
+            and self._checkpoint is not None
+            and self._config.flush is FlushMode.ASYNC
+        )

@@ -1,0 +1,170 @@
+"""What to make of the files found at a start: decisions only, over plain facts.
+
+Two questions. `plan_recovery`: where must the scan begin, given what the checkpoint says was
+durable? `judge`: is the first invalid batch that a scan met the torn end of a write that nobody was
+told about, or damage to data that may have been acknowledged?
+
+| first invalid batch, at offset x | verdict |
+|---|---|
+| x is below the checkpoint's flushed offset | damaged |
+| not in the last segment (each was synced before the next one took data) | damaged |
+| the kernel did not stop, and the bytes are not just the beginning of a batch | damaged |
+| the kernel did not stop, or no checkpoint is there, and a valid batch follows | damaged |
+| anything else | torn: cut at x |
+
+A damaged log is left exactly as it is. Only a torn end is ever cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from raftlog.record.types import Offset
+from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
+from raftlog.storage.scan import Stop
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """What a start can tell of a segment without reading its records."""
+
+    base_offset: Offset
+    size_bytes: int
+    sealed_end: Offset | None
+    """Where it ends by the last entry of its time index; None if that is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPlan:
+    """Which segments to drop, and where to scan from."""
+
+    dropped: int
+    """So many of the first segments lie below the log start offset: retention was interrupted."""
+    scan_from: int
+    """Number of the first segment to scan (after dropping). All before it are trusted."""
+    scan_position: int
+    scan_offset: Offset
+    """Offset of the batch at `scan_position`."""
+    trusted: bool
+    """Nothing needs scanning: the log ends at `scan_offset`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """The log cannot be served; `reason` says what is wrong, for the operator."""
+
+    reason: str
+
+
+class Verdict(StrEnum):
+    """What the end of a scan means."""
+
+    WHOLE = "whole"
+    TORN = "torn"
+
+
+def plan_recovery(
+    segments: Sequence[SegmentFacts],
+    checkpoint: ReplicaCheckpoint | None,
+    start: StartKind,
+    *,
+    derived_whole: bool = True,
+) -> RecoveryPlan | Damage:
+    """Decide where to scan. `segments` are in order, and there is at least one.
+
+    Without `derived_whole` (leader epochs or producers as of the recovery point are unreadable)
+    everything is scanned, to find them again.
+    """
+    assert segments
+    if checkpoint is None:
+        return RecoveryPlan(0, 0, 0, segments[0].base_offset, trusted=False)
+    log_start_offset = checkpoint.log_start_offset
+    dropped = 0
+    while dropped + 1 < len(segments) and segments[dropped + 1].base_offset <= log_start_offset:
+        dropped += 1
+    kept = segments[dropped:]
+    if kept[0].base_offset > log_start_offset:
+        return Damage(
+            f"the records from {log_start_offset} to {kept[0].base_offset} are missing: there is "
+            "no segment that begins with them"
+        )
+    found = _recovery_segment(kept, checkpoint)
+    if isinstance(found, Damage):
+        return found
+    scan_from, position, offset = found
+    doubtful = 0 if not derived_whole else _first_doubtful(kept[: scan_from + 1])
+    if doubtful < scan_from or (not derived_whole and position):
+        return RecoveryPlan(dropped, doubtful, 0, kept[doubtful].base_offset, trusted=False)
+    trusted = (
+        start is StartKind.CLEAN
+        and scan_from == len(kept) - 1
+        and position == kept[scan_from].size_bytes
+    )
+    return RecoveryPlan(dropped, scan_from, position, offset, trusted)
+
+
+def _recovery_segment(
+    kept: Sequence[SegmentFacts], checkpoint: ReplicaCheckpoint
+) -> tuple[int, int, Offset] | Damage:
+    """Number of the segment with the recovery point, and position and offset to scan from."""
+    base_offset = checkpoint.segment_base_offset
+    if base_offset < kept[0].base_offset:
+        # Retention went on after the checkpoint was taken: what is left lies above it.
+        return 0, 0, kept[0].base_offset
+    for number, segment in enumerate(kept):
+        if segment.base_offset == base_offset:
+            if segment.size_bytes < checkpoint.segment_position:
+                return Damage(
+                    f"segment {base_offset} has {segment.size_bytes} bytes; "
+                    f"{checkpoint.segment_position} had been synced"
+                )
+            return number, checkpoint.segment_position, checkpoint.recovery_point
+    return Damage(f"segment {base_offset} is missing; it holds offset {checkpoint.recovery_point}")
+
+
+def _first_doubtful(segments: Sequence[SegmentFacts]) -> int:
+    """The first of the finished segments that does not end, by its index, where the next begins.
+
+    The index may be wrong, or a segment missing: the scan will tell.
+    """
+    for number in range(len(segments) - 1):
+        if segments[number].sealed_end != segments[number + 1].base_offset:
+            return number
+    return len(segments) - 1
+
+
+def judge(
+    stop: Stop,
+    reason: str,
+    end_offset: Offset,
+    *,
+    next_base_offset: Offset | None,
+    start: StartKind,
+    flushed_offset: Offset | None,
+    later_batch: Offset | None,
+) -> Verdict | Damage:
+    """Decide about a segment whose scan ended at `end_offset`.
+
+    `next_base_offset` is None for the last segment, `flushed_offset` None without a checkpoint;
+    `later_batch` is a valid batch found behind the invalid one.
+    """
+    damage: str | None = None
+    kernel_went_on = start is not StartKind.POWER_LOSS
+    if next_base_offset is not None:
+        if stop is not Stop.END:
+            damage = f"{reason}; later segments exist"
+        elif end_offset != next_base_offset:
+            damage = f"the records up to {next_base_offset} are missing"
+    elif flushed_offset is not None and end_offset < flushed_offset:
+        damage = f"{reason or 'the log ends'}; it was synced up to {flushed_offset}"
+    elif stop is Stop.END:
+        pass
+    elif later_batch is not None and (kernel_went_on or flushed_offset is None):
+        damage = f"{reason}; a valid batch follows at {later_batch}"
+    elif stop is Stop.INVALID and kernel_went_on:
+        damage = f"{reason}; no interrupted write leaves that"
+    if damage is not None:
+        return Damage(f"offset {end_offset}: {damage}")
+    return Verdict.WHOLE if stop is Stop.END else Verdict.TORN

@@ -1,0 +1,170 @@
+"""Which segments may go: by size, by age, and by the log start offset.
+
+A plan, not an act: it looks at plain facts about the segments and says how many of the oldest to
+drop. Nothing at or above the high watermark is ever dropped, nor anything but a prefix of the log.
+
+**Age.** A segment is as old as its largest timestamp (KIP-32, KIP-33); records without one count
+from the creation of their segment. Timestamps are the producers' (`message.timestamp.type`
+CreateTime) unless the topic says LogAppendTime, and any clock can be wrong, so:
+
+- A timestamp in the past is believed. Who loads a year's old events into a topic that keeps a week
+  sees them go at the next pass, as with Kafka: such a topic wants `retention.ms=-1` or
+  LogAppendTime.
+- A timestamp in the future is not: it would keep its segment, and every later one, for as long as a
+  confused producer likes. Such a segment is as old as its last append could be. That was no later
+  than the creation of the next segment, or than `segment.ms` after its own creation. Creation times
+  in the future are not believed either; the newest believable one of this or any older segment
+  counts, since appends follow each other in time.
+- What cannot be told (every clue lies in the future) is kept until the clock gets there.
+
+**Clock jumps.** Deleting is final and keeping is not, so time must not jump forward under this
+decision. `SteadyClock` gives the `now_ms` to use: the wall clock, except that it never runs faster
+than twice real time. After a jump of an hour forward it takes an hour to believe it; if the jump is
+taken back within that time, hardly anything has happened. It follows a jump back at once.
+
+**The active segment** never goes as it is. If everything in it is due too, `roll_first` is set: the
+caller rolls the log, so that a new, empty segment keeps the log end offset, and then drops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from raftlog.record.types import Offset
+
+NO_TIMESTAMP: Final = -1
+UNLIMITED: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """What a plan needs to know of one segment."""
+
+    base_offset: Offset
+    next_offset: Offset
+    """First offset after it. Equal to `base_offset` if the segment is empty."""
+    size_bytes: int
+    max_timestamp_ms: int
+    """Largest timestamp of its records, NO_TIMESTAMP if none has one."""
+    created_ms: int
+    """When the segment was begun (wall clock), or later if that is not known any more."""
+
+
+class DropReason(StrEnum):
+    """Why a segment goes."""
+
+    LOG_START = "log_start_offset"
+    AGE = "retention.ms"
+    SIZE = "retention.bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """One segment to drop."""
+
+    base_offset: Offset
+    reason: DropReason
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPlan:
+    """What to do, in this order: roll, move the log start offset up durably, remove files."""
+
+    drops: tuple[Drop, ...]
+    """The oldest segments, oldest first."""
+    log_start_offset: Offset
+    """The log start offset after it, never lower than before."""
+    roll_first: bool
+    """The active segment is among the drops: begin a new one at the log end offset first."""
+
+
+class SteadyClock:
+    """The wall clock with its jumps forward taken out, for decisions that cannot be undone."""
+
+    __slots__ = ("_last_monotonic_ms", "_steady_ms")
+
+    SPEED_MAX: Final = 2
+
+    def __init__(self, wall_ms: int, monotonic_ms: int) -> None:
+        self._steady_ms = wall_ms
+        self._last_monotonic_ms = monotonic_ms
+
+    def now_ms(self, wall_ms: int, monotonic_ms: int) -> int:
+        """The time to decide by, from what both clocks show now."""
+        elapsed_ms = monotonic_ms - self._last_monotonic_ms
+        assert elapsed_ms >= 0, "the monotonic clock went back"
+        self._last_monotonic_ms = monotonic_ms
+        self._steady_ms = min(wall_ms, self._steady_ms + self.SPEED_MAX * elapsed_ms)
+        return self._steady_ms
+
+
+def newest_record_times(
+    segments: Sequence[SegmentInfo], *, now_ms: int, segment_ms: int
+) -> list[int]:
+    """For each segment, when its newest record was written, as far as that can be believed."""
+    times: list[int] = []
+    begun_ms: int | None = None
+    for index, segment in enumerate(segments):
+        if segment.created_ms <= now_ms:
+            begun_ms = max(begun_ms or segment.created_ms, segment.created_ms)
+        if 0 <= segment.max_timestamp_ms <= now_ms:
+            times.append(segment.max_timestamp_ms)
+            continue
+        if segment.max_timestamp_ms < 0:
+            times.append(min(segment.created_ms, now_ms))
+            continue
+        if index + 1 < len(segments) and segments[index + 1].created_ms <= now_ms:
+            times.append(max(segments[index + 1].created_ms, begun_ms or 0))
+        elif begun_ms is not None:
+            times.append(min(begun_ms + segment_ms, now_ms))
+        else:
+            times.append(now_ms)
+    return times
+
+
+def plan_retention(
+    segments: Sequence[SegmentInfo],
+    *,
+    now_ms: int,
+    retention_ms: int,
+    retention_bytes: int,
+    segment_ms: int,
+    log_start_offset: Offset,
+    high_watermark: Offset,
+    deletes: bool = True,
+) -> RetentionPlan:
+    """Decide which of the segments (oldest first, the last one active) to drop.
+
+    `deletes` says whether `cleanup.policy` has `delete`; without it, only the log start offset
+    (delete-records) frees segments. A limit of UNLIMITED drops nothing.
+    """
+    drops: list[Drop] = []
+    excess_bytes = 0
+    if deletes and retention_bytes != UNLIMITED:
+        excess_bytes = sum(segment.size_bytes for segment in segments) - retention_bytes
+    by_age = deletes and retention_ms != UNLIMITED
+    times = newest_record_times(segments, now_ms=now_ms, segment_ms=segment_ms) if by_age else ()
+    for index, segment in enumerate(segments):
+        is_active = index == len(segments) - 1
+        if segment.next_offset > high_watermark:
+            break
+        if is_active and segment.next_offset == segment.base_offset:
+            break
+        if segment.next_offset <= log_start_offset:
+            reason = DropReason.LOG_START
+        elif by_age and now_ms - times[index] > retention_ms:
+            reason = DropReason.AGE
+        elif excess_bytes > 0 and excess_bytes >= segment.size_bytes:
+            reason = DropReason.SIZE
+        else:
+            break
+        excess_bytes -= segment.size_bytes
+        drops.append(Drop(segment.base_offset, reason))
+    if drops:
+        log_start_offset = max(log_start_offset, segments[len(drops) - 1].next_offset)
+    return RetentionPlan(
+        tuple(drops), log_start_offset, bool(drops) and len(drops) == len(segments)
+    )

@@ -1,0 +1,114 @@
+"""Cut the end of a log: find where, and rebuild what followed from the part that goes.
+
+All of it blocks and runs while the log lets no append in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raftlog.record.types import Offset
+from raftlog.storage.checksummed import Damaged
+from raftlog.storage.index import OffsetEntry, TimeEntry
+from raftlog.storage.opening import load_snapshot, snapshot_offsets
+from raftlog.storage.producer_state import ProducerStates
+from raftlog.storage.results import NO_TIMESTAMP
+from raftlog.storage.segment import Segment, read_header, walk
+from raftlog.world import Disk
+
+TIME_OFFSET_KEY = 1
+"""Time index entries rise in their offsets as they do in their times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is left of a segment."""
+
+    next_offset: Offset
+    size_bytes: int
+    offset_entries: int
+    time_entries: int
+    last_time: TimeEntry | None
+    max_timestamp_ms: int
+
+
+def find_cut(segment: Segment, offset: Offset) -> Cut:
+    """Where to cut so that no record at or above `offset` stays. Raises DiskError.
+
+    Batches are whole: if `offset` lies inside of one, that one goes too.
+    """
+    found = segment.offset_index.search(offset - segment.base_offset)
+    with segment.files.lease(segment.path) as file:
+        start = OffsetEntry(segment.base_offset, 0)
+        if found is not None:
+            start = OffsetEntry(Offset(segment.base_offset + found[1][0]), found[1][1])
+            header = read_header(file, start.position)
+            if header is None or header.base_offset != start.base_offset:
+                start = OffsetEntry(segment.base_offset, 0)
+        at = walk(file, start, segment.size_bytes, offset)
+        # Not `at.base_offset`: behind a gap that compaction left, the batch may begin later.
+        next_offset = min(at.base_offset, offset)
+        relative = next_offset - segment.base_offset
+        last_offset = segment.offset_index.search(relative - 1)
+        last_time = segment.time_index.search(relative - 1, key=TIME_OFFSET_KEY)
+        entry = None if last_time is None else segment.time_entry(last_time[1])
+        newest = _newest(segment, entry, at.position)
+    return Cut(
+        next_offset,
+        at.position,
+        0 if last_offset is None else last_offset[0] + 1,
+        0 if last_time is None else last_time[0] + 1,
+        entry,
+        newest,
+    )
+
+
+def _newest(segment: Segment, entry: TimeEntry | None, end: int) -> int:
+    """The largest timestamp below position `end`, from the last time entry on by headers."""
+    newest = NO_TIMESTAMP if entry is None else entry.timestamp_ms
+    with segment.files.lease(segment.path) as file:
+        at = OffsetEntry(segment.base_offset, 0)
+        if entry is not None:
+            found = segment.offset_index.search(entry.last_offset - segment.base_offset)
+            if found is not None:
+                at = OffsetEntry(Offset(segment.base_offset + found[1][0]), found[1][1])
+        while at.position < end:
+            header = read_header(file, at.position)
+            if header is None:
+                break
+            newest = max(newest, header.max_timestamp_ms)
+            at = OffsetEntry(header.next_offset, at.position + header.size_bytes)
+    return newest
+
+
+def rebuild_producers(
+    disk: Disk,
+    directory: str,
+    segments: Sequence[Segment],
+    end_offset: Offset,
+    now_ms: int,
+) -> ProducerStates:
+    """The producers as of `end_offset`: the newest snapshot, then headers. Raises DiskError."""
+    producers = ProducerStates()
+    from_offset = Offset(0)
+    for offset in reversed(snapshot_offsets(disk.list_directory(directory))):
+        if offset > end_offset:
+            continue
+        loaded = load_snapshot(disk, directory, offset, now_ms)
+        if not isinstance(loaded, Damaged):
+            producers, from_offset = loaded, offset
+            break
+    for segment in segments:
+        if segment.next_offset <= from_offset:
+            continue
+        with segment.files.lease(segment.path) as file:
+            position = 0
+            while position < segment.size_bytes:
+                header = read_header(file, position)
+                if header is None or header.base_offset >= end_offset:
+                    break
+                if header.base_offset >= from_offset:
+                    producers.update(header, now_ms=now_ms)
+                position += header.size_bytes
+    return producers

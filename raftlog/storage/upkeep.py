@@ -1,0 +1,308 @@
+"""The operations that rearrange a log's files, each with the order that survives a crash.
+
+| operation | order |
+|---|---|
+| roll | sync the old segment; write its indexes, sync; create the new file, sync the directory |
+| checkpoint | sync the log; indexes; leader epochs; producer snapshot; then the number moves |
+| delete records, retention | write down the log start offset; then remove files |
+| truncate | write down the lower promises; remove segments from the last one down; cut; sync |
+
+Whatever a crash leaves half done is a log that is longer than it need be, never one that lacks what
+was promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from raftlog.record.errors import DISK_FULL, OFFSET_OUT_OF_RANGE, LogError
+from raftlog.record.types import Offset
+from raftlog.storage.checkpoints import ReplicaCheckpoint
+from raftlog.storage.core import LogCore
+from raftlog.storage.opening import (
+    EPOCHS_NAME,
+    SNAPSHOTS_KEPT,
+    create_segment,
+    snapshot_name,
+    snapshot_offsets,
+)
+from raftlog.storage.producer_state import Truncation
+from raftlog.storage.retention import SegmentInfo, plan_retention
+from raftlog.storage.segment import DELETED_SUFFIX, IndexTails, Segment
+from raftlog.storage.truncation import Cut, find_cut, rebuild_producers
+from raftlog.world import Disk
+
+SEGMENTS_DROPPED_MAX: Final = 64
+"""Segments that one call of retention removes; the next call goes on."""
+
+
+class Upkeep:
+    """Rearranges the files of one log."""
+
+    def __init__(self, core: LogCore) -> None:
+        self._core = core
+        self._disk: Disk = core.shared.disk
+
+    def segment_infos(self) -> list[SegmentInfo]:
+        """The facts that retention and compaction decide by."""
+        now_ms = self._core.shared.clock.time_ms()
+        segments = self._core.segments
+        return [
+            SegmentInfo(
+                segment.base_offset,
+                segments.end_of(segment),
+                segment.size_bytes,
+                segment.max_timestamp_ms,
+                now_ms if segment.first_append_ms is None else segment.first_append_ms,
+            )
+            for segment in segments.all
+        ]
+
+    async def roll(self) -> None:
+        """Begin a new segment. The caller holds the write lock. Raises LogError."""
+        core = self._core
+        await core.flush()
+        old = core.segments.active
+        if not old.size_bytes:
+            return
+        async with core.derived_lock:
+            tails = old.index_tails()
+            try:
+                new = await core.run(self._make_segment, old, tails)
+            except LogError:
+                old.thin_indexes()
+                raise
+            old.confirm_indexes(tails)
+        old.let_go()
+        core.segments.roll(new)
+
+    def _make_segment(self, old: Segment, tails: IndexTails) -> Segment:
+        old.save_indexes(tails)
+        return create_segment(
+            self._disk, self._core.shared.files, self._core.directory, old.next_offset
+        )
+
+    async def checkpoint(self) -> ReplicaCheckpoint:
+        """Advance the recovery point to the present end. Raises LogError."""
+        core = self._core
+        async with core.derived_lock:
+            core.require_online()
+            active = core.segments.active
+            end_offset = core.segments.end_offset
+            if end_offset == core.recovery.recovery_point and (
+                active.base_offset == core.recovery.segment_base_offset
+            ):
+                core.shared.changed.pop(core, None)
+                await core.flush()
+                return core.current_checkpoint()
+            tails = active.index_tails()
+            position = active.size_bytes
+            batches = core.batches_since_recovery
+            core.shared.changed.pop(core, None)
+            epochs = core.leader_epochs.to_bytes()
+            producers = core.producers.to_bytes(end_offset, now_ms=core.shared.monotonic_ms())
+            await core.flush()
+            try:
+                await core.run(self._write_derived, active, tails, epochs, producers, end_offset)
+            except LogError as error:
+                if error.entry is DISK_FULL:
+                    active.thin_indexes()
+                    core.mark_changed()
+                raise
+            active.confirm_indexes(tails)
+            core.batches_since_recovery -= batches
+            core.recovery = msgspec.structs.replace(
+                core.recovery,
+                recovery_point=end_offset,
+                segment_base_offset=active.base_offset,
+                segment_position=position,
+                offset_index_entries=active.offset_index.saved,
+                time_index_entries=active.time_index.saved,
+            )
+        return core.current_checkpoint()
+
+    def _write_derived(
+        self,
+        segment: Segment,
+        tails: IndexTails,
+        epochs: bytes,
+        producers: bytes,
+        offset: Offset,
+    ) -> None:
+        directory = self._core.directory
+        segment.save_indexes(tails)
+        self._disk.replace(f"{directory}/{EPOCHS_NAME}", epochs)
+        self._disk.replace(f"{directory}/{snapshot_name(offset)}", producers)
+        older = [
+            known
+            for known in snapshot_offsets(self._disk.list_directory(directory))
+            if known < offset
+        ]
+        # The newest of the older ones may be what the node's checkpoint file still names.
+        for known in older[: 1 - SNAPSHOTS_KEPT]:
+            self._disk.remove(f"{directory}/{snapshot_name(known)}")
+
+    async def delete_records_before(self, offset: Offset) -> Offset:
+        """Move the log start offset up to `offset`, durably. Raises LogError."""
+        core = self._core
+        core.require_online()
+        segments = core.segments
+        if offset > segments.end_offset:
+            raise LogError(
+                OFFSET_OUT_OF_RANGE,
+                f"Records can be deleted up to {segments.end_offset}, not up to {offset}.",
+            )
+        await core.flush()
+        segments.log_start_offset = max(segments.log_start_offset, offset)
+        await core.publish()
+        await self.apply_retention(0, by_start_only=True)
+        return segments.log_start_offset
+
+    async def apply_retention(self, now_ms: int, *, by_start_only: bool = False) -> int:
+        """Remove segments that are due; return how many. Raises LogError."""
+        async with self._core.arrange_lock:
+            return await self._apply_retention(now_ms, by_start_only=by_start_only)
+
+    async def _apply_retention(self, now_ms: int, *, by_start_only: bool) -> int:
+        core, config = self._core, self._core.config
+        core.require_online()
+        segments = core.segments
+        plan = plan_retention(
+            self.segment_infos(),
+            now_ms=now_ms,
+            retention_ms=config.retention_ms,
+            retention_bytes=config.retention_bytes,
+            segment_ms=config.segment_ms,
+            log_start_offset=segments.log_start_offset,
+            high_watermark=min(core.high_watermark, core.flushed_offset),
+            deletes=config.deletes and not by_start_only,
+        )
+        drops = min(len(plan.drops), SEGMENTS_DROPPED_MAX)
+        if not drops:
+            return 0
+        if plan.roll_first:
+            async with core.write_lock:
+                await self.roll()
+        # What was due stays due: segments change only behind the ones that go.
+        dropped = segments.all[:drops]
+        segments.log_start_offset = max(segments.log_start_offset, segments.all[drops].base_offset)
+        core.leader_epochs.truncate_from_start(segments.log_start_offset)
+        await core.publish()
+        segments.replace(0, drops, [])
+        await core.run(self._remove, dropped)
+        return drops
+
+    def _remove(self, dropped: Sequence[Segment]) -> None:
+        """Remove segments' files under another name, so that no crash leaves half a segment."""
+        for segment in dropped:
+            for path in segment.paths:
+                self._core.shared.files.forget(path)
+                if self._disk.exists(path):
+                    self._disk.rename(path, path + DELETED_SUFFIX)
+                    self._disk.remove(path + DELETED_SUFFIX)
+
+    async def truncate_to(self, offset: Offset) -> None:
+        """Forget every batch with a record at or above `offset`. Raises LogError."""
+        core = self._core
+        core.truncations_waiting += 1
+        try:
+            await core.arrange_lock.acquire()
+        finally:
+            core.truncations_waiting -= 1
+        try:
+            await self._truncate_to(offset)
+        finally:
+            core.arrange_lock.release()
+
+    async def _truncate_to(self, offset: Offset) -> None:
+        core = self._core
+        async with core.write_lock, core.derived_lock:
+            await core.flush()
+            segments = core.segments
+            if offset >= segments.end_offset:
+                return
+            if offset < segments.log_start_offset:
+                raise LogError(
+                    OFFSET_OUT_OF_RANGE,
+                    f"{core.directory} begins at {segments.log_start_offset}: it cannot be cut "
+                    f"at {offset}.",
+                )
+            number = segments.number(offset)
+            segment = segments.all[number]
+            cut = await core.run(find_cut, segment, offset)
+            if core.recovery.recovery_point > segment.base_offset:
+                core.recovery = msgspec.structs.replace(
+                    core.recovery,
+                    recovery_point=segment.base_offset,
+                    segment_base_offset=segment.base_offset,
+                    segment_position=0,
+                    offset_index_entries=0,
+                    time_index_entries=0,
+                )
+            core.promises_end = cut.next_offset
+            try:
+                await core.publish()
+            finally:
+                core.promises_end = None
+            # No await from here to the cut in memory: a sync that began in between would take the
+            # old end for flushed.
+            core.flushed_offset = cut.next_offset
+            core.high_watermark = min(core.high_watermark, offset)
+            core.compaction = core.compaction.truncate_to(cut.next_offset)
+            core.gaps_below = min(core.gaps_below, cut.next_offset)
+            dropped = segments.all[number + 1 :]
+            if dropped:
+                segment.hold(core.shared.files.lease(segment.path))
+                segments.active.let_go()
+            segment.cut(
+                cut.next_offset,
+                cut.size_bytes,
+                cut.offset_entries,
+                (cut.time_entries, cut.last_time),
+            )
+            segment.max_timestamp_ms = cut.max_timestamp_ms
+            segments.replace(number + 1, len(segments), [])
+            core.leader_epochs.truncate_from_end(cut.next_offset)
+            await core.run(self._cut_files, segment, cut, dropped)
+            if core.producers.truncate_to(cut.next_offset) is Truncation.REBUILD:
+                core.producers = await core.run(
+                    rebuild_producers,
+                    self._disk,
+                    core.directory,
+                    segments.all,
+                    cut.next_offset,
+                    core.shared.monotonic_ms(),
+                )
+            if cut.next_offset < segments.log_start_offset:
+                await self._start_over()
+        await self.checkpoint()
+        await core.publish()
+
+    async def _start_over(self) -> None:
+        """The batch that held the log start offset went, too: go on from there, empty."""
+        core = self._core
+        segments = core.segments
+        offset = segments.log_start_offset
+        new = await core.run(create_segment, self._disk, core.shared.files, core.directory, offset)
+        old = segments.all
+        segments.active.let_go()
+        segments.replace(0, len(old), [new])
+        core.flushed_offset = offset
+        # Left behind by a crash, they lie below the log start offset and go at the next start.
+        await core.run(self._remove, old)
+
+    def _cut_files(self, segment: Segment, cut: Cut, dropped: Sequence[Segment]) -> None:
+        directory = self._core.directory
+        for unwanted in reversed(dropped):
+            # One by one, each durable before the next: a gap would look like damage.
+            self._remove([unwanted])
+            self._disk.sync_directory(directory)
+        for offset in snapshot_offsets(self._disk.list_directory(directory)):
+            if offset > cut.next_offset:
+                self._disk.remove(f"{directory}/{snapshot_name(offset)}")
+        segment.file.truncate(cut.size_bytes)
+        segment.file.sync()
+        # The index files are cut by their next save; until then their counts rule.

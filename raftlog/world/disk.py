@@ -1,0 +1,120 @@
+"""The disk, as a node sees it: append, read, sync, and the few atomic operations it can rely on.
+
+Paths are strings relative to the disk's root, with `/` between their parts. All calls but `run`
+block the caller; the ones that can wait for the device (`sync`, `sync_directory`, `replace`, `read`
+of cold data) belong inside `run`, which takes them off the event loop.
+
+What survives a power cut: bytes of a file up to the last `File.sync` that returned, and names up to
+the last `sync_directory` (or `replace`) that returned. Nothing else may be assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias, TypeVar
+
+T = TypeVar("T")
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class DiskError(Exception):
+    """The disk failed. After a failed sync the file's state is unknown: never sync it again."""
+
+
+class DiskFullError(DiskError):
+    """No room. Nothing was written: the file is as it was before the call."""
+
+
+class File(Protocol):
+    """An open file that grows at its end."""
+
+    @property
+    def size(self) -> int:
+        """Length in bytes, as written (not as synced)."""
+        ...
+
+    def append(self, buffers: Sequence[Buffer]) -> int:
+        """Write all buffers at the end, in one gathered write; return the position they start at.
+
+        Raises DiskFullError (the file is as before) or DiskError. If a part was written and cannot
+        be taken back, DiskError is raised and the file must not be used again.
+        """
+        ...
+
+    def read(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes from `position`; fewer only at the end of the file. May block."""
+        ...
+
+    def read_cached(self, position: int, length: int) -> Buffer | None:
+        """Like `read`, if the answer is in memory; None if it would have to wait for the device."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes, not above its size. Not durable until `sync`."""
+        ...
+
+    def sync(self) -> None:
+        """Return once every byte written so far is durable. Blocks: call it inside `Disk.run`.
+
+        Raises DiskError. A failed sync is final: the caller stops using the file.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the file. Syncs nothing. Closing twice is allowed."""
+        ...
+
+
+class Disk(Protocol):
+    """One directory tree that a node owns."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open a file for appending and reading. Missing: created if `create`, else DiskError."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or directory of that name exists."""
+        ...
+
+    def list_directory(self, path: str) -> list[str]:
+        """Names in a directory, sorted. A missing directory is an empty one."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory and its parents. Not durable until the parents are synced."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file or directory, replacing a file. Not durable until synced."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file. A missing one is no error. Open handles go on reading it."""
+        ...
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory and all that is in it. A missing one is no error."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """Return once the names in the directory are durable. Blocks."""
+        ...
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Durably replace a whole small file: temporary file, sync, rename, directory sync. Blocks.
+
+        After a crash the file holds the old content or the new, never a mixture.
+        """
+        ...
+
+    def free_bytes(self) -> int:
+        """Room left for an unprivileged writer."""
+        ...
+
+    def boot_id(self) -> str:
+        """Identity of the kernel's present run: if it changed, unsynced bytes may be gone."""
+        ...
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run blocking disk work off the event loop and return what it returns or raises."""
+        ...

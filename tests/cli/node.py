@@ -1,0 +1,71 @@
+"""A real node in a process of its own, for tests of what only processes show."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+STOP_SECONDS_MAX = 20
+RAFTLOG = (sys.executable, "-m", "raftlog.cli")
+
+
+@dataclass(frozen=True)
+class RunningNode:
+    """A node that serves."""
+
+    process: subprocess.Popen[str]
+    address: str
+    log: list[str]
+    """What it has written to stderr until it was ready."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For commands that shall find it."""
+        return {**clean_environment(), "RAFTLOG_SERVERS": self.address}
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Exit code, and the rest of what it wrote to stderr."""
+        self.process.send_signal(number)
+        _, rest = self.process.communicate(timeout=STOP_SECONDS_MAX)
+        return self.process.returncode, rest
+
+
+def clean_environment() -> dict[str, str]:
+    """This environment without settings of raftlog."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAFTLOG_")}
+
+
+@contextmanager
+def running_node(
+    directory: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[RunningNode]:
+    """Start `raftlog serve`, wait until it is ready, and make sure that it is gone afterwards."""
+    command: Sequence[str] = (
+        *RAFTLOG, "serve", "--data-dir", str(directory), "--listen", "127.0.0.1:0", *arguments
+    )  # fmt: skip
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**clean_environment(), **(environment or {})},
+        start_new_session=True,
+    )
+    try:
+        log: list[str] = []
+        assert process.stderr is not None
+        for line in process.stderr:
+            log.append(line)
+            if match := re.search(r"serves at http://(127\.0\.0\.1:\d+)", line):
+                yield RunningNode(process, match[1], log)
+                return
+        raise AssertionError(f"the node did not start: {''.join(log)}")
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,113 @@
+import json
+import os
+import signal
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from raftlog.cli.main import cli
+from tests.cli.node import RAFTLOG, clean_environment, running_node
+
+
+def serve(*arguments: str, environment: dict[str, str] | None = None) -> Result:
+    unset = {name: None for name in os.environ if name.startswith("RAFTLOG_")}
+    return CliRunner().invoke(cli, ["serve", *arguments], env={**unset, **(environment or {})})
+
+
+def test_every_setting_can_be_shown_before_it_is_used(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        'data_dir = "from-file"\nlisten = "127.0.0.1:1"\n'
+        '[topic_defaults]\n"retention.ms" = 1000\n[limits]\njson_depth_max = 10\n'
+    )
+    result = serve(
+        "--config", str(file), "--show-settings", "--listen", "127.0.0.1:2",
+        environment={"RAFTLOG_LOG_LEVEL": "debug", "RAFTLOG_LISTEN": "127.0.0.1:3"},
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    settings = json.loads(result.stdout)
+    assert settings["data_dir"] == "from-file"
+    assert settings["listen"] == "127.0.0.1:2"
+    assert settings["topic_defaults"] == {"retention.ms": "1000"}
+    assert settings["limits"]["json_depth_max"] == 10
+    assert settings["log"] == {"level": "debug", "format": "text"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "--data-dir is missing"),
+        (["--data-dir", "d", "--node-id", "0"], "--node-id: '0': Expected int >= 1"),
+        (["--data-dir", "d", "--node-id", "one"], "--node-id: 'one'"),
+        (["--data-dir", "d", "--listen", "nowhere"], "'nowhere' is not an address"),
+        (["--data-dir", "d", "--advertised", "x:99999"], "'x:99999' is not an address"),
+        (["--data-dir", "d", "--flush", "never"], "'never' is not one of 'sync', 'async'"),
+        (["--data-dir", "d", "--limits-json-depth-max", "1"], "--limits-json-depth-max: '1'"),
+        (["--data-dir", "d", "--topic-defaults", "x"], "'x' is not NAME=VALUE"),
+        (["--config", "missing.toml"], "missing.toml"),
+    ],
+)
+def test_wrong_settings_are_wrong_usage_and_named(arguments: list[str], complaint: str) -> None:
+    result = serve(*arguments)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+
+
+def test_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("[limits]\njson_dept_max = 3\n")
+    result = serve("--data-dir", "d", "--config", str(file))
+    assert result.exit_code == 2
+    assert "limits.json_dept_max; did you mean limits.json_depth_max?" in result.stderr
+
+
+def test_misspelt_variable_is_reported() -> None:
+    result = serve("--data-dir", "d", "--show-settings", environment={"RAFTLOG_FLUSHH": "async"})
+    assert result.exit_code == 0
+    assert "RAFTLOG_FLUSHH is not a setting" in result.stderr
+
+
+def test_help_names_every_setting_with_its_description() -> None:
+    result = serve("--help")
+    assert result.exit_code == 0
+    assert "--limits-body-bytes-max" in result.output
+    assert "Request body as it arrives on the wire" in result.output
+    assert "Table [log]:" in result.output
+    assert "[default: sync]" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_node_tells_its_address_when_ready_and_stops_cleanly(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with running_node(tmp_path) as node:
+        with urllib.request.urlopen(f"http://{node.address}/ready") as answer:
+            assert answer.status == 200
+        assert len(node.log) == 1
+        code, rest = node.stop(number)
+    assert code == 0
+    assert "stopped cleanly" in rest
+
+
+def test_log_can_be_json_from_the_environment(tmp_path: Path) -> None:
+    with running_node(tmp_path, environment={"RAFTLOG_LOG_FORMAT": "json"}) as node:
+        document = json.loads(node.log[0])
+        assert document["level"] == "info"
+        assert node.address in document["message"]
+        _, rest = node.stop()
+    assert all(json.loads(line) for line in rest.splitlines())
+
+
+def test_second_node_in_one_directory_is_refused_with_a_reason(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        second = subprocess.run(
+            [*RAFTLOG, "serve", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"],
+            capture_output=True, text=True, timeout=20, env=clean_environment(), check=False,
+        )  # fmt: skip
+        assert second.returncode == 1
+        assert "cannot start" in second.stderr
+        assert "Traceback" not in second.stderr
+        assert node.process.poll() is None

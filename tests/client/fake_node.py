@@ -1,0 +1,493 @@
+"""An honest little cluster in this process, for the client's tests: `/v1` and its faults.
+
+It keeps batches in memory, stamps offsets, recognises repeats by producer id and sequence (the last
+five batches), refuses gaps, and long-polls. Faults are injected one request at a time. It is
+written against the client's contract, not against the node's code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from raftlog.record.batch import RecordBatch, split_batches, stamped
+from raftlog.record.codec import decode
+from raftlog.record.errors import (
+    ERROR_TABLE,
+    NO_LEADER,
+    OFFSET_OUT_OF_RANGE,
+    OUT_OF_ORDER_SEQUENCE,
+    UNKNOWN_PARTITION,
+    UNKNOWN_TOPIC,
+    ErrorEntry,
+    LogError,
+)
+from raftlog.record.frames import (
+    BATCHES_MEDIA_TYPE,
+    FetchFrame,
+    encode_fetch_frame,
+    parse_produce_frames,
+)
+from raftlog.record.header import parse_header
+from raftlog.record.types import LeaderEpoch, Offset, PartitionId
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+BATCHES_REMEMBERED = 5
+
+
+@dataclass
+class Fault:
+    """What happens to one request. At most one of the ways."""
+
+    error: ErrorEntry | None = None
+    """The whole request is refused with this."""
+    frame_errors: dict[int, ErrorEntry] = field(default_factory=dict)
+    """Produce frames, by number, that are refused with nothing written."""
+    delay_s: float = 0.0
+    drop_before: bool = False
+    """The connection breaks before anything is done."""
+    drop_after: bool = False
+    """The connection breaks after everything is done, without an answer."""
+    answer: bytes | None = None
+    """Answered with this instead, after everything is done."""
+
+
+@dataclass
+class ProducerState:
+    producer_epoch: int
+    next_sequence: int
+    recent: deque[tuple[int, int, int]]
+    """Base sequence, base offset, last offset of the last batches."""
+
+
+@dataclass
+class FakePartition:
+    topic: str
+    partition: int
+    leader: int
+    leader_epoch: int = 1
+    log_start_offset: int = 0
+    end_offset: int = 0
+    base_offsets: list[int] = field(default_factory=list)
+    batches: list[bytes] = field(default_factory=list)
+    producers: dict[int, ProducerState] = field(default_factory=dict)
+    appended: asyncio.Event = field(default_factory=asyncio.Event)
+    append_count: int = 0
+
+    def append(self, batch: RecordBatch) -> tuple[int, int]:
+        """Base and last offset, of the first writing if it is a repeat."""
+        header = batch.header
+        if header.is_idempotent:
+            state = self.producers.get(header.producer_id)
+            if state is not None:
+                for sequence, base_offset, last_offset in state.recent:
+                    if sequence == header.base_sequence:
+                        return base_offset, last_offset
+            expected = 0 if state is None else state.next_sequence
+            if header.base_sequence != expected:
+                raise LogError(
+                    OUT_OF_ORDER_SEQUENCE, f"sequence {header.base_sequence}, not {expected}"
+                )
+            if state is None:
+                state = self.producers[header.producer_id] = ProducerState(
+                    header.producer_epoch, 0, deque(maxlen=BATCHES_REMEMBERED)
+                )
+            state.next_sequence = (header.base_sequence + header.record_count) & (2**31 - 1)
+            state.recent.append(
+                (header.base_sequence, self.end_offset, self.end_offset + header.record_count - 1)
+            )
+        base_offset = self.end_offset
+        prefix, rest = stamped(batch, Offset(base_offset), LeaderEpoch(self.leader_epoch))
+        self.base_offsets.append(base_offset)
+        self.batches.append(prefix + rest)
+        self.end_offset += header.record_count
+        self.append_count += 1
+        self.appended.set()
+        self.appended = asyncio.Event()
+        return base_offset, self.end_offset - 1
+
+    def read(self, offset: int, max_bytes: int) -> tuple[bytes, int]:
+        """Whole batches from the one with `offset`, at least one, and the next offset."""
+        if not self.log_start_offset <= offset <= self.end_offset:
+            raise LogError(
+                OFFSET_OUT_OF_RANGE,
+                f"{offset} is not in {self.log_start_offset} to {self.end_offset}",
+            )
+        if offset == self.end_offset:
+            return b"", offset
+        first = bisect.bisect_right(self.base_offsets, offset) - 1
+        last, size = first, 0
+        while last < len(self.batches) and (
+            last == first or size + len(self.batches[last]) <= max_bytes
+        ):
+            size += len(self.batches[last])
+            last += 1
+        next_offset = self.base_offsets[last] if last < len(self.batches) else self.end_offset
+        return b"".join(self.batches[first:last]), next_offset
+
+    def records(self) -> list[tuple[int, bytes | None, bytes | None]]:
+        """Offset, key, value of everything in the log."""
+        return [
+            (record.offset, record.key, record.value)
+            for data in self.batches
+            for record in decode(
+                RecordBatch(parse_header(data), data), decompressed_bytes_max=1 << 28
+            )
+        ]
+
+    def values(self) -> list[bytes | None]:
+        return [value for _, _, value in self.records()]
+
+
+@dataclass
+class FakeTopic:
+    name: str
+    topic_id: str
+    partitions: list[FakePartition]
+    configs: dict[str, str] = field(default_factory=dict)
+
+
+class FakeCluster:
+    """Nodes that share one memory. Each answers on its own port, and serves what it leads."""
+
+    def __init__(self, node_count: int = 1) -> None:
+        self.topics: dict[str, FakeTopic] = {}
+        self.nodes = [FakeNode(self, number + 1) for number in range(node_count)]
+        self.next_producer_id = 1000
+        self.next_topic_number = 1
+        self.faults: dict[str, deque[Fault]] = defaultdict(deque)
+        """By path: what happens to the next requests, one after the other."""
+        self.requests: dict[str, int] = defaultdict(int)
+        """By path: how many came."""
+        self.max_message_bytes = MAX_MESSAGE_BYTES
+        self.body_bytes_max = 32 * 1024 * 1024
+        self.produce_bodies: list[bytes] | None = None
+        """Set to a list to keep the bodies of produce requests."""
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def create_topic(self, name: str, partitions: int = 1, **configs: str) -> FakeTopic:
+        topic = FakeTopic(
+            name,
+            f"{self.next_topic_number:032x}",
+            [
+                FakePartition(name, number, self.nodes[number % len(self.nodes)].broker_id)
+                for number in range(partitions)
+            ],
+            configs,
+        )
+        self.next_topic_number += 1
+        self.topics[name] = topic
+        return topic
+
+    def add_partitions(self, name: str, total: int) -> None:
+        partitions = self.topics[name].partitions
+        for number in range(len(partitions), total):
+            partitions.append(
+                FakePartition(name, number, self.nodes[number % len(self.nodes)].broker_id)
+            )
+
+    def partition(self, topic: str, partition: int) -> FakePartition:
+        known = self.topics.get(topic)
+        if known is None:
+            raise LogError(UNKNOWN_TOPIC, f"Topic {topic!r} not found.")
+        if partition >= len(known.partitions):
+            raise LogError(UNKNOWN_PARTITION)
+        return known.partitions[partition]
+
+    def fail(self, path: str, *faults: Fault) -> None:
+        self.faults[path].extend(faults)
+
+    async def __aenter__(self) -> FakeCluster:
+        for node in self.nodes:
+            await node.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for node in self.nodes:
+            await node.stop()
+
+
+class FakeNode:
+    def __init__(self, cluster: FakeCluster, broker_id: int) -> None:
+        self.cluster = cluster
+        self.broker_id = broker_id
+        self.port = 0
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=1 << 30)
+        for method, path, handler in (
+            ("POST", "/v1/produce", self.produce),
+            ("POST", "/v1/fetch", self.fetch),
+            ("GET", "/v1/metadata", self.metadata),
+            ("POST", "/v1/offsets", self.offsets),
+            ("POST", "/v1/offsets-for-times", self.offsets_for_times),
+            ("POST", "/v1/producer-ids", self.producer_ids),
+            ("POST", "/v1/delete-records", self.delete_records),
+        ):
+            app.router.add_route(method, path, self._with_faults(path, handler))
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Stop listening, as a process that was killed: a later `start` takes the same port."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def _with_faults(self, path: str, handler: Callable[..., Any]) -> Callable[..., Any]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            self.cluster.requests[path] += 1
+            queue = self.cluster.faults[path]
+            fault = queue.popleft() if queue else Fault()
+            if fault.drop_before:
+                _drop(request)
+                return web.Response()
+            await request.read()
+            if fault.delay_s:
+                await asyncio.sleep(fault.delay_s)
+            try:
+                if fault.error is not None:
+                    raise LogError(fault.error)
+                response: web.StreamResponse = await handler(request, fault)
+            except LogError as error:
+                return web.json_response(
+                    {"error_code": error.entry.code, "message": error.message},
+                    status=error.entry.http_status,
+                )
+            if fault.drop_after:
+                _drop(request)
+            if fault.answer is not None:
+                return web.Response(body=fault.answer)
+            return response
+
+        return handle
+
+    async def produce(self, request: web.Request, fault: Fault) -> web.Response:
+        assert request.content_type == BATCHES_MEDIA_TYPE
+        body = await request.read()
+        if len(body) > self.cluster.body_bytes_max:
+            raise LogError(ERROR_TABLE[41301])
+        if self.cluster.produce_bodies is not None:
+            self.cluster.produce_bodies.append(body)
+        results = []
+        for number, frame in enumerate(parse_produce_frames(body, frames_max=10_000)):
+            result: dict[str, Any] = {
+                "topic": frame.topic,
+                "partition": frame.partition,
+                "base_offset": None,
+                "last_offset": None,
+                "log_append_time": None,
+                "log_start_offset": None,
+                "error_code": None,
+                "message": None,
+            }
+            try:
+                if number in fault.frame_errors:
+                    raise LogError(fault.frame_errors[number])
+                partition = self._led(frame.topic, frame.partition)
+                batches = split_batches(
+                    frame.data, max_message_bytes=self.cluster.max_message_bytes
+                )
+                offsets = [partition.append(batch) for batch in batches]
+                result |= {"base_offset": offsets[0][0], "last_offset": offsets[-1][1]}
+            except LogError as error:
+                result |= {"error_code": error.entry.code, "message": error.message}
+            results.append(result)
+        return web.json_response({"results": results})
+
+    async def fetch(self, request: web.Request, _: Fault) -> web.StreamResponse:
+        wanted = orjson.loads(await request.read())
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wanted.get("max_wait_ms", 500) / 1000
+        while True:
+            frames, size, has_errors, events = self._read(wanted)
+            remaining = deadline - loop.time()
+            if has_errors or size >= wanted.get("min_bytes", 1) or remaining <= 0:
+                break
+            waits = [asyncio.ensure_future(event.wait()) for event in events]
+            await asyncio.wait(
+                waits, timeout=remaining, return_when=asyncio.FIRST_COMPLETED
+            ) if waits else await asyncio.sleep(remaining)
+            for wait in waits:
+                wait.cancel()
+        response = web.StreamResponse(headers={"Content-Type": BATCHES_MEDIA_TYPE})
+        await response.prepare(request)
+        for frame in frames:
+            for part in encode_fetch_frame(frame):
+                await response.write(part)
+        await response.write_eof()
+        return response
+
+    def _read(
+        self, wanted: dict[str, Any]
+    ) -> tuple[list[FetchFrame], int, bool, list[asyncio.Event]]:
+        frames: list[FetchFrame] = []
+        events = []
+        room = wanted.get("max_bytes", 1 << 25)
+        size = 0
+        has_errors = False
+        for want in wanted["partitions"]:
+            code, high_watermark, log_start, next_offset = 0, 0, 0, want["offset"]
+            data: bytes = b""
+            try:
+                partition = self._led(want["topic"], want["partition"])
+                high_watermark, log_start = partition.end_offset, partition.log_start_offset
+                events.append(partition.appended)
+                if room > 0:
+                    data, next_offset = partition.read(
+                        want["offset"], min(room, want.get("max_bytes", 1 << 20))
+                    )
+            except LogError as error:
+                code, data, has_errors = error.entry.code, error.message.encode(), True
+            else:
+                size += len(data)
+                room -= len(data)
+            frames.append(
+                FetchFrame(
+                    want["topic"],
+                    PartitionId(want["partition"]),
+                    code,
+                    Offset(high_watermark),
+                    Offset(log_start),
+                    Offset(next_offset),
+                    data,
+                )
+            )
+        return frames, size, has_errors, events
+
+    async def metadata(self, request: web.Request, _: Fault) -> web.Response:
+        asked = request.query.get("topics")
+        topics = self.cluster.topics
+        names = sorted(topics) if asked is None else [name for name in asked.split(",") if name]
+        return web.json_response(
+            {
+                "cluster_id": "fake",
+                "controller_id": 1,
+                "brokers": [
+                    {
+                        "broker_id": node.broker_id,
+                        "host": "127.0.0.1",
+                        "port": node.port,
+                        "rack": None,
+                    }
+                    for node in self.cluster.nodes
+                ],
+                "topics": [
+                    _topic_json(topics[name])
+                    if name in topics
+                    else {
+                        "name": name,
+                        "topic_id": None,
+                        "error_code": UNKNOWN_TOPIC.code,
+                        "partitions": [],
+                    }
+                    for name in names
+                ],
+            }
+        )
+
+    async def offsets(self, request: web.Request, _: Fault) -> web.Response:
+        answer: dict[str, Any] = {}
+        for name in orjson.loads(await request.read())["topics"]:
+            self.cluster.partition(name, 0)
+            topic = self.cluster.topics[name]
+            answer[name] = {
+                "topic_id": topic.topic_id,
+                "partitions": {
+                    str(partition.partition): {
+                        "beginning_offset": partition.log_start_offset,
+                        "end_offset": partition.end_offset,
+                        "high_watermark": partition.end_offset,
+                    }
+                    for partition in topic.partitions
+                },
+            }
+        return web.json_response({"topics": answer})
+
+    async def offsets_for_times(self, request: web.Request, _: Fault) -> web.Response:
+        answer: dict[str, dict[str, Any]] = {}
+        for name, partitions in orjson.loads(await request.read())["timestamps"].items():
+            answer[name] = {}
+            for number, timestamp in partitions.items():
+                answer[name][number] = None
+                for data in self.cluster.partition(name, int(number)).batches:
+                    batch = RecordBatch(parse_header(data), data)
+                    found = next(
+                        (
+                            record
+                            for record in decode(batch, decompressed_bytes_max=1 << 28)
+                            if (record.timestamp or 0) >= timestamp
+                        ),
+                        None,
+                    )
+                    if found is not None:
+                        answer[name][number] = {
+                            "offset": found.offset,
+                            "timestamp": found.timestamp,
+                        }
+                        break
+        return web.json_response({"offsets": answer})
+
+    async def producer_ids(self, _: web.Request, __: Fault) -> web.Response:
+        self.cluster.next_producer_id += 1
+        return web.json_response(
+            {"producer_id": self.cluster.next_producer_id, "producer_epoch": 0}
+        )
+
+    async def delete_records(self, request: web.Request, _: Fault) -> web.Response:
+        answer: dict[str, dict[str, Any]] = {}
+        for name, partitions in orjson.loads(await request.read())["offsets"].items():
+            for number, offset in partitions.items():
+                partition = self.cluster.partition(name, int(number))
+                start = partition.end_offset if offset == -1 else offset
+                partition.log_start_offset = max(partition.log_start_offset, start)
+                answer.setdefault(name, {})[number] = partition.log_start_offset
+        return web.json_response({"offsets": answer})
+
+    def _led(self, topic: str, partition: int) -> FakePartition:
+        found = self.cluster.partition(topic, partition)
+        if found.leader != self.broker_id:
+            raise LogError(NO_LEADER, f"{topic}-{partition} is led by {found.leader}.")
+        return found
+
+
+def _topic_json(topic: FakeTopic) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "error_code": None,
+        "partitions": [
+            {
+                "partition": partition.partition,
+                "leader": partition.leader,
+                "leader_epoch": partition.leader_epoch,
+                "replicas": [partition.leader],
+                "isr": [partition.leader],
+            }
+            for partition in topic.partitions
+        ],
+    }
+
+
+def _drop(request: web.Request) -> None:
+    """Break the connection as a crash would."""
+    assert request.transport is not None
+    request.transport.abort()
+
+
+def all_values(partitions: Sequence[FakePartition]) -> list[bytes | None]:
+    return [value for partition in partitions for value in partition.values()]

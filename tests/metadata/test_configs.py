@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftlog.metadata.configs import (
+    CONFIG_TABLE,
+    ConfigSource,
+    TopicConfig,
+    describe,
+    validate,
+    validate_all,
+)
+from raftlog.record.errors import INVALID_CONFIG, LogError
+
+
+def in_force(
+    configs: dict[str, str], defaults: dict[str, str] | None = None, replicas: int = 1
+) -> TopicConfig:
+    return TopicConfig.from_configs(configs, defaults or {}, replication_factor=replicas)
+
+
+def test_defaults_are_kafkas() -> None:
+    assert in_force({}) == TopicConfig(
+        cleanup_policy=frozenset({"delete"}),
+        compression_type="producer",
+        delete_retention_ms=86_400_000,
+        flush="sync",
+        index_interval_bytes=4096,
+        max_message_bytes=1_048_588,
+        message_timestamp_type="CreateTime",
+        min_cleanable_dirty_ratio=0.5,
+        min_compaction_lag_ms=0,
+        min_insync_replicas=1,
+        retention_bytes=-1,
+        retention_ms=604_800_000,
+        segment_bytes=1_073_741_824,
+        segment_ms=604_800_000,
+        unclean_leader_election_enable=False,
+    )
+
+
+def test_every_config_of_the_table_takes_effect_and_explains_itself() -> None:
+    typed = {field.name for field in fields(TopicConfig)}
+    assert typed == {name.replace(".", "_") for name in CONFIG_TABLE}
+    for entry in CONFIG_TABLE.values():
+        assert len(entry.doc) > 20
+        assert validate(entry.name, entry.default) == entry.default
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "normalised"),
+    [
+        ("retention.ms", " 0042 ", "42"),
+        ("retention.ms", "-1", "-1"),
+        ("retention.ms", "+7", "7"),
+        ("segment.bytes", str(2**31 - 1), str(2**31 - 1)),
+        ("cleanup.policy", "delete, compact", "compact,delete"),
+        ("cleanup.policy", "compact,compact", "compact"),
+        ("unclean.leader.election.enable", "TRUE", "true"),
+        ("min.cleanable.dirty.ratio", "1", "1.0"),
+        ("min.cleanable.dirty.ratio", ".25", "0.25"),
+        ("flush", " async ", "async"),
+        ("message.timestamp.type", "LogAppendTime", "LogAppendTime"),
+    ],
+)
+def test_values_are_normalised(name: str, value: str, normalised: str) -> None:
+    assert validate(name, value) == normalised
+    assert validate(name, normalised) == normalised
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("retention.ms", "-2"),
+        ("retention.ms", "1e3"),
+        ("retention.ms", "1_000"),
+        ("retention.ms", "٣"),
+        ("retention.ms", ""),
+        ("retention.ms", str(2**63)),
+        ("retention.ms", "9" * 5000),
+        ("segment.bytes", "1023"),
+        ("segment.bytes", str(2**31)),
+        ("max.message.bytes", "0"),
+        ("min.insync.replicas", "0"),
+        ("min.cleanable.dirty.ratio", "1.01"),
+        ("min.cleanable.dirty.ratio", "nan"),
+        ("min.cleanable.dirty.ratio", "inf"),
+        ("min.cleanable.dirty.ratio", "1e999"),
+        ("cleanup.policy", ""),
+        ("cleanup.policy", "delete,"),
+        ("cleanup.policy", "burn"),
+        ("compression.type", "gzip"),
+        ("flush", "never"),
+        ("unclean.leader.election.enable", "yes"),
+        ("message.timestamp.type", "createtime"),
+        ("no.such.config", "1"),
+        ("\ud800" * 200, "1"),
+    ],
+)
+def test_bad_values_are_refused_with_a_reason(name: str, value: str) -> None:
+    with pytest.raises(LogError) as raised:
+        validate(name, value)
+    assert raised.value.entry is INVALID_CONFIG
+    assert len(raised.value.message.encode("ascii")) < 300
+
+
+def test_refusal_says_what_is_expected() -> None:
+    with pytest.raises(LogError, match="'x' is not a valid value of flush: expected 'sync' or"):
+        validate("flush", "x")
+    with pytest.raises(LogError, match="a whole number from -1 to"):
+        validate("retention.ms", "x")
+    with pytest.raises(LogError, match="true or false"):
+        validate("unclean.leader.election.enable", "x")
+    with pytest.raises(LogError, match="a number from 0 to 1"):
+        validate("min.cleanable.dirty.ratio", "x")
+    with pytest.raises(LogError, match="comma-separated"):
+        validate("cleanup.policy", "x")
+
+
+@given(st.sampled_from(sorted(CONFIG_TABLE)), st.text(max_size=30))
+def test_whatever_is_accepted_can_be_read(name: str, value: str) -> None:
+    try:
+        normalised = validate(name, value)
+    except LogError as error:
+        assert error.entry is INVALID_CONFIG
+    else:
+        in_force({name: normalised})
+
+
+def test_all_or_none_are_validated() -> None:
+    assert validate_all({"retention.ms": "07", "flush": "async"}) == {
+        "retention.ms": "7",
+        "flush": "async",
+    }
+    with pytest.raises(LogError):
+        validate_all({"retention.ms": "7", "flush": "never"})
+
+
+def test_topic_goes_before_node_goes_before_default() -> None:
+    defaults = {"flush": "async", "retention.ms": "5"}
+    config = in_force({"retention.ms": "9"}, defaults)
+    assert (config.flush, config.retention_ms, config.segment_ms) == ("async", 9, 604_800_000)
+    sources = {
+        described.entry.name: (described.value, described.source)
+        for described in describe({"retention.ms": "9"}, defaults, replication_factor=1)
+    }
+    assert sources["retention.ms"] == ("9", ConfigSource.TOPIC)
+    assert sources["flush"] == ("async", ConfigSource.NODE)
+    assert sources["segment.ms"] == ("604800000", ConfigSource.DEFAULT)
+    assert set(sources) == set(CONFIG_TABLE)
+
+
+@pytest.mark.parametrize(("replicas", "expected"), [(1, 1), (2, 1), (3, 2), (5, 2)])
+def test_default_of_min_insync_replicas_follows_the_replicas(replicas: int, expected: int) -> None:
+    assert in_force({}, replicas=replicas).min_insync_replicas == expected
+    assert in_force({"min.insync.replicas": "3"}, replicas=replicas).min_insync_replicas == 3
+
+
+def test_what_a_newer_release_has_set_is_read_as_far_as_it_is_known() -> None:
+    # A name that is not known here, and a value beyond today's bounds.
+    config = in_force({"from.the.future": "x", "segment.bytes": str(2**40)})
+    assert config.segment_bytes == 2**40
+
+
+def test_value_that_cannot_be_read_is_never_guessed() -> None:
+    for name in ("retention.ms", "min.cleanable.dirty.ratio", "unclean.leader.election.enable"):
+        with pytest.raises(LogError) as raised:
+            in_force({name: "a week"})
+        assert raised.value.entry is INVALID_CONFIG

@@ -1,0 +1,34 @@
+"""A state machine that remembers everything, for tests of the quorum."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+
+class RecordingMachine:
+    def __init__(self) -> None:
+        self.commands: list[tuple[int, bytes]] = []
+        self.restored_index = 0
+        self.fail_at: bytes | None = None
+
+    def apply(self, index: int, command: bytes) -> str:
+        if command == self.fail_at:
+            raise RuntimeError("a defect in the state machine")
+        expected = self.commands[-1][0] + 1 if self.commands else 1
+        assert index == expected
+        self.commands.append((index, command))
+        return f"result {index}"
+
+    def snapshot(self) -> Callable[[], bytes]:
+        captured = list(self.commands)
+        return lambda: json.dumps([[i, c.decode("latin-1")] for i, c in captured]).encode()
+
+    def restore(self, index: int, snapshot: bytes) -> None:
+        self.commands = [(i, c.encode("latin-1")) for i, c in json.loads(snapshot)]
+        assert self.commands[-1][0] == index
+        self.restored_index = index
+
+    @property
+    def values(self) -> list[bytes]:
+        return [command for _, command in self.commands]

@@ -1,0 +1,225 @@
+"""The leader's partition: nothing is acknowledged or shown before it is committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from raftlog.metadata.image import PartitionImage
+from raftlog.record.batch import RecordBatch, split_batches
+from raftlog.record.codec import BatchBuilder
+from raftlog.record.compression import Compression
+from raftlog.record.errors import (
+    NOT_ENOUGH_REPLICAS,
+    OFFSET_OUT_OF_RANGE,
+    RETRIABLE,
+    STORAGE_FAILED,
+    LogError,
+)
+from raftlog.record.types import (
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+)
+from raftlog.replication.partition import Acks, Partition
+from raftlog.storage.config import FlushMode, LogConfig
+from raftlog.storage.results import AppendResult, ReadResult
+
+
+class ManualLog:
+    """A log whose syncs return when the test says so."""
+
+    def __init__(self, flush: FlushMode = FlushMode.SYNC) -> None:
+        self.config = LogConfig(flush=flush)
+        self.log_start_offset = Offset(0)
+        self.log_end_offset = Offset(0)
+        self.flushed_offset = Offset(0)
+        self.high_watermark = Offset(0)
+        self.failure: LogError | None = None
+        self.epochs: list[LeaderEpoch] = []
+        self._flushed: Callable[[Offset], None] | None = None
+        self._failed: Callable[[LogError], None] | None = None
+
+    def on_flushed(self, callback: Callable[[Offset], None]) -> None:
+        self._flushed = callback
+
+    def on_failed(self, callback: Callable[[LogError], None]) -> None:
+        self._failed = callback
+
+    async def append(
+        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch
+    ) -> list[AppendResult]:
+        results = []
+        for batch in batches:
+            base = self.log_end_offset
+            self.log_end_offset = Offset(base + batch.header.record_count)
+            results.append(AppendResult(base, Offset(self.log_end_offset - 1)))
+        self.epochs.append(leader_epoch)
+        return results
+
+    async def read(self, start: Offset, *, end: Offset, max_bytes: int) -> ReadResult:
+        return ReadResult(b"%d-%d" % (start, end), end)
+
+    async def delete_records_before(self, offset: Offset) -> Offset:
+        self.log_start_offset = offset
+        return offset
+
+    def sync_returns(self) -> None:
+        self.flushed_offset = self.log_end_offset
+        assert self._flushed is not None
+        self._flushed(self.flushed_offset)
+
+    def sync_fails(self) -> None:
+        assert self._failed is not None
+        self._failed(LogError(STORAGE_FAILED))
+
+
+def image(isr: tuple[int, ...] = (1,), epoch: int = 3) -> PartitionImage:
+    return PartitionImage(
+        partition=PartitionId(0),
+        replicas=(BrokerId(1),),
+        isr=tuple(BrokerId(b) for b in isr),
+        elr=(),
+        leader=BrokerId(1),
+        leader_epoch=LeaderEpoch(epoch),
+        partition_epoch=PartitionEpoch(epoch),
+    )
+
+
+def partition_over(log: ManualLog, min_insync_replicas: int = 1) -> Partition:
+    return Partition(
+        topic="t",
+        topic_id=TopicId("0" * 32),
+        log=log,  # type: ignore[arg-type]  # the part of Log's surface that a partition uses
+        image=image(),
+        min_insync_replicas=min_insync_replicas,
+    )
+
+
+def batch_of(count: int) -> list[RecordBatch]:
+    builder = BatchBuilder(Compression.NONE, 1 << 20)
+    for _ in range(count):
+        assert builder.append(1, None, b"v", [])
+    return split_batches(bytes(builder.build()), max_message_bytes=1 << 20)
+
+
+async def test_acks_all_waits_for_the_sync() -> None:
+    log = ManualLog()
+    partition = partition_over(log)
+    append = asyncio.ensure_future(partition.append(batch_of(3), acks=Acks.ALL, timeout_s=60))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not append.done()
+    assert partition.high_watermark == 0
+    log.sync_returns()
+    assert [(r.base_offset, r.last_offset) for r in await append] == [(0, 2)]
+    assert partition.high_watermark == 3
+
+
+async def test_acks_leader_is_answered_before_the_sync_but_readers_see_nothing_yet() -> None:
+    log = ManualLog()
+    partition = partition_over(log)
+    await partition.append(batch_of(3), acks=Acks.LEADER, timeout_s=60)
+    fetched = await partition.read(Offset(0), max_bytes=100)
+    assert (fetched.data, fetched.next_offset, fetched.high_watermark) == (b"", 0, 0)
+    log.sync_returns()
+    assert (await partition.read(Offset(0), max_bytes=100)).data == b"0-3"
+
+
+async def test_with_async_flush_the_operating_system_is_durable_enough() -> None:
+    partition = partition_over(ManualLog(FlushMode.ASYNC))
+    await partition.append(batch_of(2), acks=Acks.ALL, timeout_s=60)
+    assert partition.high_watermark == 2
+
+
+async def test_a_commit_that_does_not_come_in_time_is_of_unknown_outcome() -> None:
+    partition = partition_over(ManualLog())
+    with pytest.raises(LogError) as caught:
+        await partition.append(batch_of(1), acks=Acks.ALL, timeout_s=0.01)
+    assert caught.value.entry is RETRIABLE
+    assert caught.value.entry.outcome_unknown
+
+
+async def test_a_failed_sync_fails_every_waiting_and_every_later_writer() -> None:
+    log = ManualLog()
+    partition = partition_over(log)
+    waiting = [
+        asyncio.ensure_future(partition.append(batch_of(1), acks=Acks.ALL, timeout_s=60))
+        for _ in range(3)
+    ]
+    await asyncio.sleep(0)
+    log.sync_fails()
+    for outcome in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(outcome, LogError)
+        assert outcome.entry is STORAGE_FAILED
+    with pytest.raises(LogError):
+        await partition.append(batch_of(1), acks=Acks.LEADER, timeout_s=60)
+    with pytest.raises(LogError):
+        await partition.read(Offset(0), max_bytes=1)
+
+
+async def test_below_min_insync_replicas_nothing_is_written() -> None:
+    log = ManualLog()
+    partition = partition_over(log, min_insync_replicas=2)
+    with pytest.raises(LogError) as caught:
+        await partition.append(batch_of(1), acks=Acks.ALL, timeout_s=60)
+    assert caught.value.entry is NOT_ENOUGH_REPLICAS
+    assert log.log_end_offset == 0
+    await partition.append(batch_of(1), acks=Acks.LEADER, timeout_s=60)
+    assert log.log_end_offset == 1
+
+
+async def test_batches_carry_the_leader_epoch_of_the_newest_metadata() -> None:
+    log = ManualLog()
+    partition = partition_over(log)
+    await partition.append(batch_of(1), acks=Acks.LEADER, timeout_s=60)
+    partition.update(image(epoch=4), 1)
+    await partition.append(batch_of(1), acks=Acks.LEADER, timeout_s=60)
+    assert log.epochs == [3, 4]
+    with pytest.raises(AssertionError):
+        partition.update(image(epoch=3), 1)
+
+
+async def test_a_reader_is_woken_when_the_high_watermark_passes_its_offset() -> None:
+    log = ManualLog()
+    partition = partition_over(log)
+    woken: list[str] = []
+    partition.add_read_waiter(Offset(0), lambda: woken.append("at 0"))
+    partition.add_read_waiter(Offset(2), lambda: woken.append("at 2"))
+    forgotten = partition.add_read_waiter(Offset(0), lambda: woken.append("forgotten"))
+    partition.remove_read_waiter(forgotten)
+    await partition.append(batch_of(2), acks=Acks.LEADER, timeout_s=60)
+    assert woken == []
+    log.sync_returns()
+    assert woken == ["at 0"]
+    await partition.append(batch_of(1), acks=Acks.LEADER, timeout_s=60)
+    log.sync_returns()
+    assert woken == ["at 0", "at 2"]
+
+
+@pytest.mark.parametrize("offset", [-1, 4])
+async def test_an_offset_outside_the_log_is_refused_with_the_valid_range(offset: int) -> None:
+    log = ManualLog()
+    partition = partition_over(log)
+    await partition.append(batch_of(3), acks=Acks.LEADER, timeout_s=60)
+    log.sync_returns()
+    with pytest.raises(LogError, match="0 to 3 can be read") as caught:
+        await partition.read(Offset(offset), max_bytes=1)
+    assert caught.value.entry is OFFSET_OUT_OF_RANGE
+
+
+async def test_delete_records_reaches_the_high_watermark_and_no_further() -> None:
+    log = ManualLog()
+    partition = partition_over(log)
+    await partition.append(batch_of(3), acks=Acks.LEADER, timeout_s=60)
+    log.sync_returns()
+    await partition.append(batch_of(1), acks=Acks.LEADER, timeout_s=60)
+    with pytest.raises(LogError) as caught:
+        await partition.delete_records(Offset(4))
+    assert caught.value.entry is OFFSET_OUT_OF_RANGE
+    assert await partition.delete_records(Offset(-1)) == 3

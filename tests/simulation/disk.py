@@ -1,0 +1,404 @@
+"""A disk in memory that forgets what was not synced, tears, rots, fills up and fails.
+
+Harsher than real file systems where POSIX allows it: a new file's name is lost unless its directory
+was synced, each name of a directory survives or not by itself, and unsynced pages reach the disk in
+any pattern. After a failed sync the unsynced pages count as clean, as in Linux: a second sync
+succeeds and the bytes are lost all the same. One seed gives one behaviour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from raftlog.world import Buffer, DiskError, DiskFullError
+
+T = TypeVar("T")
+
+PAGE_BYTES = 64
+"""Small, so that a few records already span several pages."""
+YIELDS_MAX = 3
+
+
+class MachineStoppedError(Exception):
+    """The machine stopped in the middle of an operation. Nothing works until `crash` is called."""
+
+
+@dataclass(eq=False)
+class Inode:
+    """A file: what was written, and what would be left after a power cut at the least."""
+
+    written: bytearray = field(default_factory=bytearray)
+    synced: bytes = b""
+    lost: bool = False
+    """A sync failed: the bytes that were unsynced then never reach the disk."""
+
+
+@dataclass(eq=False)
+class Directory:
+    """Names, and the names that are durable."""
+
+    entries: dict[str, Inode | Directory] = field(default_factory=dict)
+    durable: dict[str, Inode | Directory] = field(default_factory=dict)
+
+
+class SimulatedFile:
+    """An open file of a SimulatedDisk. Dead after a crash."""
+
+    def __init__(self, disk: SimulatedDisk, path: str, inode: Inode) -> None:
+        self._disk = disk
+        self._path = path
+        self._inode = inode
+        self._boot = disk.boots
+        self.closed = False
+
+    def _alive(self) -> Inode:
+        if self._disk.stopped or self._boot != self._disk.boots:
+            raise MachineStoppedError(self._path)
+        assert not self.closed, f"{self._path} is closed"
+        return self._inode
+
+    @property
+    def size(self) -> int:
+        return len(self._inode.written)
+
+    def append(self, buffers: Sequence[Buffer]) -> int:
+        inode = self._alive()
+        position = len(inode.written)
+        data = b"".join(buffers)
+        if self._disk.stops_now():
+            # A crash in the middle of a write leaves the part that was copied so far.
+            inode.written += data[: self._disk.random.randint(0, len(data))]
+            raise MachineStoppedError(self._path)
+        self._disk.take("append", self._path)
+        self._disk.need_room(len(data))
+        inode.written += data
+        return position
+
+    def read(self, position: int, length: int) -> bytes:
+        inode = self._alive()
+        self._disk.slow("read", self._path)
+        self._disk.take("read", self._path)
+        return bytes(inode.written[position : position + length])
+
+    def read_cached(self, position: int, length: int) -> Buffer | None:
+        inode = self._alive()
+        if self._disk.cold:
+            return None
+        return bytes(inode.written[position : position + length])
+
+    def truncate(self, size: int) -> None:
+        inode = self._alive()
+        assert 0 <= size <= len(inode.written)
+        self._disk.step("truncate", self._path)
+        del inode.written[size:]
+
+    def sync(self) -> None:
+        inode = self._alive()
+        self._disk.slow("sync", self._path)
+        self._disk.step("sync", self._path, inode)
+        if not inode.lost:
+            inode.synced = bytes(inode.written)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class SimulatedDisk:
+    """`Disk` in memory."""
+
+    def __init__(
+        self, seed: int = 0, *, capacity_bytes: int | None = None, yields: bool = False
+    ) -> None:
+        self.random = random.Random(seed)
+        self.capacity_bytes = capacity_bytes
+        self.yields = yields
+        self.cold = False
+        """Nothing is in memory: `read_cached` knows nothing."""
+        self.boots = 0
+        self.stopped = False
+        self.operations: Counter[str] = Counter()
+        self.syncs: Counter[str] = Counter()
+        self.slow_outside_run: list[str] = []
+        """Operations that may wait for the device and were done on the event loop."""
+        self._reboots = 0
+        self._in_run = 0
+        self._steps_left: int | None = None
+        self._failures: list[tuple[str, str, type[DiskError]]] = []
+        self._root = Directory()
+
+    # What tests do to it
+
+    def crash(self, *, power: bool) -> None:
+        """Stop everything at once and start again. Open files are dead afterwards."""
+        self.boots += 1
+        self.stopped = False
+        self._steps_left = None
+        self._failures.clear()
+        if power:
+            self._reboots += 1
+            self._lose_power(self._root)
+
+    def crash_in(self, steps: int) -> None:
+        """Stop in the middle of the `steps`-th operation from now that changes the disk."""
+        self._steps_left = steps
+
+    def fail_next(
+        self, operation: str, path_part: str = "", error: type[DiskError] = DiskError
+    ) -> None:
+        """Let the next operation of that name, on a path that contains `path_part`, fail once."""
+        self._failures.append((operation, path_part, error))
+
+    def flip_bit(self, path: str, bit: int) -> None:
+        """Change one bit of a file, on the disk and in memory."""
+        inode = self._inode(path)
+        inode.written[bit // 8] ^= 1 << (bit % 8)
+        if bit // 8 < len(inode.synced):
+            synced = bytearray(inode.synced)
+            synced[bit // 8] ^= 1 << (bit % 8)
+            inode.synced = bytes(synced)
+
+    def contents(self, path: str) -> bytes:
+        """The whole file, as written."""
+        return bytes(self._inode(path).written)
+
+    def put(self, path: str, content: bytes) -> None:
+        """Set a file's content, durably: for tests that prepare a disk by hand."""
+        directory, name = self._parent(path)
+        inode = Inode(bytearray(content), content)
+        directory.entries[name] = directory.durable[name] = inode
+
+    def used_bytes(self) -> int:
+        """Sum of all files' lengths."""
+        return _used(self._root)
+
+    # Disk
+
+    def open(self, path: str, *, create: bool = False) -> SimulatedFile:
+        self._alive()
+        directory, name = self._parent(path)
+        entry = directory.entries.get(name)
+        if isinstance(entry, Directory):
+            raise DiskError(f"{path} is a directory")
+        if entry is None:
+            if not create:
+                raise DiskError(f"{path} does not exist")
+            self.step("create", path)
+            entry = directory.entries[name] = Inode()
+        return SimulatedFile(self, path, entry)
+
+    def exists(self, path: str) -> bool:
+        self._alive()
+        return self._find(path) is not None
+
+    def list_directory(self, path: str) -> list[str]:
+        self._alive()
+        found = self._find(path)
+        return sorted(found.entries) if isinstance(found, Directory) else []
+
+    def make_directory(self, path: str) -> None:
+        self._alive()
+        here = self._root
+        for part in _parts(path):
+            there = here.entries.get(part)
+            if there is None:
+                self.step("make_directory", path)
+                there = here.entries[part] = Directory()
+            assert isinstance(there, Directory)
+            here = there
+
+    def rename(self, old: str, new: str) -> None:
+        self._alive()
+        self.step("rename", old)
+        source, old_name = self._parent(old)
+        target, new_name = self._parent(new)
+        if old_name not in source.entries:
+            raise DiskError(f"{old} does not exist")
+        target.entries[new_name] = source.entries.pop(old_name)
+
+    def remove(self, path: str) -> None:
+        self._alive()
+        if self._find(path) is None:
+            return
+        self.step("remove", path)
+        directory, name = self._parent(path)
+        directory.entries.pop(name, None)
+
+    def remove_tree(self, path: str) -> None:
+        self.remove(path)
+
+    def sync_directory(self, path: str) -> None:
+        self._alive()
+        self.slow("sync_directory", path)
+        self.step("sync_directory", path)
+        found = self._find(path)
+        if not isinstance(found, Directory):
+            raise DiskError(f"{path} is not a directory")
+        found.durable = dict(found.entries)
+
+    def replace(self, path: str, content: bytes) -> None:
+        temporary = path + ".tmp"
+        self.remove(temporary)
+        file = self.open(temporary, create=True)
+        try:
+            file.append([content])
+            file.sync()
+        except DiskError:
+            self.remove(temporary)
+            raise
+        self.rename(temporary, path)
+        self.sync_directory(path.rpartition("/")[0])
+
+    def free_bytes(self) -> int:
+        if self.capacity_bytes is None:
+            return 1 << 40
+        return max(0, self.capacity_bytes - self.used_bytes())
+
+    def boot_id(self) -> str:
+        return f"boot-{self._reboots}"
+
+    async def run(self, work: Callable[[], T]) -> T:
+        if self.yields:
+            for _ in range(self.random.randint(0, YIELDS_MAX)):
+                await asyncio.sleep(0)
+        self._alive()
+        self._in_run += 1
+        try:
+            result = work()
+        finally:
+            self._in_run -= 1
+        if self.yields:
+            for _ in range(self.random.randint(0, YIELDS_MAX)):
+                await asyncio.sleep(0)
+        return result
+
+    # What its files call
+
+    def step(self, operation: str, path: str, inode: Inode | None = None) -> None:
+        """One operation that changes the disk: it may be the one that never finishes."""
+        if self.stops_now():
+            raise MachineStoppedError(path)
+        try:
+            self.take(operation, path)
+        except DiskError:
+            if inode is not None:
+                inode.lost = True
+            raise
+        finally:
+            if inode is not None:
+                self.syncs[path] += 1
+
+    def stops_now(self) -> bool:
+        """Count down to the crash that a test ordered."""
+        if self._steps_left is None:
+            return False
+        self._steps_left -= 1
+        if self._steps_left > 0:
+            return False
+        self.stopped = True
+        return True
+
+    def take(self, operation: str, path: str) -> None:
+        """Count an operation, and fail if a test ordered it."""
+        self.operations[operation] += 1
+        for order in self._failures:
+            if order[0] == operation and order[1] in path:
+                self._failures.remove(order)
+                raise order[2](f"{operation} of {path} failed, as ordered")
+
+    def slow(self, operation: str, path: str) -> None:
+        """Note an operation that must not be done on the event loop."""
+        if not self._in_run:
+            self.slow_outside_run.append(f"{operation} {path}")
+
+    def need_room(self, length: int) -> None:
+        """Refuse a write that does not fit."""
+        if self.capacity_bytes is not None and self.used_bytes() + length > self.capacity_bytes:
+            raise DiskFullError("no room, as ordered")
+
+    # Inside
+
+    def _alive(self) -> None:
+        if self.stopped:
+            raise MachineStoppedError("stopped")
+
+    def _find(self, path: str) -> Inode | Directory | None:
+        here: Inode | Directory | None = self._root
+        for part in _parts(path):
+            if not isinstance(here, Directory):
+                return None
+            here = here.entries.get(part)
+        return here
+
+    def _inode(self, path: str) -> Inode:
+        found = self._find(path)
+        assert isinstance(found, Inode), f"{path} is not a file"
+        return found
+
+    def _parent(self, path: str) -> tuple[Directory, str]:
+        above, _, name = path.rpartition("/")
+        directory = self._find(above)
+        if not isinstance(directory, Directory):
+            raise DiskError(f"{above} is not a directory")
+        return directory, name
+
+    def _lose_power(self, directory: Directory) -> None:
+        names = sorted(set(directory.entries) | set(directory.durable))
+        after: dict[str, Inode | Directory] = {}
+        for name in names:
+            new, old = directory.entries.get(name), directory.durable.get(name)
+            kept = new if new is old or self.random.random() < 0.5 else old
+            if kept is not None:
+                after[name] = kept
+        directory.entries, directory.durable = after, dict(after)
+        for name in sorted(after):
+            entry = after[name]
+            if isinstance(entry, Directory):
+                self._lose_power(entry)
+            else:
+                self._lose_bytes(entry)
+
+    def _lose_bytes(self, inode: Inode) -> None:
+        synced, written = inode.synced, bytes(inode.written)
+        if synced != written:
+            old = inode.lost or self.random.random() < 0.25
+            survived = synced if old else self._mixture(synced, written)
+            inode.synced = survived
+            inode.written = bytearray(survived)
+        inode.lost = False
+
+    def _mixture(self, synced: bytes, written: bytes) -> bytes:
+        """Each page new, old, or torn; the length anything between what was and what should be."""
+        low, high = sorted((len(synced), len(written)))
+        size = self.random.choice((low, high, self.random.randint(low, high)))
+        old = synced.ljust(size, b"\0")
+        new = written.ljust(size, b"\0")
+        pages: list[bytes] = []
+        for start in range(0, size, PAGE_BYTES):
+            end = min(start + PAGE_BYTES, size)
+            kind = self.random.random()
+            if kind < 0.5:
+                pages.append(new[start:end])
+            elif kind < 0.8:
+                pages.append(old[start:end])
+            else:
+                tear = self.random.randint(start, end)
+                pages.append(new[start:tear] + old[tear:end])
+        return b"".join(pages)
+
+
+def _parts(path: str) -> list[str]:
+    parts = [part for part in path.split("/") if part]
+    assert ".." not in parts, f"illegal path {path!r}"
+    return parts
+
+
+def _used(directory: Directory) -> int:
+    return sum(
+        _used(entry) if isinstance(entry, Directory) else len(entry.written)
+        for entry in directory.entries.values()
+    )

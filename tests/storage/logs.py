@@ -1,0 +1,88 @@
+"""Batches and logs for the tests of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raftlog.record.batch import RecordBatch, iterate_batches, split_batches
+from raftlog.record.codec import BatchBuilder, decode
+from raftlog.record.types import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    LeaderEpoch,
+    Offset,
+    PartitionId,
+    ProducerEpoch,
+    ProducerId,
+    TopicId,
+)
+from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
+from raftlog.storage.config import LogConfig
+from raftlog.storage.log import Log
+from tests.simulation.clock import ManualClock
+from tests.simulation.disk import SimulatedDisk
+
+EPOCH = LeaderEpoch(1)
+DIRECTORY = "replica"
+TOPIC = TopicId("0123456789abcdef0123456789abcdef")
+PARTITION = PartitionId(0)
+BATCH_BYTES_MAX = 1 << 24
+
+
+def batch(
+    values: Sequence[bytes | None],
+    *,
+    keys: Sequence[bytes | None] | None = None,
+    timestamp_ms: int = 1000,
+    producer_id: ProducerId = NO_PRODUCER_ID,
+    producer_epoch: ProducerEpoch = NO_PRODUCER_EPOCH,
+    sequence: int = NO_SEQUENCE,
+) -> RecordBatch:
+    """One batch; its records' timestamps rise by one from `timestamp_ms`."""
+    builder = BatchBuilder(
+        size_bytes_max=BATCH_BYTES_MAX,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=sequence,
+    )
+    for number, value in enumerate(values):
+        key = None if keys is None else keys[number]
+        assert builder.append(timestamp_ms + number, key, value, [])
+    return split_batches(builder.build(), max_message_bytes=BATCH_BYTES_MAX)[0]
+
+
+def new_log(
+    disk: SimulatedDisk | None = None,
+    config: LogConfig | None = None,
+    *,
+    checkpoint: ReplicaCheckpoint | None = None,
+    start: StartKind = StartKind.CLEAN,
+) -> Log:
+    """A log in `DIRECTORY` of a simulated disk."""
+    disk = disk or SimulatedDisk()
+    disk.make_directory(DIRECTORY)
+    disk.sync_directory("")
+    log = Log.open(
+        disk, ManualClock(), DIRECTORY, config or LogConfig(), checkpoint=checkpoint, start=start
+    )
+    disk.slow_outside_run.clear()
+    return log
+
+
+async def read_all(log: Log, *, max_bytes: int = 1 << 20) -> list[bytes | None]:
+    """The values of all records, checking that offsets are without a gap."""
+    values: list[bytes | None] = []
+    offset = log.log_start_offset
+    expected = offset
+    while offset < log.log_end_offset:
+        result = await log.read(offset, end=log.log_end_offset, max_bytes=max_bytes)
+        for found in iterate_batches(result.data):
+            for record in decode(found, decompressed_bytes_max=BATCH_BYTES_MAX):
+                if record.offset >= offset:
+                    assert record.offset == expected
+                    expected = Offset(expected + 1)
+                    values.append(record.value)
+        assert result.next_offset > offset
+        offset = result.next_offset
+    return values

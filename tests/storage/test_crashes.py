@@ -1,0 +1,239 @@
+"""Logs that are stopped anywhere, any number of times, against a model of what was promised.
+
+The model knows, for each offset, what was appended, and up to where it was flushed. After every
+start: what was flushed is there, unchanged; what else is there is a prefix of what was appended;
+nothing is called damaged; and indexes, times and producers lead to right answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raftlog.record.errors import LogError
+from raftlog.record.types import Offset
+from raftlog.storage.config import FlushMode, LogConfig
+from raftlog.storage.log import Log
+from raftlog.storage.manager import LogManager, StorageSettings
+from raftlog.storage.results import LogState
+from raftlog.world import DiskError
+from tests.simulation.clock import ManualClock
+from tests.simulation.disk import MachineStoppedError, SimulatedDisk
+from tests.storage.logs import EPOCH, PARTITION, TOPIC, batch, read_all
+
+CONFIG = LogConfig(segment_bytes=1500, index_interval_bytes=150, retention_ms=-1)
+SETTINGS = StorageSettings(recovery_bytes_max=600, recovery_age_max_ms=3000)
+STOPPED = (MachineStoppedError, LogError, DiskError)
+
+
+@dataclass
+class Model:
+    """What was appended, and what was promised of it."""
+
+    values: list[bytes] = field(default_factory=list)
+    """By offset, from 0. The newest may never have arrived."""
+    times: list[int] = field(default_factory=list)
+    flushed: int = 0
+    start: int = 0
+    """Deleted below this offset, by promise."""
+    start_wanted: int = 0
+    cut_wanted: int | None = None
+    """A truncation that was interrupted."""
+
+    def cut(self, end: int) -> None:
+        del self.values[end:]
+        del self.times[end:]
+        self.flushed = min(self.flushed, end)
+
+
+class Run:
+    """One disk, one log on it, many lives."""
+
+    def __init__(self, seed: int, config: LogConfig = CONFIG) -> None:
+        self.random = random.Random(seed)
+        self.disk = SimulatedDisk(seed, yields=True)
+        self.clock = ManualClock()
+        self.config = config
+        self.model = Model()
+        self.count = 0
+        self.manager: LogManager | None = None
+        self.log: Log | None = None
+
+    async def start(self) -> None:
+        self.manager = await LogManager.open(self.disk, self.clock, SETTINGS)
+        self.log = await self.manager.open_replica(TOPIC, PARTITION, self.config, create=True)
+        self.log.on_flushed(self._flushed)
+        await self.check_start()
+
+    def _flushed(self, offset: Offset) -> None:
+        self.model.flushed = max(self.model.flushed, offset)
+        assert self.log is not None
+        self.log.high_watermark = Offset(offset)
+
+    async def check_start(self) -> None:
+        log, model = self.log, self.model
+        assert log is not None
+        assert log.state is LogState.ONLINE, log.failure
+        low = model.flushed if model.cut_wanted is None else min(model.flushed, model.cut_wanted)
+        assert low <= log.log_end_offset <= len(model.values), "flushed records are gone"
+        assert log.flushed_offset == log.log_end_offset, "not durable after a start"
+        model.cut(log.log_end_offset)
+        model.flushed = log.log_end_offset
+        model.cut_wanted = None
+        assert model.start <= log.log_start_offset <= max(model.start_wanted, model.start)
+        model.start = model.start_wanted = log.log_start_offset
+        log.high_watermark = log.flushed_offset
+        await self.check_content()
+
+    async def check_content(self) -> None:
+        log, model = self.log, self.model
+        assert log is not None
+        assert len(model.values) == log.log_end_offset
+        expected = model.values[log.log_start_offset :]
+        assert await read_all(log, max_bytes=self.random.choice((1, 300, 5000))) == expected
+        if expected:
+            start = self.random.randrange(log.log_start_offset, log.log_end_offset)
+            result = await log.read(Offset(start), end=log.log_end_offset, max_bytes=1)
+            assert result.next_offset > start
+            time_ms = self.random.choice(model.times) + self.random.randint(-1, 1)
+            wanted = next(
+                (
+                    (offset, found)
+                    for offset, found in enumerate(model.times)
+                    if found >= time_ms and offset >= log.log_start_offset
+                ),
+                None,
+            )
+            assert await log.offset_for_timestamp(time_ms, end=log.log_end_offset) == wanted
+
+    async def append(self) -> None:
+        log, model = self.log, self.model
+        assert log is not None
+        batches = []
+        for _ in range(self.random.randint(1, 3)):
+            count = self.random.randint(1, 4)
+            values = []
+            time_ms = self.random.randint(1000, 1000 + self.count)
+            for number in range(count):
+                self.count += 1
+                values.append(b"%d-" % self.count + b"x" * self.random.randint(0, 120))
+                model.times.append(time_ms + number)
+            batches.append(batch(values, timestamp_ms=time_ms))
+            model.values += values
+        last_offset = len(model.values) - 1
+        results = await log.append(batches, EPOCH)
+        assert results[-1].last_offset == last_offset
+
+    async def append_concurrently(self) -> None:
+        await asyncio.gather(*(self.append() for _ in range(3)))
+
+    async def flush(self) -> None:
+        assert self.log is not None
+        end = self.log.log_end_offset
+        await self.log.flush()
+        assert self.model.flushed >= end
+
+    async def tick(self) -> None:
+        assert self.manager is not None
+        self.clock.advance(self.random.choice((0.3, 1.1, 4.0)))
+        await self.manager.tick()
+
+    async def truncate(self) -> None:
+        log, model = self.log, self.model
+        assert log is not None
+        to = self.random.randint(log.log_start_offset, log.log_end_offset)
+        model.cut_wanted = max(to - 4, log.log_start_offset)
+        await log.truncate_to(Offset(to))
+        assert model.cut_wanted <= log.log_end_offset <= to
+        model.cut(log.log_end_offset)
+        model.cut_wanted = None
+        await self.check_content()
+
+    async def delete_records(self) -> None:
+        log, model = self.log, self.model
+        assert log is not None
+        model.start_wanted = self.random.randint(model.start, log.log_end_offset)
+        await log.delete_records_before(Offset(model.start_wanted))
+        model.start = model.start_wanted
+
+    async def restart(self) -> None:
+        assert self.manager is not None
+        await self.manager.close()
+        await self.start()
+
+    async def live(self, steps: int, operations: list[str]) -> None:
+        """Do operations until one of them is hit by the crash."""
+        self.disk.crash_in(steps)
+        with suppress(*STOPPED):
+            await self.start()
+            for operation in operations:
+                await getattr(self, operation)()
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Let the tasks of a stopped machine find out, so that none outlives it."""
+        self.disk.stopped = True
+        for _ in range(60):
+            await asyncio.sleep(0)
+
+
+OPERATIONS = (
+    "append",
+    "append",
+    "append_concurrently",
+    "flush",
+    "check_content",
+    "tick",
+    "truncate",
+    "delete_records",
+    "restart",
+)
+
+
+@pytest.mark.parametrize("mode", list(FlushMode))
+@pytest.mark.parametrize("seed", range(30))
+async def test_nothing_flushed_is_lost_whenever_the_machine_stops(
+    seed: int, mode: FlushMode
+) -> None:
+    run = Run(seed, LogConfig(**{**_fields(CONFIG), "flush": mode}))
+    for _ in range(8):
+        operations = run.random.choices(OPERATIONS, k=run.random.randint(1, 25))
+        await run.live(run.random.randint(1, 150), operations)
+        run.disk.crash(power=run.random.random() < 0.5)
+    await run.start()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 1 << 30),
+    lives=st.lists(
+        st.tuples(
+            st.integers(1, 120),
+            st.booleans(),
+            st.lists(st.sampled_from(sorted(set(OPERATIONS))), max_size=15),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_any_operations_survive_any_crashes(
+    seed: int, lives: list[tuple[int, bool, list[str]]]
+) -> None:
+    async def run_all() -> None:
+        run = Run(seed)
+        for steps, power, operations in lives:
+            await run.live(steps, operations)
+            run.disk.crash(power=power)
+        await run.start()
+
+    asyncio.run(run_all())
+
+
+def _fields(config: LogConfig) -> dict[str, object]:
+    return {name: getattr(config, name) for name in config.__slots__}
