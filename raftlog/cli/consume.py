@@ -61,7 +61,7 @@ class Plan:
 @position_option(
     "-o", "--offset", "start", default="earliest", show_default=True, help="Where to begin."
 )
-@position_option("-u", "--until", help="Where to stop.  [default: the end as of now]")
+@position_option("-u", "--until", help="Where to stop, before the end as of now.")
 @click.option("-f", "--follow", is_flag=True, help="Do not stop at the end: wait for more.")
 @click.option("-n", "--count", type=click.IntRange(0), help="Stop after so many records.")
 @click.option("-p", "--partition", "partitions", metavar="0,2-5", help="Only these partitions.")
@@ -152,8 +152,12 @@ async def _consume(plan: Plan) -> None:
         starts = await resolve(admin, consumer, *where, plan.start)
         ends: dict[TopicPartition, int] | None = None
         if plan.until is not None:
-            ends = await resolve(admin, consumer, *where, plan.until)
-            starts = _before_end(plan, starts, ends)
+            present = await resolve(admin, consumer, *where, LATEST)
+            _check_start(plan.start, present)
+            until = await resolve(admin, consumer, *where, plan.until)
+            # What a partition does not have yet is not waited for.
+            ends = {place: min(end, present[place]) for place, end in until.items()}
+            starts = {place: start for place, start in starts.items() if start < ends[place]}
         consumer.assign(starts)
         for place, offset in starts.items():
             consumer.seek(place, offset)
@@ -161,20 +165,14 @@ async def _consume(plan: Plan) -> None:
         await reading.run(set(starts))
 
 
-def _before_end(
-    plan: Plan, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int]
-) -> dict[TopicPartition, int]:
-    left = {place: start for place, start in starts.items() if start < ends[place]}
-    if starts and not left and plan.start.anchor is Anchor.OFFSET:
-        # One partition may well be shorter than another; but an offset that none has is a mistake.
-        place, end = max(ends.items(), key=lambda item: item[1])
-        if plan.start.amount > end:
-            raise LogError(
-                OFFSET_OUT_OF_RANGE,
-                f"Offset {plan.start.amount} is beyond the end; {place.topic} partition"
-                f" {place.partition} ends at {end}.",
-            )
-    return left
+def _check_start(start: Position, ends: dict[TopicPartition, int]) -> None:
+    """One partition may well be shorter than another; but an offset that none has is a mistake."""
+    place, end = max(ends.items(), key=lambda item: item[1])
+    if start.anchor is Anchor.OFFSET and start.amount > end:
+        where = f"{place.topic} partition {place.partition} ends at {end}"
+        raise LogError(
+            OFFSET_OUT_OF_RANGE, f"Offset {start.amount} is beyond every partition's end; {where}."
+        )
 
 
 class _Reading:

@@ -107,7 +107,7 @@ def produce(
     partition: int | None,
     skip_bad: bool,
     acks: Literal["all", "1", "0"],
-    compression: str,
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"],
     batch_bytes: int,
     linger_ms: float,
     servers: str,

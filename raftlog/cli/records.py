@@ -244,7 +244,7 @@ def _json(line: bytes) -> Any:
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise BadRecordError(f"is not JSON: {error}") from error
+        raise BadRecordError(f"is not JSON: {error.msg} (column {error.colno})") from error
 
 
 def _key_and_timestamp(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raftlog_client import ConnectionLostError, RaftlogClientError, ServerError
@@ -16,12 +17,62 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
+CONNECT_PATIENCE_S = 2.0
+"""How long to try for a connection: long enough for a node that is just starting."""
+CONNECT_RETRY_S = 0.1
+
+
 def run(servers: str, main: Coroutine[Any, Any, _Result]) -> _Result:
     """The coroutine's result. Client errors become CommandErrors; Ctrl-C cancels it first."""
     try:
-        return asyncio.run(main)
+        return asyncio.run(_connected(servers, main))
     except RaftlogClientError as error:
         raise explained(servers, error) from error
+
+
+async def _connected(servers: str, main: Coroutine[Any, Any, _Result]) -> _Result:
+    # The client is patient, as a program's library must be. A person who mistyped an address
+    # should learn it at once.
+    try:
+        await _find_one(servers.split(","))
+    except BaseException:
+        main.close()
+        raise
+    return await main
+
+
+async def _find_one(servers: list[str]) -> None:
+    """Return as soon as one server accepts a connection; CommandError if none does in time."""
+    deadline_s = time.monotonic() + CONNECT_PATIENCE_S
+    while True:
+        attempts = [asyncio.ensure_future(_connect(server)) for server in servers]
+        try:
+            reasons = []
+            for attempt in asyncio.as_completed(attempts, timeout=CONNECT_PATIENCE_S):
+                reason = await attempt
+                if reason is None:
+                    return
+                reasons.append(reason)
+        except TimeoutError:
+            reasons = ["it does not answer"]
+        finally:
+            for attempt in attempts:
+                attempt.cancel()
+            await asyncio.gather(*attempts, return_exceptions=True)
+        if time.monotonic() + CONNECT_RETRY_S > deadline_s:
+            raise unreachable(",".join(servers), reasons[0])
+        await asyncio.sleep(CONNECT_RETRY_S)
+
+
+async def _connect(server: str) -> str | None:
+    """None if the server accepts a connection, else why not."""
+    host, _, port = server.rpartition(":")
+    try:
+        _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except OSError as error:
+        return error.strerror or str(error)
+    writer.close()
+    return None
 
 
 def explained(servers: str, error: RaftlogClientError) -> CommandError:

@@ -214,9 +214,10 @@ async def _frames(
     while turns:
         unfinished: list[_Want] = []
         for want in turns:
-            if bytes_left <= 0 and want.frames_sent:
+            if want.frames_sent and min(bytes_left, want.bytes_left) <= 0:
                 continue
-            frame = await _next_frame(want, min(FETCH_CHUNK_BYTES, bytes_left), context)
+            limit = min(FETCH_CHUNK_BYTES, bytes_left, want.bytes_left)
+            frame = await _next_frame(want, limit, context)
             size = len(frame.data)
             if size == 0 and want.frames_sent:
                 continue
@@ -225,7 +226,8 @@ async def _frames(
             if want.error is None and size and not context.closing.is_set():
                 bytes_left -= size
                 want.bytes_left -= size
-                if want.bytes_left > 0 and want.offset < frame.high_watermark:
+                # A read gives one batch at least: only a full chunk may be followed by another.
+                if limit == FETCH_CHUNK_BYTES and want.offset < frame.high_watermark:
                     unfinished.append(want)
         turns = unfinished
 
@@ -238,7 +240,7 @@ async def _next_frame(want: _Want, max_bytes: int, context: ServerContext) -> Fe
             if max_bytes <= 0:
                 high, start = partition.high_watermark, partition.log_start_offset
                 return FetchFrame(want.topic, want.number, 0, high, start, want.offset, b"")
-            fetched = await partition.read(want.offset, max_bytes=min(max_bytes, want.bytes_left))
+            fetched = await partition.read(want.offset, max_bytes=max_bytes)
         except LogError as failure:
             want.error = failure
             context.metrics.topic(partition.topic).failed_fetch_requests += 1

@@ -200,13 +200,13 @@ async def _collect(
     bytes_left = poll.max_bytes
     while True:
         offset = answer.next_offset
-        fetched = await partition.read(
-            offset, max_bytes=min(READ_STEP_BYTES, bytes_left), end_offset=poll.end_offset
-        )
+        limit = min(READ_STEP_BYTES, bytes_left)
+        fetched = await partition.read(offset, max_bytes=limit, end_offset=poll.end_offset)
         if fetched.data:
             context.hold(request, len(fetched.data))
             bytes_left -= len(fetched.data)
-            if answer.take(fetched.data, context) or bytes_left <= 0:
+            # A read gives one batch at least: only a full step may be followed by another.
+            if answer.take(fetched.data, context) or bytes_left <= 0 or limit < READ_STEP_BYTES:
                 break
             await asyncio.sleep(0)
         elif fetched.next_offset > offset:

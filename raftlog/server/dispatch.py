@@ -30,7 +30,8 @@ class Dispatcher:
         self._find = router.find
         self._context = context
         self._guard = guard
-        self._time = asyncio.get_running_loop().time
+        # The event loop's own time stands still while it runs callbacks, and has milliseconds.
+        self._time = context.services.clock.monotonic
 
     async def __call__(self, request: Request) -> web.StreamResponse:
         """The answer to a request. Raises only what ends the connection."""

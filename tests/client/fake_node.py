@@ -11,8 +11,9 @@ import asyncio
 import bisect
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 from aiohttp import web
@@ -21,9 +22,11 @@ from raftlog.record.batch import RecordBatch, split_batches, stamped
 from raftlog.record.codec import decode
 from raftlog.record.errors import (
     ERROR_TABLE,
+    INVALID_BODY,
     NO_LEADER,
     OFFSET_OUT_OF_RANGE,
     OUT_OF_ORDER_SEQUENCE,
+    TOPIC_EXISTS,
     UNKNOWN_PARTITION,
     UNKNOWN_TOPIC,
     ErrorEntry,
@@ -32,6 +35,7 @@ from raftlog.record.errors import (
 from raftlog.record.frames import (
     BATCHES_MEDIA_TYPE,
     FetchFrame,
+    ProduceFrame,
     encode_fetch_frame,
     parse_produce_frames,
 )
@@ -80,6 +84,17 @@ class FakePartition:
     producers: dict[int, ProducerState] = field(default_factory=dict)
     appended: asyncio.Event = field(default_factory=asyncio.Event)
     append_count: int = 0
+
+    def append_frame(self, batches: Sequence[RecordBatch]) -> tuple[int, int]:
+        """Append all batches or none; first and last offset."""
+        before = deepcopy(self.producers), self.end_offset, len(self.batches), self.append_count
+        try:
+            offsets = [self.append(batch) for batch in batches]
+        except LogError:
+            self.producers, self.end_offset, count, self.append_count = before
+            del self.batches[count:], self.base_offsets[count:]
+            raise
+        return offsets[0][0], offsets[-1][1]
 
     def append(self, batch: RecordBatch) -> tuple[int, int]:
         """Base and last offset, of the first writing if it is a repeat."""
@@ -234,6 +249,7 @@ class FakeNode:
             ("POST", "/v1/offsets-for-times", self.offsets_for_times),
             ("POST", "/v1/producer-ids", self.producer_ids),
             ("POST", "/v1/delete-records", self.delete_records),
+            ("POST", "/v3/clusters/fake/topics", self.create_topic),
         ):
             app.router.add_route(method, path, self._with_faults(path, handler))
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
@@ -261,7 +277,7 @@ class FakeNode:
                 await asyncio.sleep(fault.delay_s)
             try:
                 if fault.error is not None:
-                    raise LogError(fault.error)
+                    refuse(fault.error)
                 response: web.StreamResponse = await handler(request, fault)
             except LogError as error:
                 return web.json_response(
@@ -283,31 +299,35 @@ class FakeNode:
             raise LogError(ERROR_TABLE[41301])
         if self.cluster.produce_bodies is not None:
             self.cluster.produce_bodies.append(body)
-        results = []
-        for number, frame in enumerate(parse_produce_frames(body, frames_max=10_000)):
-            result: dict[str, Any] = {
-                "topic": frame.topic,
-                "partition": frame.partition,
-                "base_offset": None,
-                "last_offset": None,
-                "log_append_time": None,
-                "log_start_offset": None,
-                "error_code": None,
-                "message": None,
-            }
-            try:
-                if number in fault.frame_errors:
-                    raise LogError(fault.frame_errors[number])
-                partition = self._led(frame.topic, frame.partition)
-                batches = split_batches(
-                    frame.data, max_message_bytes=self.cluster.max_message_bytes
-                )
-                offsets = [partition.append(batch) for batch in batches]
-                result |= {"base_offset": offsets[0][0], "last_offset": offsets[-1][1]}
-            except LogError as error:
-                result |= {"error_code": error.entry.code, "message": error.message}
-            results.append(result)
+        frames = parse_produce_frames(body, frames_max=10_000)
+        if len({frame[:2] for frame in frames}) != len(frames):
+            raise LogError(INVALID_BODY, "Two frames are of one partition.")
+        results = [
+            self._produce_frame(frame, fault.frame_errors.get(number))
+            for number, frame in enumerate(frames)
+        ]
         return web.json_response({"results": results})
+
+    def _produce_frame(self, frame: ProduceFrame, refusal: ErrorEntry | None) -> dict[str, Any]:
+        result: dict[str, Any] = {
+            "topic": frame.topic,
+            "partition": frame.partition,
+            "base_offset": -1,
+            "last_offset": -1,
+            "log_append_time": -1,
+            "log_start_offset": 0,
+            "error_code": None,
+            "message": None,
+        }
+        try:
+            if refusal is not None:
+                refuse(refusal)
+            partition = self._led(frame.topic, frame.partition)
+            batches = split_batches(frame.data, max_message_bytes=self.cluster.max_message_bytes)
+            first, last = partition.append_frame(batches)
+        except LogError as error:
+            return result | {"error_code": error.entry.code, "message": error.message}
+        return result | {"base_offset": first, "last_offset": last}
 
     async def fetch(self, request: web.Request, _: Fault) -> web.StreamResponse:
         wanted = orjson.loads(await request.read())
@@ -449,14 +469,29 @@ class FakeNode:
         )
 
     async def delete_records(self, request: web.Request, _: Fault) -> web.Response:
-        answer: dict[str, dict[str, Any]] = {}
+        results = []
         for name, partitions in orjson.loads(await request.read())["offsets"].items():
             for number, offset in partitions.items():
                 partition = self.cluster.partition(name, int(number))
                 start = partition.end_offset if offset == -1 else offset
                 partition.log_start_offset = max(partition.log_start_offset, start)
-                answer.setdefault(name, {})[number] = partition.log_start_offset
-        return web.json_response({"offsets": answer})
+                results.append(
+                    {
+                        "topic": name,
+                        "partition": int(number),
+                        "log_start_offset": partition.log_start_offset,
+                        "error_code": None,
+                        "message": None,
+                    }
+                )
+        return web.json_response({"results": results})
+
+    async def create_topic(self, request: web.Request, _: Fault) -> web.Response:
+        new = orjson.loads(await request.read())
+        if new["topic_name"] in self.cluster.topics:
+            refuse(TOPIC_EXISTS)
+        self.cluster.create_topic(new["topic_name"], new.get("partitions_count", 1))
+        return web.json_response({"kind": "KafkaTopic"}, status=201)
 
     def _led(self, topic: str, partition: int) -> FakePartition:
         found = self.cluster.partition(topic, partition)
@@ -481,6 +516,10 @@ def _topic_json(topic: FakeTopic) -> dict[str, Any]:
             for partition in topic.partitions
         ],
     }
+
+
+def refuse(entry: ErrorEntry) -> NoReturn:
+    raise LogError(entry)
 
 
 def _drop(request: web.Request) -> None:

@@ -56,9 +56,7 @@ async def write_until_killed(node: NodeProcess, topic: str, kill_after: int) -> 
                 pending.add(asyncio.create_task(send(number)))
                 number += 1
                 if len(pending) >= 20:
-                    _, pending = await asyncio.wait(
-                        pending, return_when=asyncio.FIRST_COMPLETED
-                    )
+                    _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             node.kill()
             for outcome in await asyncio.gather(*pending, return_exceptions=True):
                 assert outcome is None or isinstance(outcome, RaftlogClientError)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from aiokafka.partitioner import DefaultPartitioner
+from aiokafka.partitioner import (  # type: ignore[import-untyped] # it has no py.typed
+    DefaultPartitioner,
+)
 from aiokafka.partitioner import murmur2 as aiokafka_murmur2
 from hypothesis import given
 from hypothesis import strategies as st

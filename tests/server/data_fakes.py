@@ -226,6 +226,11 @@ def contents(log: MemoryLog) -> list[tuple[bytes | None, bytes | None]]:
     return [(record.key, record.value) for data in log.batches for record in records_of(data)]
 
 
+def few(**values: Any) -> ServerLimits:
+    """Limits of a test: these, and no long waits for peers at the end."""
+    return ServerLimits(**{"shutdown_s": 1, "linger_s": 0.2, **values})
+
+
 @asynccontextmanager
 async def data_node(
     limits: ServerLimits | None = None, *, auto_create_topics: bool = False
@@ -238,11 +243,11 @@ async def data_node(
         services=node.services,
         settings=ServerSettings(
             port=0,
-            limits=limits or ServerLimits(shutdown_s=1),
+            limits=limits or few(),
             auto_create_topics=auto_create_topics,
         ),
         metrics=ServerMetrics(10),
-        budget=BytesInFlight((limits or ServerLimits()).bytes_in_flight_max),
+        budget=BytesInFlight((limits or few()).bytes_in_flight_max),
     )
     dispatcher = Dispatcher(Router(ROUTES), context)
     server = await HttpServer.start(dispatcher, context, "127.0.0.1", 0)

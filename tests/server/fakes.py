@@ -13,6 +13,7 @@ from raftlog.metadata.commands import ClusterCreated, Command, DeleteTopic, Regi
 from raftlog.metadata.image import MetadataImage, TopicImage
 from raftlog.record.errors import OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import BrokerId, Offset, ProducerEpoch, ProducerId, TopicId
+from raftlog.world.real_clock import SystemClock
 
 
 class FakeMetadata:
@@ -148,6 +149,7 @@ class FakeNode:
             replicas=self.replicas,
             metadata=self.metadata,
             logs=self.logs,
+            clock=SystemClock(),
             node_id=BrokerId(1),
             cluster_id="fake-cluster",
             is_ready=lambda: self.not_ready,

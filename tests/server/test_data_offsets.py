@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from raftlog.record.errors import NO_LEADER, LogError
-from raftlog.server.settings import ServerLimits
 
-from .data_fakes import DataPeer, data_node
+from .data_fakes import DataPeer, data_node, few
 from .http_peers import Reply
 
 
@@ -69,7 +68,7 @@ async def test_bad_request_is_a_typed_error(path: str, body: Any, code: int) -> 
 
 
 async def test_number_of_partitions_is_bounded() -> None:
-    async with data_node(ServerLimits(partitions_per_request_max=5, shutdown_s=1)) as one:
+    async with data_node(few(partitions_per_request_max=5)) as one:
         assert (await post(one, "/v1/offsets", {"topics": ["six"]})).error_code == 42201
         wanted = {"six": {str(n): 1 for n in range(6)}}
         reply = await post(one, "/v1/offsets-for-times", {"timestamps": wanted})

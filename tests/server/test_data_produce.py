@@ -19,9 +19,8 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.partitioner import partition_for_key
-from raftlog.server.settings import ServerLimits
 
-from .data_fakes import NOW_MS, DataPeer, MemoryLog, contents, data_node
+from .data_fakes import NOW_MS, DataPeer, MemoryLog, contents, data_node, few
 from .http_peers import RawPeer, Reply, eventually
 
 ONE = '{"records":[{"value":{"x":1}}]}'
@@ -221,8 +220,8 @@ async def test_request_over_the_batch_limit_becomes_several_batches_of_one_appen
 
 
 async def test_too_large_body_and_too_many_records() -> None:
-    limits = ServerLimits(body_bytes_max=200, records_per_request_max=2, shutdown_s=1)
-    async with data_node(limits) as one:
+    few_records = few(body_bytes_max=200, records_per_request_max=2)
+    async with data_node(few_records) as one:
         body = '{"records":[{"value":1},{"value":2},{"value":3}]}'
         assert (await post(one, "/topics/one", body)).error_code == 41301
         body = json.dumps({"records": [{"value": "x" * 300}]})

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftlog.record.errors import STORAGE_FAILED, LogError
-from raftlog.server.settings import ServerLimits
 
-from .data_fakes import NOW_MS, DataPeer, compressed_batch, data_node
+from .data_fakes import NOW_MS, DataPeer, compressed_batch, data_node, few
 from .http_peers import RawPeer, Reply, eventually
 
 RECORDS = "/topics/one/partitions/0/records"
@@ -34,7 +33,7 @@ async def write_binary(one: DataPeer, *values: str) -> None:
 
 
 async def read(one: DataPeer, query: str = "", **headers: str) -> Reply:
-    return await one.peer.request("GET", f"{RECORDS}?{query}", **headers)
+    return await one.peer.request("GET", f"{RECORDS}?{query}", b"", **headers)
 
 
 def values(reply: Reply) -> list[Any]:
@@ -242,7 +241,7 @@ async def test_value_too_deep_for_a_parser_is_no_internal_error() -> None:
 
 
 async def test_batch_of_absurdly_many_records_is_refused_in_bounded_memory() -> None:
-    async with data_node(ServerLimits(bytes_in_flight_max=1_000_000, shutdown_s=1)) as one:
+    async with data_node(few(bytes_in_flight_max=1_000_000)) as one:
         bomb = compressed_batch([b""] * 5000)
         await one.node.replicas.partition("one", 0).log.append([bomb], 0)  # type: ignore[arg-type]
         await eventually(lambda: one.node.log().flushed_offset == 5000)

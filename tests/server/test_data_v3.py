@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftlog.record.errors import DISK_FULL, LogError
-from raftlog.server.settings import ServerLimits
 
-from .data_fakes import DataPeer, contents, data_node
+from .data_fakes import DataPeer, contents, data_node, few
 from .http_peers import RawPeer, Reply, eventually
 
 RECORDS = "/v3/clusters/any/topics/one/records"
@@ -201,7 +200,7 @@ async def test_receipts_are_streamed_while_the_body_goes_on() -> None:
 
 
 async def test_record_that_does_not_arrive_in_time_is_given_up() -> None:
-    async with data_node(ServerLimits(body_receive_s=0.05, shutdown_s=1)) as one:
+    async with data_node(few(body_receive_s=0.05)) as one:
         await begin(one.peer)
         await send_chunk(one.peer, b'{"value":')
         reply = await one.peer.reply()
@@ -210,7 +209,7 @@ async def test_record_that_does_not_arrive_in_time_is_given_up() -> None:
 
 
 async def test_silent_stream_ends_after_the_idle_time() -> None:
-    async with data_node(ServerLimits(keep_alive_s=0.05, shutdown_s=1)) as one:
+    async with data_node(few(keep_alive_s=0.05)) as one:
         await begin(one.peer)
         await send_chunk(one.peer, stream({"value": json_data("a")}))
         reply = await one.peer.reply()
@@ -219,7 +218,7 @@ async def test_silent_stream_ends_after_the_idle_time() -> None:
 
 
 async def test_record_larger_than_a_body_may_be_is_refused_before_its_end() -> None:
-    async with data_node(ServerLimits(body_bytes_max=1000, shutdown_s=1)) as one:
+    async with data_node(few(body_bytes_max=1000)) as one:
         await begin(one.peer)
         await send_chunk(one.peer, b'{"value":{"type":"STRING","data":"' + b"x" * 2000)
         reply = await one.peer.reply()
@@ -227,7 +226,7 @@ async def test_record_larger_than_a_body_may_be_is_refused_before_its_end() -> N
 
 
 async def test_unfinished_records_count_as_bytes_in_flight() -> None:
-    async with data_node(ServerLimits(bytes_in_flight_max=1000, shutdown_s=1)) as one:
+    async with data_node(few(bytes_in_flight_max=1000)) as one:
         await begin(one.peer)
         await send_chunk(one.peer, b'{"value":{"type":"STRING","data":"' + b"x" * 2000)
         assert (await one.peer.reply()).error_code == 50305
@@ -293,7 +292,7 @@ async def test_bad_batch_is_refused_whole(body: bytes, code: int) -> None:
 
 
 async def test_batch_is_bounded_in_number() -> None:
-    async with data_node(ServerLimits(records_per_request_max=2, shutdown_s=1)) as one:
+    async with data_node(few(records_per_request_max=2)) as one:
         entries = [{"id": str(n), "value": None} for n in range(3)]
         reply = await post(one, stream({"entries": entries}), f"{SIX}:batch")
         assert reply.error_code == 41301

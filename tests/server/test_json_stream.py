@@ -45,7 +45,8 @@ def test_cutting_the_stream_anywhere_changes_nothing(
     stream = between.join(
         json.dumps(one, ensure_ascii=ensure_ascii, indent=len(between) or None) for one in objects
     ).encode()
-    chunks, position = [], 0
+    chunks: list[bytes] = []
+    position = 0
     while position < len(stream):
         size = sizes[len(chunks) % len(sizes)]
         chunks.append(stream[position : position + size])
@@ -54,6 +55,22 @@ def test_cutting_the_stream_anywhere_changes_nothing(
     assert [json.loads(text) for text in found] == objects
     assert error is None
     assert pending == 0
+
+
+@given(st.text('{}[]"\\ a', max_size=40))
+def test_quick_and_careful_search_agree_on_any_text(text: str) -> None:
+    stream = b"{" + text.encode()
+    whole, whole_error, _ = split(stream)
+    cut, cut_error, _ = split(*[stream[n : n + 1] for n in range(len(stream))])
+    assert whole == cut
+    assert (whole_error is None) == (cut_error is None)
+
+
+@pytest.mark.parametrize("depth", [5, 6, 7, 50])
+def test_nesting_may_be_deeper_than_usual(depth: int) -> None:
+    nested = b'{"a":' * depth + b'"}"' + b"}" * depth
+    found, error, pending = split(nested + nested)
+    assert (found, error, pending) == ([nested, nested], None, 0)
 
 
 def test_unfinished_object_is_pending() -> None:
