@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import uvloop
 
-from bench.node import NodeProcess
+from bench.node import NodeProcess, free_port
 from bench.report import Latencies, Result
 
 CONNECTIONS = 32
+BARE_START_TIMEOUT_S = 10.0
 
 
 class _Connection(asyncio.Protocol):
@@ -73,12 +79,12 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
 
-async def drive(node: NodeProcess, topic: str, records: int, seconds: float) -> list[_Connection]:
+async def drive(port: int, topic: str, records: int, seconds: float) -> list[_Connection]:
     """Keep every connection busy with requests of `records` records for `seconds`."""
     rows = [{"key": f"k{i}", "value": {"id": i, "text": "hello raftlog"}} for i in range(records)]
     body = json.dumps({"records": rows}, separators=(",", ":")).encode()
     request = (
-        f"POST /topics/{topic} HTTP/1.1\r\nHost: {node.address}\r\n"
+        f"POST /topics/{topic} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
         f"Content-Type: application/vnd.kafka.json.v2+json\r\nContent-Length: {len(body)}\r\n\r\n"
     ).encode() + body
     loop = asyncio.get_running_loop()
@@ -88,7 +94,7 @@ async def drive(node: NodeProcess, topic: str, records: int, seconds: float) -> 
     for _ in range(CONNECTIONS):
         done: asyncio.Future[None] = loop.create_future()
         _, connection = await loop.create_connection(
-            lambda done=done: _Connection(request, deadline, done), "127.0.0.1", node.port
+            lambda done=done: _Connection(request, deadline, done), "127.0.0.1", port
         )
         connections.append(connection)
         finished.append(done)
@@ -96,17 +102,42 @@ async def drive(node: NodeProcess, topic: str, records: int, seconds: float) -> 
     return connections
 
 
+@contextmanager
+def bare_server() -> Iterator[int]:
+    """The port of an aiohttp server that does nothing but answer."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-m", "bench.bare_http", str(port)])
+    try:
+        deadline = time.perf_counter() + BARE_START_TIMEOUT_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                if time.perf_counter() > deadline or process.poll() is not None:
+                    raise
+                time.sleep(0.01)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
 def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
     """Single-record requests a second, and records a second in requests of 500."""
     seconds = max(2.0, 5.0 * scale)
     parameters = {"connections": CONNECTIONS, "seconds": seconds, "partitions": 6}
     single = Result("REST json, 1 record", "requests/s", [], 15_000, parameters=parameters)
+    bare = Result("limit: bare aiohttp POST", "requests/s", [], parameters=parameters)
     bulk = Result("REST json, 500 records", "records/s", [], 400_000, parameters=parameters)
     for run_number in range(runs):
         topic = f"rest-{run_number}"
         node.create_topic(topic, 6)
+        with bare_server() as port:
+            connections = uvloop.run(drive(port, topic, 1, seconds))
+            bare.runs.append(sum(len(c.latencies) for c in connections) / seconds)
         for result, records in ((single, 1), (bulk, 500)):
-            connections = uvloop.run(drive(node, topic, records, seconds))
+            connections = uvloop.run(drive(node.port, topic, records, seconds))
             latencies = [latency for c in connections for latency in c.latencies]
             result.runs.append(len(latencies) * records / seconds)
             result.details[f"run {run_number}"] = {
@@ -114,4 +145,4 @@ def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
                 "errors": sum(connection.errors for connection in connections),
             }
         node.delete_topic(topic)
-    return [single, bulk]
+    return [bare, single, bulk]

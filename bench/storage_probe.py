@@ -21,7 +21,7 @@ import uvloop
 
 from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder
-from raftlog.record.types import LeaderEpoch, PartitionId, TopicId
+from raftlog.record.types import LeaderEpoch, Offset, PartitionId, TopicId
 from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
@@ -144,7 +144,7 @@ async def reads(directory: Path) -> None:
     started = time.perf_counter()
     end = log.log_end_offset
     for number in range(2000):
-        await log.read((number * 7919) % end, end=end, max_bytes=1)
+        await log.read(Offset((number * 7919) % end), end=end, max_bytes=1)
     elapsed = time.perf_counter() - started
     print(f"read at random offsets: {elapsed / 2000 * 1e6:.0f} us each")
     await manager.close()

@@ -80,11 +80,15 @@ def flights() -> Iterator[dict[str, Any]]:
 
 def events(proof_file: str) -> None:
     proof = Proof()
+    # The file goes by month as text (1, 10, 11, …); events come in the order of time.
+    lines = sorted(
+        (flight["scheduled"], flight["flight"].encode(), orjson.dumps(flight))
+        for flight in flights()
+    )
     write = sys.stdout.buffer.write
-    for flight in flights():
-        line = orjson.dumps(flight)
-        moment = datetime.fromisoformat(flight["scheduled"])
-        proof.add(int(moment.timestamp()) * 1000, flight["flight"].encode(), line)
+    for scheduled, key, line in lines:
+        moment = datetime.fromisoformat(scheduled)
+        proof.add(int(moment.timestamp()) * 1000, key, line)
         write(line + b"\n")
     sys.stdout.flush()
     Path(proof_file).write_text(f"{proof}\n")

@@ -99,7 +99,8 @@ class Accumulator:
         self._linger_s = linger_s
         self._delivery_timeout_s = delivery_timeout_s
         self._on_ready = on_ready
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self.waiters: deque[asyncio.Future[None]] = deque()
+        """Senders that wait for room, in order. As many as the application has tasks that send."""
         self._closed: RaftlogClientError | None = None
 
     def open_batch(self, queue: PartitionQueue, bulk: BulkListener | None = None) -> PendingBatch:
@@ -148,34 +149,31 @@ class Accumulator:
         self.buffered_bytes += size_bytes
 
     @property
-    def is_full(self) -> bool:
-        """Whether the next record has to wait."""
-        return self.buffered_bytes >= self.buffer_bytes_max
+    def must_wait(self) -> bool:
+        """Whether the next record has to wait: the buffer is full, or others wait already."""
+        return self.buffered_bytes >= self.buffer_bytes_max or bool(self.waiters)
 
     async def wait_for_room(self) -> None:
         """Return when the buffer has room; first come, first served.
 
         Raises BufferFullError after the delivery timeout, ClientClosedError if the producer closes.
         """
+        if self._closed is not None:
+            raise self._closed
+        if not self.waiters:
+            self.hurry()
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._delivery_timeout_s
-        while self.is_full:
-            if self._closed is not None:
-                raise self._closed
-            if not self._waiters:
-                self.hurry()
-            waiter = loop.create_future()
-            self._waiters.append(waiter)
-            timer = loop.call_at(deadline, _give_up, waiter, self._delivery_timeout_s)
-            try:
-                await waiter
-            except BaseException:
-                # A waiter that was woken and cannot use the room passes it on.
-                self._wake()
-                raise
-            finally:
-                timer.cancel()
-        self._wake()
+        timeout_s = self._delivery_timeout_s
+        waiter = loop.create_future()
+        self.waiters.append(waiter)
+        timer = loop.call_later(timeout_s, _give_up, waiter, timeout_s)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self.waiters.remove(waiter)
+            # Runs after this sender has taken its room: the next one sees what is left.
+            loop.call_soon(self._wake)
 
     def hurry(self) -> None:
         """Let every batch leave now, without lingering."""
@@ -185,8 +183,7 @@ class Accumulator:
     def close(self, error: RaftlogClientError) -> None:
         """Let nobody wait any more."""
         self._closed = error
-        while self._waiters:
-            waiter = self._waiters.popleft()
+        for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_exception(error)
 
@@ -203,12 +200,16 @@ class Accumulator:
         self._wake()
 
     def _wake(self) -> None:
-        """Let the next waiter in, which lets in the one after it once it has taken its room."""
-        while self._waiters and not self.is_full:
-            waiter = self._waiters.popleft()
+        """Let the first in line in, if there is room. It leaves the line when it runs."""
+        if not self.waiters:
+            return
+        if self.buffered_bytes >= self.buffer_bytes_max:
+            # Nothing may linger while somebody waits for its room.
+            self.hurry()
+        else:
+            waiter = self.waiters[0]
             if not waiter.done():
                 waiter.set_result(None)
-                return
 
 
 def _give_up(waiter: asyncio.Future[None], timeout_s: float) -> None:

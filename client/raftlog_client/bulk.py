@@ -274,7 +274,7 @@ class BulkSend:
         accumulator = self._accumulator
         for batch in self._result.pending:
             accumulator.reserve(batch, batch.builder.size_bytes - batch.reserved_bytes)
-        if accumulator.is_full:
+        if accumulator.must_wait:
             await accumulator.wait_for_room()
         else:
             await asyncio.sleep(0)

@@ -370,7 +370,9 @@ class Consumer(Generic[K, V]):
         """Keep the states of known partitions, make those of new ones, drop the others."""
         wanted = dict.fromkeys(partitions)
         for source in [source for source in self._states if source not in wanted]:
-            self._buffer.drop(self._states.pop(source))
+            state = self._states.pop(source)
+            self._buffer.drop(state)
+            self._fetcher.abandon(state)
         for source in wanted:
             if source not in self._states:
                 self._states[source] = PartitionState(source, reset)
@@ -424,6 +426,7 @@ class Consumer(Generic[K, V]):
 
     def _jump(self, state: PartitionState, offset: int) -> None:
         self._buffer.drop(state)
+        self._fetcher.abandon(state)
         state.jump(offset)
         self._fetcher.want(state)
 

@@ -179,6 +179,8 @@ class PartitionQueue:
         A frame that may be written is given up as a whole: its batches can travel only together.
         """
         assert not self.in_flight
+        if self.open is not None and self.open.deadline <= now:
+            self.seal()
         if not self.sealed or self.sealed[0].deadline > now:
             return
         gave_up_stamped = False

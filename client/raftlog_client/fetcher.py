@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import orjson
 
-from raftlog.record.errors import OFFSET_OUT_OF_RANGE, UNKNOWN_PARTITION
+from raftlog.record.errors import OFFSET_OUT_OF_RANGE, UNKNOWN_PARTITION, UNKNOWN_TOPIC
 from raftlog.record.frames import FetchFrame
 from raftlog_client.errors import (
     ConnectionLostError,
@@ -62,6 +62,15 @@ class NodeFetches:
     wanted: dict[PartitionState, None] = field(default_factory=dict)
     """In the order in which they became wanted: who was served last asks last."""
     requests: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+@dataclass(eq=False, slots=True)
+class FetchRequest:
+    """One request under way, and the partitions that still want its answer."""
+
+    states: dict[PartitionState, int]
+    """With the generation that each was asked for in."""
+    task: asyncio.Task[None] | None = None
 
 
 class Fetcher:
@@ -122,7 +131,7 @@ class Fetcher:
             self._want_position()
             return
         if (
-            state.in_flight
+            state.in_flight is not None
             or state.is_wanted
             or state.is_waiting
             or state.is_paused
@@ -132,7 +141,12 @@ class Fetcher:
             return
         address = self._metadata.leader_address(*state.source)
         if address is None:
-            self._want_metadata(state.source.topic)
+            topic = state.source.topic
+            if topic not in self._metadata.view.topics and state.attempts >= UNKNOWN_ATTEMPTS_MAX:
+                self._tell(
+                    state, TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {topic!r} does not exist.")
+                )
+            self._want_metadata(topic)
             self._pause(state)
             return
         node = self._nodes.get(address)
@@ -142,6 +156,18 @@ class Fetcher:
         state.is_wanted = True
         node.wanted[state] = None
         self._schedule()
+
+    def abandon(self, state: PartitionState) -> None:
+        """The partition has jumped, or is read no more: do not wait for what was asked before.
+
+        A request that nobody waits for any more is ended: it may be a long poll.
+        """
+        request = state.in_flight
+        state.in_flight = None
+        if isinstance(request, FetchRequest):
+            request.states.pop(state, None)
+            if not request.states and request.task is not None:
+                request.task.cancel()
 
     def taken(self, state: PartitionState) -> None:
         """Data was taken from the buffer: there may be room now, for this partition or others."""
@@ -180,8 +206,11 @@ class Fetcher:
                     settings.partition_max_bytes * len(states),
                 )
                 self._asked_bytes += max_bytes
-                task = asyncio.ensure_future(self._fetch(node, states, max_bytes))
-                node.requests.add(task)
+                request = FetchRequest({state: state.generation for state in states})
+                for state in states:
+                    state.in_flight = request
+                request.task = asyncio.ensure_future(self._fetch(node, request, max_bytes))
+                node.requests.add(request.task)
 
     def _collect(self, node: NodeFetches) -> list[PartitionState]:
         states: list[PartitionState] = []
@@ -198,15 +227,12 @@ class Fetcher:
             if self._metadata.leader_address(*state.source) != node.address:
                 self.want(state)
                 continue
-            state.in_flight = True
             states.append(state)
         return states
 
-    async def _fetch(
-        self, node: NodeFetches, states: Collection[PartitionState], max_bytes: int
-    ) -> None:
+    async def _fetch(self, node: NodeFetches, request: FetchRequest, max_bytes: int) -> None:
         settings = self._settings
-        asked = {state.source: (state, state.generation) for state in states}
+        asked = {state.source: state for state in request.states}
         body = orjson.dumps(
             {
                 "partitions": [
@@ -216,7 +242,7 @@ class Fetcher:
                         "offset": state.fetch_offset,
                         "max_bytes": settings.partition_max_bytes,
                     }
-                    for state in states
+                    for state in asked.values()
                 ],
                 "max_bytes": max_bytes,
                 "min_bytes": settings.min_bytes,
@@ -227,23 +253,21 @@ class Fetcher:
         try:
             async for frames in self._transport.fetch(node.address, body, timeout_s):
                 for frame in frames:
-                    known = asked.get(TopicPartition(frame.topic, frame.partition))
-                    if known is not None and known[0].generation == known[1]:
-                        self._take_frame(known[0], frame)
+                    state = asked.get(TopicPartition(frame.topic, frame.partition))
+                    if state is not None and request.states.get(state) == state.generation:
+                        self._take_frame(state, frame)
         except RaftlogClientError as error:
-            for state, generation in asked.values():
+            for state, generation in list(request.states.items()):
                 if state.generation == generation:
                     self._failed(state, error)
         finally:
             self._asked_bytes -= max_bytes
-            current = asyncio.current_task()
-            assert current is not None
-            node.requests.discard(current)
-            for state in states:
-                state.in_flight = False
-        for state in states:
+            assert request.task is not None
+            node.requests.discard(request.task)
+            self._schedule()
+        for state in list(request.states):
+            state.in_flight = None
             self.want(state)
-        self._schedule()
 
     def _take_frame(self, state: PartitionState, frame: FetchFrame) -> None:
         if frame.error_code:
@@ -314,6 +338,7 @@ class Fetcher:
             error,
         )
         self._buffer.drop(state)
+        self.abandon(state)
         state.jump_by(self._settings.reset)
         self._want_position()
 
@@ -348,6 +373,12 @@ class Fetcher:
                 # The partitions that wait for it ask again after their pause.
                 logger.warning("No metadata of %s: %s", ", ".join(sorted(names)), error)
                 return
+            for state in self._assigned.values():
+                # Those that only waited for a leader need not sit out their pause.
+                is_ours = state.is_waiting and not state.attempts and state.source.topic in names
+                if is_ours and self._metadata.leader_address(*state.source) is not None:
+                    state.is_waiting = False
+                    self.want(state)
 
     def _want_position(self) -> None:
         if (self._resetting is None or self._resetting.done()) and self._is_running:

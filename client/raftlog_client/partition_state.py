@@ -84,7 +84,8 @@ class PartitionState:
         """Whether the partition is in the fetcher's list of those to ask for."""
         self.is_waiting = False
         """Whether the partition pauses after a failure."""
-        self.in_flight = False
+        self.in_flight: object | None = None
+        """The request that the partition is in."""
         self.attempts = 0
         """Failures in a row."""
 

@@ -216,7 +216,7 @@ class Producer(Generic[KeyIn, ValueIn]):
         value_bytes = value if value is None else encoder.value(value)
         header_list = list(headers) if headers else None
         size = encoder.size(key_bytes, value_bytes, header_list) + FUTURE_BYTES
-        if accumulator.buffered_bytes >= accumulator.buffer_bytes_max:
+        if accumulator.buffered_bytes >= accumulator.buffer_bytes_max or accumulator.waiters:
             await accumulator.wait_for_room()
         if timestamp_ms is None:
             timestamp_ms = int(time() * 1000)

@@ -185,7 +185,7 @@ class RecordBuffer:
                     continue
                 if batch.header.next_offset <= state.position:
                     continue
-                found = self._unpacker.records(batch, state.source)
+                found = self._unpacker.records(batch, state.source, state.position)
             except LogError as error:
                 self._fail(state, unpacking_error(error, state.source, state.position))
                 break
@@ -193,12 +193,10 @@ class RecordBuffer:
                 self._fail(state, error)
                 break
             except Unreadable as unreadable:
-                records += _from(state.position, unreadable.records)
+                records += unreadable.records
                 state.position = max(state.position, unreadable.offset)
                 self._fail(state, unreadable.error)
                 break
-            if batch.header.base_offset < state.position:
-                found = _from(state.position, found)
             records = records + found if records else found
             state.position = batch.header.next_offset
         return records
@@ -209,11 +207,3 @@ class RecordBuffer:
         state.forget()
         state.fetch_offset = state.position
         state.error = error
-
-
-def _from(position: int, records: list[AnyRecord]) -> list[AnyRecord]:
-    """The records at or after `position`: a fetch begins with the batch that contains it."""
-    first = next(
-        (index for index, record in enumerate(records) if record.offset >= position), len(records)
-    )
-    return records[first:] if first else records

@@ -96,6 +96,9 @@ class Transport:
                 read_bufsize=READ_BUFFER_BYTES,
                 skip_auto_headers=("Content-Type",),
             )
+            # aiohttp would repeat a DELETE by itself when a kept connection breaks. Whether a
+            # request may be repeated is decided above, where it is known what it does.
+            self._session._retry_connection = False
 
     async def close(self) -> None:
         """Close all connections. Requests in flight fail."""

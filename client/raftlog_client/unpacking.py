@@ -34,19 +34,27 @@ class Unpacker:
         self._value_deserializer = value_deserializer
         self._decompressed_bytes_max = decompressed_bytes_max
 
-    def records(self, batch: RecordBatch, source: TopicPartition) -> list[Record[Any, Any]]:
-        """The batch's records. Its CRC is checked already.
+    def records(
+        self, batch: RecordBatch, source: TopicPartition, start: int
+    ) -> list[Record[Any, Any]]:
+        """The batch's records from offset `start` on. Its CRC is checked already.
 
         Raises CorruptDataError, RecordTooLargeError, or `Unreadable` if a deserializer refused.
         """
         with gc_paused():
-            return self._records(batch, source)
+            return self._records(batch, source, start)
 
-    def _records(self, batch: RecordBatch, source: TopicPartition) -> list[Record[Any, Any]]:
+    def _records(
+        self, batch: RecordBatch, source: TopicPartition, start: int
+    ) -> list[Record[Any, Any]]:
         try:
             decoded = decode(batch, decompressed_bytes_max=self._decompressed_bytes_max)
         except LogError as error:
             raise unpacking_error(error, source, batch.header.base_offset) from error
+        if batch.header.base_offset < start:
+            # A fetch begins with the batch that contains its offset. What is skipped is not even
+            # deserialized: it may be the very record that nobody can.
+            decoded = [record for record in decoded if record.offset >= start]
         topic, partition = source
         timestamp_type = LOG_APPEND_TIME if batch.header.is_log_append_time else CREATE_TIME
         to_key, to_value = self._key_deserializer, self._value_deserializer

@@ -19,6 +19,7 @@ from raftlog.cli.lines import BadLineError, CsvLines
 from raftlog.cli.options import format_option, servers_option
 from raftlog.cli.progress import MEGABYTE, Transfer
 from raftlog.cli.records import (
+    REQUEST_BYTES_MAX,
     CsvParser,
     RecordOptions,
     RecordReader,
@@ -76,7 +77,7 @@ SKIPPED_REPORTED_MAX = 10
 )
 @click.option(
     "--batch-bytes",
-    type=click.IntRange(1_024, 16 * 1024 * 1024),
+    type=click.IntRange(1_024, REQUEST_BYTES_MAX),
     default=512 * 1024,
     show_default=True,
     help="Largest batch.",
@@ -165,6 +166,7 @@ def produce(
         acks="all" if acks == "all" else (1 if acks == "1" else 0),
         compression=compression,
         batch_bytes_max=batch_bytes,
+        request_bytes_max=REQUEST_BYTES_MAX,
         linger_ms=linger_ms,
     )
     paths = files or (STDIN,)

@@ -23,6 +23,11 @@ from raftlog.cli.options import timestamp_ms
 BytesRecord: TypeAlias = ProducerRecord[bytes | None, bytes | None]
 LineParser: TypeAlias = Callable[[bytes], BytesRecord | None]
 
+REQUEST_BYTES_MAX = 4 * 1024 * 1024
+"""Largest request that the producer is told to send."""
+RECORD_LINE_BYTES_MAX = REQUEST_BYTES_MAX - 4_096
+"""So a record fits into a request. The topic's max.message.bytes is usually less; a node tells."""
+
 csv.field_size_limit(LINE_BYTES_MAX)
 
 _INT64_MAX = 2**63 - 1
@@ -226,6 +231,7 @@ class RecordReader:
         parser = self.parser
         for number, data in lines:
             try:
+                _check_size(data)
                 record = parser(data)
             except (BadRecordError, UnicodeDecodeError) as error:
                 # UnicodeDecodeError's own text speaks of codecs.
@@ -238,6 +244,11 @@ class RecordReader:
                 if record is not None:
                     records.append(record)
         return Parsed(records)
+
+
+def _check_size(line: bytes) -> None:
+    if len(line) > RECORD_LINE_BYTES_MAX:
+        raise BadRecordError(f"has {len(line)} bytes; a record may have {RECORD_LINE_BYTES_MAX}")
 
 
 def _json(line: bytes) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +25,8 @@ CONNECT_RETRY_S = 0.1
 
 def run(servers: str, main: Coroutine[Any, Any, _Result]) -> _Result:
     """The coroutine's result. Client errors become CommandErrors; Ctrl-C cancels it first."""
+    # What the client warns of (a node that it cannot reach) is for the person too.
+    logging.basicConfig(level=logging.WARNING, format="raftlog: %(message)s")
     try:
         return asyncio.run(_connected(servers, main))
     except RaftlogClientError as error:
@@ -83,4 +86,5 @@ def explained(servers: str, error: RaftlogClientError) -> CommandError:
         return unreachable(servers, error)
     code = ExitCode.UNREACHABLE if error.retriable else ExitCode.FAILED
     hint = "It may or may not have been written." if error.outcome_unknown else None
-    return CommandError(str(error), hint=hint, code=code)
+    message = " ".join([str(error), *getattr(error, "__notes__", ())])
+    return CommandError(message, hint=hint, code=code)

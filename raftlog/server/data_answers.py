@@ -54,7 +54,7 @@ def decode_within_budget(batch: RecordBatch, context: ServerContext) -> Sequence
     # Taken only to see that it fits: decoding and what follows it never wait.
     context.budget.take(needed)
     context.budget.give(needed)
-    return decode(batch, decompressed_bytes_max=context.limits.decompressed_bytes_max)
+    return decode(batch, decompressed_bytes_max=context.limits.batch_decompressed_bytes_max)
 
 
 def record_answer(

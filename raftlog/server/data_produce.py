@@ -81,8 +81,6 @@ async def _produce(
             f"{', '.join(RECORD_MEDIA_TYPES)}.",
         )
     topic = await topic_for_produce(request.path_parameters["topic"], context)
-    if fixed is not None:
-        topic.partition(fixed)
     body = await read_body(request, context)
     limits = context.limits
     parsed = parse_produce_body(

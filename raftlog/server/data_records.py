@@ -177,6 +177,8 @@ class _Answer:
                 self.next_offset = Offset(record.offset + 1)
             # Compaction may have removed the last records, but not their offsets.
             self.skip_to(batch.header.next_offset)
+        if self.count + len(answers) >= poll.max_records:
+            return True
         return poll.end_offset is not None and self.next_offset >= poll.end_offset
 
     def skip_to(self, offset: Offset) -> None:
@@ -198,10 +200,17 @@ async def _collect(
     deadline = clock.monotonic() + poll.timeout_s
     answer = _Answer(poll)
     bytes_left = poll.max_bytes
+    fetched: Fetched | None = None
     while True:
         offset = answer.next_offset
         limit = min(READ_STEP_BYTES, bytes_left)
-        fetched = await partition.read(offset, max_bytes=limit, end_offset=poll.end_offset)
+        try:
+            fetched = await partition.read(offset, max_bytes=limit, end_offset=poll.end_offset)
+        except LogError:
+            if fetched is None or not answer.count:
+                raise
+            # Records before a damaged place are as good as ever; the next poll meets it first.
+            break
         if fetched.data:
             context.hold(request, len(fetched.data))
             bytes_left -= len(fetched.data)

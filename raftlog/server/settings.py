@@ -46,7 +46,10 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     body_bytes_max: Bytes = 32 * MIB
     """Request body as it arrives on the wire; more is 41301."""
     decompressed_bytes_max: Bytes = 64 * MIB
-    """Request body after Content-Encoding, record batches after decompression; more is 41301."""
+    """Request body after Content-Encoding; more is 41301."""
+    batch_decompressed_bytes_max: Bytes = 16 * MIB
+    """A record batch decoded for a JSON answer, after decompression; more is 42202. Its records
+    are Python objects for a moment, which take several times this."""
     records_per_request_max: Count = 100_000
     """Records in one produce request; more is 41301."""
     partitions_per_request_max: Count = 10_000

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from raftlog.storage.checkpoints import (
@@ -21,6 +22,8 @@ from raftlog.storage.checkpoints import (
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
 CHECKPOINT_NAME: Final = "checkpoints.json"
+STARTED_NAME: Final = "checkpoints.json.started"
+"""What a start on a full disk makes of the file: only a change of names needs no room."""
 UNREADABLE_NAME: Final = "checkpoints.json.unreadable"
 
 PAUSE_RATIO: Final = 2
@@ -37,20 +40,30 @@ def read_checkpoint(disk: Disk) -> NodeCheckpoint | None:
     start, and nothing in it is cut that a later record proves to have been whole. Blocks. Raises
     DiskError.
     """
-    if not disk.exists(CHECKPOINT_NAME):
+    name = CHECKPOINT_NAME if disk.exists(CHECKPOINT_NAME) else STARTED_NAME
+    if not disk.exists(name):
         return None
-    file = disk.open(CHECKPOINT_NAME)
+    file = disk.open(name)
     try:
         data = file.read(0, min(file.size, CHECKPOINT_BYTES_MAX))
     finally:
         file.close()
     checkpoint = decode_checkpoint(data)
     if isinstance(checkpoint, CheckpointUnreadable):
-        logger.error("%s: %s; all logs are scanned.", CHECKPOINT_NAME, checkpoint.reason)
-        disk.rename(CHECKPOINT_NAME, UNREADABLE_NAME)
+        logger.error("%s: %s; all logs are scanned.", name, checkpoint.reason)
+        disk.rename(name, UNREADABLE_NAME)
         disk.sync_directory("")
         return None
+    if name == STARTED_NAME:
+        return NodeCheckpoint(clean_shutdown=False, replicas=checkpoint.replicas)
     return checkpoint
+
+
+def take_marker_away(disk: Disk) -> None:
+    """Make the next start an unclean one without writing a byte. Blocks. Raises DiskError."""
+    if disk.exists(CHECKPOINT_NAME):
+        disk.rename(CHECKPOINT_NAME, STARTED_NAME)
+        disk.sync_directory("")
 
 
 class CheckpointFile:
@@ -89,7 +102,7 @@ class CheckpointFile:
             raise DiskError(str(self.failure)) from self.failure
         data = encode_checkpoint(self._collect())
         try:
-            await self._disk.run(lambda: self._disk.replace(CHECKPOINT_NAME, data))
+            await self._disk.run(partial(_replace, self._disk, data))
         except DiskFullError:
             raise
         except DiskError as error:
@@ -100,3 +113,9 @@ class CheckpointFile:
             ended = self._clock.monotonic()
             self._pause_until = ended + PAUSE_RATIO * (ended - began)
         self.writes += 1
+
+
+def _replace(disk: Disk, data: bytes) -> None:
+    disk.replace(CHECKPOINT_NAME, data)
+    # It has nothing to say any more, and must not be read should the file itself get lost.
+    disk.remove(STARTED_NAME)

@@ -2,7 +2,7 @@
 
 Reads go through the same checked path as a consumer's, so damage ends the pass instead of being
 copied. Decoding and rewriting run in disk threads, a chunk at a time. Appends never wait for it; a
-truncation that comes up makes it give up what it has not swapped yet.
+truncation or a stop that comes up makes it give up what it has not swapped yet.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def compact_log(
 
 
 class _InterruptedError(Exception):
-    """A truncation waits."""
+    """Something that matters more waits for the log."""
 
 
 class _Compaction:
@@ -120,7 +120,7 @@ class _Compaction:
                 return
 
     async def _chunk(self, offset: Offset, end: Offset) -> tuple[Buffer, Offset]:
-        if self._core.truncations_waiting:
+        if self._core.arrangers_waiting or self._core.failure is not None:
             raise _InterruptedError
         result = await self._reader.read(offset, end=end, max_bytes=CHUNK_BYTES)
         return result.data, result.next_offset

@@ -97,7 +97,8 @@ class LogCore:
         """Held while appends must wait."""
         self.derived_lock = asyncio.Lock()
         """Held while index files of the active segment, epochs or snapshots are written."""
-        self.truncations_waiting = 0
+        self.arrangers_waiting = 0
+        """Truncations and closings, for which a compaction gives way."""
         self.promises_end: Offset | None = None
         """While a truncation is being prepared: nothing from this offset on is promised."""
         self.flushed_callbacks: list[Callable[[Offset], None]] = []

@@ -456,12 +456,14 @@ class Log:
     async def _close(self) -> None:
         core = self._core
         closed = LogError(ILLEGAL_STATE, f"{self.directory} is closed.")
+        core.arrangers_waiting += 1
         try:
             async with core.arrange_lock, core.write_lock:
                 if core.state is LogState.ONLINE:
                     await self._upkeep.checkpoint()
                     core.end(closed, LogState.CLOSED)
         finally:
+            core.arrangers_waiting -= 1
             self.discard(closed)
 
     def discard(self, reason: LogError) -> None:

@@ -26,7 +26,7 @@ from typing import Final
 from raftlog.record.errors import DISK_FULL, LogError
 from raftlog.record.types import PartitionId, TopicId
 from raftlog.storage.checkpoint_file import CheckpointFile
-from raftlog.storage.core import LogShared
+from raftlog.storage.core import LogCore, LogShared
 from raftlog.storage.log import Log
 from raftlog.storage.results import LogState
 from raftlog.storage.retention import SteadyClock
@@ -57,6 +57,7 @@ class Maintenance:
         self._file = file
         self._task: asyncio.Task[None] | None = None
         self._compaction: asyncio.Task[None] | None = None
+        self._by_core: dict[LogCore, Log] = {}
         self._turn: deque[tuple[TopicId, PartitionId]] = deque()
         self._turn_began: float = 0.0
         self._removals: deque[str] = deque()
@@ -78,9 +79,14 @@ class Maintenance:
         self._task = self._compaction = None
 
     def opened(self, log: Log) -> None:
-        """A log was opened: if recovery had to scan for what is derived, have it written down."""
+        """Look after a log. If recovery had to scan for what is derived, have it written down."""
+        self._by_core[log.core] = log
         if log.state is LogState.ONLINE and log.recovery_point < log.log_end_offset:
             log.mark_changed()
+
+    def closed(self, log: Log) -> None:
+        """Look after a log no more."""
+        self._by_core.pop(log.core, None)
 
     def remove_later(self, directory: str) -> None:
         """Remove a directory of a deleted topic, little by little."""
@@ -121,10 +127,8 @@ class Maintenance:
         settings = self._settings
         changed = self._shared.changed
         due: list[tuple[int, Log]] = []
-        for log in self._logs.values():
-            since = changed.get(log.core)
-            if since is None:
-                continue
+        for core, since in changed.items():
+            log = self._by_core[core]
             behind = log.unrecovered_bytes
             if (
                 behind > settings.recovery_bytes_max

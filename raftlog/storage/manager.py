@@ -20,7 +20,7 @@ import msgspec
 
 from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import PartitionId, TopicId
-from raftlog.storage.checkpoint_file import CheckpointFile, read_checkpoint
+from raftlog.storage.checkpoint_file import CheckpointFile, read_checkpoint, take_marker_away
 from raftlog.storage.checkpoints import (
     NodeCheckpoint,
     ReplicaCheckpoint,
@@ -28,13 +28,13 @@ from raftlog.storage.checkpoints import (
     start_kind,
 )
 from raftlog.storage.config import LogConfig
-from raftlog.storage.core import LogShared
+from raftlog.storage.core import LogShared, disk_full
 from raftlog.storage.files import OpenFiles
 from raftlog.storage.log import Log
 from raftlog.storage.maintenance import Maintenance
 from raftlog.storage.results import LogState
 from raftlog.storage.settings import StorageSettings
-from raftlog.world import Clock, Disk, DiskError
+from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
 __all__ = ["LogManager", "StorageSettings", "StorageTotals"]
 
@@ -96,7 +96,11 @@ class LogManager:
         """
         found, names = await disk.run(partial(_look, disk))
         manager = cls(disk, clock, settings or StorageSettings(), found=found, names=names)
-        await manager._file.write()
+        try:
+            await manager._file.write()
+        except DiskFullError:
+            logger.warning("The disk is full: starting with the checkpoint file as it is.")
+            await disk.run(partial(take_marker_away, disk))
         return manager
 
     @property
@@ -146,11 +150,25 @@ class LogManager:
                 log = await self._disk.run(
                     partial(self._open_blocking, name, config, checkpoint, start, create=create)
                 )
+        except DiskFullError as error:
+            raise disk_full(name) from error
+        except DiskError as error:
+            raise LogError(STORAGE_FAILED, f"{name} cannot be opened: {error}") from error
+        try:
             self._logs[topic_id, partition] = log
             self._stray_names.pop(name, None)
             self._maintenance.opened(log)
             # Before the first append: a crash from here on must be known for one of this boot.
             await self._file.write()
+        except DiskFullError as error:
+            if checkpoint is None:
+                del self._logs[topic_id, partition]
+                self._maintenance.closed(log)
+                full = disk_full(name)
+                log.discard(full)
+                raise full from error
+            # Without it, a crash is taken for a power cut: less is known, nothing is lost.
+            logger.warning("%s: the disk is full: %s", name, error)
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be opened: {error}") from error
         return log
@@ -193,7 +211,9 @@ class LogManager:
         """
         gone = LogError(UNKNOWN_TOPIC, "The topic has been deleted.")
         for key in [key for key in self._logs if key[0] == topic_id]:
-            self._logs.pop(key).discard(gone)
+            log = self._logs.pop(key)
+            log.discard(gone)
+            self._maintenance.closed(log)
             self._checkpoints.pop(_replica_name(*key), None)
         for name in [name for name in self._stray_names if name.startswith(f"{topic_id}/")]:
             del self._stray_names[name]

@@ -127,6 +127,8 @@ def open_log(
         for fact, _ in facts[: plan.dropped]:
             for suffix in SEGMENT_SUFFIXES:
                 disk.remove(f"{directory}/{segment_name(fact.base_offset, suffix)}")
+        if not plan.trusted:
+            remove_snapshots(disk, directory, opened.segments[-1].next_offset)
         if opened.segments[-1].next_offset < opened.log_start_offset:
             # A truncation took the batch that held the log start offset, and was interrupted.
             _start_over(disk, files, directory, opened)
@@ -157,6 +159,17 @@ def snapshot_offsets(names: list[str]) -> list[Offset]:
     return sorted(
         offset for name in names if (offset := base_offset_of(name, SNAPSHOT_SUFFIX)) is not None
     )
+
+
+def remove_snapshots(disk: Disk, directory: str, above: Offset) -> None:
+    """Remove the producer snapshots of offsets above one, for good. Blocks. Raises DiskError."""
+    unwanted = [
+        offset for offset in snapshot_offsets(disk.list_directory(directory)) if offset > above
+    ]
+    for offset in unwanted:
+        disk.remove(f"{directory}/{snapshot_name(offset)}")
+    if unwanted:
+        disk.sync_directory(directory)
 
 
 def load_snapshot(

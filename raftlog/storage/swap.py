@@ -16,7 +16,6 @@ from typing import Final
 
 from raftlog.record.types import Offset
 from raftlog.storage.segment import (
-    LOG_SUFFIX,
     OFFSET_DIGITS,
     SEGMENT_SUFFIXES,
     base_offset_of,
@@ -51,19 +50,20 @@ def commit_swap(
 def finish_swaps(disk: Disk, directory: str) -> int:
     """Step 3, for every swap that was committed; return how many. Blocks. Raises DiskError."""
     names = disk.list_directory(directory)
-    finished = 0
-    for name in names:
-        swapped = swap_range(name)
-        if swapped is None:
-            continue
-        base_offset, end_offset = swapped
+    swaps = [(name, swapped) for name in names if (swapped := swap_range(name)) is not None]
+    for _, (base_offset, end_offset) in swaps:
         for old in names:
-            old_base = base_offset_of(old, LOG_SUFFIX)
-            if old_base is not None and base_offset <= old_base < end_offset:
-                for suffix in reversed(SEGMENT_SUFFIXES):
-                    disk.remove(f"{directory}/{segment_name(old_base, suffix)}")
-        disk.rename(f"{directory}/{name}", f"{directory}/{segment_name(base_offset)}")
-        finished += 1
-    if finished:
+            # Each file by itself: a crash may have removed some of a segment's files already.
+            if any(
+                old_base is not None and base_offset <= old_base < end_offset
+                for suffix in SEGMENT_SUFFIXES
+                for old_base in (base_offset_of(old, suffix),)
+            ):
+                disk.remove(f"{directory}/{old}")
+    if swaps:
+        # The name that tells what has to go must not itself go before that is gone for good.
         disk.sync_directory(directory)
-    return finished
+        for name, (base_offset, _) in swaps:
+            disk.rename(f"{directory}/{name}", f"{directory}/{segment_name(base_offset)}")
+        disk.sync_directory(directory)
+    return len(swaps)

@@ -26,6 +26,7 @@ from raftlog.storage.opening import (
     EPOCHS_NAME,
     SNAPSHOTS_KEPT,
     create_segment,
+    remove_snapshots,
     snapshot_name,
     snapshot_offsets,
 )
@@ -207,11 +208,11 @@ class Upkeep:
     async def truncate_to(self, offset: Offset) -> None:
         """Forget every batch with a record at or above `offset`. Raises LogError."""
         core = self._core
-        core.truncations_waiting += 1
+        core.arrangers_waiting += 1
         try:
             await core.arrange_lock.acquire()
         finally:
-            core.truncations_waiting -= 1
+            core.arrangers_waiting -= 1
         try:
             await self._truncate_to(offset)
         finally:
@@ -296,13 +297,12 @@ class Upkeep:
 
     def _cut_files(self, segment: Segment, cut: Cut, dropped: Sequence[Segment]) -> None:
         directory = self._core.directory
+        # Snapshots of a past that is about to be replaced: a power cut must not bring them back.
+        remove_snapshots(self._disk, directory, cut.next_offset)
         for unwanted in reversed(dropped):
             # One by one, each durable before the next: a gap would look like damage.
             self._remove([unwanted])
             self._disk.sync_directory(directory)
-        for offset in snapshot_offsets(self._disk.list_directory(directory)):
-            if offset > cut.next_offset:
-                self._disk.remove(f"{directory}/{snapshot_name(offset)}")
         segment.file.truncate(cut.size_bytes)
         segment.file.sync()
         # The index files are cut by their next save; until then their counts rule.

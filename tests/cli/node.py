@@ -55,7 +55,6 @@ def running_node(
         stderr=subprocess.PIPE,
         text=True,
         env={**clean_environment(), **(environment or {})},
-        start_new_session=True,
     )
     try:
         log: list[str] = []

@@ -230,18 +230,19 @@ def test_pipes_work_in_both_directions(node: RunningNode, topic: str) -> None:
 
 def test_reader_that_leaves_ends_consume_quietly(node: RunningNode, topic: str) -> None:
     subprocess.run(
-        [*RAFTLOG, "topic", "produce", topic],
+        [*RAFTLOG, "topic", "produce", topic, "-p", "0"],
         input=b"x" * 99 + b"\n" + (b"y" * 99 + b"\n") * 20_000,
         env=node.environment, check=True, stderr=subprocess.PIPE,
     )  # fmt: skip
-    process = start(node, "topic", "consume", topic, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    assert process.stdout.read(10) == b"x" * 10
-    process.stdout.close()
-    assert process.wait(SECONDS_MAX) == 0
-    assert process.stderr.read() == b""
-    process.stderr.close()
+    with start(
+        node, "topic", "consume", topic, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(10) == b"x" * 10
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(SECONDS_MAX) == 0
 
 
 def test_line_of_an_open_pipe_is_followed_at_once_and_ctrl_c_ends_both(

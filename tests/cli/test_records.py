@@ -6,6 +6,7 @@ from raftlog_client import ProducerRecord, Record
 
 from raftlog.cli.lines import BadLineError, CsvLines, Lines
 from raftlog.cli.records import (
+    RECORD_LINE_BYTES_MAX,
     BytesRecord,
     CsvParser,
     RecordOptions,
@@ -119,6 +120,13 @@ def test_bad_lines_can_be_skipped_and_are_told() -> None:
     values = [record.value for record in records_of(reader, b"1", b"x", b"2", b"{")]
     assert values == [b"1", b"2"]
     assert [error.number for error in skipped] == [2, 4]
+
+
+def test_line_that_fits_into_no_request_is_a_bad_line() -> None:
+    parser = text_parser(RecordOptions(), None)
+    large = b"x" * (RECORD_LINE_BYTES_MAX + 1)
+    assert "line 2: has 4190209 bytes" in error_of(RecordReader(parser, False), b"a", large)
+    assert len(records_of(RecordReader(parser, True), large, large[1:])) == 1
 
 
 def test_csv_rows_become_objects_of_text() -> None:

@@ -128,7 +128,10 @@ def test_cluster_info_and_health(run: Run) -> None:
 @pytest.mark.parametrize(
     "command", [("topic", "list"), ("cluster", "health"), ("topic", "consume", "t")]
 )
-def test_no_node_has_a_code_of_its_own_and_says_how_to_start_one(command: tuple[str, ...]) -> None:
+def test_no_node_has_a_code_of_its_own_and_says_how_to_start_one(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raftlog.cli.session.CONNECT_PATIENCE_S", 0.2)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         servers = f"127.0.0.1:{unused.getsockname()[1]}"

@@ -11,6 +11,7 @@ import asyncio
 import bisect
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -181,6 +182,7 @@ class FakeCluster:
         """By path: what happens to the next requests, one after the other."""
         self.requests: dict[str, int] = defaultdict(int)
         """By path: how many came."""
+        self.request_came = asyncio.Event()
         self.max_message_bytes = MAX_MESSAGE_BYTES
         self.body_bytes_max = 32 * 1024 * 1024
         self.produce_bodies: list[bytes] | None = None
@@ -221,6 +223,10 @@ class FakeCluster:
 
     def fail(self, path: str, *faults: Fault) -> None:
         self.faults[path].extend(faults)
+
+    async def wait_for_requests(self, path: str, count: int) -> None:
+        while self.requests[path] < count:
+            await self.request_came.wait()
 
     async def __aenter__(self) -> FakeCluster:
         for node in self.nodes:
@@ -267,6 +273,8 @@ class FakeNode:
     def _with_faults(self, path: str, handler: Callable[..., Any]) -> Callable[..., Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
             self.cluster.requests[path] += 1
+            self.cluster.request_came.set()
+            self.cluster.request_came = asyncio.Event()
             queue = self.cluster.faults[path]
             fault = queue.popleft() if queue else Fault()
             if fault.drop_before:
@@ -345,11 +353,12 @@ class FakeNode:
             for wait in waits:
                 wait.cancel()
         response = web.StreamResponse(headers={"Content-Type": BATCHES_MEDIA_TYPE})
-        await response.prepare(request)
-        for frame in frames:
-            for part in encode_fetch_frame(frame):
-                await response.write(part)
-        await response.write_eof()
+        with suppress(ConnectionResetError):  # the client has left
+            await response.prepare(request)
+            for frame in frames:
+                for part in encode_fetch_frame(frame):
+                    await response.write(part)
+            await response.write_eof()
         return response
 
     def _read(

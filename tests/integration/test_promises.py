@@ -135,9 +135,11 @@ def test_promise_6_below_min_insync_replicas_writes_are_refused(node: NodeProces
         "configs": [{"name": "min.insync.replicas", "value": "2"}],
     }
     node.request("POST", "/v3/clusters/any/topics", body)
-    answer = node.request("POST", "/topics/t", {"records": [{"value": 1}]})
-    assert answer["offsets"][0]["error_code"] is not None
-    assert "in-sync" in answer["offsets"][0]["error"]
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        node.request("POST", "/topics/t", {"records": [{"value": 1}]})
+    code, message = refusal(caught)
+    assert code == 50302
+    assert "in-sync" in message
     assert node.request("GET", "/topics/t/partitions/0/offsets", None)["end_offset"] == 0
 
 

@@ -1,9 +1,10 @@
 """A disk in memory that forgets what was not synced, tears, rots, fills up and fails.
 
 Harsher than real file systems where POSIX allows it: a new file's name is lost unless its directory
-was synced, each name of a directory survives or not by itself, and unsynced pages reach the disk in
-any pattern. After a failed sync the unsynced pages count as clean, as in Linux: a second sync
-succeeds and the bytes are lost all the same. One seed gives one behaviour.
+was synced; changes of names survive or not in any combination (each whole, as journals do it, and
+none without those that it builds upon); and unsynced pages reach the disk in any pattern. After a
+failed sync the unsynced pages count as clean, as in Linux: a second sync succeeds and the bytes are
+lost all the same. One seed gives one behaviour.
 """
 
 from __future__ import annotations
@@ -44,6 +45,18 @@ class Directory:
 
     entries: dict[str, Inode | Directory] = field(default_factory=dict)
     durable: dict[str, Inode | Directory] = field(default_factory=dict)
+
+    def set(self, name: str, entry: Inode | Directory | None) -> None:
+        """Change a name, in memory."""
+        _set(self.entries, name, entry)
+
+    def set_durable(self, name: str, entry: Inode | Directory | None) -> None:
+        """Change a name, on the disk."""
+        _set(self.durable, name, entry)
+
+
+NameChange = list[tuple[Directory, str, Inode | Directory | None]]
+"""Names that change together: a renaming is two."""
 
 
 class SimulatedFile:
@@ -130,6 +143,8 @@ class SimulatedDisk:
         self._steps_left: int | None = None
         self._failures: list[tuple[str, str, type[DiskError]]] = []
         self._root = Directory()
+        self._name_changes: list[NameChange] = []
+        """Not durable yet, in order."""
 
     # What tests do to it
 
@@ -141,7 +156,8 @@ class SimulatedDisk:
         self._failures.clear()
         if power:
             self._reboots += 1
-            self._lose_power(self._root)
+            self._lose_names()
+            self._lose_bytes_of(self._root)
 
     def crash_in(self, steps: int) -> None:
         """Stop in the middle of the `steps`-th operation from now that changes the disk."""
@@ -188,7 +204,8 @@ class SimulatedDisk:
             if not create:
                 raise DiskError(f"{path} does not exist")
             self.step("create", path)
-            entry = directory.entries[name] = Inode()
+            entry = Inode()
+            self._change((directory, name, entry))
         return SimulatedFile(self, path, entry)
 
     def exists(self, path: str) -> bool:
@@ -207,7 +224,8 @@ class SimulatedDisk:
             there = here.entries.get(part)
             if there is None:
                 self.step("make_directory", path)
-                there = here.entries[part] = Directory()
+                there = Directory()
+                self._change((here, part, there))
             assert isinstance(there, Directory)
             here = there
 
@@ -218,7 +236,8 @@ class SimulatedDisk:
         target, new_name = self._parent(new)
         if old_name not in source.entries:
             raise DiskError(f"{old} does not exist")
-        target.entries[new_name] = source.entries.pop(old_name)
+        entry = source.entries[old_name]
+        self._change((source, old_name, None), (target, new_name, entry))
 
     def remove(self, path: str) -> None:
         self._alive()
@@ -226,7 +245,7 @@ class SimulatedDisk:
             return
         self.step("remove", path)
         directory, name = self._parent(path)
-        directory.entries.pop(name, None)
+        self._change((directory, name, None))
 
     def remove_tree(self, path: str) -> None:
         self.remove(path)
@@ -238,7 +257,10 @@ class SimulatedDisk:
         found = self._find(path)
         if not isinstance(found, Directory):
             raise DiskError(f"{path} is not a directory")
-        found.durable = dict(found.entries)
+        for change in [
+            change for change in self._name_changes if any(part[0] is found for part in change)
+        ]:
+            self._make_durable(change)
 
     def replace(self, path: str, content: bytes) -> None:
         temporary = path + ".tmp"
@@ -346,19 +368,40 @@ class SimulatedDisk:
             raise DiskError(f"{above} is not a directory")
         return directory, name
 
-    def _lose_power(self, directory: Directory) -> None:
-        names = sorted(set(directory.entries) | set(directory.durable))
-        after: dict[str, Inode | Directory] = {}
-        for name in names:
-            new, old = directory.entries.get(name), directory.durable.get(name)
-            kept = new if new is old or self.random.random() < 0.5 else old
-            if kept is not None:
-                after[name] = kept
-        directory.entries, directory.durable = after, dict(after)
-        for name in sorted(after):
-            entry = after[name]
+    def _change(self, *parts: tuple[Directory, str, Inode | Directory | None]) -> None:
+        """Change names together, in memory; durable or not together later."""
+        self._name_changes.append(list(parts))
+        for directory, name, entry in parts:
+            directory.set(name, entry)
+
+    def _make_durable(self, change: NameChange) -> None:
+        number = next(at for at, known in enumerate(self._name_changes) if known is change)
+        for directory, name, entry in change:
+            directory.set_durable(name, entry)
+            # An earlier change of the same name has nothing to say any more.
+            for earlier in self._name_changes[:number]:
+                earlier[:] = [
+                    part for part in earlier if not (part[0] is directory and part[1] == name)
+                ]
+        del self._name_changes[number]
+
+    def _lose_names(self) -> None:
+        lost: set[tuple[int, str]] = set()
+        for change in self._name_changes:
+            names = {(id(directory), name) for directory, name, _ in change}
+            if names & lost or self.random.random() < 0.5:
+                lost |= names
+                continue
+            for directory, name, entry in change:
+                directory.set_durable(name, entry)
+        self._name_changes.clear()
+
+    def _lose_bytes_of(self, directory: Directory) -> None:
+        directory.entries = dict(directory.durable)
+        for name in sorted(directory.entries):
+            entry = directory.entries[name]
             if isinstance(entry, Directory):
-                self._lose_power(entry)
+                self._lose_bytes_of(entry)
             else:
                 self._lose_bytes(entry)
 
@@ -389,6 +432,13 @@ class SimulatedDisk:
                 tear = self.random.randint(start, end)
                 pages.append(new[start:tear] + old[tear:end])
         return b"".join(pages)
+
+
+def _set(names: dict[str, Inode | Directory], name: str, entry: Inode | Directory | None) -> None:
+    if entry is None:
+        names.pop(name, None)
+    else:
+        names[name] = entry
 
 
 def _parts(path: str) -> list[str]:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import LogError
-from raftlog.record.types import Offset
+from raftlog.record.types import Offset, ProducerEpoch, ProducerId
 from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager, StorageSettings
@@ -39,6 +40,8 @@ class Model:
     values: list[bytes] = field(default_factory=list)
     """By offset, from 0. The newest may never have arrived."""
     times: list[int] = field(default_factory=list)
+    batches: list[tuple[int, RecordBatch]] = field(default_factory=list)
+    """Base offset and batch, each of one idempotent producer's, in order."""
     flushed: int = 0
     start: int = 0
     """Deleted below this offset, by promise."""
@@ -49,6 +52,8 @@ class Model:
     def cut(self, end: int) -> None:
         del self.values[end:]
         del self.times[end:]
+        while self.batches and self.batches[-1][0] >= end:
+            self.batches.pop()
         self.flushed = min(self.flushed, end)
 
 
@@ -62,6 +67,7 @@ class Run:
         self.config = config
         self.model = Model()
         self.count = 0
+        self.producer_epoch = 0
         self.manager: LogManager | None = None
         self.log: Log | None = None
 
@@ -90,6 +96,26 @@ class Run:
         model.start = model.start_wanted = log.log_start_offset
         log.high_watermark = log.flushed_offset
         await self.check_content()
+        await self.check_repeats()
+
+    async def check_repeats(self) -> None:
+        """The newest batches are known for what they are, and not written again."""
+        log = self.log
+        assert log is not None
+        known = [pair for pair in self.model.batches if pair[0] >= log.log_start_offset][-3:]
+        if known and known[-1][1].header.producer_epoch == known[0][1].header.producer_epoch:
+            results = await log.append([repeated for _, repeated in known], EPOCH)
+            assert [result.base_offset for result in results] == [base for base, _ in known]
+            assert all(result.duplicate for result in results)
+
+    def next_sequence(self) -> tuple[ProducerEpoch, int]:
+        """What the producer must send next. If nobody may remember it, it begins a new epoch."""
+        batches = self.model.batches
+        if batches and batches[-1][0] >= self.model.start_wanted:
+            header = batches[-1][1].header
+            return header.producer_epoch, header.base_sequence + header.record_count
+        self.producer_epoch += 1
+        return ProducerEpoch(self.producer_epoch), 0
 
     async def check_content(self) -> None:
         log, model = self.log, self.model
@@ -124,7 +150,16 @@ class Run:
                 self.count += 1
                 values.append(b"%d-" % self.count + b"x" * self.random.randint(0, 120))
                 model.times.append(time_ms + number)
-            batches.append(batch(values, timestamp_ms=time_ms))
+            epoch, sequence = self.next_sequence()
+            new = batch(
+                values,
+                timestamp_ms=time_ms,
+                producer_id=ProducerId(1),
+                producer_epoch=epoch,
+                sequence=sequence,
+            )
+            batches.append(new)
+            model.batches.append((len(model.values), new))
             model.values += values
         last_offset = len(model.values) - 1
         results = await log.append(batches, EPOCH)
@@ -201,7 +236,7 @@ OPERATIONS = (
 async def test_nothing_flushed_is_lost_whenever_the_machine_stops(
     seed: int, mode: FlushMode
 ) -> None:
-    run = Run(seed, LogConfig(**{**_fields(CONFIG), "flush": mode}))
+    run = Run(seed, replace(CONFIG, flush=mode))
     for _ in range(8):
         operations = run.random.choices(OPERATIONS, k=run.random.randint(1, 25))
         await run.live(run.random.randint(1, 150), operations)
@@ -209,14 +244,14 @@ async def test_nothing_flushed_is_lost_whenever_the_machine_stops(
     await run.start()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1 << 30),
     lives=st.lists(
         st.tuples(
-            st.integers(1, 120),
+            st.integers(1, 250),
             st.booleans(),
-            st.lists(st.sampled_from(sorted(set(OPERATIONS))), max_size=15),
+            st.lists(st.sampled_from(sorted(set(OPERATIONS))), max_size=25),
         ),
         min_size=1,
         max_size=4,
@@ -233,7 +268,3 @@ def test_any_operations_survive_any_crashes(
         await run.start()
 
     asyncio.run(run_all())
-
-
-def _fields(config: LogConfig) -> dict[str, object]:
-    return {name: getattr(config, name) for name in config.__slots__}

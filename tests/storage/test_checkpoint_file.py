@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, CheckpointFile, read_checkpoint
+from raftlog.storage.checkpoints import NodeCheckpoint
+from raftlog.world import DiskError, DiskFullError
+from tests.simulation.clock import ManualClock
+from tests.simulation.disk import SimulatedDisk
+from tests.storage.test_checkpoints import replica
+
+
+class Source:
+    """Counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def collect(self) -> NodeCheckpoint:
+        self.count += 1
+        return NodeCheckpoint(False, {"t/0": replica(self.count)})
+
+
+async def test_callers_during_a_write_share_the_next_one_and_get_what_is_true_then() -> None:
+    disk = SimulatedDisk(yields=True)
+    source = Source()
+    file = CheckpointFile(disk, ManualClock(), source.collect)
+    first = asyncio.ensure_future(file.write())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    others = [asyncio.ensure_future(file.write()) for _ in range(20)]
+    await asyncio.gather(first, *others)
+    assert file.writes == source.count == 2
+    found = read_checkpoint(disk)
+    assert found is not None
+    assert found.replicas["t/0"].recovery_point == 2
+
+
+async def test_a_full_disk_leaves_the_old_file_and_a_later_write_succeeds() -> None:
+    disk = SimulatedDisk()
+    file = CheckpointFile(disk, ManualClock(), Source().collect)
+    await file.write()
+    old = disk.contents(CHECKPOINT_NAME)
+    disk.fail_next("append", CHECKPOINT_NAME, DiskFullError)
+    with pytest.raises(DiskFullError):
+        await file.write()
+    assert disk.contents(CHECKPOINT_NAME) == old
+    await file.write()
+    assert disk.contents(CHECKPOINT_NAME) != old
+
+
+async def test_a_failed_sync_is_final() -> None:
+    disk = SimulatedDisk()
+    file = CheckpointFile(disk, ManualClock(), Source().collect)
+    disk.fail_next("sync", CHECKPOINT_NAME)
+    syncs = 0
+    for _ in range(3):
+        with pytest.raises(DiskError):
+            await file.write()
+        syncs = syncs or sum(disk.syncs.values())
+        assert sum(disk.syncs.values()) == syncs
+
+
+async def test_a_caller_that_gives_up_does_not_stop_the_write() -> None:
+    disk = SimulatedDisk(yields=True)
+    file = CheckpointFile(disk, ManualClock(), Source().collect)
+    task = asyncio.ensure_future(file.write())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, file.write(), return_exceptions=True)
+    assert read_checkpoint(disk) is not None
+
+
+def test_no_file_means_nothing_is_known() -> None:
+    assert read_checkpoint(SimulatedDisk()) is None

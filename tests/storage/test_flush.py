@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from raftlog.storage.flush import SYNCS_PER_TURN_MAX, Flusher
+from raftlog.world import DiskError
+from tests.simulation.disk import SimulatedDisk
+
+
+class Something:
+    """Something to flush, that counts."""
+
+    def __init__(self, flusher: Flusher, *, fails: bool = False) -> None:
+        self.flusher = flusher
+        self.fails = fails
+        self.dirty = False
+        self.syncs = 0
+        self.ended: list[Exception | None] = []
+
+    def write(self) -> None:
+        self.dirty = True
+        self.flusher.request(self)
+
+    def begin_sync(self) -> Callable[[], None] | None:
+        if not self.dirty:
+            return None
+        self.dirty = False
+        return self._sync
+
+    def _sync(self) -> None:
+        self.syncs += 1
+        if self.fails:
+            raise DiskError("as ordered")
+
+    def end_sync(self, error: Exception | None) -> None:
+        self.ended.append(error)
+
+
+async def settle() -> None:
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+async def test_requests_of_one_round_are_one_sync() -> None:
+    flusher = Flusher(SimulatedDisk())
+    log = Something(flusher)
+    for _ in range(10):
+        log.write()
+    await settle()
+    assert (log.syncs, log.ended) == (1, [None])
+    assert flusher.syncs == 1
+
+
+async def test_many_logs_are_shared_among_the_threads_and_none_is_forgotten() -> None:
+    disk = SimulatedDisk(yields=True)
+    flusher = Flusher(disk, threads_max=3)
+    logs = [Something(flusher) for _ in range(3 * SYNCS_PER_TURN_MAX + 5)]
+    for log in logs:
+        log.write()
+    await settle()
+    assert [log.syncs for log in logs] == [1] * len(logs)
+
+
+async def test_the_error_of_one_log_is_its_own() -> None:
+    flusher = Flusher(SimulatedDisk(), threads_max=1)
+    good, bad, other = Something(flusher), Something(flusher, fails=True), Something(flusher)
+    for log in (good, bad, other):
+        log.write()
+    await settle()
+    assert good.ended == other.ended == [None]
+    assert [type(error) for error in bad.ended] == [DiskError]
+
+
+async def test_a_machine_that_stops_is_an_error_for_all_who_wait() -> None:
+    disk = SimulatedDisk()
+    flusher = Flusher(disk)
+    log = Something(flusher)
+    log.write()
+    disk.stopped = True
+    await settle()
+    assert len(log.ended) == 1
+    assert log.ended[0] is not None
+    assert log.syncs == 0
+
+
+async def test_an_idle_flusher_has_no_tasks() -> None:
+    before = len(asyncio.all_tasks())
+    flusher = Flusher(SimulatedDisk())
+    log = Something(flusher)
+    log.write()
+    await settle()
+    assert len(asyncio.all_tasks()) == before

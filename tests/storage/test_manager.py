@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from raftlog.record.errors import DISK_FULL, ILLEGAL_STATE, STORAGE_FAILED, UNKNOWN_TOPIC, LogError
+from raftlog.record.types import Offset, PartitionId, TopicId
+from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, STARTED_NAME, UNREADABLE_NAME
+from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint
+from raftlog.storage.config import FlushMode, LogConfig
+from raftlog.storage.log import Log
+from raftlog.storage.manager import LogManager, StorageSettings
+from raftlog.storage.results import LogState
+from raftlog.world import DiskError, DiskFullError
+from raftlog.world.real_clock import SystemClock
+from raftlog.world.real_disk import FileSystemDisk
+from tests.simulation.clock import ManualClock
+from tests.simulation.disk import SimulatedDisk
+from tests.storage.logs import EPOCH, PARTITION, TOPIC, batch, read_all
+
+CONFIG = LogConfig(segment_bytes=2000)
+
+
+class Node:
+    """A manager on a simulated disk, with hands on its clock."""
+
+    def __init__(self, disk: SimulatedDisk | None = None) -> None:
+        self.disk = disk or SimulatedDisk()
+        self.clock = ManualClock()
+        self.settings = StorageSettings(recovery_bytes_max=500)
+
+    async def start(self) -> LogManager:
+        return await LogManager.open(self.disk, self.clock, self.settings)
+
+    async def start_with_log(self, config: LogConfig = CONFIG) -> tuple[LogManager, Log]:
+        manager = await self.start()
+        return manager, await manager.open_replica(TOPIC, PARTITION, config, create=True)
+
+    def checkpoint(self) -> NodeCheckpoint:
+        found = decode_checkpoint(self.disk.contents(CHECKPOINT_NAME))
+        assert isinstance(found, NodeCheckpoint)
+        return found
+
+
+async def test_logs_are_found_again_after_a_clean_stop_without_a_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    await log.append([batch([b"a"])], EPOCH)
+    log.high_watermark = Offset(1)
+    await manager.close()
+    assert node.checkpoint().clean_shutdown
+    node.disk.crash(power=True)
+    monkeypatch.setattr("raftlog.storage.opening.scan", None)
+    manager, log = await node.start_with_log()
+    assert await read_all(log) == [b"a"]
+    assert log.high_watermark == 1
+
+
+async def test_the_clean_marker_is_taken_away_before_anything_else_is_done() -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    await log.append([batch([b"a"])], EPOCH)
+    await manager.close()
+    node.disk.crash(power=False)
+    await node.start()
+    node.disk.crash(power=True)
+    assert not node.checkpoint().clean_shutdown
+
+
+async def test_a_crash_after_the_marker_is_gone_is_an_unclean_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    await log.append([batch([b"a"])], EPOCH)
+    await manager.close()
+    manager, log = await node.start_with_log()
+    await log.append([batch([b"b"])], EPOCH)
+    await log.flush()
+    node.disk.crash(power=True)
+    manager, log = await node.start_with_log()
+    assert await read_all(log) == [b"a", b"b"]
+    assert log.log_end_offset == 2
+
+
+async def test_a_replica_not_opened_for_a_whole_run_keeps_its_unclean_state() -> None:
+    node = Node()
+    manager, _ = await node.start_with_log()
+    other = await manager.open_replica(TOPIC, PartitionId(1), CONFIG, create=True)
+    await other.append([batch([b"other"])], EPOCH)
+    await other.flush()
+    await other.append([batch([b"unsynced"])], EPOCH)
+    node.disk.crash(power=True)
+    manager, _ = await node.start_with_log()
+    assert manager.strays() == [f"{TOPIC}/1"]
+    await manager.close()
+    manager = await node.start()
+    other = await manager.open_replica(TOPIC, PartitionId(1), CONFIG, create=False)
+    assert other.state is LogState.ONLINE
+    assert (await read_all(other))[0] == b"other"
+    assert other.flushed_offset == other.log_end_offset
+
+
+async def test_strays_are_reported_and_never_deleted() -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    await log.append([batch([b"a"])], EPOCH)
+    await manager.close()
+    for _ in range(3):
+        manager = await node.start()
+        assert manager.strays() == [f"{TOPIC}/0"]
+        await manager.start()
+        await manager.tick()
+        await manager.close()
+    manager, log = await node.start_with_log()
+    assert manager.strays() == []
+    assert await read_all(log) == [b"a"]
+
+
+async def test_a_missing_replica_is_not_made_anew_without_being_asked() -> None:
+    node = Node()
+    manager = await node.start()
+    with pytest.raises(LogError) as refused:
+        await manager.open_replica(TOPIC, PARTITION, CONFIG, create=False)
+    assert refused.value.entry is STORAGE_FAILED
+    assert manager.logs() == {}
+
+
+async def test_a_new_replica_survives_a_power_cut_right_after_its_making() -> None:
+    node = Node()
+    await node.start_with_log()
+    node.disk.crash(power=True)
+    manager = await node.start()
+    log = await manager.open_replica(TOPIC, PARTITION, CONFIG, create=False)
+    assert log.state is LogState.ONLINE
+
+
+async def test_a_replica_asked_for_many_times_at_once_is_opened_once() -> None:
+    node = Node(SimulatedDisk(yields=True))
+    manager = await node.start()
+    logs = await asyncio.gather(
+        *(manager.open_replica(TOPIC, PARTITION, CONFIG, create=True) for _ in range(5))
+    )
+    assert len(set(map(id, logs))) == 1
+    assert await manager.open_replica(TOPIC, PARTITION, CONFIG, create=True) is logs[0]
+
+
+async def test_an_unreadable_checkpoint_file_is_kept_aside_and_all_is_scanned() -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    for number in range(100):
+        await log.append([batch([b"%d" % number])], EPOCH)
+    await manager.close()
+    content = bytearray(node.disk.contents(CHECKPOINT_NAME))
+    content[len(content) // 2] ^= 4
+    node.disk.put(CHECKPOINT_NAME, bytes(content))
+    manager, log = await node.start_with_log()
+    assert len(await read_all(log)) == 100
+    assert node.disk.contents(UNREADABLE_NAME) == content
+
+
+async def test_a_deleted_topic_is_gone_at_once_and_removed_in_steps() -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    for number in range(100):
+        await log.append([batch([b"%d" % number])], EPOCH)
+    await log.flush()
+    waiting = asyncio.ensure_future(log.append([batch([b"x"])], EPOCH))
+    await waiting
+    await manager.delete_topic(TOPIC)
+    with pytest.raises(LogError) as refused:
+        await log.append([batch([b"x"])], EPOCH)
+    assert refused.value.entry is UNKNOWN_TOPIC
+    assert manager.logs() == {}
+    assert node.checkpoint().replicas == {}
+    assert node.disk.list_directory(f"deleted/{TOPIC}") == ["0"]
+    for _ in range(20):
+        await manager.tick()
+    assert node.disk.list_directory("deleted") == []
+    await manager.delete_topic(TOPIC)
+
+
+async def test_a_topic_deletion_that_was_interrupted_goes_on_at_the_next_start() -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    await log.append([batch([b"a"])], EPOCH)
+    await log.flush()
+    await manager.delete_topic(TOPIC)
+    node.disk.crash(power=True)
+    manager = await node.start()
+    assert manager.strays() == []
+    await manager.start()
+    await manager.tick()
+    await manager.close()
+    assert node.disk.list_directory("deleted") == []
+
+
+async def test_ticks_advance_the_recovery_point_and_write_it_down() -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    for number in range(10):
+        await log.append([batch([b"%d" % number, b"x" * 100])], EPOCH)
+    await log.flush()
+    assert log.recovery_point == 0
+    node.clock.advance(2)
+    await manager.tick()
+    assert log.recovery_point == log.log_end_offset == 20
+    checkpoint = node.checkpoint().replicas[f"{TOPIC}/0"]
+    assert (checkpoint.recovery_point, checkpoint.flushed_offset) == (20, 20)
+    writes = node.disk.operations["rename"]
+    node.clock.advance(5)
+    await manager.tick()
+    assert node.disk.operations["rename"] == writes, "an idle node has nothing to write down"
+
+
+async def test_ticks_sync_async_logs_once_their_interval_is_over() -> None:
+    node = Node()
+    manager, log = await node.start_with_log(LogConfig(flush=FlushMode.ASYNC))
+    await log.append([batch([b"a"])], EPOCH)
+    await manager.tick()
+    assert log.flushed_offset == 0
+    node.clock.advance(1.1)
+    await manager.tick()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert log.flushed_offset == 1
+
+
+async def test_appends_leave_a_reserve_of_the_disk() -> None:
+    node = Node(SimulatedDisk(capacity_bytes=5 << 20))
+    node.settings = StorageSettings(reserve_bytes=4 << 20)
+    manager, log = await node.start_with_log(LogConfig())
+    with pytest.raises(LogError):
+        while True:
+            await log.append([batch([b"x" * 100_000])], EPOCH)
+            await manager.tick()
+    assert node.disk.free_bytes() > 3 << 20
+    node.disk.capacity_bytes = None
+    await manager.tick()
+    await log.append([batch([b"x"])], EPOCH)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+async def test_a_node_starts_and_serves_reads_on_a_full_disk(clean: bool) -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    await log.append([batch([b"a"])], EPOCH)
+    await log.flush()
+    if clean:
+        await manager.close()
+    node.disk.crash(power=False)
+    node.disk.capacity_bytes = node.disk.used_bytes()
+    manager, log = await node.start_with_log()
+    assert await read_all(log) == [b"a"]
+    with pytest.raises(LogError) as refused:
+        await log.append([batch([b"b"])], EPOCH)
+    assert refused.value.entry is DISK_FULL
+    with pytest.raises(LogError) as refused:
+        await manager.open_replica(TOPIC, PartitionId(1), CONFIG, create=True)
+    assert refused.value.entry is DISK_FULL
+    node.disk.crash(power=True)
+    assert node.disk.exists(STARTED_NAME)
+    node.disk.capacity_bytes = None
+    manager, log = await node.start_with_log()
+    await log.append([batch([b"b"])], EPOCH)
+    assert await read_all(log) == [b"a", b"b"]
+    assert not node.disk.exists(STARTED_NAME)
+    log = await manager.open_replica(TOPIC, PartitionId(1), CONFIG, create=True)
+    assert log.state is LogState.ONLINE
+
+
+async def test_a_full_disk_delays_checkpoints_and_nothing_else() -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    await log.append([batch([b"x" * 600])], EPOCH)
+    await log.flush()
+    node.disk.fail_next("append", ".tmp", DiskFullError)
+    node.clock.advance(2)
+    await manager.tick()
+    assert log.state is LogState.ONLINE
+    node.clock.advance(2)
+    await manager.tick()
+    assert log.recovery_point == 1
+
+
+async def test_a_checkpoint_file_that_fails_ends_maintenance_and_is_told() -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    await manager.start()
+    await log.append([batch([b"x"])], EPOCH)
+    await log.flush()
+    node.disk.fail_next("sync", CHECKPOINT_NAME, DiskError)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert manager.failure is not None
+    with pytest.raises(DiskError):
+        await manager.close()
+
+
+async def test_a_failed_log_leaves_the_others_alone_and_is_scanned_at_the_next_start() -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    other = await manager.open_replica(TOPIC, PartitionId(1), CONFIG, create=True)
+    await log.append([batch([b"a"])], EPOCH)
+    await log.flush()
+    node.disk.fail_next("sync", "/0/")
+    await asyncio.gather(log.append([batch([b"b"])], EPOCH), other.append([batch([b"c"])], EPOCH))
+    await other.flush()
+    assert (log.state, other.state) == (LogState.FAILED, LogState.ONLINE)
+    assert manager.totals().failed == 1
+    await manager.close()
+    node.disk.crash(power=True)
+    manager, log = await node.start_with_log()
+    assert await read_all(log) == [b"a"]
+
+
+async def test_a_stopping_manager_opens_nothing_more() -> None:
+    node = Node()
+    manager = await node.start()
+    await manager.close()
+    with pytest.raises(LogError) as refused:
+        await manager.open_replica(TOPIC, PARTITION, CONFIG, create=True)
+    assert refused.value.entry is ILLEGAL_STATE
+
+
+async def test_many_logs_work_on_a_real_disk(tmp_path: Path) -> None:
+    disk = FileSystemDisk(tmp_path)
+    clock = SystemClock()
+    manager = await LogManager.open(disk, clock)
+    topics = [TopicId(f"{number:032x}") for number in range(20)]
+    logs = await asyncio.gather(
+        *(manager.open_replica(topic, PARTITION, CONFIG, create=True) for topic in topics)
+    )
+    await manager.start()
+    for number in range(10):
+        one = batch([b"%d" % number, b"x" * 300])
+        await asyncio.gather(*(log.append([one], EPOCH) for log in logs))
+    await asyncio.gather(*(log.flush() for log in logs))
+    await manager.close()
+    disk.close()
+    disk = FileSystemDisk(tmp_path)
+    manager = await LogManager.open(disk, clock)
+    for topic in topics:
+        log = await manager.open_replica(topic, PARTITION, CONFIG, create=False)
+        assert len(await read_all(log)) == 20
+    totals = manager.totals()
+    assert (totals.replicas, totals.segments) == (20, 40)
+    await manager.close()
+    disk.close()
