@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from raftlog.record.compression import Compression
@@ -110,10 +110,10 @@ class Accumulator:
         batch = queue.open = PendingBatch(
             queue.target,
             compression=self._compression,
-            size_bytes_max=self._batch_bytes_max,
+            size_bytes_max=min(self._batch_bytes_max, queue.batch_bytes_max),
             deadline=loop.time() + self._delivery_timeout_s,
             bulk=bulk,
-            on_settled=self._release,
+            on_change=self._changed,
         )
         self.unsettled[batch] = queue
         linger_s = self._linger_s if bulk is None else max(self._linger_s, BULK_LINGER_S)
@@ -193,11 +193,14 @@ class Accumulator:
             if queue.can_be_queued:
                 self._on_ready(queue)
 
-    def _release(self, batch: PendingBatch) -> None:
-        """A batch is settled: its room is free."""
-        del self.unsettled[batch]
-        self.buffered_bytes -= batch.reserved_bytes
-        self._wake()
+    def _changed(self, batch: PendingBatch, parts: Sequence[PendingBatch]) -> None:
+        """A batch is settled, and its room is free; or its parts go on in its place."""
+        queue = self.unsettled.pop(batch)
+        if parts:
+            self.unsettled.update(dict.fromkeys(parts, queue))
+        else:
+            self.buffered_bytes -= batch.reserved_bytes
+            self._wake()
 
     def _wake(self) -> None:
         """Let the first in line in, if there is room. It leaves the line when it runs."""

@@ -161,6 +161,7 @@ class Admin:
                     entry["name"],
                     entry["value"],
                     bool(entry["is_default"]),
+                    entry["source"],
                     is_read_only=bool(entry.get("is_read_only")),
                     is_sensitive=bool(entry.get("is_sensitive")),
                 )

@@ -1,20 +1,20 @@
 """One record batch on its way: the records gathered, who waits for them, and what became of them.
 
-Life: open (takes records) → sealed (takes no more) → stamped (has producer id and sequence, and
-bytes that never change again: a node recognises a repeat by them) → settled (acknowledged or
-failed), once.
+Life: open (takes records) → sealed (takes no more) → stamped (has producer id and sequence; once it
+may be written its bytes never change, for a node recognises a repeat by them) → settled
+(acknowledged or failed), once. A batch that proves too large is split, and its halves go on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from raftlog.record.batch import sealed
-from raftlog.record.codec import BatchBuilder
+from raftlog.record.batch import RecordBatch, sealed
+from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.compression import Compression
-from raftlog.record.header import parse_header
+from raftlog.record.header import BATCH_LENGTH_MAX, parse_header
 from raftlog.record.types import NO_SEQUENCE, ProducerEpoch, ProducerId
 from raftlog_client.errors import RaftlogClientError
 from raftlog_client.types import (
@@ -54,13 +54,20 @@ class BulkListener(Protocol):
         """The batch is given up."""
         ...
 
+    def batch_split(self, batch: PendingBatch, parts: Sequence[PendingBatch]) -> None:
+        """The batch was too large; its parts go on in its place."""
+        ...
+
 
 class PendingBatch:
     """A batch from its first record to its outcome."""
 
     __slots__ = (
+        "_compression",
         "_data",
-        "_on_settled",
+        "_on_change",
+        "_parts",
+        "_waiters",
         "append",
         "base_sequence",
         "builder",
@@ -74,7 +81,6 @@ class PendingBatch:
         "linger_timer",
         "outcome_unknown",
         "reserved_bytes",
-        "settled_waiter",
         "target",
         "timestamps",
     )
@@ -87,7 +93,7 @@ class PendingBatch:
         size_bytes_max: int,
         deadline: float,
         bulk: BulkListener | None,
-        on_settled: Callable[[PendingBatch], None],
+        on_change: Callable[[PendingBatch, Sequence[PendingBatch]], None],
     ) -> None:
         self.target = target
         self.builder = BatchBuilder(compression, size_bytes_max)
@@ -108,8 +114,11 @@ class PendingBatch:
         """Whether an attempt ended so that it may have written the batch. Never forgotten."""
         self.last_error: RaftlogClientError | None = None
         self.is_settled = False
-        self.settled_waiter: asyncio.Future[None] | None = None
-        self._on_settled = on_settled
+        """Whether the batch is done with. Its parts, if it was split, may not be."""
+        self._waiters: list[asyncio.Future[None]] = []
+        self._parts: Sequence[PendingBatch] = ()
+        self._compression = compression
+        self._on_change = on_change
         self._data: bytearray | None = None
 
     @property
@@ -125,30 +134,56 @@ class PendingBatch:
     def stamp(self, identity: ProducerIdentity, base_sequence: int) -> None:
         """Give the batch what a node recognises repeats by.
 
-        Stamping again, under another identity, is allowed only while the batch is certainly not
-        written: otherwise it could be written twice.
+        Stamping again is allowed only while the batch is certainly not written: otherwise it could
+        be written twice.
         """
         assert not self.outcome_unknown, "a batch that may be written must stay recognisable"
-        self.identity = identity
-        self.base_sequence = base_sequence
+        if (identity, base_sequence) == (self.identity, self.base_sequence):
+            return
+        self.identity, self.base_sequence = identity, base_sequence
         if self._data is None:
             self.builder.set_producer_state(*identity, base_sequence)
         else:
-            header = parse_header(self._data)
-            sealed(
-                self._data,
-                header._replace(
-                    producer_id=identity.producer_id,
-                    producer_epoch=identity.producer_epoch,
-                    base_sequence=base_sequence,
-                ),
+            header = parse_header(self._data)._replace(
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                base_sequence=base_sequence,
             )
+            sealed(self._data, header)
 
-    def unstamp(self) -> None:
-        """Forget the identity of a batch that is certainly not written."""
+    def split(self) -> list[PendingBatch]:
+        """Two batches with half of the records each, in the place of this one.
+
+        Allowed only while the batch is certainly not written.
+        """
         assert not self.outcome_unknown
-        self.identity = None
-        self.base_sequence = NO_SEQUENCE
+        data = self.data()
+        records = decode(
+            RecordBatch(parse_header(data), memoryview(data)),
+            decompressed_bytes_max=BATCH_LENGTH_MAX,
+        )
+        middle = len(records) // 2
+        parts: list[PendingBatch] = []
+        for part_of in (slice(None, middle), slice(middle, None)):
+            part = PendingBatch(
+                self.target,
+                compression=self._compression,
+                size_bytes_max=BATCH_LENGTH_MAX,
+                deadline=self.deadline,
+                bulk=self.bulk,
+                on_change=self._on_change,
+            )
+            for record in records[part_of]:
+                part.append(record.timestamp, record.key, record.value, record.headers)
+            part.futures, part.timestamps = self.futures[part_of], self.timestamps[part_of]
+            part.reserved_bytes = self.reserved_bytes // 2
+            part.last_error = self.last_error
+            parts.append(part)
+        parts[1].reserved_bytes = self.reserved_bytes - parts[0].reserved_bytes
+        if self.bulk is not None:
+            self.bulk.batch_split(self, parts)
+        self._end(parts)
+        return parts
 
     def data(self) -> bytearray:
         """The batch's bytes; the same ones at every call."""
@@ -184,7 +219,7 @@ class PendingBatch:
                         )
                     )
                 offset += step
-        self._settle()
+        self._end()
 
     def fail(self, error: RaftlogClientError) -> None:
         """Settle the batch as given up and tell every waiter why."""
@@ -193,21 +228,25 @@ class PendingBatch:
         for future in self.futures:
             if not future.done():
                 future.set_exception(error)
-        self._settle()
+        self._end()
 
-    def settled(self) -> asyncio.Future[None]:
-        """A future that is done once the batch is settled, either way."""
-        if self.settled_waiter is None:
-            self.settled_waiter = asyncio.get_running_loop().create_future()
-            if self.is_settled:
-                self.settled_waiter.set_result(None)
-        return self.settled_waiter
+    async def settled(self) -> None:
+        """Return once all of the batch is settled, either way."""
+        if not self.is_settled:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+        for part in self._parts:
+            await part.settled()
 
-    def _settle(self) -> None:
+    def _end(self, parts: Sequence[PendingBatch] = ()) -> None:
+        """The batch is done with: settled, or continued by `parts`."""
         assert not self.is_settled, "a batch has one outcome"
         self.is_settled = True
+        self._parts = parts
         if self.linger_timer is not None:
             self.linger_timer.cancel()
-        if self.settled_waiter is not None and not self.settled_waiter.done():
-            self.settled_waiter.set_result(None)
-        self._on_settled(self)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._on_change(self, parts)

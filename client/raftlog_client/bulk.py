@@ -8,7 +8,7 @@ what is ready leaves while the next batch is being filled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -71,6 +71,11 @@ class BulkResult:
         if self.error is None:
             self.error = error
 
+    def batch_split(self, batch: PendingBatch, parts: Sequence[PendingBatch]) -> None:
+        """Wait for the parts instead of the batch."""
+        del self.pending[batch]
+        self.pending.update(dict.fromkeys(parts))
+
     def summary(self) -> SendSummary:
         """What is acknowledged so far."""
         return SendSummary(self.count, dict(sorted(self._ranges.items())))
@@ -127,7 +132,7 @@ class BulkSend:
         pending = self._result.pending
         self._accumulator.hurry()
         while pending:
-            await asyncio.shield(next(iter(pending)).settled())
+            await next(iter(pending)).settled()
 
     async def _feed(self, records: Iterator[Any]) -> None:
         """Send records in stretches of plain and of other ones, until the end or a failure."""

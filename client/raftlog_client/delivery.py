@@ -6,16 +6,16 @@ which a node writes whole or not at all. The rules:
 1. One frame of a partition is in flight at a time. Requests on different connections may overtake
    each other, so a second one could arrive first. Nothing is lost in throughput: what gathers while
    one frame is under way travels in the next, and the node syncs them as one, too.
-2. A batch keeps its bytes, producer id and sequence through every repeat, so that a node which has
-   it answers with its offset instead of writing it again.
-3. A frame that may be written is repeated as it was: its batches then stand one after the other,
-   and one base offset says where each is. One that is certainly not written may be made up anew.
+2. A frame that may be written is repeated as it was: the same batches, bytes, producer id and
+   sequences. So a node that has it answers with its offsets instead of writing it again.
+3. A frame that is certainly not written gives its sequences back, and may be made up anew. So only
+   the frame in flight, or in doubt, has any; and whatever comes next, the sequence has no gap.
 4. A node remembers the last five batches of a producer, so an idempotent frame has at most five.
-5. Given up is final. A batch that is given up leaves a gap in the sequence, so the batches after it
-   take a new identity; no frame is in flight then, and none of theirs can be written already,
-   because a frame is given up as a whole.
+5. Given up is final. If a frame in doubt is given up, nobody knows what the node expects next: the
+   partition takes a new identity, and begins with sequence 0.
 6. A node that has forgotten the producer (idle for long, or displaced by many others) refuses the
    next sequence. A frame that is certainly not written then begins anew, under a new identity.
+7. A frame that is too large for the topic is taken apart: into batches, then each into halves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from raftlog.record.errors import DUPLICATE_SEQUENCE, OUT_OF_ORDER_SEQUENCE
+from raftlog.record.errors import (
+    DUPLICATE_SEQUENCE,
+    OUT_OF_ORDER_SEQUENCE,
+    PRODUCER_FENCED,
+    RECORD_TOO_LARGE,
+)
+from raftlog.record.header import BATCH_LENGTH_MAX
 from raftlog_client.batches import (
     NO_OFFSET,
     Acknowledged,
@@ -59,9 +65,11 @@ class PartitionQueue:
     """Batches of one partition that are not settled yet, in order."""
 
     __slots__ = (
+        "_alone_count",
         "_next_sequence",
         "_repeat_count",
         "attempts",
+        "batch_bytes_max",
         "identity",
         "in_flight",
         "is_idempotent",
@@ -90,6 +98,10 @@ class PartitionQueue:
         self._next_sequence = 0
         self._repeat_count = 0
         """How many of the sealed batches are a frame that may be written, and travels as it is."""
+        self._alone_count = 0
+        """How many of the sealed batches travel in frames of their own."""
+        self.batch_bytes_max = BATCH_LENGTH_MAX
+        """What the topic takes, as far as it was found out."""
 
     @property
     def has_due(self) -> bool:
@@ -130,15 +142,19 @@ class PartitionQueue:
     def _take_new(self, bytes_max: int) -> list[PendingBatch]:
         """Batches that are certainly not written, stamped."""
         count_max = BATCHES_REMEMBERED if self.is_idempotent else BATCHES_PER_FRAME_MAX
+        if self._alone_count:
+            count_max = 1
+            self._alone_count -= 1
         taken: list[PendingBatch] = []
         size = 0
+        sequence = self._next_sequence
         while self.sealed and len(taken) < count_max:
             batch = self.sealed[0]
             if taken and size + batch.size_bytes() > bytes_max:
                 break
-            if self.identity is not None and batch.identity is None:
-                batch.stamp(self.identity, self._next_sequence)
-                self._next_sequence = (self._next_sequence + batch.record_count) & SEQUENCE_MASK
+            if self.identity is not None:
+                batch.stamp(self.identity, sequence)
+                sequence = (sequence + batch.record_count) & SEQUENCE_MASK
             size += len(batch.data())
             taken.append(self.sealed.popleft())
         return taken
@@ -147,31 +163,30 @@ class PartitionQueue:
         """Apply the outcome of the frame in flight."""
         batches, self.in_flight = self.in_flight, ()
         assert batches
-        if isinstance(outcome, Acknowledged):
-            self._acknowledge(batches, outcome)
-            return Settlement()
         if isinstance(outcome, ServerError) and outcome.entry is DUPLICATE_SEQUENCE:
             # It is written, so long ago that its place is forgotten.
-            self._acknowledge(batches, Acknowledged(NO_OFFSET, NO_OFFSET))
+            outcome = Acknowledged(NO_OFFSET, NO_OFFSET)
+        if isinstance(outcome, Acknowledged):
+            self._acknowledge(batches, outcome)
             return Settlement()
         for batch in batches:
             batch.last_error = outcome
             batch.outcome_unknown = batch.outcome_unknown or outcome.outcome_unknown
         may_be_written = batches[0].outcome_unknown
-        if not self._may_retry(outcome, may_be_written=may_be_written):
-            for batch in batches:
-                batch.fail(with_known_outcome(outcome, batch))
-            self._repeat_count = 0
-            self.attempts = 0
-            self._start_over()
-            return Settlement(must_refresh=is_stale(outcome))
-        self.sealed.extendleft(reversed(batches))
-        self._repeat_count = len(batches) if may_be_written else 0
-        self.attempts += 1
-        if _is_forgotten(outcome):
-            self._start_over()
+        if self._may_retry(outcome, may_be_written=may_be_written):
+            self.sealed.extendleft(reversed(batches))
+            self._repeat_count = len(batches) if may_be_written else 0
+            self.attempts += 1
+        elif not may_be_written and _is_too_large(outcome) and _can_be_parted(batches):
+            self._part(batches)
+        else:
+            self._give_up(batches, outcome)
+        if _must_begin_anew(outcome) and not may_be_written:
+            self.identity = None
         self.expire(now)
-        return Settlement(must_retry=bool(self.sealed), must_refresh=is_stale(outcome))
+        return Settlement(
+            must_retry=self.attempts > 0 and bool(self.sealed), must_refresh=is_stale(outcome)
+        )
 
     def expire(self, now: float) -> None:
         """Give up the batches whose time is over. Those in flight get their answer first.
@@ -183,15 +198,11 @@ class PartitionQueue:
             self.seal()
         if not self.sealed or self.sealed[0].deadline > now:
             return
-        gave_up_stamped = False
-        while self.sealed and (self._repeat_count or self.sealed[0].deadline <= now):
-            self._repeat_count = max(self._repeat_count - 1, 0)
-            batch = self.sealed.popleft()
-            gave_up_stamped = gave_up_stamped or batch.identity is not None
-            batch.fail(timed_out(batch))
-        self.attempts = 0
-        if gave_up_stamped:
-            self._start_over()
+        if self._repeat_count:
+            doubtful = [self.sealed.popleft() for _ in range(self._repeat_count)]
+            self._give_up(doubtful, None)
+        while self.sealed and self.sealed[0].deadline <= now:
+            self._give_up([self.sealed.popleft()], None)
 
     def fail_all(self, error: RaftlogClientError) -> None:
         """Give up all that is not in flight."""
@@ -205,13 +216,38 @@ class PartitionQueue:
     def forget_identity(self) -> None:
         """Begin anew in a topic that is another one of the same name."""
         if not self.in_flight and not self._repeat_count:
-            self._start_over()
+            self.identity = None
 
     def _acknowledge(self, batches: Sequence[PendingBatch], outcome: Acknowledged) -> None:
         self._repeat_count = 0
         self.attempts = 0
+        if self.is_idempotent:
+            last = batches[-1]
+            self._next_sequence = (last.base_sequence + last.record_count) & SEQUENCE_MASK
         for batch, base_offset in zip(batches, base_offsets(batches, outcome), strict=True):
             batch.acknowledge(base_offset, outcome.log_append_time_ms)
+
+    def _give_up(self, batches: Sequence[PendingBatch], refusal: RaftlogClientError | None) -> None:
+        """Fail batches: refused for good, or (None) because their time is over."""
+        if batches[0].outcome_unknown:
+            self.identity = None
+        self._repeat_count = 0
+        self.attempts = 0
+        for batch in batches:
+            batch.fail(timed_out(batch) if refusal is None else with_known_outcome(refusal, batch))
+
+    def _part(self, batches: Sequence[PendingBatch]) -> None:
+        """Make smaller frames of one that was too large: first of single batches, then of halves.
+
+        New batches of the partition are kept to the size of a half from then on.
+        """
+        if len(batches) > 1:
+            parts = list(batches)
+        else:
+            parts = batches[0].split()
+            self.batch_bytes_max = min(self.batch_bytes_max, len(batches[0].data()) // 2)
+        self._alone_count = len(parts)
+        self.sealed.extendleft(reversed(parts))
 
     def _may_retry(self, error: RaftlogClientError, *, may_be_written: bool) -> bool:
         if may_be_written and not self.is_idempotent:
@@ -222,14 +258,6 @@ class PartitionQueue:
                 return self.is_idempotent and not may_be_written
             return error.retriable or error.entry.refresh_metadata
         return error.retriable
-
-    def _start_over(self) -> None:
-        """Let the batches that are left take a new identity: the sequence has a gap (rule 5)."""
-        assert not self._repeat_count
-        self.identity = None
-        for batch in self.sealed:
-            if batch.identity is not None:
-                batch.unstamp()
 
 
 def base_offsets(batches: Sequence[PendingBatch], outcome: Acknowledged) -> list[int]:
@@ -247,9 +275,20 @@ def base_offsets(batches: Sequence[PendingBatch], outcome: Acknowledged) -> list
     return offsets
 
 
-def _is_forgotten(error: RaftlogClientError) -> bool:
-    """Whether the node does not know the producer any more."""
-    return isinstance(error, ServerError) and error.entry is OUT_OF_ORDER_SEQUENCE
+def _must_begin_anew(error: RaftlogClientError) -> bool:
+    """Whether the node takes nothing more under the present identity."""
+    return isinstance(error, ServerError) and error.entry in {
+        OUT_OF_ORDER_SEQUENCE,
+        PRODUCER_FENCED,
+    }
+
+
+def _is_too_large(error: RaftlogClientError) -> bool:
+    return isinstance(error, ServerError) and error.entry is RECORD_TOO_LARGE
+
+
+def _can_be_parted(batches: Sequence[PendingBatch]) -> bool:
+    return len(batches) > 1 or batches[0].record_count > 1
 
 
 def is_stale(error: RaftlogClientError) -> bool:

@@ -323,11 +323,13 @@ class Producer(Generic[KeyIn, ValueIn]):
     async def _drain(self, timeout_s: float | None) -> bool:
         """Wait until all batches of this moment are settled; whether they were in time."""
         self._accumulator.hurry()
-        waiting = [batch.settled() for batch in self._accumulator.unsettled]
-        if not waiting:
-            return True
-        _, late = await asyncio.wait(waiting, timeout=timeout_s)
-        return not late
+        try:
+            async with asyncio.timeout(timeout_s):
+                for batch in list(self._accumulator.unsettled):
+                    await batch.settled()
+        except TimeoutError:
+            return False
+        return True
 
     async def _keep_fresh(self) -> None:
         """Look for partitions added to the topics in use."""

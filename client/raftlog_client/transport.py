@@ -81,6 +81,9 @@ class Transport:
 
     def __init__(self, *, client_id: str, request_timeout_ms: float) -> None:
         self.request_timeout_s = request_timeout_ms / 1000
+        self._timeout = aiohttp.ClientTimeout(
+            total=self.request_timeout_s, sock_connect=CONNECT_TIMEOUT_S
+        )
         self._headers = {"User-Agent": client_id, "Accept-Encoding": "identity"}
         self._session: aiohttp.ClientSession | None = None
         self._urls: dict[tuple[NodeAddress, str], URL] = {}
@@ -167,7 +170,11 @@ class Transport:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
             raise ConnectionLostError("The client is closed.", outcome_unknown=False)
-        timeout_s = self.request_timeout_s if timeout_s is None else timeout_s
+        timeout = self._timeout
+        if timeout_s is None:
+            timeout_s = self.request_timeout_s
+        elif timeout_s != self.request_timeout_s:
+            timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         headers = None if data is None else {"Content-Type": content_type}
         try:
             async with self._session.request(
@@ -176,7 +183,7 @@ class Transport:
                 data=data,
                 headers=headers,
                 allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+                timeout=timeout,
             ) as response:
                 if response.status >= _HTTP_ERROR_MIN:
                     raise _refusal(response.status, await _read_bounded(response), address)

@@ -167,10 +167,15 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One configuration value of a topic; `is_default` if the topic does not set it itself."""
+    """One configuration value of a topic.
+
+    `source` says where it comes from, in the words of Kafka's admin interface
+    (DYNAMIC_TOPIC_CONFIG, STATIC_BROKER_CONFIG, DEFAULT_CONFIG); `is_default` if nobody has set it.
+    """
 
     name: str
     value: str | None
     is_default: bool
+    source: str
     is_read_only: bool = False
     is_sensitive: bool = False

@@ -19,6 +19,13 @@ from raftlog.record.errors import TOPIC_EXISTS, UNKNOWN_TOPIC
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+SOURCES = {
+    "DYNAMIC_TOPIC_CONFIG": "topic",
+    "STATIC_BROKER_CONFIG": "node",
+    "DEFAULT_CONFIG": "default",
+}
+"""Who set a config, in plain words."""
+
 
 @click.command()
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
@@ -150,7 +157,7 @@ def describe(name: str, all_configs: bool, servers: str, output_format: str) -> 
         output.write_table(
             ("setting", "value", "source"),
             [
-                (config["name"], config["value"], "default" if config["is_default"] else "topic")
+                (config["name"], config["value"], SOURCES.get(config["source"], config["source"]))
                 for config in document["configs"]
             ],
         )

@@ -47,9 +47,6 @@ class BodyStream:
     ) -> None:
         assert self._closing is not None
         self._closing.cancel()
-        if not self._request.content.at_eof():
-            # What is left of the body would be taken for the next request.
-            self._request.must_close = True
 
     def __aiter__(self) -> Self:
         return self

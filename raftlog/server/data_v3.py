@@ -227,8 +227,6 @@ async def _produce_objects(
         try:
             record = parse_record_v3(text, context.limits.json_depth_max)
             stored = stored_record_v3(record, now_ms)
-            if record.partition_id is not None:
-                topic.partition(record.partition_id)
         except LogError as error:
             outcomes.append(error)
             if isinstance(error, MalformedJsonError):
@@ -252,7 +250,7 @@ async def _write_all(
     options: ProduceOptions,
     context: ServerContext,
 ) -> list[_Outcome]:
-    """Write records together; if they cannot be, because of one that is too large, one by one."""
+    """Write records together; one by one if they cannot be, because of one among them."""
     if not good:
         return []
     asked = [record.partition_id for record in good]

@@ -11,19 +11,18 @@ What the system calls promise, and what is made of it here:
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import fcntl
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 from raftlog.world.disk import Buffer, DiskError, DiskFullError
+from raftlog.world.threads import Threads
 
 T = TypeVar("T")
 
@@ -182,7 +181,7 @@ class FileSystemDisk:
             raise DiskError(
                 f"{self._root} is in use by another process: a data directory belongs to one node"
             ) from error
-        self._pool = ThreadPoolExecutor(DISK_THREADS_MAX, thread_name_prefix="disk")
+        self._threads = Threads(DISK_THREADS_MAX, "disk")
         self._boot_id = _read_boot_id()
 
     @property
@@ -286,13 +285,13 @@ class FileSystemDisk:
         return self._boot_id
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run blocking work in the pool."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        """Run blocking work on a thread."""
+        return await self._threads.run(work)
 
     def close(self) -> None:
         """Wait for running work, then let go of the directory. Closing twice is allowed."""
         if self._lock >= 0:
-            self._pool.shutdown(wait=True)
+            self._threads.close()
             lock, self._lock = self._lock, -1
             os.close(lock)
 

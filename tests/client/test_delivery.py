@@ -26,6 +26,8 @@ from raftlog.record.errors import (
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
     OUT_OF_ORDER_SEQUENCE,
+    PRODUCER_FENCED,
+    RECORD_TOO_LARGE,
     LogError,
 )
 from raftlog.record.header import parse_header
@@ -55,6 +57,9 @@ class Listener:
         assert batch not in self.acknowledged and batch not in self.failed
         self.failed[batch] = error
 
+    def batch_split(self, batch: PendingBatch, parts: Sequence[PendingBatch]) -> None:
+        pass
+
 
 def put(
     queue: PartitionQueue, listener: Listener, *values: bytes, deadline: float = 1e9
@@ -65,7 +70,7 @@ def put(
         size_bytes_max=100_000,
         deadline=deadline,
         bulk=listener,
-        on_settled=lambda _: None,
+        on_change=lambda _, __: None,
     )
     for value in values or (b"x",):
         assert batch.append(0, None, value)
@@ -161,7 +166,7 @@ def test_a_frame_has_at_least_one_batch_and_else_keeps_to_its_size(
     assert len(queue.take(2500, identity=identity(1))) == 2
 
 
-def test_what_is_refused_for_good_fails_and_the_rest_takes_a_new_identity(
+def test_what_is_refused_for_good_fails_and_gives_its_sequences_back(
     queue: PartitionQueue, listener: Listener
 ) -> None:
     bad = put(queue, listener)
@@ -172,7 +177,42 @@ def test_what_is_refused_for_good_fails_and_the_rest_takes_a_new_identity(
     assert isinstance(error, ServerError)
     assert not error.outcome_unknown
     assert queue.take(NO_ROOM_LIMIT, identity=identity(2)) == [good]
+    # Nothing was written: the sequence has no gap.
+    assert sequences([good]) == [(1, 0)]
+
+
+def test_a_fenced_producer_takes_a_new_identity(queue: PartitionQueue, listener: Listener) -> None:
+    fenced = put(queue, listener)
+    queue.take(NO_ROOM_LIMIT, identity=identity(1))
+    queue.settle(server_error(PRODUCER_FENCED.code), 0)
+    assert listener.failed[fenced]
+    good = put(queue, listener)
+    queue.take(NO_ROOM_LIMIT, identity=identity(2))
     assert sequences([good]) == [(2, 0)]
+
+
+def test_a_frame_too_large_for_the_topic_is_taken_apart(
+    queue: PartitionQueue, listener: Listener
+) -> None:
+    put(queue, listener, b"1")
+    put(queue, listener, b"2", b"3", b"4")
+    too_large = server_error(RECORD_TOO_LARGE.code)
+    queue.take(NO_ROOM_LIMIT, identity=identity(1))
+    assert not queue.settle(too_large, 0).must_retry
+    frames = []
+    while queue.has_due:
+        frame = queue.take(NO_ROOM_LIMIT, identity=identity(1))
+        frames.append([batch.record_count for batch in frame])
+        offset = sum(count for counts in frames for count in counts)
+        is_too_large = sum(frames[-1]) > 2
+        queue.settle(too_large if is_too_large else Acknowledged(offset, offset + 1), 0)
+    assert frames == [[1], [3], [1], [2]]
+    assert not listener.failed
+    assert sequences(list(listener.acknowledged)) == [(1, 0), (1, 1), (1, 2)]
+    alone = put(queue, listener)
+    queue.take(NO_ROOM_LIMIT, identity=identity(1))
+    queue.settle(too_large, 0)
+    assert listener.failed[alone] is too_large
 
 
 def test_a_batch_never_sent_says_so_when_its_time_is_over(

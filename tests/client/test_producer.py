@@ -88,8 +88,24 @@ async def test_a_refusal_for_good_fails_its_own_records_only(single: FakeCluster
         assert (refused.value.name, refused.value.outcome_unknown) == ("CORRUPT_BATCH", False)
         assert (await sending.send_and_wait("t", b"1")).offset == 1
     assert single.topics["t"].partitions[0].values() == [b"0", b"1"]
-    # The gap in the sequence was closed by a new identity.
-    assert single.requests["/v1/producer-ids"] == 2
+    assert single.requests["/v1/producer-ids"] == 1
+
+
+async def test_batches_over_the_topics_limit_are_sent_in_parts(single: FakeCluster) -> None:
+    single.max_message_bytes = 2000
+    async with producer(single, linger_ms=5) as sending:
+        futures = [await sending.send("t", b"%03d" % n + bytes(100)) for n in range(100)]
+        await sending.flush(timeout_ms=5000)
+        assert [future.result().offset for future in futures] == list(range(100))
+        summary = await sending.send_many("t", [b"%03d" % n + bytes(100) for n in range(100, 300)])
+        assert summary.count == 200
+        with pytest.raises(ServerError) as refused:
+            await sending.send_and_wait("t", bytes(5000))
+        assert refused.value.name == "RECORD_TOO_LARGE"
+        assert (await sending.send_and_wait("t", b"300")).offset == 300
+    values = single.topics["t"].partitions[0].values()
+    assert [int((value or b"")[:3]) for value in values] == list(range(301))
+    assert single.requests[PRODUCE] < 60
 
 
 @pytest.mark.parametrize("entry", [INTERNAL, STORAGE_FAILED])

@@ -212,8 +212,8 @@ def records_of(data: bytes) -> Sequence[Record]:
     return decode(RecordBatch(parse_header(data), data), decompressed_bytes_max=1 << 24)
 
 
-def compressed_batch(values: Sequence[bytes]) -> RecordBatch:
-    """A small batch, however large its records are."""
+def batch_of(values: Sequence[bytes]) -> RecordBatch:
+    """A batch that compresses well, so that it is small however large its records are."""
     builder = BatchBuilder(Compression.GZIP, 1 << 30)
     for value in values:
         builder.append(0, None, value)

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftlog.record.batch import RecordBatch, sealed
 from raftlog.record.errors import STORAGE_FAILED, LogError
+from raftlog.record.types import LeaderEpoch
 
-from .data_fakes import NOW_MS, DataPeer, compressed_batch, data_node, few
+from .data_fakes import NOW_MS, DataPeer, batch_of, data_node, few
 from .http_peers import RawPeer, Reply, eventually
 
 RECORDS = "/topics/one/partitions/0/records"
@@ -208,7 +210,7 @@ async def test_long_poll_is_forgotten_when_its_reader_leaves() -> None:
         await eventually(lambda: not partition._readers)
 
 
-@pytest.mark.parametrize("stored", ["gA==", "", "eA==", "e30gMQ==", "WzFd/w==", "TmFO"])
+@pytest.mark.parametrize("stored", ["gA==", "", "Iv8i", "eA==", "e30gMQ==", "WzFd/w==", "TmFO"])
 async def test_json_read_of_what_is_not_json_names_the_offset(stored: str) -> None:
     async with data_node() as one:
         await write(one, 1)
@@ -233,8 +235,8 @@ async def test_text_read_of_what_is_not_text_names_the_offset() -> None:
 
 async def test_value_too_deep_for_a_parser_is_no_internal_error() -> None:
     async with data_node() as one:
-        deep = compressed_batch([b"[" * 50_000 + b"]" * 50_000])
-        await one.node.replicas.partition("one", 0).log.append([deep], 0)  # type: ignore[arg-type]
+        deep = batch_of([b"[" * 50_000 + b"]" * 50_000])
+        await one.node.replicas.partition("one", 0).log.append([deep], LeaderEpoch(0))
         await eventually(lambda: one.node.log().flushed_offset == 1)
         assert (await read(one)).error_code == 40601
         assert len(values(await read(one, Accept=BINARY))) == 1
@@ -242,12 +244,38 @@ async def test_value_too_deep_for_a_parser_is_no_internal_error() -> None:
 
 async def test_batch_of_absurdly_many_records_is_refused_in_bounded_memory() -> None:
     async with data_node(few(bytes_in_flight_max=1_000_000)) as one:
-        bomb = compressed_batch([b""] * 5000)
-        await one.node.replicas.partition("one", 0).log.append([bomb], 0)  # type: ignore[arg-type]
+        bomb = batch_of([b""] * 5000)
+        await one.node.replicas.partition("one", 0).log.append([bomb], LeaderEpoch(0))
         await eventually(lambda: one.node.log().flushed_offset == 5000)
         reply = await read(one, Accept=BINARY)
         assert reply.error_code == 40601
         assert "5000 records" in reply.json["message"]
+
+
+async def test_bytes_asked_for_are_exceeded_by_no_further_batch() -> None:
+    async with data_node() as one:
+        await write(one, "x" * 50)
+        await write(one, "y" * 50)
+        size = len(one.node.log().batches[0])
+        assert len(values(await read(one, f"max_bytes={size + 10}"))) == 1
+        assert len(values(await read(one, f"max_bytes={size * 2}"))) == 2
+
+
+async def test_records_removed_by_compaction_are_passed_over() -> None:
+    async with data_node() as one:
+        written = batch_of([b"1", b"2"])
+        header = written.header._replace(last_offset_delta=9)
+        data = bytearray(written.data)
+        compacted = RecordBatch(sealed(data, header), bytes(data))
+        log = one.node.replicas.partition("one", 0).log
+        await log.append([compacted, compacted], LeaderEpoch(0))
+        await eventually(lambda: one.node.log().flushed_offset == 20)
+        reply = await read(one)
+        assert [record["offset"] for record in reply.json] == [0, 1, 10, 11]
+        assert next_offset(reply) == 20
+        assert values(await read(one, "offset=5&end_offset=8")) == []
+        assert next_offset(await read(one, "offset=5&end_offset=8")) == 8
+        assert next_offset(await read(one, "offset=15")) == 20
 
 
 async def test_storage_failure_is_told() -> None:

@@ -165,15 +165,22 @@ async def test_nothing_is_compacted_above_the_high_watermark() -> None:
     assert await log.compact(10_000) is None
 
 
-async def test_readers_go_on_while_segments_are_swapped_under_them() -> None:
-    disk = SimulatedDisk(yields=True)
+@pytest.mark.parametrize("seed", range(15))
+async def test_readers_go_on_while_segments_are_swapped_under_them(seed: int) -> None:
+    disk = SimulatedDisk(seed, yields=True)
     log = new_log(disk, CONFIG)
     await fill(log, 60)
     disk.cold = True
     wanted = newest(await records(log))
     compaction = asyncio.ensure_future(log.compact(10_000))
-    while not compaction.done():
-        assert newest(await records(log)) == wanted
+
+    async def read(start: int) -> None:
+        while not compaction.done():
+            result = await log.read(Offset(start), end=Offset(60), max_bytes=1)
+            assert result.next_offset > start
+
+    await asyncio.gather(*(read(start) for start in range(60)))
+    assert newest(await records(log)) == wanted
     assert await compaction is not None
     assert log.damaged_ranges == ()
 
@@ -188,6 +195,7 @@ async def test_a_truncation_interrupts_a_compaction() -> None:
     await log.truncate_to(Offset(50))
     await compaction
     assert log.log_end_offset == 50
+    assert log.current_checkpoint().gaps_below <= 50
     assert newest(await records(log))[b"a"] == (48, b"48")
 
 
@@ -202,6 +210,16 @@ async def test_closing_does_not_wait_for_a_compaction_to_end() -> None:
     assert await compaction is None
     again = new_log(disk, CONFIG, checkpoint=log.current_checkpoint())
     assert newest(await records(again))[b"a"] == (57, b"57")
+
+
+async def test_what_is_appended_after_a_truncation_may_have_no_gaps() -> None:
+    log = new_log(SimulatedDisk(), CONFIG)
+    await fill(log)
+    await log.compact(10_000)
+    assert log.current_checkpoint().gaps_below > 5
+    await log.truncate_to(Offset(5))
+    assert log.current_checkpoint().gaps_below <= log.log_end_offset
+    await fill(log, 3)
 
 
 async def test_damage_ends_a_compaction_and_nothing_is_lost() -> None:

@@ -207,6 +207,24 @@ async def test_concurrent_appends_keep_their_order_over_rolls() -> None:
     assert await read_all(log) == [b"%03d" % number for number in range(100)]
 
 
+async def test_an_append_does_not_overtake_one_that_was_just_let_in() -> None:
+    log = new_log()
+    await log.core.write_lock.acquire()
+    first = asyncio.ensure_future(log.append([batch([b"first"])], EPOCH))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    log.core.write_lock.release()
+    # The lock is free, and the first append has been woken but has not run yet.
+    second = log.append([batch([b"second"])], EPOCH)
+    assert second.send(None) is not None, "written at once"
+    assert log.log_end_offset == 0
+    await first
+    second.close()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert await read_all(log) == [b"first", b"second"]
+
+
 async def test_an_append_given_up_while_it_waits_does_not_break_those_behind_it() -> None:
     log = new_log(SimulatedDisk(yields=True), SMALL)
     await log.append([batch([b"x" * 300])], EPOCH)
@@ -546,3 +564,29 @@ async def test_a_read_error_of_the_disk_is_told_and_leaves_the_log_online() -> N
     assert failed.value.entry is STORAGE_FAILED
     assert log.state is LogState.ONLINE
     assert await read_all(log) == [b"a"]
+
+
+async def test_a_changed_leader_epoch_is_not_served() -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk)
+    await log.append([batch([b"a"])], EPOCH)
+    disk.flip_bit(f"replica/{0:020d}.log", 15 * 8)
+    with pytest.raises(LogError) as failed:
+        await log.read(Offset(0), end=Offset(1), max_bytes=1)
+    assert failed.value.entry is STORAGE_FAILED
+    assert "leader epoch" in failed.value.message
+
+
+async def test_names_that_a_crashed_process_left_in_memory_are_made_durable_at_the_start() -> None:
+    for seed in range(10):
+        disk = SimulatedDisk(seed)
+        disk.make_directory("replica")
+        disk.sync_directory("")
+        disk.open(f"replica/{0:020d}.log", create=True)
+        disk.crash(power=False)
+        log = new_log(disk, start=StartKind.PROCESS_CRASH)
+        await log.append([batch([b"a"])], EPOCH)
+        await log.flush()
+        disk.crash(power=True)
+        log = new_log(disk, checkpoint=log.current_checkpoint(), start=StartKind.POWER_LOSS)
+        assert await read_all(log) == [b"a"]
