@@ -160,6 +160,9 @@ class Partition:
         if self.log.config.flush is FlushMode.ASYNC:
             self._advance(self.log.log_end_offset)
         if acks is Acks.ALL:
+            # The append may have waited for a new segment, and the log have failed behind it:
+            # whoever began to wait now would not be told.
+            self._require_open()
             last_offset = max(result.last_offset for result in results)
             if last_offset >= self._high_watermark:
                 await self._committed(last_offset, timeout_s)

@@ -163,6 +163,21 @@ async def test_a_failed_sync_fails_every_waiting_and_every_later_writer() -> Non
         await partition.read(Offset(0), max_bytes=1)
 
 
+async def test_a_writer_whose_log_fails_behind_its_append_is_told_at_once() -> None:
+    class FailsAfterwards(ManualLog):
+        async def append(
+            self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch
+        ) -> list[AppendResult]:
+            results = await super().append(batches, leader_epoch)
+            self.sync_fails()
+            return results
+
+    partition = partition_over(FailsAfterwards())
+    with pytest.raises(LogError) as caught:
+        await partition.append(batch_of(1), acks=Acks.ALL, timeout_s=60)
+    assert caught.value.entry is STORAGE_FAILED
+
+
 async def test_below_min_insync_replicas_nothing_is_written() -> None:
     log = ManualLog()
     partition = partition_over(log, min_insync_replicas=2)

@@ -21,7 +21,7 @@ from raftlog.replication.partition import Acks, Partition
 from raftlog.world.real_clock import SystemClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
 
-SEEDS = range(60)
+SEEDS = range(120)
 LIVES = 6
 STEPS = 12
 TOPIC = "t"
