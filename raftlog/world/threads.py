@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
@@ -26,7 +27,8 @@ class Threads:
         self._name = name
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: list[Thread] = []
-        self._pending = 0
+        self._idle = 0
+        """Threads without work, less the jobs that wait. Changed in the event loop only."""
         self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -35,8 +37,10 @@ class Threads:
         Cancelling the wait does not stop the work. Call it from one event loop only.
         """
         assert not self._closed, "the threads have been closed"
-        self._pending += 1
-        if self._pending > len(self._threads) < self._threads_max:
+        # A job counts until its work ends, even if its waiter gave up long before.
+        self._idle -= 1
+        if self._idle < 0 and len(self._threads) < self._threads_max:
+            self._idle += 1
             thread = Thread(
                 target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True
             )
@@ -45,10 +49,7 @@ class Threads:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put((work, loop, future))
-        try:
-            return await future
-        finally:
-            self._pending -= 1
+        return await future
 
     def close(self) -> None:
         """Let the threads finish what they were given, and wait for them."""
@@ -69,16 +70,18 @@ class Threads:
             except BaseException as caught:  # the waiter's to handle, whatever it is
                 error = caught
             # A loop that was closed meanwhile has nobody left to tell.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_settle, future, result, error)
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._settle, future, result, error)
             # Not kept alive while waiting for the next job.
             del job, work, future, result, error
 
-
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+    def _settle(
+        self, future: asyncio.Future[Any], result: Any, error: BaseException | None
+    ) -> None:
+        self._idle += 1
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)

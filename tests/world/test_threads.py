@@ -64,6 +64,19 @@ async def test_a_caller_that_gave_up_disturbs_nobody() -> None:
     threads.close()
 
 
+async def test_work_that_nobody_waits_for_any_more_still_counts_as_work() -> None:
+    threads = Threads(2, "test")
+    release = threading.Event()
+    abandoned = asyncio.create_task(threads.run(lambda: release.wait(DEADLINE_S)))
+    await asyncio.sleep(0)
+    abandoned.cancel()
+    await asyncio.gather(abandoned, return_exceptions=True)
+    async with asyncio.timeout(DEADLINE_S / 2):
+        assert await threads.run(lambda: "on a second thread") == "on a second thread"
+    release.set()
+    threads.close()
+
+
 async def test_closing_waits_for_what_was_begun() -> None:
     threads = Threads(1, "test")
     done: list[str] = []
