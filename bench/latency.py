@@ -19,7 +19,7 @@ from raftlog_client import Consumer, Producer, TopicPartition
 
 from bench.node import NodeProcess
 from bench.report import Latencies, Result
-from bench.throughput import payload
+from bench.throughput import PARTITIONS, payload
 
 DRAIN_TIMEOUT_S = 10.0
 WARM_UP_S = 1.0
@@ -54,6 +54,7 @@ async def open_loop(
     warm_up = int(rate * WARM_UP_S)
     filler = payload(80)
     due = [0.0] * count
+    unread = set(range(count))
     all_read = asyncio.Event()
 
     async def read(consumer: Consumer) -> None:
@@ -61,7 +62,8 @@ async def open_loop(
             number = int(record.value[:20])
             if number >= warm_up:
                 samples.end_to_end.append(time.perf_counter() - due[number])
-            if number == count - 1:
+            unread.discard(number)
+            if not unread:
                 all_read.set()
                 return
 
@@ -75,7 +77,7 @@ async def open_loop(
         Consumer(bootstrap_servers=node.address, auto_offset_reset="earliest") as consumer,
         Producer(bootstrap_servers=node.address, linger_ms=0) as producer,
     ):
-        consumer.assign([TopicPartition(topic, 0)])
+        consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])
         reader = asyncio.create_task(read(consumer)) if consume else None
         start = time.perf_counter() + 0.2
         for number in range(count):
@@ -83,7 +85,7 @@ async def open_loop(
             await until(due[number])
             if number >= warm_up:
                 samples.publish_delay.append(max(0.0, time.perf_counter() - due[number]))
-            future = await producer.send(topic, b"%020d" % number + filler, partition=0)
+            future = await producer.send(topic, b"%020d" % number + filler)
             future.add_done_callback(lambda f, n=number: acknowledged(n, f))
         async with asyncio.timeout(DRAIN_TIMEOUT_S):
             await producer.flush()
@@ -97,6 +99,7 @@ def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
     """Publish and end-to-end latency at 1,000 records a second."""
     rate, seconds = 1_000, max(3.0, 10.0 * scale)
     parameters = {"rate": rate, "record_bytes": 100, "seconds": seconds, "acks": "all"}
+    parameters["partitions"] = PARTITIONS
     results = [
         Result("publish latency p50, 1,000/s", "ms", [], 1.0, True, parameters),
         Result("publish latency p99, 1,000/s", "ms", [], 5.0, True, parameters),
@@ -105,12 +108,12 @@ def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
     ]
     for run_number in range(runs):
         topic = f"latency-{run_number}"
-        node.create_topic(topic, 1)
+        node.create_topic(topic, PARTITIONS)
         samples = uvloop.run(open_loop(node, topic, rate, seconds, consume=False))
         publish = Latencies.from_seconds(samples.publish)
         delay = Latencies.from_seconds(samples.publish_delay)
         node.delete_topic(topic)
-        node.create_topic(topic, 1)
+        node.create_topic(topic, PARTITIONS)
         both = uvloop.run(open_loop(node, topic, rate, seconds, consume=True))
         end_to_end = Latencies.from_seconds(both.end_to_end)
         for result, latencies, name in (

@@ -69,13 +69,21 @@ def take_marker_away(disk: Disk) -> None:
 class CheckpointFile:
     """The file, for the run that owns it now. Lives in the event loop."""
 
-    def __init__(self, disk: Disk, clock: Clock, collect: Callable[[], NodeCheckpoint]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        collect: Callable[[], NodeCheckpoint],
+        written: Callable[[NodeCheckpoint], None] | None = None,
+    ) -> None:
+        """`collect` says what to write, and `written` is told once that is durable."""
         self.failure: DiskError | None = None
         self.writes = 0
         self._disk = disk
         self._clock = clock
         self._pause_until = 0.0
         self._collect = collect
+        self._written = written
         self._running: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
 
@@ -100,7 +108,8 @@ class CheckpointFile:
         self._running, self._next = self._next, None
         if self.failure is not None:
             raise DiskError(str(self.failure)) from self.failure
-        data = encode_checkpoint(self._collect())
+        checkpoint = self._collect()
+        data = encode_checkpoint(checkpoint)
         try:
             await self._disk.run(partial(_replace, self._disk, data))
         except DiskFullError:
@@ -113,6 +122,8 @@ class CheckpointFile:
             ended = self._clock.monotonic()
             self._pause_until = ended + PAUSE_RATIO * (ended - began)
         self.writes += 1
+        if self._written is not None:
+            self._written(checkpoint)
 
 
 def _replace(disk: Disk, data: bytes) -> None:

@@ -34,6 +34,13 @@ class StartKind(StrEnum):
     """Unsynced bytes may be missing, in any pattern."""
 
 
+class FirstAppend(msgspec.Struct, frozen=True, array_like=True):
+    """When a segment took its first append (wall clock)."""
+
+    base_offset: Offset
+    at_ms: int
+
+
 class ReplicaCheckpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What is known to be durable of one log."""
 
@@ -59,6 +66,8 @@ class ReplicaCheckpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=Tr
     """It was closed, and nothing has written to it since."""
     damage: str = ""
     """Why the replica is offline, until it is repaired: later starts must not forget it."""
+    first_appends: tuple[FirstAppend, ...] = ()
+    """Of the first segment, the last one that is not empty, and some between them; rising."""
 
 
 class NodeCheckpoint(msgspec.Struct, frozen=True):

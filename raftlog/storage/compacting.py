@@ -16,13 +16,13 @@ from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset
 from raftlog.storage.compaction import group_segments, plan_compaction
-from raftlog.storage.compaction_pass import CompactionPass
+from raftlog.storage.compaction_pass import CompactionPass, Stop
 from raftlog.storage.core import LogCore
 from raftlog.storage.reader import DamageFoundError, LogReader
-from raftlog.storage.results import CompactionReport
+from raftlog.storage.results import CompactionReport, UnreadableBatch
 from raftlog.storage.retention import SegmentInfo
 from raftlog.storage.segment import CLEANED_SUFFIX, Segment, segment_name
-from raftlog.storage.swap import commit_swap, finish_swaps
+from raftlog.storage.swap import swap_segments
 from raftlog.storage.upkeep import Upkeep
 from raftlog.world import Buffer, File
 
@@ -34,21 +34,25 @@ logger = logging.getLogger(__name__)
 
 
 async def compact_log(
-    core: LogCore, upkeep: Upkeep, reader: LogReader, now_ms: int
+    core: LogCore, upkeep: Upkeep, reader: LogReader, now_ms: int, *, go_on: bool = False
 ) -> CompactionReport | None:
     """One pass, if the plan finds it worth while; None if not, or if it was interrupted.
 
-    Raises LogError. Damage on the way ends the pass without an error: its readers are told.
+    With `go_on` any dirty part is worth while: the last pass was partial. Raises LogError. Damage
+    on the way ends the pass without an error: its readers are told.
     """
     core.require_online()
-    if not core.config.compacts:
+    if not core.config.compacts or core.is_compacting:
         return None
-    async with core.arrange_lock:
-        try:
-            return await _Compaction(core, upkeep, reader, now_ms).run()
-        except DamageFoundError as error:
-            logger.error("%s: compaction stopped at damage: %s", core.directory, error.reason)
-            return None
+    core.is_compacting = True
+    try:
+        async with core.arrange_lock:
+            return await _Compaction(core, upkeep, reader, now_ms, go_on=go_on).run()
+    except DamageFoundError as error:
+        logger.error("%s: compaction stopped at damage: %s", core.directory, error.reason)
+        return None
+    finally:
+        core.is_compacting = False
 
 
 class _InterruptedError(Exception):
@@ -56,11 +60,14 @@ class _InterruptedError(Exception):
 
 
 class _Compaction:
-    def __init__(self, core: LogCore, upkeep: Upkeep, reader: LogReader, now_ms: int) -> None:
+    def __init__(
+        self, core: LogCore, upkeep: Upkeep, reader: LogReader, now_ms: int, *, go_on: bool
+    ) -> None:
         self._core = core
         self._upkeep = upkeep
         self._reader = reader
         self._now_ms = now_ms
+        self._go_on = go_on
 
     async def run(self) -> CompactionReport | None:
         core = self._core
@@ -73,14 +80,11 @@ class _Compaction:
             high_watermark=min(core.high_watermark, core.flushed_offset),
             segment_ms=config.segment_ms,
             min_compaction_lag_ms=config.min_compaction_lag_ms,
-            min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
+            min_cleanable_dirty_ratio=0.0 if self._go_on else config.min_cleanable_dirty_ratio,
             delete_retention_ms=config.delete_retention_ms,
         )
         if plan is None:
             return None
-        # The recovery point's position must not lie in a segment that is rewritten.
-        await self._upkeep.checkpoint()
-        await core.publish()
         work = CompactionPass(
             core.compaction,
             now_ms=self._now_ms,
@@ -91,11 +95,19 @@ class _Compaction:
         try:
             await self._survey(work, plan.first_dirty_offset, plan.end_offset)
             end_offset = work.finish_survey(plan.end_offset)
+            self._note_unreadable(work, end_offset)
+            if end_offset <= plan.first_dirty_offset < plan.end_offset and not (
+                core.compaction.has_due(self._now_ms, config.delete_retention_ms)
+            ):
+                # It stopped where the last one did: nothing would come of rewriting all before.
+                return None
             groups = group_segments(
                 infos, end_offset=end_offset, segment_bytes=config.segment_bytes
             )
             if not groups:
                 return None
+            # The recovery point's position must not lie in a segment that is rewritten.
+            await self._upkeep.checkpoint()
             core.gaps_below = max(core.gaps_below, groups[-1][-1].next_offset)
             await core.publish()
             rewritten = 0
@@ -109,8 +121,27 @@ class _Compaction:
         core.compaction = work.finish()
         await core.publish()
         return CompactionReport(
-            rewritten, work.stats.bytes_read, work.stats.bytes_written, end_offset
+            rewritten,
+            work.stats.bytes_read,
+            work.stats.bytes_written,
+            end_offset,
+            is_partial=work.stopped is Stop.MAP_FULL,
         )
+
+    def _note_unreadable(self, work: CompactionPass, offset: Offset) -> None:
+        """Say once what keeps compaction from going on."""
+        core = self._core
+        found = None
+        if work.unreadable is not None:
+            found = UnreadableBatch(offset, work.unreadable.message)
+            if found != core.unreadable:
+                logger.error(
+                    "%s: compaction cannot go beyond offset %d: %s",
+                    core.directory,
+                    offset,
+                    found.reason,
+                )
+        core.unreadable = found
 
     async def _survey(self, work: CompactionPass, start: Offset, end: Offset) -> None:
         offset = start
@@ -151,6 +182,7 @@ class _Compaction:
         first = segments.number(base_offset)
         old = segments.all[first : first + len(group)]
         assert [segment.base_offset for segment in old] == [info.base_offset for info in group]
+        new.first_append_ms = old[-1].first_append_ms if new.size_bytes else None
         with ExitStack() as held:
             # Who reads the old segments by name must not meet the new files under it.
             await core.run(self._hold, held, old)
@@ -191,8 +223,9 @@ class _Compaction:
                     held.enter_context(self._core.shared.files.lease(path))
 
     def _swap(self, cleaned: str, base_offset: Offset, end_offset: Offset) -> None:
-        commit_swap(self._core.shared.disk, self._core.directory, cleaned, base_offset, end_offset)
-        finish_swaps(self._core.shared.disk, self._core.directory)
+        swap_segments(
+            self._core.shared.disk, self._core.directory, cleaned, base_offset, end_offset
+        )
 
 
 def _survey_chunk(work: CompactionPass, data: Buffer) -> bool:

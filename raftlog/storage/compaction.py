@@ -67,6 +67,13 @@ class CompactionHistory(msgspec.Struct, frozen=True, array_like=True):
         due = [entry for entry in self.passes if now_ms - entry.at_ms >= delete_retention_ms]
         return due[-1].end_offset if due else Offset(0)
 
+    def has_due(self, now_ms: int, delete_retention_ms: int) -> bool:
+        """Whether a pass would find tombstones, or markers, that have become due."""
+        return (
+            self.awaits_deletion
+            and self.deletable_before(now_ms, delete_retention_ms) > self.deleted_before
+        )
+
     def after(
         self,
         end_offset: Offset,
@@ -146,11 +153,7 @@ def plan_compaction(
         segment.size_bytes for segment in cleanable if segment.next_offset > first_dirty_offset
     )
     is_dirty = dirty_bytes > 0 and dirty_bytes >= min_cleanable_dirty_ratio * total_bytes
-    has_due = (
-        history.awaits_deletion
-        and history.deletable_before(now_ms, delete_retention_ms) > history.deleted_before
-    )
-    if not is_dirty and not has_due:
+    if not is_dirty and not history.has_due(now_ms, delete_retention_ms):
         return None
     return CompactionPlan(first_dirty_offset, end_offset, total_bytes - dirty_bytes, dirty_bytes)
 

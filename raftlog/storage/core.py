@@ -24,7 +24,7 @@ from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.files import Lease, OpenFiles
 from raftlog.storage.flush import Flusher
 from raftlog.storage.opening import Opened
-from raftlog.storage.results import LogState
+from raftlog.storage.results import LogState, UnreadableBatch
 from raftlog.storage.segments import Segments
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
@@ -78,6 +78,9 @@ class LogCore:
         self.directory = directory
         self.config = config
         self.segments = Segments(opened.segments, opened.log_start_offset)
+        self.segments.set_first_appends(
+            () if checkpoint is None else checkpoint.first_appends, shared.clock.time_ms()
+        )
         self.leader_epochs = opened.leader_epochs
         self.producers = opened.producers
         self.possible_loss = opened.possible_loss
@@ -86,7 +89,7 @@ class LogCore:
         self.damage = ""
         self.flushed_offset = self.segments.end_offset
         self.high_watermark = Offset(0) if checkpoint is None else checkpoint.high_watermark
-        self.gaps_below = Offset(0) if checkpoint is None else checkpoint.gaps_below
+        self.gaps_below = opened.gaps_below
         self.compaction = CompactionHistory() if checkpoint is None else checkpoint.compaction
         self.recovery = opened.recovery_point or self.unrecovered()
         self.batches_since_recovery = 0
@@ -99,6 +102,14 @@ class LogCore:
         """Held while index files of the active segment, epochs or snapshots are written."""
         self.arrangers_waiting = 0
         """Truncations and closings, for which a compaction gives way."""
+        self.is_compacting = False
+        """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
+        self.unreadable: UnreadableBatch | None = None
+        """The batch that the last compaction could not decode."""
+        self.published_recovery_point = (
+            Offset(0) if checkpoint is None else checkpoint.recovery_point
+        )
+        """The one that the node's checkpoint file names: its snapshot must stay."""
         self.promises_end: Offset | None = None
         """While a truncation is being prepared: nothing from this offset on is promised."""
         self.flushed_callbacks: list[Callable[[Offset], None]] = []
@@ -146,6 +157,7 @@ class LogCore:
             high_watermark=high_watermark,
             gaps_below=self.gaps_below,
             compaction=self.compaction,
+            first_appends=self.segments.first_appends(),
         )
 
     def require_online(self) -> None:

@@ -40,6 +40,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compacting import compact_log
+from raftlog.storage.compaction_pass import refuse_keyless
 from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.core import LogCore, LogShared, disk_full, publish_nothing
 from raftlog.storage.index import POSITION_MAX, RELATIVE_OFFSET_MAX
@@ -54,6 +55,7 @@ from raftlog.storage.results import (
     LogState,
     PossibleLoss,
     ReadResult,
+    UnreadableBatch,
 )
 from raftlog.storage.timestamps import find_offset_for_timestamp
 from raftlog.storage.upkeep import Upkeep
@@ -65,6 +67,10 @@ WRITERS_WAITING_MAX: Final = 10_000
 """Appends of one log that may wait while a segment is begun; more are refused."""
 DAMAGED_RANGES_MAX: Final = 16
 """Damaged places of one log that are remembered for its status."""
+
+KEYED_BATCH_BYTES_MAX: Final = 16 << 20
+"""What a batch for a compacted topic may unpack to. It is unpacked in the event loop, so that the
+order of appends holds, and must not keep it for long; compaction can read four times as much."""
 
 _T = TypeVar("_T")
 
@@ -209,6 +215,11 @@ class Log:
         return tuple(self._damaged_ranges.values())
 
     @property
+    def unreadable(self) -> UnreadableBatch | None:
+        """What keeps compaction from going on, if something does."""
+        return self._core.unreadable
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of record batches on disk."""
         return self._core.segments.size_bytes
@@ -242,6 +253,9 @@ class Log:
         Returns when they are written, not when they are durable. Raises LogError: nothing was
         written, unless it is STORAGE_FAILED, whose outcome is unknown.
         """
+        if self._core.config.compacts:
+            for batch in batches:
+                refuse_keyless(batch, decompressed_bytes_max=KEYED_BATCH_BYTES_MAX)
         if not self._writers_waiting and not self._core.write_lock.locked():
             results = self._append_now(batches, leader_epoch)
             if results is not None:
@@ -431,20 +445,26 @@ class Log:
     async def delete_records_before(self, offset: Offset) -> Offset:
         """Move the log start offset up to `offset`, and return it. Durable when it returns.
 
+        While a compaction runs, the files that lie below stay until retention comes by.
         Raises LogError: OFFSET_OUT_OF_RANGE beyond the log end offset, DISK_FULL, STORAGE_FAILED.
         """
         return await self._to_its_end(self._upkeep.delete_records_before(offset))
 
     async def apply_retention(self, now_ms: int) -> int:
-        """Remove segments that are due by age or size; return how many. Raises LogError."""
+        """Remove segments that are due by age or size; return how many. Raises LogError.
+
+        Removes none while a compaction runs: what is due stays due.
+        """
         return await self._to_its_end(self._upkeep.apply_retention(now_ms))
 
-    async def compact(self, now_ms: int) -> CompactionReport | None:
+    async def compact(self, now_ms: int, *, go_on: bool = False) -> CompactionReport | None:
         """Remove records that a newer one of the same key replaces, if it is worth it.
 
-        Raises LogError.
+        After a partial pass, call it again at once with `go_on`. Raises LogError.
         """
-        return await self._to_its_end(compact_log(self._core, self._upkeep, self._reader, now_ms))
+        return await self._to_its_end(
+            compact_log(self._core, self._upkeep, self._reader, now_ms, go_on=go_on)
+        )
 
     async def close(self) -> None:
         """Flush, checkpoint, and let go of the files. A log that failed is only let go.

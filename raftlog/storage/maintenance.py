@@ -168,10 +168,13 @@ class Maintenance:
             if log is None or log.state is not LogState.ONLINE:
                 continue
             log.producers.expire(self._shared.monotonic_ms())
-            try:
-                await log.apply_retention(now_ms)
-            except LogError as error:
-                _report(log, "retention", error)
+            await self._retain(log, now_ms)
+
+    async def _retain(self, log: Log, now_ms: int) -> None:
+        try:
+            await log.apply_retention(now_ms)
+        except LogError as error:
+            _report(log, "retention", error)
 
     def _start_compaction(self) -> None:
         if self._compaction is not None and not self._compaction.done():
@@ -189,7 +192,12 @@ class Maintenance:
             if log is None or not log.config.compacts or log.state is not LogState.ONLINE:
                 continue
             try:
-                await log.compact(now_ms)
+                report = await log.compact(now_ms)
+                # A pass kept retention away; and each pass comes further than the one before.
+                await self._retain(log, now_ms)
+                while report is not None and report.is_partial:
+                    report = await log.compact(now_ms, go_on=True)
+                    await self._retain(log, now_ms)
             except LogError as error:
                 _report(log, "compaction", error)
         await self._shared.clock.sleep(self._settings.retention_interval_ms / 1000)

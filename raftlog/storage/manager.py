@@ -83,7 +83,7 @@ class LogManager:
         self._closed_clean: set[str] = set()
         self._clean_shutdown = False
         self._closing = False
-        self._file = CheckpointFile(disk, clock, self._collect)
+        self._file = CheckpointFile(disk, clock, self._collect, self._published)
         self._maintenance = Maintenance(self._shared, settings, self._logs, self._file)
 
     @classmethod
@@ -296,7 +296,14 @@ class LogManager:
                 )
                 for name, checkpoint in replicas.items()
             }
-        return NodeCheckpoint(self._clean_shutdown, replicas)
+        return NodeCheckpoint(self._clean_shutdown, dict(replicas))
+
+    def _published(self, checkpoint: NodeCheckpoint) -> None:
+        """Tell each log what the checkpoint file says of it now."""
+        for key, log in self._logs.items():
+            replica = checkpoint.replicas.get(_replica_name(*key))
+            if replica is not None:
+                log.core.published_recovery_point = replica.recovery_point
 
 
 def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:

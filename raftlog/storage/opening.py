@@ -45,10 +45,9 @@ from raftlog.world import Disk, File
 
 EPOCHS_NAME: Final = "leader-epoch-checkpoint"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
-SNAPSHOTS_KEPT: Final = 3
-"""Producer snapshots of one log: the newest for recovery, older ones for truncation."""
 SMALL_FILE_BYTES_MAX: Final = 256 << 20
 NO_EPOCH: Final = LeaderEpoch(-1)
+NO_GAPS: Final = Offset(0)
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +65,8 @@ class Opened:
     possible_loss: PossibleLoss | None = None
     recovery_point: ReplicaCheckpoint | None = None
     """The checkpoint, where its recovery point still holds."""
+    gaps_below: Offset = NO_GAPS
+    """Below this offset compaction may have left gaps between batches."""
 
 
 @dataclass
@@ -352,8 +353,10 @@ class _Recovery:
         if checkpoint is not None:
             self._gaps_below = checkpoint.gaps_below
         else:
-            # Nothing tells how far compaction came; it never touches the active segment.
-            self._gaps_below = segments[-1].base_offset if config.compacts else Offset(0)
+            # Nothing tells how far compaction came, nor whether the topic once was a compacted one;
+            # it never touches the active segment. Records that are missing are noticed all the
+            # same: each segment must end where the next one begins, and offsets must not go back.
+            self._gaps_below = segments[-1].base_offset
 
     def run(self) -> Opened:
         """Scan, judge, and where the log is whole up to a torn end: cut, index, sync."""
@@ -486,11 +489,9 @@ class _Recovery:
             damage,
             possible_loss,
             self._checkpoint if damage is not None else self._recovery_point,
+            self._gaps_below,
         )
 
     def _may_have_lost(self) -> bool:
-        return (
-            self._start is StartKind.POWER_LOSS
-            and self._checkpoint is not None
-            and self._config.flush is FlushMode.ASYNC
-        )
+        # Without a checkpoint the start counts as one after a power cut: it may have been one.
+        return self._start is StartKind.POWER_LOSS and self._config.flush is FlushMode.ASYNC

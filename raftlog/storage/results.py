@@ -55,6 +55,14 @@ class DamagedRange:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadableBatch:
+    """A batch that is whole and cannot be decoded: compaction goes no further than to it."""
+
+    offset: Offset
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PossibleLoss:
     """After a power cut, records from `from_offset` on may have existed (flush=async)."""
 
@@ -71,3 +79,5 @@ class CompactionReport:
     bytes_after: int
     compacted_offset: Offset
     """All below this offset has been compacted."""
+    is_partial: bool = False
+    """There were more keys than one pass can learn: another pass should follow at once."""

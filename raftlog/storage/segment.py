@@ -78,7 +78,7 @@ class Segment:
         self.max_timestamp_ms = max_timestamp_ms
         """Largest timestamp of any record; NO_TIMESTAMP if there is none."""
         self.first_append_ms: int | None = None
-        """Wall time of the first append, as far as this process knows."""
+        """Wall time of the first append, or later if that is not known; None: it is empty."""
         self.path = f"{directory}/{segment_name(base_offset)}"
         self.files = files
         self.offset_index = offset_index(
@@ -183,6 +183,8 @@ class Segment:
         entries, entry = last_time
         self.next_offset = next_offset
         self.size_bytes = size_bytes
+        if not size_bytes:
+            self.first_append_ms = None
         self.offset_index.keep(offset_entries)
         self.time_index.keep(entries)
         self._last_time_entry = entry

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 from raftlog.record.types import Offset
+from raftlog.storage.checkpoints import FirstAppend
 from raftlog.storage.segment import Segment
 
+FIRST_APPENDS_MAX: Final = 16
+"""Segments of one log whose age is written down; those between take the next one's."""
 POSITIONS_MAX: Final = 128
 """Places where readers of one log left off that are remembered."""
 
@@ -47,6 +51,32 @@ class Segments:
     def size_bytes(self) -> int:
         """Sum of their sizes."""
         return sum(segment.size_bytes for segment in self._segments)
+
+    def set_first_appends(self, known: Sequence[FirstAppend], now_ms: int) -> None:
+        """At a start: tell each segment that is not empty when it took its first append.
+
+        One that is not known by itself takes the next later one that is: too young, never too old.
+        Where nothing is known (no checkpoint), it is now, once: from here on it grows old.
+        """
+        at_ms = now_ms
+        left = list(known)
+        for segment in reversed(self._segments):
+            while left and left[-1].base_offset >= segment.base_offset:
+                at_ms = left.pop().at_ms
+            segment.first_append_ms = at_ms if segment.size_bytes else None
+
+    def first_appends(self) -> tuple[FirstAppend, ...]:
+        """What `set_first_appends` needs at the next start."""
+        # The first one is always among them. So whatever the others lose by being left out, at
+        # each start again, ends when they come to be the first one.
+        segments = self._segments
+        stride = -(-len(segments) // (FIRST_APPENDS_MAX - 2))
+        last = len(segments) - (1 if segments[-1].size_bytes else 2)
+        return tuple(
+            FirstAppend(segment.base_offset, segment.first_append_ms)
+            for number in sorted({*range(0, last, stride), max(last, 0)})
+            if (segment := segments[number]).first_append_ms is not None
+        )
 
     def number(self, offset: Offset) -> int:
         """Number of the segment that an offset belongs to."""

@@ -21,7 +21,7 @@ from raftlog.storage.segment import (
     base_offset_of,
     segment_name,
 )
-from raftlog.world import Disk
+from raftlog.world import Disk, DiskError, DiskFullError
 
 SWAP_SUFFIX: Final = ".swap"
 
@@ -39,12 +39,20 @@ def swap_range(name: str) -> tuple[Offset, Offset] | None:
     return Offset(int(base)), Offset(int(end))
 
 
-def commit_swap(
+def swap_segments(
     disk: Disk, directory: str, cleaned: str, base_offset: Offset, end_offset: Offset
 ) -> None:
-    """Step 2, for a `.cleaned` file that is synced. Blocks. Raises DiskError."""
+    """Steps 2 and 3, for a `.cleaned` file that is synced. Blocks.
+
+    Raises DiskFullError if nothing was changed; DiskError if it is not known which segments count.
+    """
     disk.rename(f"{directory}/{cleaned}", f"{directory}/{swap_name(base_offset, end_offset)}")
-    disk.sync_directory(directory)
+    try:
+        disk.sync_directory(directory)
+        finish_swaps(disk, directory)
+    except DiskFullError as error:
+        # There is no way back: whoever goes on with the old segments would lose what they take.
+        raise DiskError(f"{directory}: a swap was cut short: {error}") from error
 
 
 def finish_swaps(disk: Disk, directory: str) -> int:

@@ -14,6 +14,7 @@ was promised.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -24,7 +25,6 @@ from raftlog.storage.checkpoints import ReplicaCheckpoint
 from raftlog.storage.core import LogCore
 from raftlog.storage.opening import (
     EPOCHS_NAME,
-    SNAPSHOTS_KEPT,
     create_segment,
     remove_snapshots,
     snapshot_name,
@@ -38,6 +38,10 @@ from raftlog.world import Disk
 
 SEGMENTS_DROPPED_MAX: Final = 64
 """Segments that one call of retention removes; the next call goes on."""
+
+
+UNPUBLISHED_SNAPSHOTS_MAX: Final = 64
+"""Snapshots kept above the published recovery point, when the checkpoint file lags behind."""
 
 
 class Upkeep:
@@ -57,6 +61,7 @@ class Upkeep:
                 segments.end_of(segment),
                 segment.size_bytes,
                 segment.max_timestamp_ms,
+                # Only an empty segment has none, and nothing is decided by its age.
                 now_ms if segment.first_append_ms is None else segment.first_append_ms,
             )
             for segment in segments.all
@@ -107,7 +112,14 @@ class Upkeep:
             producers = core.producers.to_bytes(end_offset, now_ms=core.shared.monotonic_ms())
             await core.flush()
             try:
-                await core.run(self._write_derived, active, tails, epochs, producers, end_offset)
+                await core.run(
+                    partial(self._write_derived, published=core.published_recovery_point),
+                    active,
+                    tails,
+                    epochs,
+                    producers,
+                    end_offset,
+                )
             except LogError as error:
                 if error.entry is DISK_FULL:
                     active.thin_indexes()
@@ -132,18 +144,16 @@ class Upkeep:
         epochs: bytes,
         producers: bytes,
         offset: Offset,
+        *,
+        published: Offset,
     ) -> None:
         directory = self._core.directory
         segment.save_indexes(tails)
         self._disk.replace(f"{directory}/{EPOCHS_NAME}", epochs)
         self._disk.replace(f"{directory}/{snapshot_name(offset)}", producers)
-        older = [
-            known
-            for known in snapshot_offsets(self._disk.list_directory(directory))
-            if known < offset
-        ]
-        # The newest of the older ones may be what the node's checkpoint file still names.
-        for known in older[: 1 - SNAPSHOTS_KEPT]:
+        for known in outdated_snapshots(
+            snapshot_offsets(self._disk.list_directory(directory)), published, offset
+        ):
             self._disk.remove(f"{directory}/{snapshot_name(known)}")
 
     async def delete_records_before(self, offset: Offset) -> Offset:
@@ -163,7 +173,12 @@ class Upkeep:
         return segments.log_start_offset
 
     async def apply_retention(self, now_ms: int, *, by_start_only: bool = False) -> int:
-        """Remove segments that are due; return how many. Raises LogError."""
+        """Remove segments that are due; return how many. Raises LogError.
+
+        None while a compaction runs, which can take minutes: what is due stays due.
+        """
+        if self._core.is_compacting:
+            return 0
         async with self._core.arrange_lock:
             return await self._apply_retention(now_ms, by_start_only=by_start_only)
 
@@ -306,3 +321,16 @@ class Upkeep:
         segment.file.truncate(cut.size_bytes)
         segment.file.sync()
         # The index files are cut by their next save; until then their counts rule.
+
+
+def outdated_snapshots(
+    known: Sequence[Offset], published: Offset, newest: Offset
+) -> Sequence[Offset]:
+    """Which producer snapshots (rising) may go, once the one of `newest` is durable.
+
+    The checkpoint file names `published`, or, if a write of it is on the way, a later one. Of those
+    below, the newest stays: a truncation can rebuild the producers from it.
+    """
+    below = [offset for offset in known if offset < published]
+    between = [offset for offset in known if published < offset < newest]
+    return [*below[:-1], *between[:-UNPUBLISHED_SNAPSHOTS_MAX]]

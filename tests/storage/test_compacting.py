@@ -2,18 +2,22 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from raftlog.record.batch import iterate_batches
+from raftlog.record.batch import RecordBatch, iterate_batches, sealed
 from raftlog.record.codec import decode
-from raftlog.record.errors import LogError
+from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, LogError
+from raftlog.record.header import HEADER_SIZE, parse_header
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
+from raftlog.storage.compaction_pass import CompactionPass
 from raftlog.storage.config import LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.results import LogState
-from raftlog.world import DiskError
+from raftlog.world import DiskError, DiskFullError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
 from tests.storage.logs import DIRECTORY, EPOCH, batch, new_log
@@ -261,3 +265,115 @@ async def test_a_crash_at_any_step_of_a_compaction_leaves_the_old_or_the_new(pow
         if finished:
             return
     raise AssertionError("the compaction never ended")
+
+
+async def test_a_compacted_log_takes_no_record_without_a_key() -> None:
+    log = new_log(SimulatedDisk(), CONFIG)
+    good = batch([b"x"], keys=[b"a"])
+    with pytest.raises(LogError) as refused:
+        await log.append([good, batch([b"x", b"y"], keys=[b"a", None])], EPOCH)
+    assert refused.value.entry is INVALID_BODY
+    assert (log.log_end_offset, log.size_bytes) == (0, 0)
+    await log.append([good], EPOCH)
+    log.configure(replace(CONFIG, cleanup_policy=frozenset({"delete"})))
+    await log.append([batch([b"x"])], EPOCH)
+    assert log.log_end_offset == 2
+
+
+def undecodable() -> RecordBatch:
+    """A batch whose header and CRC are right, and whose records are not."""
+    data = bytearray(batch([b"x"], keys=[b"a"]).data)
+    data[HEADER_SIZE] ^= 0x40
+    return RecordBatch(sealed(data, parse_header(data)), bytes(data))
+
+
+async def test_a_compacted_log_takes_no_batch_that_cannot_be_decoded() -> None:
+    log = new_log(SimulatedDisk(), CONFIG)
+    with pytest.raises(LogError) as refused:
+        await log.append([undecodable()], EPOCH)
+    assert refused.value.entry is CORRUPT_BATCH
+
+
+async def test_a_batch_that_cannot_be_decoded_stops_compaction_without_rewriting_again() -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk, replace(CONFIG, cleanup_policy=frozenset({"delete"})))
+    await fill(log, 12)
+    await log.append([undecodable()], EPOCH)
+    await fill(log, 12)
+    log.configure(CONFIG)
+    report = await log.compact(10_000)
+    assert report is not None
+    assert report.compacted_offset == 12
+    assert log.unreadable is not None
+    assert log.unreadable.offset == 12
+    for now_ms in (20_000, 30_000):
+        appends = disk.operations["append"]
+        assert await log.compact(now_ms) is None
+        assert disk.operations["append"] == appends
+    assert log.unreadable.offset == 12
+
+
+async def test_more_keys_than_a_pass_can_learn_are_worth_another_pass_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "raftlog.storage.compacting.CompactionPass", partial(CompactionPass, keys_max=5)
+    )
+    log = new_log(SimulatedDisk(), replace(CONFIG, min_cleanable_dirty_ratio=0.9))
+    for number in range(60):
+        await log.append([batch([b"%d" % number], keys=[b"%d" % (number % 30)])], EPOCH)
+    await log.flush()
+    log.high_watermark = log.flushed_offset
+    wanted = newest(await records(log))
+    report = await log.compact(10_000)
+    passes = 1
+    while report is not None and report.is_partial:
+        report = await log.compact(10_000, go_on=True)
+        passes += 1
+    assert report is not None
+    assert passes > 5
+    left = await records(log)
+    assert newest(left) == wanted
+    assert len([offset for offset, _, _ in left if offset < report.compacted_offset]) <= 30
+
+
+async def test_what_is_left_below_a_truncation_can_be_read_in_spite_of_its_gaps() -> None:
+    log = new_log(SimulatedDisk(), replace(CONFIG, segment_bytes=2000))
+    await fill(log, 60)
+    await log.compact(10_000)
+    before = await records(log)
+    cut = next(offset for offset, _, _ in before if offset > 25)
+    await log.truncate_to(Offset(cut))
+    assert await records(log) == [record for record in before if record[0] < cut]
+
+
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+async def test_gaps_are_no_damage_without_a_checkpoint_whatever_the_policy_is_now(
+    policy: str,
+) -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk, replace(CONFIG, segment_bytes=2000))
+    await fill(log, 60)
+    await log.compact(10_000)
+    expected = await records(log)
+    disk.crash(power=False)
+    config = replace(CONFIG, segment_bytes=2000, cleanup_policy=frozenset({policy}))
+    again = new_log(disk, config, checkpoint=None, start=StartKind.POWER_LOSS)
+    assert again.state is LogState.ONLINE, again.failure
+    assert await records(again) == expected
+
+
+async def test_a_full_disk_in_the_middle_of_a_swap_ends_the_log_and_loses_nothing() -> None:
+    disk = SimulatedDisk()
+    written = Written(disk)
+    log = written.open(StartKind.CLEAN)
+    await written.publish()
+    await fill(log)
+    wanted = newest(await records(log))
+    disk.fail_next("rename", ".swap", DiskFullError)
+    with pytest.raises(LogError):
+        await log.compact(10_000)
+    assert log.state is LogState.FAILED
+    disk.crash(power=True)
+    again = written.open(StartKind.POWER_LOSS)
+    assert newest(await records(again)) == wanted

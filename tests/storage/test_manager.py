@@ -12,7 +12,9 @@ from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint
 from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager, StorageSettings
-from raftlog.storage.results import LogState
+from raftlog.storage.reader import LogReader
+from raftlog.storage.results import LogState, ReadResult
+from raftlog.storage.scan import scan
 from raftlog.world import DiskError, DiskFullError
 from raftlog.world.real_clock import SystemClock
 from raftlog.world.real_disk import FileSystemDisk
@@ -351,3 +353,74 @@ async def test_many_logs_work_on_a_real_disk(tmp_path: Path) -> None:
     assert (totals.replicas, totals.segments) == (20, 40)
     await manager.close()
     disk.close()
+
+
+async def test_neither_ticks_nor_deletions_wait_for_a_compaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node()
+    manager, log = await node.start_with_log(
+        LogConfig(segment_bytes=400, cleanup_policy=frozenset({"compact"}))
+    )
+    for number in range(20):
+        await log.append([batch([b"%d" % number], keys=[b"a"])], EPOCH)
+    await log.flush()
+    log.high_watermark = log.flushed_offset
+    gate = asyncio.Event()
+    read = LogReader.read
+
+    async def slowly(
+        self: LogReader, start: Offset, *, end: Offset, max_bytes: int
+    ) -> ReadResult:
+        await gate.wait()
+        return await read(self, start, end=end, max_bytes=max_bytes)
+
+    monkeypatch.setattr(LogReader, "read", slowly)
+    compaction = asyncio.ensure_future(log.compact(node.clock.time_ms()))
+    await asyncio.sleep(0)
+    segments = log.segment_count
+    node.clock.advance(100)
+    await asyncio.wait_for(manager.tick(), 5)
+    assert await asyncio.wait_for(log.delete_records_before(Offset(10)), 5) == 10
+    assert node.checkpoint().replicas[f"{TOPIC}/0"].log_start_offset == 10
+    assert not compaction.done()
+    gate.set()
+    await compaction
+    assert await log.apply_retention(node.clock.time_ms()) > 0
+    assert log.segment_count < segments
+    await manager.close()
+
+
+async def test_the_snapshot_that_the_checkpoint_file_names_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    await log.append([batch([b"a"])], EPOCH)
+    node.clock.advance(11)
+    await manager.tick()
+    named = node.checkpoint().replicas[f"{TOPIC}/0"].recovery_point
+    assert named == 1
+    for _ in range(6):
+        await log.append([batch([b"b"])], EPOCH)
+        await log.checkpoint()
+    node.disk.crash(power=True)
+    scanned: list[int] = []
+    monkeypatch.setattr(
+        "raftlog.storage.opening.scan",
+        lambda file, position, *rest: scanned.append(position) or scan(file, position, *rest),
+    )
+    manager, log = await node.start_with_log()
+    assert log.log_end_offset == 7
+    assert scanned == [batch([b"a"]).header.size_bytes]
+
+
+async def test_snapshots_that_the_checkpoint_file_has_passed_go() -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    for _ in range(20):
+        await log.append([batch([b"b"])], EPOCH)
+        node.clock.advance(11)
+        await manager.tick()
+    names = node.disk.list_directory(f"replicas/{TOPIC}/0")
+    assert len([name for name in names if name.endswith(".snapshot")]) <= 3

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
+import pytest
+
 from raftlog.record.types import Offset
 from raftlog.storage.segment import segment_name
-from raftlog.storage.swap import commit_swap, finish_swaps, swap_name, swap_range
+from raftlog.storage.swap import finish_swaps, swap_name, swap_range, swap_segments
+from raftlog.world import DiskError, DiskFullError
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
 
 ZERO, TEN, TWENTY = Offset(0), Offset(10), Offset(20)
@@ -32,11 +37,8 @@ def test_a_crash_at_any_step_leaves_all_of_the_old_or_the_new() -> None:
         for step in range(1, 12):
             disk = make(seed)
             disk.crash_in(step)
-            try:
-                commit_swap(disk, "d", "new.cleaned", ZERO, TWENTY)
-                finish_swaps(disk, "d")
-            except MachineStoppedError:
-                pass
+            with suppress(MachineStoppedError):
+                swap_segments(disk, "d", "new.cleaned", ZERO, TWENTY)
             disk.crash(power=seed % 2 == 0)
             finish_swaps(disk, "d")
             names = [name for name in disk.list_directory("d") if name.endswith(".log")]
@@ -49,3 +51,16 @@ def test_a_crash_at_any_step_leaves_all_of_the_old_or_the_new() -> None:
             assert disk.contents(f"d/{segment_name(TWENTY)}") == b"old"
             seen.add(first)
     assert seen == {b"old", b"new"}
+
+
+def test_a_full_disk_refuses_a_swap_that_has_not_begun_and_fails_one_that_has() -> None:
+    disk = make()
+    before = disk.list_directory("d")
+    disk.fail_next("rename", "new.cleaned", DiskFullError)
+    with pytest.raises(DiskFullError):
+        swap_segments(disk, "d", "new.cleaned", ZERO, TWENTY)
+    assert disk.list_directory("d") == before
+    disk.fail_next("rename", ".swap", DiskFullError)
+    with pytest.raises(DiskError) as failed:
+        swap_segments(disk, "d", "new.cleaned", ZERO, TWENTY)
+    assert not isinstance(failed.value, DiskFullError)
