@@ -91,7 +91,7 @@ def consume(
     key_separator: str,
     servers: str,
 ) -> None:
-    r"""Print the records of one or more topics.
+    """Print the records of one or more topics.
 
     It ends where the topic ends when the command begins, so that pipes end too; --follow goes
     on waiting for new records, and so does starting at `latest`, where there is nothing yet.
@@ -99,7 +99,7 @@ def consume(
 
     \b
       raftlog topic consume orders | jq .total
-      raftlog topic consume orders --follow --format '%d{iso} %k %v\n'
+      raftlog topic consume orders --follow --format '%d{iso} %k %v\\n'
       raftlog topic consume orders --offset @2026-01-01 --until @2026-01-02 --format json
       raftlog topic consume orders --offset -10 --partition 0
 

@@ -114,7 +114,7 @@ def produce(
     servers: str,
     output_format: str,
 ) -> int:
-    r"""Write records to a topic, from FILEs or from stdin (also `-`).
+    """Write records to a topic, from FILEs or from stdin (also `-`).
 
     \b
     lines   each line is a value; with --key-separator, a key and a value
