@@ -50,7 +50,7 @@ class SegmentInfo:
     max_timestamp_ms: int
     """Largest timestamp of its records, NO_TIMESTAMP if none has one."""
     created_ms: int
-    """When the segment was begun (wall clock), or later if that is not known any more."""
+    """When it took its first append (wall clock), or later if that is not known any more."""
 
 
 class DropReason(StrEnum):

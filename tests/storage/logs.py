@@ -58,13 +58,19 @@ def new_log(
     *,
     checkpoint: ReplicaCheckpoint | None = None,
     start: StartKind = StartKind.CLEAN,
+    clock: ManualClock | None = None,
 ) -> Log:
     """A log in `DIRECTORY` of a simulated disk."""
     disk = disk or SimulatedDisk()
     disk.make_directory(DIRECTORY)
     disk.sync_directory("")
     log = Log.open(
-        disk, ManualClock(), DIRECTORY, config or LogConfig(), checkpoint=checkpoint, start=start
+        disk,
+        clock or ManualClock(),
+        DIRECTORY,
+        config or LogConfig(),
+        checkpoint=checkpoint,
+        start=start,
     )
     disk.slow_outside_run.clear()
     return log

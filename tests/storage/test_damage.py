@@ -179,3 +179,6 @@ async def test_possible_loss_is_told_after_a_power_cut_of_an_async_log_only(
     assert log.possible_loss is None
     _, log = three.open(three.content, checkpoint, StartKind.POWER_LOSS)
     assert log.possible_loss is None
+    # Without a checkpoint nobody knows how the node stopped.
+    _, log = three.open(three.content[:-5], None, StartKind.POWER_LOSS, config)
+    assert log.possible_loss is not None

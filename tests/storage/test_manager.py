@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from raftlog.record.errors import DISK_FULL, ILLEGAL_STATE, STORAGE_FAILED, UNKN
 from raftlog.record.types import Offset, PartitionId, TopicId
 from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, STARTED_NAME, UNREADABLE_NAME
 from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint
+from raftlog.storage.compaction_pass import CompactionPass
 from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager, StorageSettings
@@ -369,9 +371,7 @@ async def test_neither_ticks_nor_deletions_wait_for_a_compaction(
     gate = asyncio.Event()
     read = LogReader.read
 
-    async def slowly(
-        self: LogReader, start: Offset, *, end: Offset, max_bytes: int
-    ) -> ReadResult:
+    async def slowly(self: LogReader, start: Offset, *, end: Offset, max_bytes: int) -> ReadResult:
         await gate.wait()
         return await read(self, start, end=end, max_bytes=max_bytes)
 
@@ -424,3 +424,29 @@ async def test_snapshots_that_the_checkpoint_file_has_passed_go() -> None:
         await manager.tick()
     names = node.disk.list_directory(f"replicas/{TOPIC}/0")
     assert len([name for name in names if name.endswith(".snapshot")]) <= 3
+
+
+async def test_maintenance_goes_on_until_all_of_a_log_is_compacted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "raftlog.storage.compacting.CompactionPass", partial(CompactionPass, keys_max=5)
+    )
+    node = Node()
+    manager, log = await node.start_with_log(
+        LogConfig(
+            segment_bytes=400,
+            cleanup_policy=frozenset({"compact"}),
+            min_cleanable_dirty_ratio=0.9,
+        )
+    )
+    for number in range(60):
+        await log.append([batch([b"x"], keys=[b"%d" % (number % 30)])], EPOCH)
+    await log.flush()
+    log.high_watermark = log.flushed_offset
+    await manager.tick()
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    end_offset = log.core.segments.active.base_offset
+    assert log.current_checkpoint().compaction.first_dirty_offset == end_offset
+    await manager.close()
