@@ -17,6 +17,10 @@ from raftlog.world import Disk
 
 SYNC_THREADS_MAX: Final = 4
 """Syncs at once; the disk's other threads stay free for reads."""
+GATHERING_ROUNDS: Final = 3
+"""Rounds of the event loop between the first request for a sync and its start. What has arrived in
+sockets meanwhile gets into it, and the sync's thread does not compete with the loop for the
+interpreter while the loop still has appends to make. An idle loop takes microseconds for them."""
 SYNCS_PER_TURN_MAX: Final = 16
 """Logs that one thread syncs in one turn: their writers all wait for the last of them."""
 
@@ -49,9 +53,14 @@ class Flusher:
         """Sync `log` soon. It must not ask again before its `end_sync`."""
         self._line[log] = None
         if not self._scheduled and len(self._turns) < self._threads_max:
-            # At the end of this round of the loop, so that all its appends get into the turn.
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._start)
+            asyncio.get_running_loop().call_soon(self._gather, GATHERING_ROUNDS)
+
+    def _gather(self, rounds: int) -> None:
+        if rounds:
+            asyncio.get_running_loop().call_soon(self._gather, rounds - 1)
+        else:
+            self._start()
 
     def _start(self) -> None:
         self._scheduled = False
@@ -68,6 +77,7 @@ class Flusher:
     def _end_turn(self, turn: asyncio.Task[None]) -> None:
         self._turns.discard(turn)
         if not turn.cancelled() and turn.exception() is None:
+            # Who waited through a whole sync has gathered company enough.
             self._start()
 
     async def _turn(self, logs: list[Flushable]) -> None:
