@@ -92,3 +92,14 @@ async def read_all(log: Log, *, max_bytes: int = 1 << 20) -> list[bytes | None]:
         assert result.next_offset > offset
         offset = result.next_offset
     return values
+
+
+def numbered(values: list[bytes], sequence: int, *, timestamp_ms: int = 1000) -> RecordBatch:
+    """A batch of one idempotent producer."""
+    return batch(
+        list(values),
+        timestamp_ms=timestamp_ms,
+        producer_id=ProducerId(7),
+        producer_epoch=ProducerEpoch(0),
+        sequence=sequence,
+    )

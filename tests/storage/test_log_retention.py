@@ -1,0 +1,162 @@
+"""What leaves a log for its age, its size, or by request, and what of that survives a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from raftlog.record.batch import iterate_batches
+from raftlog.record.errors import (
+    OFFSET_OUT_OF_RANGE,
+    LogError,
+)
+from raftlog.record.types import Offset
+from raftlog.storage.checkpoints import StartKind
+from raftlog.storage.config import LogConfig
+from raftlog.storage.opening import snapshot_offsets
+from raftlog.storage.segments import FIRST_APPENDS_MAX
+from tests.simulation.clock import ManualClock
+from tests.simulation.disk import SimulatedDisk
+from tests.storage.logs import EPOCH, batch, new_log, numbered, read_all
+
+SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
+
+
+async def test_deleted_records_stay_deleted_and_their_segments_go() -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk, SMALL)
+    for number in range(40):
+        await log.append([batch([b"%02d" % number])], EPOCH)
+    await log.flush()
+    log.high_watermark = log.flushed_offset
+    count = log.segment_count
+    assert await log.delete_records_before(Offset(33)) == 33
+    assert await log.delete_records_before(Offset(20)) == 33
+    assert log.segment_count < count
+    assert await read_all(log) == [b"%02d" % number for number in range(33, 40)]
+    with pytest.raises(LogError) as refused:
+        await log.read(Offset(32), end=Offset(40), max_bytes=1)
+    assert refused.value.entry is OFFSET_OUT_OF_RANGE
+    with pytest.raises(LogError) as refused:
+        await log.delete_records_before(Offset(41))
+    assert refused.value.entry is OFFSET_OUT_OF_RANGE
+    log = new_log(disk, SMALL, checkpoint=log.current_checkpoint(), start=StartKind.PROCESS_CRASH)
+    assert log.log_start_offset == 33
+    assert not [name for name in disk.list_directory("replica") if name.endswith(".deleted")]
+
+
+async def test_retention_drops_old_segments_and_rolls_a_due_active_one() -> None:
+    config = replace(SMALL, retention_ms=1000)
+    log = new_log(SimulatedDisk(), config)
+    for number in range(20):
+        await log.append([batch([b"%02d" % number], timestamp_ms=10_000 + number)], EPOCH)
+    await log.flush()
+    assert await log.apply_retention(10_500) == 0
+    log.high_watermark = log.flushed_offset
+    assert await log.apply_retention(10_500) == 0
+    dropped = await log.apply_retention(20_000)
+    assert dropped > 1
+    assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (20, 20, 1)
+    await log.append([batch([b"next"])], EPOCH)
+    assert await read_all(log) == [b"next"]
+
+
+DAY_MS = 24 * 3_600_000
+
+
+async def test_segments_with_timestamps_in_the_future_grow_old_over_restarts() -> None:
+    disk = SimulatedDisk()
+    clock = ManualClock()
+    config = replace(SMALL, retention_ms=2 * DAY_MS, segment_ms=DAY_MS)
+    checkpoint = None
+    dropped = []
+    future_ms = clock.time_ms() + 1000 * DAY_MS
+    for _ in range(12):
+        log = new_log(disk, config, checkpoint=checkpoint, clock=clock)
+        if not dropped:
+            for _ in range(40):
+                await log.append([batch([b"x"], timestamp_ms=future_ms)], EPOCH)
+        await log.flush()
+        log.high_watermark = log.flushed_offset
+        dropped.append(await log.apply_retention(clock.time_ms()))
+        await log.close()
+        checkpoint = log.current_checkpoint()
+        clock.advance(24 * 3600)
+    assert sum(dropped) > 3
+    assert dropped[:3] == [0, 0, 0]
+    assert (log.log_start_offset, log.segment_count) == (40, 1)
+
+
+async def test_of_many_segments_some_ages_are_kept_and_none_grows_older_than_it_is() -> None:
+    disk = SimulatedDisk()
+    clock = ManualClock()
+    log = new_log(disk, SMALL, clock=clock)
+    for _ in range(200):
+        await log.append([batch([b"x"])], EPOCH)
+        clock.advance(60)
+    ages = [segment.first_append_ms for segment in log.core.segments.all]
+    await log.close()
+    assert len(ages) > 2 * FIRST_APPENDS_MAX
+    checkpoint = log.current_checkpoint()
+    assert len(checkpoint.first_appends) <= FIRST_APPENDS_MAX
+    clock.advance(3600)
+    again = new_log(disk, SMALL, checkpoint=checkpoint, clock=clock)
+    found = [segment.first_append_ms for segment in again.core.segments.all]
+    assert (found[0], found[-1]) == (ages[0], ages[-1])
+    for before, after in zip(ages, found, strict=True):
+        assert before is not None
+        assert after is not None
+        assert before <= after <= before + 60_000 * 200 // 10
+
+
+async def test_an_active_segment_is_rolled_by_its_age_over_restarts() -> None:
+    disk = SimulatedDisk()
+    clock = ManualClock()
+    config = LogConfig(segment_ms=DAY_MS)
+    checkpoint = None
+    for _ in range(4):
+        log = new_log(disk, config, checkpoint=checkpoint, clock=clock)
+        await log.append([batch([b"x"])], EPOCH)
+        await log.close()
+        checkpoint = log.current_checkpoint()
+        clock.advance(13 * 3600)
+    assert log.segment_count == 2
+
+
+async def test_no_snapshot_of_a_past_that_was_cut_off_comes_back_with_a_power_cut() -> None:
+    for seed in range(20):
+        disk = SimulatedDisk(seed)
+        log = new_log(disk)
+        for number in range(6):
+            await log.append([numbered([b"x"], number)], EPOCH)
+            await log.checkpoint()
+        await log.truncate_to(Offset(0))
+        disk.crash(power=True)
+        left = snapshot_offsets(disk.list_directory("replica"))
+        assert [offset for offset in left if offset > 0] == []
+
+
+async def test_a_reader_goes_on_while_its_segment_is_removed() -> None:
+    disk = SimulatedDisk(yields=True)
+    log = new_log(disk, SMALL)
+    for number in range(40):
+        await log.append([batch([b"%02d" % number])], EPOCH)
+    await log.flush()
+    log.high_watermark = log.flushed_offset
+    disk.cold = True
+    reads = [
+        asyncio.ensure_future(log.read(Offset(start), end=Offset(40), max_bytes=1))
+        for start in range(40)
+    ]
+    await asyncio.sleep(0)
+    await log.delete_records_before(Offset(35))
+    for start, outcome in enumerate(await asyncio.gather(*reads, return_exceptions=True)):
+        if isinstance(outcome, LogError):
+            assert outcome.entry is OFFSET_OUT_OF_RANGE
+            assert start < 35
+        else:
+            assert not isinstance(outcome, BaseException)
+            assert next(iter(iterate_batches(outcome.data))).header.base_offset == start
+    assert log.damaged_ranges == ()
