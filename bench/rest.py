@@ -20,6 +20,7 @@ import uvloop
 
 from bench.node import NodeProcess, free_port
 from bench.report import Latencies, Result
+from bench.throughput import PARTITIONS
 
 CONNECTIONS = 32
 BARE_START_TIMEOUT_S = 10.0
@@ -126,13 +127,13 @@ def bare_server() -> Iterator[int]:
 def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
     """Single-record requests a second, and records a second in requests of 500."""
     seconds = max(2.0, 5.0 * scale)
-    parameters = {"connections": CONNECTIONS, "seconds": seconds, "partitions": 6}
+    parameters = {"connections": CONNECTIONS, "seconds": seconds, "partitions": PARTITIONS}
     single = Result("REST json, 1 record", "requests/s", [], 15_000, parameters=parameters)
     bare = Result("limit: bare aiohttp POST", "requests/s", [], parameters=parameters)
     bulk = Result("REST json, 500 records", "records/s", [], 400_000, parameters=parameters)
     for run_number in range(runs):
         topic = f"rest-{run_number}"
-        node.create_topic(topic, 6)
+        node.create_topic(topic, PARTITIONS)
         with bare_server() as port:
             connections = uvloop.run(drive(port, topic, 1, seconds))
             bare.runs.append(sum(len(c.latencies) for c in connections) / seconds)

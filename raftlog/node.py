@@ -38,7 +38,7 @@ from raftlog.replication.services import Services
 from raftlog.replication.topic_settings import TopicSettings
 from raftlog.server.app import Server
 from raftlog.server.settings import ServerLimits, ServerSettings, check_bounds
-from raftlog.storage.manager import LogManager
+from raftlog.storage.manager import REPLICAS, LogManager
 from raftlog.world import Clock, Disk, DiskError, Randomness
 from raftlog.world.real_clock import SystemClock
 from raftlog.world.real_disk import FileSystemDisk
@@ -49,7 +49,6 @@ logger = logging.getLogger(__name__)
 METADATA_DIRECTORY = "metadata"
 IDENTITY_FILE = "directory.json"
 WILDCARD_HOSTS = ("0.0.0.0", "::")
-REPLICAS_DIRECTORY = "replicas"
 REGISTRATION_RETRY_S = 2.0
 GC_ALLOCATIONS = 20_000
 """Allocations between two looks of the garbage collector: about those of 20 requests."""
@@ -296,7 +295,7 @@ def _claim(disk: Disk, node_id: int, randomness: Randomness) -> _Identity:
             raise IdentityError(
                 f"The data directory belongs to node {identity.node_id}, not to node {node_id}."
             )
-        if disk.list_directory(REPLICAS_DIRECTORY) and not disk.exists(METADATA_DIRECTORY):
+        if disk.list_directory(REPLICAS) and not disk.exists(METADATA_DIRECTORY):
             raise IdentityError(
                 f"The data directory holds replicas, but its {METADATA_DIRECTORY} is missing: "
                 "restore it. Starting without it would begin another cluster over this data."

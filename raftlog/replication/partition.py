@@ -162,7 +162,8 @@ class Partition:
         if acks is Acks.ALL:
             # The append may have waited for a new segment, and the log have failed behind it:
             # whoever began to wait now would not be told.
-            self._require_open()
+            if self._closed is not None:
+                raise _in_doubt(self._closed)
             last_offset = max(result.last_offset for result in results)
             if last_offset >= self._high_watermark:
                 await self._committed(last_offset, timeout_s)
@@ -293,10 +294,21 @@ class Partition:
         commits, self._commits = self._commits, []
         for _, _, future in commits:
             if not future.done():
-                future.set_exception(LogError(error.entry, error.message))
+                future.set_exception(_in_doubt(error))
         readers, self._readers = self._readers, {}
         for waiter in readers.values():
             waiter.wake()
+
+
+def _in_doubt(error: LogError) -> LogError:
+    """What a writer is told whose batch is in the log when its partition ends with `error`.
+
+    It may yet be committed: an error that says "not written" would have a client use its sequence
+    numbers for other records.
+    """
+    if error.entry.outcome_unknown:
+        return LogError(error.entry, error.message)
+    return LogError(RETRIABLE, f"{error.message} The outcome of the write is unknown.")
 
 
 def not_led_here(topic: str, partition: int, leader: BrokerId) -> LogError:

@@ -13,6 +13,7 @@ from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.errors import (
     NOT_ENOUGH_REPLICAS,
+    NOT_READY,
     OFFSET_OUT_OF_RANGE,
     RETRIABLE,
     STORAGE_FAILED,
@@ -176,6 +177,19 @@ async def test_a_writer_whose_log_fails_behind_its_append_is_told_at_once() -> N
     with pytest.raises(LogError) as caught:
         await partition.append(batch_of(1), acks=Acks.ALL, timeout_s=60)
     assert caught.value.entry is STORAGE_FAILED
+
+
+async def test_a_partition_that_closes_leaves_its_waiting_writers_in_doubt() -> None:
+    partition = partition_over(ManualLog())
+    waiting = asyncio.ensure_future(partition.append(batch_of(1), acks=Acks.ALL, timeout_s=60))
+    await asyncio.sleep(0)
+    partition.close(LogError(NOT_READY, "The node is stopping."))
+    with pytest.raises(LogError, match="stopping") as caught:
+        await waiting
+    assert caught.value.entry.outcome_unknown, "the record is in the log, and may be committed"
+    with pytest.raises(LogError) as caught:
+        await partition.append(batch_of(1), acks=Acks.ALL, timeout_s=60)
+    assert caught.value.entry is NOT_READY, "of this one nothing was written"
 
 
 async def test_below_min_insync_replicas_nothing_is_written() -> None:
