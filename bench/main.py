@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from bench import footprint, latency, limits, rest, throughput
+from bench import footprint, latency, limits, quorum, rest, throughput
 from bench.node import running_node
 from bench.report import Result, machine, plot, print_table, write_json
 
-SUITES = ("limits", "throughput", "latency", "rest", "footprint")
+SUITES = ("limits", "throughput", "latency", "rest", "footprint", "quorum")
 
 
 @click.command()
@@ -24,7 +24,7 @@ SUITES = ("limits", "throughput", "latency", "rest", "footprint")
     "--output", default="bench/results", show_default=True, type=click.Path(path_type=Path)
 )
 def main(suites: tuple[str, ...], runs: int, scale: float, flush: str, output: Path) -> None:
-    """Measure one node on this machine. All SUITES unless some are named."""
+    """Measure raftlog on this machine. All SUITES unless some are named."""
     facts = machine()
     print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, flush={flush}")
     results: list[Result] = []
@@ -33,12 +33,13 @@ def main(suites: tuple[str, ...], runs: int, scale: float, flush: str, output: P
         if suite == "limits":
             results += limits.run(runs=runs, scale=scale)
             continue
-        if suite == "footprint":
-            results += footprint.run(flush=flush, runs=runs, scale=scale)
+        if suite in {"footprint", "quorum"}:
+            module = {"footprint": footprint, "quorum": quorum}[suite]
+            results += module.run(flush=flush, runs=runs, scale=scale)
             continue
         with running_node(flush) as node:
-            module = {"throughput": throughput, "latency": latency, "rest": rest}[suite]
-            results += module.run(node, runs=runs, scale=scale)
+            loaded = {"throughput": throughput, "latency": latency, "rest": rest}[suite]
+            results += loaded.run(node, runs=runs, scale=scale)
     print_table(results)
     command = shlex.join(["scripts/bench", *sys.argv[1:]])
     write_json(output / "results.json", results, command, flush)

@@ -11,6 +11,7 @@ It must not know: how a node stores, replicates or elects; it knows addresses, l
 """
 
 from raftlog_client.admin import Admin
+from raftlog_client.cluster_types import ClusterSettings, NodeInfo, QuorumInfo, QuorumMember
 from raftlog_client.consumer import Consumer
 from raftlog_client.errors import (
     BufferFullError,
@@ -61,6 +62,7 @@ __all__ = [
     "BufferFullError",
     "ClientClosedError",
     "ClusterInfo",
+    "ClusterSettings",
     "ConfigEntry",
     "ConnectionLostError",
     "Consumer",
@@ -69,6 +71,7 @@ __all__ = [
     "Headers",
     "NewTopic",
     "NoOffsetError",
+    "NodeInfo",
     "OffsetAndTimestamp",
     "OffsetOutOfRangeError",
     "PartitionInfo",
@@ -77,6 +80,8 @@ __all__ = [
     "Partitioner",
     "Producer",
     "ProducerRecord",
+    "QuorumInfo",
+    "QuorumMember",
     "RaftlogClientError",
     "Record",
     "RecordMetadata",

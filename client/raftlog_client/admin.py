@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 from urllib.parse import quote
 
-from raftlog_client.errors import ClientClosedError, RaftlogClientError, server_error
+from raftlog_client.cluster_types import (
+    ClusterSettings,
+    NodeInfo,
+    NodeList,
+    QuorumInfo,
+    decoded,
+)
+from raftlog_client.errors import (
+    ClientClosedError,
+    ConnectionLostError,
+    RaftlogClientError,
+    ServerError,
+    server_error,
+)
 from raftlog_client.metadata import ClusterMetadata
 from raftlog_client.offset_queries import topic_offsets
 from raftlog_client.retry import Backoff
@@ -22,6 +35,9 @@ from raftlog_client.types import (
 )
 
 ConfigValue = str | int | float | bool
+
+LEADER_PATIENCE_S: Final = 2.0
+"""How long to wait for what only the quorum's leader knows, if it is said to be elsewhere."""
 
 
 class Admin:
@@ -54,17 +70,22 @@ class Admin:
         )
         self._is_started = False
 
-    async def start(self) -> None:
-        """Connect. Raises ConnectionLostError if no node answers."""
+    async def start(self, *, needs_ready_node: bool = True) -> None:
+        """Connect. Raises ConnectionLostError if no node answers.
+
+        Without `needs_ready_node` nobody is asked yet: `describe_quorum` and `describe_nodes` are
+        answered even by nodes that wait for a quorum, which answer nothing else.
+        """
         if self._is_started:
             return
         self._transport.start()
-        try:
-            await self._metadata.refresh(())
-        except BaseException:
-            await self._metadata.close()
-            await self._transport.close()
-            raise
+        if needs_ready_node:
+            try:
+                await self._metadata.refresh(())
+            except BaseException:
+                await self._metadata.close()
+                await self._transport.close()
+                raise
         self._is_started = True
 
     async def close(self) -> None:
@@ -240,6 +261,60 @@ class Admin:
         self._require_started()
         return (await self._metadata.refresh(())).cluster_info()
 
+    async def describe_nodes(self) -> tuple[NodeInfo, ...]:
+        """Every node of the cluster: where it is, whether it votes, whether it is fenced."""
+        answer = await self._read("GET", "/v1/nodes")
+        return decoded(answer, NodeList, "nodes").nodes
+
+    async def describe_quorum(self) -> QuorumInfo:
+        """The metadata quorum, as its leader sees it, or any node if the leader does not answer."""
+        info = decoded(await self._read("GET", "/v1/quorum"), QuorumInfo, "the quorum")
+        leader = next((voter for voter in info.voters if voter.is_leader), None)
+        if leader is None or leader.node_id == info.node_id or not (leader.host and leader.port):
+            return info
+        try:
+            answer = await self._metadata.call_at(
+                leader.host, leader.port, "/v1/quorum", timeout_s=LEADER_PATIENCE_S
+            )
+        except (ConnectionLostError, ServerError):
+            return info
+        return decoded(answer, QuorumInfo, "the quorum")
+
+    async def add_voter(self, node_id: int) -> None:
+        """Give a vote to a node that follows the metadata log. Raises ServerError(ILLEGAL_STATE)
+        if that is not possible; see `raftlog quorum describe`."""
+        await self._change("POST", "/v1/quorum/voters", {"node_id": node_id})
+
+    async def remove_voter(self, node_id: int) -> None:
+        """Take a node's vote. Raises ServerError(ILLEGAL_STATE) if it has none, or the only one."""
+        await self._change("DELETE", f"/v1/quorum/voters/{int(node_id)}")
+
+    async def transfer_leadership(self, node_id: int | None = None) -> None:
+        """Let that voter lead the quorum, or any other than the present leader. Raises
+        ServerError(ILLEGAL_STATE)."""
+        await self._change("POST", "/v1/quorum/transfer", {"node_id": node_id})
+
+    async def describe_cluster_settings(self, *, fresh: bool = False) -> ClusterSettings:
+        """Topic configs that are set for the whole cluster, as some node has applied them.
+
+        `fresh`: with every change that was acknowledged before this call; fails without a quorum.
+        """
+        path = "/v1/cluster/settings" + ("?fresh=true" if fresh else "")
+        return decoded(await self._read("GET", path), ClusterSettings, "cluster settings")
+
+    async def alter_cluster_settings(
+        self, values: Mapping[str, ConfigValue] | None = None, *, unset: Iterable[str] = ()
+    ) -> ClusterSettings:
+        """Set topic configs for all topics that do not set them, and return those of `unset` to
+        their defaults: all or none. Returns the settings after it. ServerError(INVALID_CONFIG).
+        """
+        body = {
+            "values": {name: config_text(value) for name, value in (values or {}).items()},
+            "removals": list(unset),
+        }
+        answer = await self._change("PUT", "/v1/cluster/settings", body)
+        return decoded(answer, ClusterSettings, "cluster settings")
+
     def _path(self, *segments: str) -> str:
         self._require_started()
         cluster = quote(self._metadata.view.cluster_id or "-", safe="")
@@ -249,9 +324,9 @@ class Admin:
         self._require_started()
         return await self._metadata.call_any(method, path, body)
 
-    async def _change(self, method: str, path: str, body: Any = None) -> None:
+    async def _change(self, method: str, path: str, body: Any = None) -> Any:
         self._require_started()
-        await self._metadata.call_any(method, path, body, is_idempotent=False)
+        return await self._metadata.call_any(method, path, body, is_idempotent=False)
 
     def _require_started(self) -> None:
         if not self._is_started:

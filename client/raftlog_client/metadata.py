@@ -133,6 +133,11 @@ class ClusterMetadata:
                     raise
             await asyncio.sleep(delay_s)
 
+    async def call_at(self, host: str, port: int, path: str, *, timeout_s: float) -> Any:
+        """Ask one node, once. Raises ConnectionLostError, ServerError."""
+        address = _address(host, port)
+        return await self._transport.call(address, "GET", path, timeout_s=timeout_s)
+
     def addresses(self) -> list[NodeAddress]:
         """Every node worth asking: the cluster's, and those given to start with."""
         return list(dict.fromkeys((*self._addresses.values(), *self._bootstrap)))
@@ -182,6 +187,8 @@ class ClusterMetadata:
                 elif code != UNKNOWN_TOPIC.code:
                     raise server_error(code, topic.get("message"))
             cluster_id, controller_id = answer["cluster_id"], answer.get("controller_id")
+            if controller_id is not None and controller_id < 0:
+                controller_id = None
         except (KeyError, TypeError, ValueError) as error:
             raise RaftlogClientError(f"A node's metadata answer is malformed: {error!r}") from error
         self.view = ClusterView(cluster_id, controller_id, brokers, topics)

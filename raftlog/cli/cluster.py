@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import click
 import msgspec
-from raftlog_client import Admin, BrokerInfo, ClusterInfo, TopicDescription
+from raftlog_client import (
+    Admin,
+    ClusterInfo,
+    NodeInfo,
+    QuorumInfo,
+    ServerError,
+    TopicDescription,
+)
 
 from raftlog.cli import output
 from raftlog.cli.errors import ExitCode
 from raftlog.cli.lazy import Lazy, LazyGroup
 from raftlog.cli.options import format_option, servers_option
-from raftlog.cli.session import run
+from raftlog.cli.session import run, unready_too
+from raftlog.record.errors import NOT_READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,34 +38,42 @@ PARTITIONS_LISTED_MAX = 20
 def info(servers: str, output_format: str) -> None:
     """Show the cluster's id, controller and nodes."""
 
-    async def describe() -> ClusterInfo:
+    async def describe() -> tuple[ClusterInfo, tuple[NodeInfo, ...]]:
         async with Admin(bootstrap_servers=servers) as admin:
-            return await admin.describe_cluster()
+            return await admin.describe_cluster(), await admin.describe_nodes()
 
-    cluster = run(servers, describe())
+    cluster, nodes = run(servers, describe())
     if output_format == "json":
-        output.write_json(msgspec.to_builtins(cluster))
+        output.write_json({**msgspec.to_builtins(cluster), "nodes": msgspec.to_builtins(nodes)})
         return
     click.echo(f"cluster {cluster.cluster_id}")
     output.write_table(
-        ("node", "host", "port", "rack", "role"),
+        ("node", "host", "port", "rack", "role", "fenced"),
         [
-            (
-                broker.broker_id,
-                broker.host,
-                broker.port,
-                broker.rack,
-                "controller" if broker.broker_id == cluster.controller_id else None,
-            )
-            for broker in cluster.brokers
+            (node.node_id, node.host, node.port, node.rack, _role(node), _fenced(node))
+            for node in nodes
         ],
     )
+
+
+def _role(node: NodeInfo) -> str:
+    if node.is_controller:
+        return "leader"
+    return "voter" if node.is_voter else "observer"
+
+
+def _fenced(node: NodeInfo) -> str | None:
+    return None if node.fenced is None else "yes" if node.fenced else "no"
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
     """What keeps the cluster from its full promises."""
 
+    quorum: list[str]
+    """What is amiss with the metadata quorum."""
+    fenced: list[int]
+    """Nodes that the controller does not hear of."""
     not_ready: dict[int, str]
     """Node → why."""
     leaderless: list[str]
@@ -68,23 +84,36 @@ class Health:
     @property
     def is_healthy(self) -> bool:
         """Whether nothing is amiss."""
-        return not (self.not_ready or self.leaderless or self.under_replicated)
+        return not (
+            self.quorum or self.fenced or self.not_ready or self.leaderless or self.under_replicated
+        )
 
 
 @click.command()
 @servers_option
 @format_option
 def health(servers: str, output_format: str) -> int:
-    """Say whether every node is ready and every partition led and in sync.
+    """Say whether all is well: the quorum, every node, every partition.
+
+    That is: a controller is active and every voter reached; every node is ready and not fenced;
+    every partition is led and all its replicas are in sync.
 
     The exit code is 0 if so, 1 if not, 4 if no node could be asked.
     """
 
     async def look() -> Health:
-        async with Admin(bootstrap_servers=servers) as admin:
-            cluster = await admin.describe_cluster()
-            topics = await admin.describe_topics()
-        return _health(topics, await _not_ready(cluster.brokers))
+        async with unready_too(servers) as admin:
+            nodes = await admin.describe_nodes()
+            quorum = await admin.describe_quorum()
+            not_ready = await _not_ready(nodes)
+            try:
+                topics = await admin.describe_topics()
+            except ServerError as error:
+                # No node is ready to tell of partitions; why, we know.
+                if error.entry is not NOT_READY or not not_ready:
+                    raise
+                topics = []
+        return _health(quorum, nodes, topics, not_ready)
 
     found = run(servers, look())
     if output_format == "json":
@@ -95,9 +124,16 @@ def health(servers: str, output_format: str) -> int:
     return ExitCode.OK if found.is_healthy else ExitCode.FAILED
 
 
-def _health(topics: Iterable[TopicDescription], not_ready: dict[int, str]) -> Health:
+def _health(
+    quorum: QuorumInfo,
+    nodes: Iterable[NodeInfo],
+    topics: Iterable[TopicDescription],
+    not_ready: dict[int, str],
+) -> Health:
     partitions = [partition for topic in topics for partition in topic.partitions]
     return Health(
+        list(_quorum_faults(quorum)),
+        [node.node_id for node in nodes if node.fenced],
         not_ready,
         [f"{info.topic}/{info.partition}" for info in partitions if info.leader is None],
         [
@@ -108,21 +144,32 @@ def _health(topics: Iterable[TopicDescription], not_ready: dict[int, str]) -> He
     )
 
 
-async def _not_ready(brokers: Iterable[BrokerInfo]) -> dict[int, str]:
+def _quorum_faults(quorum: QuorumInfo) -> Iterable[str]:
+    if quorum.leader_id is None:
+        yield "there is no active controller"
+    for voter in quorum.voters:
+        if not voter.connected:
+            # Of two that do not see each other, the leader is the one that counts.
+            yield f"node {quorum.node_id} does not reach voter {voter.node_id}"
+
+
+async def _not_ready(nodes: Iterable[NodeInfo]) -> dict[int, str]:
     timeout = aiohttp.ClientTimeout(total=READY_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
 
-        async def reason(broker: BrokerInfo) -> tuple[int, str | None]:
-            host = f"[{broker.host}]" if ":" in broker.host else broker.host
+        async def reason(node: NodeInfo) -> tuple[int, str | None]:
+            if not (node.host and node.port):
+                return node.node_id, "nobody knows its address"
+            host = f"[{node.host}]" if ":" in node.host else node.host
             try:
-                async with session.get(f"http://{host}:{broker.port}/ready") as response:
+                async with session.get(f"http://{host}:{node.port}/ready") as response:
                     is_ready = response.status == 200
-                    return broker.broker_id, None if is_ready else _reason(await response.read())
+                    return node.node_id, None if is_ready else _reason(await response.read())
             except (aiohttp.ClientError, TimeoutError) as error:
-                return broker.broker_id, f"does not answer: {error}"
+                return node.node_id, f"does not answer: {error}"
 
-        answers = await asyncio.gather(*map(reason, brokers))
-    return {broker_id: why for broker_id, why in answers if why is not None}
+        answers = await asyncio.gather(*map(reason, nodes))
+    return {node_id: why for node_id, why in answers if why is not None}
 
 
 def _reason(body: bytes) -> str:
@@ -138,6 +185,10 @@ def _lines(found: Health) -> Iterable[str]:
         yield "healthy"
         return
     yield "not healthy"
+    for fault in found.quorum:
+        yield f"  quorum: {fault}"
+    if found.fenced:
+        yield f"  fenced: {', '.join(f'node {node_id}' for node_id in found.fenced)}"
     for broker_id, why in sorted(found.not_ready.items()):
         yield f"  node {broker_id}: {why}"
     for words, partitions in (

@@ -87,7 +87,14 @@ _HINTS: dict[int, tuple[ExitCode, str | None]] = {
     ),
     table.UNAUTHORIZED.code: (ExitCode.FAILED, None),
     table.NO_LEADER.code: (ExitCode.UNREACHABLE, "`raftlog cluster health` shows what is amiss."),
-    table.NOT_READY.code: (ExitCode.UNREACHABLE, "`raftlog cluster health` shows what is amiss."),
+    table.NOT_READY.code: (
+        ExitCode.UNREACHABLE,
+        "`raftlog cluster health` shows what is amiss, `raftlog quorum describe` who is missing.",
+    ),
+    table.NO_CONTROLLER.code: (
+        ExitCode.UNREACHABLE,
+        "`raftlog quorum describe` shows which voters are missing; with a majority it goes on.",
+    ),
     table.OVERLOADED.code: (ExitCode.UNREACHABLE, "Try again, with less at once."),
     table.QUOTA_EXCEEDED.code: (ExitCode.UNREACHABLE, "Try again, with less at once."),
     table.RETRIABLE.code: (ExitCode.UNREACHABLE, "It may or may not have happened; look first."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,35 @@ from raftlog.cli import output
 from raftlog.cli.errors import CommandError, ExitCode
 from raftlog.cli.log import LogSettings, configure_log
 from raftlog.cli.settings import (
+    Given,
     Setting,
     combine,
     descriptions,
     from_environment,
     from_file,
     from_flags,
+    from_memory,
     settings_of,
     unknown_variables,
 )
 from raftlog.node import NodeSettings, run_node
+from raftlog.startup.directory import IdentityError, remembered_settings
+from raftlog.startup.settings import shown
 
 _HELP = """Run one node in the foreground, until SIGTERM or Ctrl-C.
 
 Every setting can be given as a flag, as the environment variable of the same name
 (--listen is RAFTLOG_LISTEN) and as a key of a TOML file (--config). A flag goes before the
-environment, the environment before the file, the file before the default. Nested settings are
-tables of the file: --log-level is `level` in the table [log].
+environment, the environment before the file, the file before what the data directory
+remembers of the last start (node id, addresses, rack), that before the default. Nested
+settings are tables of the file: --log-level is `level` in the table [log].
+
+The first start begins a cluster of this node alone, or of the --voters given, or joins one
+that exists. A restart needs the data directory alone.
 
 \b
   raftlog serve --data-dir /var/lib/raftlog
+  raftlog serve --data-dir D --node-id 4 --listen h4:8082 --join h1:8082 --cluster-secret-file F
   raftlog serve --config /etc/raftlog.toml --listen 0.0.0.0:8082
 """
 
@@ -93,14 +103,13 @@ class ServeCommand(click.Command):
         try:
             settings = self._settings(config_file, flags)
             # Before the node tries: a wrong address is a mistake of the command line.
-            settings.listen_address()
-            settings.advertised_address(port=0)
+            settings.check()
         except ValueError as error:
             raise CommandError(
                 str(error), hint="`raftlog serve --help` lists the settings.", code=ExitCode.USAGE
             ) from error
         if show_settings:
-            output.write_json(msgspec.to_builtins(settings))
+            output.write_json(msgspec.to_builtins(shown(settings)))
             return ExitCode.OK
         configure_log(settings.log)
         return run_node(settings)
@@ -109,12 +118,24 @@ class ServeCommand(click.Command):
         for name in unknown_variables(self.settings, os.environ):
             output.message(f"raftlog: {name} is not a setting; it is ignored")
         by_key = {self._option_of[name].key: value for name, value in flags.items()}
-        return combine(
-            ServeSettings,
-            from_flags(self.settings, by_key),
-            from_environment(self.settings, os.environ),
-            from_file(self.settings, config_file) if config_file else iter(()),
-        )
+        given = [
+            *from_flags(self.settings, by_key),
+            *from_environment(self.settings, os.environ),
+            *(from_file(self.settings, config_file) if config_file else ()),
+        ]
+        return combine(ServeSettings, iter(given), self._remembered(given))
+
+    def _remembered(self, given: list[Given]) -> Iterator[Given]:
+        """What the data directory remembers: a restart needs to name nothing but the directory."""
+        first = {one.setting.key: one.value for one in reversed(given)}
+        data_dir, listen = first.get("data_dir"), first.get("listen")
+        if not isinstance(data_dir, str):
+            return iter(())
+        try:
+            values = remembered_settings(Path(data_dir), listen=listen)
+        except IdentityError as error:
+            raise CommandError(str(error)) from error
+        return from_memory(self.settings, values, data_dir)
 
 
 def _option(setting: Setting) -> click.Option:

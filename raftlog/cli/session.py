@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from raftlog_client import ConnectionLostError, RaftlogClientError, ServerError
+from raftlog_client import Admin, ConnectionLostError, RaftlogClientError, ServerError
 
 from raftlog.cli.errors import CommandError, ExitCode, from_log_error, unreachable
 from raftlog.record.errors import LogError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import AsyncIterator, Coroutine
 
 _Result = TypeVar("_Result")
 
@@ -21,6 +22,8 @@ _Result = TypeVar("_Result")
 CONNECT_PATIENCE_S = 2.0
 """How long to try for a connection: long enough for a node that is just starting."""
 CONNECT_RETRY_S = 0.1
+UNREADY_PATIENCE_S = 5.0
+"""How long to try a request on nodes that may not be ready, and not become so."""
 
 
 def run(servers: str, main: Coroutine[Any, Any, _Result]) -> _Result:
@@ -31,6 +34,18 @@ def run(servers: str, main: Coroutine[Any, Any, _Result]) -> _Result:
         return asyncio.run(_connected(servers, main))
     except RaftlogClientError as error:
         raise explained(servers, error) from error
+
+
+@asynccontextmanager
+async def unready_too(servers: str) -> AsyncIterator[Admin]:
+    """An admin client for what nodes answer that are not ready: the quorum, and the nodes."""
+    # One that waits for its quorum refuses all else, and a person is waiting to be told so.
+    admin = Admin(bootstrap_servers=servers, request_timeout_ms=UNREADY_PATIENCE_S * 1000)
+    await admin.start(needs_ready_node=False)
+    try:
+        yield admin
+    finally:
+        await admin.close()
 
 
 async def _connected(servers: str, main: Coroutine[Any, Any, _Result]) -> _Result:

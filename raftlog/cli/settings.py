@@ -3,8 +3,8 @@
 The settings are a msgspec structure, nested ones being tables of the file. The field
 `body_bytes_max` of the nested `server` is `server.body_bytes_max` in the file,
 `--server-body-bytes-max` as a flag and `RAFTLOG_SERVER_BODY_BYTES_MAX` in the environment. A flag
-goes before the environment, that before the file, that before the default. Nothing is listed twice,
-so nothing can be forgotten.
+goes before the environment, that before the file, that before what the node remembers of its last
+start, that before the default. Nothing is listed twice, so nothing can be forgotten.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import msgspec
+
+from raftlog.startup.settings import NOT_SHOWN, is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -68,6 +70,11 @@ class Setting:
     def is_mapping(self) -> bool:
         """Whether it holds names and values: NAME=VALUE, repeated."""
         return get_origin(self.type) is dict
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether its value must not be shown, not even in a complaint about it."""
+        return is_secret(self.path[-1])
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -166,6 +173,16 @@ def _from_table(
             raise SettingsError(f"{file} has the unknown key {key}{advice}")
 
 
+def from_memory(
+    settings: list[Setting], values: Mapping[str, Any], directory: str
+) -> Iterator[Given]:
+    """Values that the node remembers in its data directory, by `Setting.key`."""
+    for setting in settings:
+        if setting.key in values:
+            origin = f"{setting.key} remembered in {directory}"
+            yield Given(setting, values[setting.key], origin, is_typed=True)
+
+
 def combine(structure: type[_Settings], *sources: Iterator[Given]) -> _Settings:
     """The settings from all sources, the first source that gives a value winning.
 
@@ -201,7 +218,8 @@ def _converted(given: Given) -> Any:
         reason = str(error).replace("`", "")
         if given.setting.choices:
             reason = f"Expected one of {', '.join(given.setting.choices)}"
-        raise SettingsError(f"{given.origin}: {given.value!r}: {reason}") from error
+        value = NOT_SHOWN if given.setting.is_secret else repr(given.value)
+        raise SettingsError(f"{given.origin}: {value}: {reason}") from error
 
 
 def _pairs(words: Any, origin: str) -> dict[str, str]:

@@ -6,7 +6,8 @@ when it is decided on, never when it is applied or read: what another release wr
 refused by this one. So readers ignore names they do not know, and take a known value whatever its
 bounds; one that cannot even be parsed is an error, because a guessed retention would delete data.
 
-Precedence: set on the topic, else set for the node (command line), else the default.
+Precedence: set on the topic, else for the cluster (`AlterClusterSettings`), else for the node
+(command line), else the default.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
 VALUE_CHARACTERS_MAX: Final = 256
 """A longer value is refused before it is looked at; no legal one comes near."""
 
+MIN_ISR: Final = "min.insync.replicas"
+UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
+
+_NONE: Final[Mapping[str, str]] = {}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,19}(\.[0-9]{0,19})?|\.[0-9]{1,19})([eE][+-]?[0-9]{1,3})?")
 _HOUR_MS: Final = 60 * 60 * 1000
@@ -47,6 +52,7 @@ class ConfigSource(StrEnum):
     """Where a config's value comes from."""
 
     TOPIC = "topic"
+    CLUSTER = "cluster"
     NODE = "node"
     DEFAULT = "default"
 
@@ -74,7 +80,7 @@ class ConfigDescription:
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody has set it, on the topic or for the node."""
+        """Whether nobody has set it, on the topic, for the cluster or for the node."""
         return self.source is ConfigSource.DEFAULT
 
 
@@ -229,12 +235,33 @@ def validate_all(configs: Mapping[str, str]) -> dict[str, str]:
     return {name: validate(name, value) for name, value in configs.items()}
 
 
+def min_isr_default(replication_factor: int) -> int:
+    """min.insync.replicas of a topic, where nobody sets it."""
+    return 2 if replication_factor >= 3 else 1
+
+
+def is_unclean_election_enabled(configs: Mapping[str, str], cluster: Mapping[str, str]) -> bool:
+    """Whether the topic, or the cluster for it, asks for unclean elections.
+
+    A value that cannot be parsed counts as no: losing records takes a clear yes.
+    """
+    value = configs.get(UNCLEAN_ELECTION, cluster.get(UNCLEAN_ELECTION, "false"))
+    return value.lower() == "true"
+
+
 def describe(
-    configs: Mapping[str, str], defaults: Mapping[str, str], *, replication_factor: int
+    configs: Mapping[str, str],
+    defaults: Mapping[str, str],
+    *,
+    replication_factor: int,
+    cluster: Mapping[str, str] = _NONE,
 ) -> list[ConfigDescription]:
-    """Every config of a topic that has set `configs`, on a node that has set `defaults`."""
+    """Every config of a topic that has set `configs`, on a node that has set `defaults`.
+
+    `cluster` are the cluster's settings.
+    """
     return [
-        ConfigDescription(entry, *_effective(entry, configs, defaults, replication_factor))
+        ConfigDescription(entry, *_effective(entry, configs, cluster, defaults, replication_factor))
         for entry in _ENTRIES
     ]
 
@@ -266,13 +293,15 @@ class TopicConfig:
         defaults: Mapping[str, str],
         *,
         replication_factor: int,
+        cluster: Mapping[str, str] = _NONE,
     ) -> TopicConfig:
         """What is in force for a topic that has set `configs`, on a node that has set `defaults`.
 
+        `cluster` are the cluster's settings: below the topic's own, above the node's.
         Raises LogError(INVALID_CONFIG) if a value is not of its config's type.
         """
         text = {
-            name: _effective(entry, configs, defaults, replication_factor)[0]
+            name: _effective(entry, configs, cluster, defaults, replication_factor)[0]
             for name, entry in CONFIG_TABLE.items()
         }
 
@@ -306,15 +335,19 @@ class TopicConfig:
 def _effective(
     entry: ConfigEntry,
     configs: Mapping[str, str],
+    cluster: Mapping[str, str],
     defaults: Mapping[str, str],
     replication_factor: int,
 ) -> tuple[str, ConfigSource]:
-    if entry.name in configs:
-        return configs[entry.name], ConfigSource.TOPIC
-    if entry.name in defaults:
-        return defaults[entry.name], ConfigSource.NODE
-    if entry.name == "min.insync.replicas" and replication_factor >= 3:
-        return "2", ConfigSource.DEFAULT
+    for source, values in (
+        (ConfigSource.TOPIC, configs),
+        (ConfigSource.CLUSTER, cluster),
+        (ConfigSource.NODE, defaults),
+    ):
+        if entry.name in values:
+            return values[entry.name], source
+    if entry.name == MIN_ISR:
+        return str(min_isr_default(replication_factor)), ConfigSource.DEFAULT
     return entry.default, ConfigSource.DEFAULT
 
 

@@ -14,17 +14,33 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from raftlog.metadata.commands import AddPartitions, AlterTopicConfigs, Assignments, CreateTopic
+from raftlog.metadata.apply_cluster import CLUSTER_SETTINGS_MAX
+from raftlog.metadata.commands import (
+    AddPartitions,
+    AlterClusterSettings,
+    AlterTopicConfigs,
+    Assignments,
+    CreateTopic,
+)
 from raftlog.metadata.configs import find_entry, validate_all
 from raftlog.metadata.image import BrokerImage, MetadataImage
 from raftlog.metadata.names import check_topic_name
-from raftlog.record.errors import INVALID_CONFIG, INVALID_PARTITIONS, TOPIC_EXISTS, LogError
+from raftlog.record.errors import (
+    INVALID_CONFIG,
+    INVALID_PARTITIONS,
+    NOT_ENOUGH_REPLICAS,
+    TOPIC_EXISTS,
+    LogError,
+)
 from raftlog.record.types import BrokerId, TopicId
 
 PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 PARTITIONS_PER_CLUSTER_MAX: Final = 100_000
 """Bounds the image: about 25 MB with three replicas each."""
 REPLICATION_FACTOR_DEFAULT: Final = 3
+REPLICATION_FACTOR_MAX: Final = 1
+"""For new topics. Followers do not replicate records yet: a second replica would stay empty, and
+count as in sync, so that it could be elected. All that comes below takes any number."""
 
 
 def plan_topic(
@@ -36,15 +52,25 @@ def plan_topic(
     configs: Mapping[str, str],
     topic_id: TopicId,
 ) -> CreateTopic:
-    """Create a topic. Without a replication factor: 3, or as many as there are brokers.
+    """Create a topic. Without a replication factor: 3, or as many as there are brokers or allowed.
 
-    Raises LogError(INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS or INVALID_CONFIG).
+    Raises LogError: INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG,
+    NOT_ENOUGH_REPLICAS (too few brokers are available at the moment).
     """
     check_topic_name(name)
     if name in image.topics_by_name:
         raise LogError(TOPIC_EXISTS, f"Topic {name!r} exists already.")
     if replication_factor is None:
-        replication_factor = max(1, min(REPLICATION_FACTOR_DEFAULT, len(image.brokers)))
+        # Brokers that are away count: a topic must not be less safe for having been created then.
+        replication_factor = max(
+            1, min(REPLICATION_FACTOR_DEFAULT, REPLICATION_FACTOR_MAX, len(image.brokers))
+        )
+    elif replication_factor > REPLICATION_FACTOR_MAX:
+        raise LogError(
+            INVALID_PARTITIONS,
+            f"A replication factor of {replication_factor} is not possible: this release does not "
+            f"replicate records yet, so that topics have {REPLICATION_FACTOR_MAX} replica.",
+        )
     _check_count(image, partitions, added=partitions)
     return CreateTopic(
         topic_id=topic_id,
@@ -57,7 +83,7 @@ def plan_topic(
 def plan_partitions(image: MetadataImage, *, name: str, partitions: int) -> AddPartitions:
     """Raise a topic's number of partitions to `partitions`.
 
-    Raises LogError(UNKNOWN_TOPIC or INVALID_PARTITIONS).
+    Raises LogError: UNKNOWN_TOPIC, INVALID_PARTITIONS, NOT_ENOUGH_REPLICAS.
     """
     topic = image.topic(name)
     present = len(topic.partitions)
@@ -83,17 +109,38 @@ def plan_configs(
     Raises LogError(UNKNOWN_TOPIC or INVALID_CONFIG).
     """
     topic = image.topic(name)
-    removed = sorted(set(removals))
-    for config in removed:
-        if config in values:
-            raise LogError(INVALID_CONFIG, f"{config} cannot be both set and removed.")
-        if config not in topic.configs:
-            find_entry(config)
     return AlterTopicConfigs(
         topic_id=topic.topic_id,
         values=validate_all(values),
-        removals=tuple(removed),
+        removals=_removals(removals, values, topic.configs),
     )
+
+
+def plan_cluster_settings(
+    image: MetadataImage, *, values: Mapping[str, str], removals: Iterable[str] = ()
+) -> AlterClusterSettings:
+    """Set and unset topic configs for all topics that do not set them, all or none.
+
+    Raises LogError(INVALID_CONFIG).
+    """
+    command = AlterClusterSettings(
+        values=validate_all(values), removals=_removals(removals, values, image.cluster_settings)
+    )
+    if len({*image.cluster_settings, *values}.difference(command.removals)) > CLUSTER_SETTINGS_MAX:
+        raise LogError(INVALID_CONFIG, f"A cluster has at most {CLUSTER_SETTINGS_MAX} settings.")
+    return command
+
+
+def _removals(
+    removals: Iterable[str], values: Mapping[str, str], present: Mapping[str, str]
+) -> tuple[str, ...]:
+    names = sorted(set(removals))
+    for name in names:
+        if name in values:
+            raise LogError(INVALID_CONFIG, f"{name} cannot be both set and removed.")
+        if name not in present:
+            find_entry(name)
+    return tuple(names)
 
 
 def place(image: MetadataImage, partitions: int, replication_factor: int) -> Assignments:
@@ -103,14 +150,23 @@ def place(image: MetadataImage, partitions: int, replication_factor: int) -> Ass
     has the lowest id. Each follower is, in this order: in a rack that holds the fewest replicas of
     the partition; the one that follows this leader least often, so that a dead leader's load
     spreads over all others; the one that holds the fewest replicas; the lowest id.
-    Raises LogError(INVALID_PARTITIONS) if there are too few brokers.
+    Brokers that are fenced or about to stop are left out.
+    Raises LogError: INVALID_PARTITIONS if there are too few brokers, NOT_ENOUGH_REPLICAS if too few
+    of them are available at the moment.
     """
-    brokers = [image.brokers[broker_id] for broker_id in sorted(image.brokers)]
-    if not 1 <= replication_factor <= len(brokers):
+    known = [image.brokers[broker_id] for broker_id in sorted(image.brokers)]
+    if not 1 <= replication_factor <= len(known):
         raise LogError(
             INVALID_PARTITIONS,
             f"A replication factor of {replication_factor} is not possible: there "
-            f"{'is 1 broker' if len(brokers) == 1 else f'are {len(brokers)} brokers'}.",
+            f"{'is 1 broker' if len(known) == 1 else f'are {len(known)} brokers'}.",
+        )
+    brokers = [broker for broker in known if broker.is_available]
+    if len(brokers) < replication_factor:
+        raise LogError(
+            NOT_ENOUGH_REPLICAS,
+            f"A replication factor of {replication_factor} is not possible now: of {len(known)} "
+            f"brokers only {len(brokers)} can take replicas; the others are fenced or stopping.",
         )
     load = _Load(image)
     assignments = []

@@ -37,8 +37,12 @@ class PartitionImage(
     """One partition: who holds it, who is in sync, who leads.
 
     `isr` and `elr` are disjoint parts of `replicas`, in its order; the leader is in `isr`, or
-    NO_LEADER_ID. `leader_epoch` grows with every change of leader or of its incarnation,
-    `partition_epoch` with every change at all: who proposes a change names the one it has seen.
+    NO_LEADER_ID. A broker in `elr` (KIP-966) left the ISR when it fell below min.insync.replicas;
+    nothing was committed since, so it may lead. `leader_epoch` grows with every change of leader
+    or of its incarnation, `partition_epoch` with every change at all: who proposes a change names
+    the one it has seen. While replicas are reassigned (KIP-455), `adding` and `removing` are
+    disjoint parts of `replicas`, neither of them all: those that are to join, and those that leave
+    once they have.
     """
 
     partition: PartitionId
@@ -48,6 +52,8 @@ class PartitionImage(
     leader: BrokerId
     leader_epoch: LeaderEpoch
     partition_epoch: PartitionEpoch
+    adding: tuple[BrokerId, ...] = ()
+    removing: tuple[BrokerId, ...] = ()
 
 
 class TopicImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -60,8 +66,9 @@ class TopicImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
     @property
     def replication_factor(self) -> int:
-        """Replicas of each partition."""
-        return len(self.partitions[0].replicas)
+        """Replicas of each partition; those that are being added do not count yet."""
+        first = self.partitions[0]
+        return len(first.replicas) - len(first.adding)
 
     def partition(self, partition: int) -> PartitionImage:
         """The partition of that number. Raises LogError(UNKNOWN_PARTITION)."""
@@ -75,7 +82,11 @@ class TopicImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 
 class BrokerImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One broker, as of its last start. See `RegisterBroker` for the fields."""
+    """One broker, as of its last start. See `RegisterBroker` for the fields.
+
+    A fenced broker leads nothing new and enters no ISR: it has just started, or is not heard of.
+    One in controlled shutdown is given nothing new either, but goes on with what it does.
+    """
 
     broker_id: BrokerId
     broker_epoch: BrokerEpoch
@@ -86,6 +97,13 @@ class BrokerImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     rack: str | None
     software_version: str
     command_version: int
+    fenced: bool
+    controlled_shutdown: bool = False
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it may be given something to lead or to hold."""
+        return not self.fenced and not self.controlled_shutdown
 
 
 class MetadataImage:
@@ -98,6 +116,7 @@ class MetadataImage:
         "applied_index",
         "brokers",
         "cluster_id",
+        "cluster_settings",
         "created_ms",
         "deleted_topic_ids",
         "next_producer_id",
@@ -115,6 +134,8 @@ class MetadataImage:
         self.deleted_topic_ids: dict[TopicId, None] = {}
         """Ids of the newest deleted topics, oldest first."""
         self.next_producer_id = ProducerId(0)
+        self.cluster_settings: Mapping[str, str] = {}
+        """Topic configs for all topics that do not set them. Replaced as a whole, like a row."""
 
     def topic(self, name: str) -> TopicImage:
         """The topic of that name. Raises LogError(UNKNOWN_TOPIC)."""
@@ -143,6 +164,7 @@ class MetadataImage:
         other.topics_by_id = self.topics_by_id.copy()
         other.deleted_topic_ids = self.deleted_topic_ids.copy()
         other.next_producer_id = self.next_producer_id
+        other.cluster_settings = self.cluster_settings
         return other
 
     def _content(self) -> tuple[object, ...]:
@@ -155,6 +177,7 @@ class MetadataImage:
             self.topics_by_id,
             list(self.deleted_topic_ids),
             self.next_producer_id,
+            self.cluster_settings,
         )
 
     def __eq__(self, other: object) -> bool:

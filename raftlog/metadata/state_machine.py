@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias
 
 from raftlog.metadata.apply import ApplyResult, apply
 from raftlog.metadata.commands import decode_command
-from raftlog.metadata.delta import MetadataDelta, difference
+from raftlog.metadata.delta import MetadataDelta, difference, share_rows
 from raftlog.metadata.image import MetadataImage
 from raftlog.metadata.invariants import check_invariants
-from raftlog.metadata.snapshot import from_snapshot, snapshot_bytes
+from raftlog.metadata.snapshot import from_snapshot, snapshot_pieces
 
 LISTENERS_MAX: Final = 64
 
@@ -45,21 +45,36 @@ class MetadataStateMachine:
         self._tell(result.delta)
         return result
 
-    def snapshot(self) -> Callable[[], bytes]:
-        """Capture the image: the copy is quick, the encoding may be done on another thread."""
+    def snapshot(self) -> Callable[[], Iterator[bytes]]:
+        """Capture the image: the copy is quick, the pieces may be made on another thread."""
         captured = self._image.copy()
-        return lambda: snapshot_bytes(captured)
+        return lambda: snapshot_pieces(captured)
 
-    def restore(self, index: int, snapshot: bytes) -> None:
-        """Take the snapshot's image in place of the present one."""
-        image = from_snapshot(snapshot)
+    def restore(self, index: int, pieces: Iterable[bytes]) -> Callable[[], None]:
+        """Prepare to take the snapshot's image in place of the present one.
+
+        May run on another thread, while nothing is applied. What it returns must then be called
+        on the event loop: it swaps the images and tells the listeners.
+        Raises MetadataVersionError or LogError(STORAGE_FAILED); AssertionError for an image that
+        contradicts itself.
+        """
+        image = from_snapshot(pieces)
         assert image.applied_index <= index
         check_invariants(image)
         # The log also holds entries that are no commands: the image may be older than its index.
         image.applied_index = index
-        delta = difference(self._image, image)
-        self._image = image
-        self._tell(delta)
+        before = self._image
+        share_rows(before, image)
+        delta = difference(before, image)
+
+        def install() -> None:
+            assert self._image is before, "restored twice at once"
+            assert before.applied_index == applied_index, "applied during a restore"
+            self._image = image
+            self._tell(delta)
+
+        applied_index = before.applied_index
+        return install
 
     def _tell(self, delta: MetadataDelta) -> None:
         if delta:

@@ -1,36 +1,46 @@
 """The metadata quorum: one log of commands that all its members agree on.
 
-Purpose: take command bytes, order them, make them durable, and only then apply them, in order, to
-a state machine. Today one voter, on its own disk (`LocalQuorum`); its successor is Raft behind the
-same `Quorum` interface.
+Purpose: take command bytes, order them by Raft, make them durable on a majority of the voters, and
+only then apply them, in order, to each member's state machine. pysyncobj inside, with its unsafe
+parts replaced (DESIGN.md); nothing outside of this package knows of it.
 
-Rules: nothing is applied or answered before it is durable. Every proposal ends as one of three:
-`Applied`, `Refused` (it never happened and never will), `Unknown`. A failed sync, a damaged journal
-or an exception in the state machine stops the quorum for good; nothing is retried, skipped or
-repaired by guessing.
+Rules: nothing leaves a member, is applied or answered before what it rests on is durable. Every
+proposal ends as one of three: `Applied`, `Refused` (it never happened and never will), `Unknown`. A
+failed sync, a damaged journal or an exception in the state machine stops the member for good;
+nothing is retried, skipped or repaired by guessing.
 
 Must not know: what a command means. Imports nothing of raftlog but record.errors and world.
 """
 
 from raftlog.quorum.interface import (
     Applied,
+    ConnectionEvent,
     Outcome,
+    PeerStatus,
     Quorum,
     QuorumStatus,
     Refused,
+    Role,
     StateMachine,
+    SyncTimes,
     Unknown,
 )
-from raftlog.quorum.local import LocalQuorum, LocalQuorumLimits
+from raftlog.quorum.member import RaftMember
+from raftlog.quorum.settings import MemberIdentity, MemberSettings
 
 __all__ = [
     "Applied",
-    "LocalQuorum",
-    "LocalQuorumLimits",
+    "ConnectionEvent",
+    "MemberIdentity",
+    "MemberSettings",
     "Outcome",
+    "PeerStatus",
     "Quorum",
     "QuorumStatus",
+    "RaftMember",
     "Refused",
+    "Role",
     "StateMachine",
+    "SyncTimes",
     "Unknown",
 ]

@@ -112,6 +112,12 @@ NOT_READY = ErrorEntry(50304, "NOT_READY", "The node is not ready yet.", retriab
 OVERLOADED = ErrorEntry(
     50305, "OVERLOADED", "The node is at its limit for bytes in flight.", retriable=True
 )
+NO_CONTROLLER = ErrorEntry(
+    50306,
+    "NO_CONTROLLER",
+    "The cluster has no active controller at the moment; nothing was changed.",
+    retriable=True,
+)
 DISK_FULL = ErrorEntry(
     50701, "DISK_FULL", "The disk is full: writes are refused until room returns.", retriable=True
 )

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from raftlog.metadata import controller
 from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.apply_cluster import ClusterSettings
 from raftlog.metadata.commands import (
     AllocateProducerIds,
     Command,
@@ -95,6 +96,19 @@ class ClusterMetadata:
         """Set configs, and return others to their defaults. Raises LogError(INVALID_CONFIG)."""
         command = controller.plan_configs(self.image, name=name, values=values, removals=removals)
         return (await self._apply(command)).topic()
+
+    async def alter_cluster_settings(
+        self, values: Mapping[str, str], removals: Sequence[str] = ()
+    ) -> tuple[int, Mapping[str, str]]:
+        """Set topic configs for all topics that do not set them, and return others to the default.
+
+        Returns the index of the change, and all settings right after it. Raises
+        LogError(INVALID_CONFIG).
+        """
+        command = controller.plan_cluster_settings(self.image, values=values, removals=removals)
+        result = await self._apply(command)
+        assert isinstance(result.value, ClusterSettings)
+        return result.index, result.value.values
 
     async def allocate_producer_id(self) -> tuple[ProducerId, ProducerEpoch]:
         """An id that no producer was ever given, with its first epoch."""

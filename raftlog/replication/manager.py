@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from raftlog.metadata.delta import MetadataDelta
@@ -78,7 +78,15 @@ class ReplicaManager:
         self._write_refusal = error
         for partitions in self._partitions.values():
             for partition in partitions.values():
-                partition.write_refusal = error
+                self._refuse(partition)
+
+    def _refuse(self, partition: Partition) -> None:
+        """Have a partition refuse appends if the node does, or does not lead it."""
+        if self._write_refusal is None and partition.leader != self._broker_id:
+            name, number = partition.topic, partition.partition
+            partition.write_refusal = not_led_here(name, number, partition.leader)
+        else:
+            partition.write_refusal = self._write_refusal
 
     async def start(self) -> None:
         """Open every replica that the metadata gives this node, then follow its changes."""
@@ -162,14 +170,29 @@ class ReplicaManager:
             for number, partition in served.items():
                 image = change.after.partitions[number]
                 partition.update(image, self._settings.min_insync_replicas(change.after))
+                self._refuse(partition)
                 if change.configs_changed:
                     partition.log.configure(self._settings.log_config(change.after))
+        if delta.cluster_settings:
+            self._configure_all(delta.cluster_settings)
         assert len(self._changes) < PENDING_CHANGES_MAX
         self._changes.append(_Change(self.image.applied_index, delta))
         for callback in self._on_topics_changed:
             callback()
         if self._worker is not None:
             asyncio.get_running_loop().create_task(self._notify())
+
+    def _configure_all(self, names: Collection[str]) -> None:
+        """Carry out cluster settings, in topics that do not set all of these themselves."""
+        for name, served in self._partitions.items():
+            topic = self.image.topics_by_name[name]
+            if all(config in topic.configs for config in names):
+                continue
+            min_insync_replicas = self._settings.min_insync_replicas(topic)
+            log_config = self._settings.log_config(topic)
+            for number, partition in served.items():
+                partition.update(topic.partitions[number], min_insync_replicas)
+                partition.log.configure(log_config)
 
     async def _notify(self) -> None:
         async with self._progress:
@@ -240,6 +263,10 @@ class ReplicaManager:
             logger.warning("replica %s is on disk but not in the metadata; it is kept", stray)
 
     def _serve(self, topic: TopicImage, row: PartitionImage, log: Log) -> None:
+        config = self._settings.log_config(topic)
+        if log.config != config:
+            # Settings of the topic or the cluster have changed while the log was being opened.
+            log.configure(config)
         partition = Partition(
             topic=topic.name,
             topic_id=topic.topic_id,
@@ -247,7 +274,7 @@ class ReplicaManager:
             image=row,
             min_insync_replicas=self._settings.min_insync_replicas(topic),
         )
-        partition.write_refusal = self._write_refusal
+        self._refuse(partition)
         self._partitions.setdefault(topic.name, {})[row.partition] = partition
         for callback in self._on_topics_changed:
             callback()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from raftlog.metadata.apply import ApplyResult
+from raftlog.quorum import Quorum
 from raftlog.record.types import BrokerId
 from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.manager import ReplicaManager
@@ -18,10 +20,16 @@ class Services:
 
     replicas: ReplicaManager
     metadata: ClusterMetadata
+    quorum: Quorum[ApplyResult]
     logs: LogManager
     clock: Clock
     randomness: Randomness
     node_id: BrokerId
-    cluster_id: str
     is_ready: Callable[[], str | None]
-    """None when the node serves; otherwise why it does not."""
+    """None when the node serves; otherwise why it does not (it starts, or stops): then every
+    request is refused. A node without an active controller serves; see server/readiness.py."""
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster's identity; empty before this node knows it."""
+        return self.metadata.image.cluster_id or ""

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from raftlog.metadata.configs import TopicConfig, validate_all
 from raftlog.metadata.image import TopicImage
 from raftlog.storage.config import FlushMode, LogConfig
 
 PARTITIONS_DEFAULT = 1
+_NONE: Mapping[str, str] = {}
 
 
 class TopicSettings:
-    """The node's defaults for topics, and the settings that follow from a topic's own configs."""
+    """The defaults for topics on this node, and what follows from a topic's own configs.
+
+    What is set for the whole cluster goes before what is set for the node.
+    """
 
     def __init__(
-        self, defaults: Mapping[str, str] | None = None, partitions: int = PARTITIONS_DEFAULT
+        self,
+        defaults: Mapping[str, str] | None = None,
+        partitions: int = PARTITIONS_DEFAULT,
+        *,
+        cluster: Callable[[], Mapping[str, str]] = lambda: _NONE,
     ) -> None:
-        """`defaults` are topic configs set for the node. Raises LogError(INVALID_CONFIG)."""
+        """`defaults` are topic configs set for the node; `cluster` gives those set for the cluster
+        at the moment. Raises LogError(INVALID_CONFIG)."""
         self.defaults: Mapping[str, str] = validate_all(defaults or {})
         self.partitions_default = partitions
+        self._cluster = cluster
 
     def topic_config(self, topic: TopicImage) -> TopicConfig:
         """All configs in force for the topic. Raises LogError(INVALID_CONFIG)."""
         return TopicConfig.from_configs(
-            topic.configs, self.defaults, replication_factor=topic.replication_factor
+            topic.configs,
+            self.defaults,
+            replication_factor=topic.replication_factor,
+            cluster=self._cluster(),
         )
 
     def min_insync_replicas(self, topic: TopicImage) -> int:

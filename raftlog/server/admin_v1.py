@@ -10,7 +10,13 @@ from aiohttp import web
 from msgspec import Meta
 
 from raftlog.metadata.image import TopicImage
-from raftlog.record.errors import INVALID_BODY, RETRIABLE, UNKNOWN_TOPIC, LogError
+from raftlog.record.errors import (
+    INVALID_BODY,
+    NO_CONTROLLER,
+    RETRIABLE,
+    UNKNOWN_TOPIC,
+    LogError,
+)
 from raftlog.record.types import Offset
 from raftlog.server.body import read_json
 from raftlog.server.context import ServerContext
@@ -20,6 +26,8 @@ from raftlog.server.routing import QueryParameter, Route
 
 DELETIONS_AT_ONCE: Final = 32
 """Partitions whose records are deleted at the same time for one request."""
+
+NO_CONTROLLER_ID: Final = -1
 
 
 class BrokerIds(msgspec.Struct, frozen=True):
@@ -57,7 +65,10 @@ class MetadataTopic(msgspec.Struct, frozen=True):
 
 
 class ClusterView(msgspec.Struct, frozen=True):
-    """What a client needs to find the leader of each partition."""
+    """What a client needs to find the leader of each partition.
+
+    `controller_id` is -1 while this node knows of no active controller.
+    """
 
     cluster_id: str
     controller_id: int
@@ -109,6 +120,7 @@ async def list_broker_ids(_request: Request, context: ServerContext) -> web.Stre
 async def get_metadata(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer brokers and partitions, of all topics or of those asked for."""
     image = context.services.metadata.image
+    controller_id = context.services.quorum.leader_id
     names = request.query_parameters.get("topics")
     if names is None:
         asked = sorted(image.topics_by_name)
@@ -117,7 +129,7 @@ async def get_metadata(request: Request, context: ServerContext) -> web.StreamRe
     return json_response(
         ClusterView(
             cluster_id=context.services.cluster_id,
-            controller_id=context.services.node_id,
+            controller_id=NO_CONTROLLER_ID if controller_id is None else controller_id,
             brokers=[
                 MetadataBroker(broker_id, broker.host, broker.port, broker.rack)
                 for broker_id, broker in sorted(image.brokers.items())
@@ -191,7 +203,7 @@ ROUTES = (
         "Allocate a producer id",
         tag="v1",
         response_type=ProducerIdentity,
-        errors=(RETRIABLE,),
+        errors=(RETRIABLE, NO_CONTROLLER),
     ),
     Route(
         "POST",

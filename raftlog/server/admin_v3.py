@@ -20,6 +20,7 @@ from raftlog.record.errors import (
     INVALID_CONFIG,
     INVALID_PARTITIONS,
     INVALID_TOPIC,
+    NO_CONTROLLER,
     NOT_FOUND,
     TOPIC_EXISTS,
     UNKNOWN_PARTITION,
@@ -59,12 +60,14 @@ _CONFIG_CHANGES = msgspec.json.Decoder(ConfigChanges)
 
 async def list_clusters(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer the one cluster, as a list."""
-    return json_response(Shaper(request, context).cluster_listing(context.services.node_id))
+    return json_response(
+        Shaper(request, context).cluster_listing(context.services.quorum.leader_id)
+    )
 
 
 async def get_cluster(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer the cluster."""
-    return json_response(Shaper(request, context).cluster(context.services.node_id))
+    return json_response(Shaper(request, context).cluster(context.services.quorum.leader_id))
 
 
 async def list_brokers(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -236,8 +239,13 @@ def _partition(request: Request, context: ServerContext) -> tuple[TopicImage, Pa
 
 
 def _described(topic: TopicImage, context: ServerContext) -> list[ConfigDescription]:
-    defaults = context.services.metadata.settings.defaults
-    return configs.describe(topic.configs, defaults, replication_factor=topic.replication_factor)
+    metadata = context.services.metadata
+    return configs.describe(
+        topic.configs,
+        metadata.settings.defaults,
+        replication_factor=topic.replication_factor,
+        cluster=metadata.image.cluster_settings,
+    )
 
 
 def _config_name(request: Request) -> str:
@@ -293,7 +301,7 @@ ROUTES = (
         request_type=NewTopic,
         response_type=Topic,
         status=201,
-        errors=(TOPIC_EXISTS, INVALID_TOPIC, INVALID_PARTITIONS, INVALID_CONFIG),
+        errors=(TOPIC_EXISTS, INVALID_TOPIC, INVALID_PARTITIONS, INVALID_CONFIG, NO_CONTROLLER),
     ),
     Route(
         "PATCH",
@@ -303,7 +311,7 @@ ROUTES = (
         tag="admin",
         request_type=TopicChange,
         response_type=Topic,
-        errors=(UNKNOWN_TOPIC, INVALID_PARTITIONS),
+        errors=(UNKNOWN_TOPIC, INVALID_PARTITIONS, NO_CONTROLLER),
     ),
     Route(
         "DELETE",
@@ -312,7 +320,7 @@ ROUTES = (
         "Delete a topic with its records",
         tag="admin",
         status=204,
-        errors=(UNKNOWN_TOPIC,),
+        errors=(UNKNOWN_TOPIC, NO_CONTROLLER),
     ),
     _read(_CONFIGS, list_configs, "List a topic's configs", Listing[TopicConfig]),
     Route(
@@ -323,7 +331,7 @@ ROUTES = (
         tag="admin",
         request_type=ConfigChanges,
         status=204,
-        errors=(UNKNOWN_TOPIC, INVALID_CONFIG),
+        errors=(UNKNOWN_TOPIC, INVALID_CONFIG, NO_CONTROLLER),
     ),
     _read(f"{_CONFIGS}/{{config}}", get_config, "Describe a topic's config", TopicConfig),
     Route(
@@ -334,7 +342,7 @@ ROUTES = (
         tag="admin",
         request_type=NewConfigValue,
         status=204,
-        errors=(UNKNOWN_TOPIC, INVALID_CONFIG),
+        errors=(UNKNOWN_TOPIC, INVALID_CONFIG, NO_CONTROLLER),
     ),
     Route(
         "DELETE",
@@ -343,7 +351,7 @@ ROUTES = (
         "Return a topic's config to its default",
         tag="admin",
         status=204,
-        errors=(UNKNOWN_TOPIC, INVALID_CONFIG),
+        errors=(UNKNOWN_TOPIC, INVALID_CONFIG, NO_CONTROLLER),
     ),
     _read(f"{_TOPIC}/partitions", list_partitions, "List a topic's partitions", Listing[Partition]),
     _read(_PARTITION, get_partition, "Describe a partition", Partition),

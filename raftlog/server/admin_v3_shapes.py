@@ -23,6 +23,7 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\]
 
 _SOURCES = {
     ConfigSource.TOPIC: "DYNAMIC_TOPIC_CONFIG",
+    ConfigSource.CLUSTER: "DYNAMIC_DEFAULT_BROKER_CONFIG",
     ConfigSource.NODE: "STATIC_BROKER_CONFIG",
     ConfigSource.DEFAULT: "DEFAULT_CONFIG",
 }

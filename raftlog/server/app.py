@@ -5,32 +5,53 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from raftlog.server import admin_v1, admin_v3, data_routes, health, openapi
+from raftlog.server import (
+    admin_quorum,
+    admin_settings,
+    admin_v1,
+    admin_v3,
+    data_routes,
+    health,
+    node_route,
+    openapi,
+)
 from raftlog.server.budget import BytesInFlight
 from raftlog.server.cluster_metrics import service_metrics
 from raftlog.server.context import ServerContext
 from raftlog.server.dispatch import Dispatcher, Guard
 from raftlog.server.http import HttpServer
 from raftlog.server.metrics import ServerMetrics
+from raftlog.server.quorum_metrics import quorum_metrics
 from raftlog.server.routing import Route, Router
 from raftlog.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from raftlog.replication.services import Services
+    from raftlog.server.node_network import HttpNetwork
 
 
 def route_table() -> tuple[Route, ...]:
-    """Every endpoint, the description of them all included."""
-    routes = (*data_routes.ROUTES, *admin_v1.ROUTES, *admin_v3.ROUTES, *health.ROUTES)
+    """Every endpoint for users, the description of them all included."""
+    routes = (
+        *data_routes.ROUTES,
+        *admin_v1.ROUTES,
+        *admin_quorum.ROUTES,
+        *admin_settings.ROUTES,
+        *admin_v3.ROUTES,
+        *health.ROUTES,
+    )
     return (*routes, openapi.route(routes))
 
 
 class Server:
     """A running server: the main port, and the health port if there is one."""
 
-    def __init__(self, main: HttpServer, watch: HttpServer | None) -> None:
+    def __init__(
+        self, main: HttpServer, watch: HttpServer | None, network: HttpNetwork | None
+    ) -> None:
         self._main = main
         self._watch = watch
+        self._network = network
 
     @classmethod
     async def start(
@@ -39,12 +60,15 @@ class Server:
         settings: ServerSettings,
         *,
         guard: Guard | None = None,
+        network: HttpNetwork | None = None,
         on_broken_invariant: Callable[[AssertionError], None] | None = None,
     ) -> Server:
         """Listen and serve. Until `services.is_ready` says so, requests are answered NOT_READY.
 
-        `guard` may refuse requests (authorisation, quotas). `on_broken_invariant` is told of
-        assertions that failed in a handler. Raises OSError if a port cannot be had.
+        `guard` may refuse requests (authorisation, quotas). `network` is what other nodes connect
+        to; closing the server closes it, too. `on_broken_invariant` is told of assertions that
+        failed in a handler (`network` itself tells those of its receivers). Raises OSError if a
+        port cannot be had.
         """
         limits = settings.limits
         metrics = ServerMetrics(limits.topic_labels_max)
@@ -54,14 +78,17 @@ class Server:
             metrics=metrics,
             budget=BytesInFlight(limits.bytes_in_flight_max),
             on_broken_invariant=on_broken_invariant,
+            network=network,
         )
+        router = Router((*route_table(), node_route.ROUTE))
         main = await HttpServer.start(
-            Dispatcher(Router(route_table()), context, guard), context, settings.host, settings.port
+            Dispatcher(router, context, guard), context, settings.host, settings.port
         )
         metrics.add_source(main.connections.metrics)
         metrics.add_source(lambda: service_metrics(services, limits.topic_labels_max))
+        metrics.add_source(lambda: quorum_metrics(services))
         if settings.health_port < 0:
-            return cls(main, None)
+            return cls(main, None, network)
         try:
             watch = await HttpServer.start(
                 Dispatcher(Router(health.ROUTES), context),
@@ -72,7 +99,7 @@ class Server:
         except OSError:
             await main.close()
             raise
-        return cls(main, watch)
+        return cls(main, watch, network)
 
     @property
     def port(self) -> int:
@@ -87,8 +114,11 @@ class Server:
     async def close(self) -> None:
         """Accept nobody more, finish what is in flight within `shutdown_s`, then cut the rest.
 
-        The health port answers until the main one is closed.
+        Connections between nodes last until requests have finished, which may need them. The health
+        port answers until the main one is closed.
         """
         await self._main.close()
+        if self._network is not None:
+            await self._network.close()
         if self._watch is not None:
             await self._watch.close()

@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from raftlog.metadata.image import NO_LEADER_ID
 from raftlog.server.metrics import OTHER_TOPICS, counter, gauge
+from raftlog.server.readiness import unready
 
 if TYPE_CHECKING:
     from raftlog.replication.services import Services
@@ -41,11 +42,17 @@ def service_metrics(services: Services, topic_labels_max: int) -> Iterator[Metri
     yield gauge(
         f"{controller}_offlinepartitionscount", "Partitions without a leader.", counts["offline"]
     )
-    yield gauge(f"{controller}_activebrokercount", "Brokers registered.", len(image.brokers))
+    fenced = sum(broker.fenced for broker in image.brokers.values())
+    yield gauge(
+        f"{controller}_activebrokercount",
+        "Brokers that are not fenced.",
+        len(image.brokers) - fenced,
+    )
+    yield gauge(f"{controller}_fencedbrokercount", "Brokers that are fenced.", fenced)
     yield gauge(
         "raftlog_metadata_applied_index", "Last metadata command applied.", image.applied_index
     )
-    yield gauge("raftlog_ready", "1 if the node serves, else 0.", int(services.is_ready() is None))
+    yield gauge("raftlog_ready", "1 if /ready says so, else 0.", int(unready(services) is None))
     yield _log_sizes(services, topic_labels_max)
     totals = services.logs.totals()
     yield gauge("raftlog_log_segments", "Segments of all replicas.", totals.segments)

@@ -31,6 +31,7 @@ from raftlog.record.errors import (
     INTERNAL,
     REQUEST_TIMEOUT,
     ErrorEntry,
+    LogError,
 )
 from raftlog.server.request import Request
 from raftlog.server.responses import error_response, raw_error
@@ -45,6 +46,7 @@ AIOHTTP_PRIVATE_NAMES = (
     "_close",
     "_current_request",
     "_force_close",
+    "_message_tail",
     "_messages",
     "_pause_reading_for_buffer",
     "_reading_paused",
@@ -54,6 +56,8 @@ AIOHTTP_PRIVATE_NAMES = (
     "_waiter",
 )
 
+NODE_REQUEST = b"GET /v1/internal/"
+"""How the request of another node begins."""
 REFUSED_LINGERING_MAX = 64
 """Connections over the limit that may linger to read why; further ones are cut at once."""
 
@@ -72,13 +76,16 @@ class Connection(web.RequestHandler):
         "_newest_body",
         "_server",
         "_socket",
+        "_taken",
         "address",
+        "refusal_unless_node",
     )
 
     def __init__(self, server: ConnectionServer, **options: Any) -> None:
         super().__init__(server, **options)
         self._server = server
         self._socket: asyncio.Transport | None = None
+        self._taken: asyncio.Transport | None = None
         self._newest_body: StreamReader = EMPTY_PAYLOAD
         self._head_since: float | None = None
         self._head_bytes = 0
@@ -88,6 +95,8 @@ class Connection(web.RequestHandler):
         self._linger_after_answer = False
         self._linger_until: float | None = None
         self.address = ""
+        self.refusal_unless_node: tuple[ErrorEntry, str] | None = None
+        """Why this connection is closed, unless its first request hands it over as a node's."""
 
     @property
     def is_idle(self) -> bool:
@@ -117,7 +126,7 @@ class Connection(web.RequestHandler):
         request = self._current_request
         if isinstance(request, Request) and request.cancel_on_disconnect and self._task_handler:
             self._task_handler.cancel()
-        self._socket = None
+        self._socket = self._taken = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -126,6 +135,10 @@ class Connection(web.RequestHandler):
             return
         if self._upgraded:
             super().data_received(data)
+            return
+        if self.refusal_unless_node is not None and not self._may_be_node(data):
+            self._server.refuse(self)
+            self._say_and_linger(*self.refusal_unless_node)
             return
         count = self._request_count
         in_body = not self._newest_body.is_eof()
@@ -197,6 +210,8 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Send the answer; then what the request held is free again."""
         assert isinstance(request, Request)
+        if self.refusal_unless_node is not None:
+            resp.force_close()
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
@@ -205,6 +220,25 @@ class Connection(web.RequestHandler):
                 # aiohttp would close now: taken from it, the transport lives on.
                 self.transport = None
                 self._linger()
+
+    def hand_over(self, protocol: asyncio.Protocol) -> None:
+        """Give the transport to `protocol`: what is sent on it is HTTP no more.
+
+        For a handler, which then returns an answer that sends nothing. HTTP's deadlines and limits
+        end here; `protocol` has its own, and calls `connection_lost` when its transport is gone.
+        LogError BAD_REQUEST if the peer did not wait for its answer.
+        """
+        transport = self._socket
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the peer has left")
+        if self._message_tail or self._messages:
+            raise LogError(BAD_REQUEST, "Nothing may follow this request before its answer.")
+        self._taken = transport
+        # Taken from aiohttp, too, which would close it after the request.
+        self._socket = self.transport = None
+        self._server.handed_over(self)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
 
     # What the sweep asks
 
@@ -234,10 +268,17 @@ class Connection(web.RequestHandler):
                 self._refuse(REQUEST_TIMEOUT, "The headers did not arrive in time.")
         elif self._idle_since is None:
             self._idle_since = now
-        elif now - self._idle_since > limits.keep_alive_s:
+        elif now - self._idle_since > (
+            limits.keep_alive_s if self.refusal_unless_node is None else limits.header_receive_s
+        ):
             self.force_close()
 
     # Inner parts
+
+    def _may_be_node(self, data: bytes) -> bool:
+        """Whether what has come can be the request of a node, which comes in one piece."""
+        is_first = not self._request_count and not self._head_bytes
+        return not is_first or data.startswith(NODE_REQUEST)
 
     def _head_arrived(self, heads: int, data_bytes: int) -> None:
         limit = self._server.limits.header_bytes_max
@@ -291,9 +332,10 @@ class Connection(web.RequestHandler):
             self._socket.write_eof()
 
     def abort(self) -> None:
-        """Cut the connection, whatever is unsent."""
-        if self._socket is not None:
-            self._socket.abort()
+        """Cut the connection, whatever is unsent; also one that was handed over."""
+        transport = self._socket or self._taken
+        if transport is not None:
+            transport.abort()
 
 
 def _head_size(message: Any) -> int:

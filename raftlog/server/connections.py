@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 CANCEL_S = 0.5
 """How long handlers that were cancelled at shutdown may take to end."""
 
+NODES_RESERVED_MAX = 32
+"""Connections over a limit that may still show that they are another node's: users' connections
+must not keep the nodes of a cluster from each other. Only their request decides it."""
+
 _NEVER_S = 10 * 365 * 86_400.0
 """aiohttp's own keep-alive timer is set out of reach: the sweep does its work."""
 
@@ -50,8 +54,10 @@ class ConnectionServer(web.Server):
         self.refused_connections = 0
         self._open: set[Connection] = set()
         self._refused: set[Connection] = set()
+        self._reserved: set[Connection] = set()
+        self._handed_over: set[Connection] = set()
         self._per_address: Counter[str] = Counter()
-        self._emptied = asyncio.Event()
+        self._forgotten = asyncio.Event()
         self._options = {
             "loop": loop,
             "keepalive_timeout": _NEVER_S,
@@ -88,7 +94,10 @@ class ConnectionServer(web.Server):
         return min(max(shortest / 10, 0.01), 1.0)
 
     def admit(self, connection: Connection) -> tuple[ErrorEntry, str] | None:
-        """Count a connection in; or the reason why it cannot be."""
+        """Count a connection in; or the reason why it cannot be.
+
+        One that might be a node's, for want of room elsewhere, is only told to prove it.
+        """
         limits = self.limits
         if len(self._open) >= limits.connections_max:
             refusal = (OVERLOADED, "Too many connections to this node.")
@@ -98,52 +107,78 @@ class ConnectionServer(web.Server):
             self._open.add(connection)
             self._per_address[connection.address] += 1
             return None
+        if self.context.network is not None and len(self._reserved) < NODES_RESERVED_MAX:
+            self._reserved.add(connection)
+            connection.refusal_unless_node = refusal
+            return None
+        self.refuse(connection)
+        return refusal
+
+    def refuse(self, connection: Connection) -> None:
+        """The connection is over a limit, and is told so."""
+        self._reserved.discard(connection)
         self.refused_connections += 1
         self._refused.add(connection)
-        return refusal
+
+    def handed_over(self, connection: Connection) -> None:
+        """The connection speaks HTTP no more: it counts for no limit, and is not swept over."""
+        self._leave(connection)
+        self._handed_over.add(connection)
 
     def forget(self, connection: Connection) -> None:
         """The connection is closed."""
+        self._leave(connection)
+        self._handed_over.discard(connection)
+        self._forgotten.set()
+
+    def _leave(self, connection: Connection) -> None:
         self._refused.discard(connection)
+        self._reserved.discard(connection)
         if connection in self._open:
             self._open.discard(connection)
             self._per_address[connection.address] -= 1
             if not self._per_address[connection.address]:
                 del self._per_address[connection.address]
-        if not self._open and not self._refused:
-            self._emptied.set()
 
     def sweep(self) -> None:
         """Enforce every deadline. The caller calls it each `sweep_interval_s`."""
         self.now = now = self._event_loop.time()
-        for connection in [*self._open, *self._refused]:
+        for connection in [*self._open, *self._reserved, *self._refused]:
             connection.enforce_deadlines(now)
 
     async def drain(self, timeout_s: float) -> None:
         """Close idle connections, wait for the others to finish, and cut those that do not.
 
         The dispatcher ends connections with their next answer once the context is closing.
+        Connections that were handed over are cut last: requests may need them to finish.
         """
-        for connection in list(self._open):
+        for connection in [*self._open, *self._reserved]:
             if connection.is_idle:
                 connection.force_close()
-        await self._wait_until_empty(timeout_s)
+        of_users = (self._open, self._reserved, self._refused)
+        await self._wait_until_empty(timeout_s, *of_users)
         await self.shutdown(CANCEL_S)
-        for connection in [*self._open, *self._refused]:
-            connection.abort()
-        await self._wait_until_empty(CANCEL_S)
+        everything = (*of_users, self._handed_over)
+        for connections in everything:
+            for connection in list(connections):
+                connection.abort()
+        await self._wait_until_empty(CANCEL_S, *everything)
 
-    async def _wait_until_empty(self, timeout_s: float) -> None:
-        if not self._open and not self._refused:
-            return
-        self._emptied.clear()
+    async def _wait_until_empty(self, timeout_s: float, *connections: set[Connection]) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._emptied.wait()
+                while any(connections):
+                    self._forgotten.clear()
+                    await self._forgotten.wait()
 
     def metrics(self) -> Iterator[Metric]:
         """What Prometheus is told of the connections."""
         yield gauge("raftlog_http_connections", "Connections open.", len(self._open))
+        yield gauge(
+            "raftlog_node_connections_accepted",
+            "Connections opened by other nodes, and openings in progress.",
+            len(self._handed_over),
+        )
         yield counter(
             "raftlog_http_connections_refused",
             "Connections over a limit.",

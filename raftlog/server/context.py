@@ -14,6 +14,7 @@ from raftlog.server.settings import ServerLimits, ServerSettings
 
 if TYPE_CHECKING:
     from raftlog.replication.services import Services
+    from raftlog.server.node_network import HttpNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class ServerContext:
 
     on_broken_invariant: Callable[[AssertionError], None] | None = None
     """Told of assertions that failed in a handler: the node decides what becomes of it."""
+    network: HttpNetwork | None = None
+    """What other nodes of the cluster connect to; without it, all of them are strangers."""
 
     @property
     def limits(self) -> ServerLimits:

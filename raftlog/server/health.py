@@ -6,8 +6,9 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from raftlog.record.errors import NOT_READY, LogError
+from raftlog.record.errors import NO_CONTROLLER, NOT_READY, LogError
 from raftlog.server.context import ServerContext
+from raftlog.server.readiness import unready
 from raftlog.server.request import Request
 from raftlog.server.responses import bytes_response, json_response
 from raftlog.server.routing import Route
@@ -34,12 +35,12 @@ async def healthy(_request: Request, context: ServerContext) -> web.StreamRespon
 
 
 async def ready(_request: Request, context: ServerContext) -> web.StreamResponse:
-    """Whether the node serves; if not, NOT_READY says why."""
+    """Whether the node can do all that is asked of it; if not, the error says why."""
     if context.closing.is_set():
         raise LogError(NOT_READY, "The node is stopping.")
-    reason = context.services.is_ready()
-    if reason is not None:
-        raise LogError(NOT_READY, reason)
+    error = unready(context.services)
+    if error is not None:
+        raise error
     return _status(context, "ready")
 
 
@@ -63,10 +64,10 @@ ROUTES = (
         "GET",
         "/ready",
         ready,
-        "Whether the node serves",
+        "Whether the node serves and knows the active controller",
         tag="node",
         response_type=Status,
-        errors=(NOT_READY,),
+        errors=(NOT_READY, NO_CONTROLLER),
         serves_always=True,
     ),
     Route(

@@ -1,16 +1,17 @@
 """The world: what a node cannot decide by itself, behind small interfaces.
 
-Purpose: clock, disk and randomness come in through here, so that the simulator runs the very code
-that ships. The network joins them with the metadata quorum, its first user.
+Purpose: clock, disk, network and randomness come in through here, so that the simulator runs the
+very code that ships.
 
 Rules: interfaces hold no policy; the real ones (`real_*`) hold no decisions. Everything above asks
-for time, storage and random bytes only through these interfaces.
+for time, storage, other nodes and random bytes only through these interfaces.
 
 Must not know: records, logs, topics, HTTP. Imports nothing of raftlog.
 """
 
 from raftlog.world.clock import Clock
 from raftlog.world.disk import Buffer, Disk, DiskError, DiskFullError, File
+from raftlog.world.network import Network
 from raftlog.world.randomness import Randomness
 
-__all__ = ["Buffer", "Clock", "Disk", "DiskError", "DiskFullError", "File", "Randomness"]
+__all__ = ["Buffer", "Clock", "Disk", "DiskError", "DiskFullError", "File", "Network", "Randomness"]

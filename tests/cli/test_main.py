@@ -81,10 +81,10 @@ def test_version_and_help() -> None:
     result = CliRunner().invoke(cli, ["--help"])
     assert result.exit_code == 0
     assert "Exit codes:" in result.output
-    assert all(word in result.output for word in ("serve", "topic", "cluster"))
+    assert all(word in result.output for word in ("serve", "topic", "cluster", "quorum"))
 
 
-@pytest.mark.parametrize("group", ["topic", "cluster"])
+@pytest.mark.parametrize("group", ["topic", "cluster", "quorum"])
 def test_every_subcommand_in_the_table_exists_and_explains_itself(group: str) -> None:
     context = click.Context(cli)
     command = cli.get_command(context, group)
@@ -117,6 +117,7 @@ def test_help_is_quick() -> None:
         ("raftlog.cli.serve", ("rich", "raftlog_client")),
         ("raftlog.cli.consume", ("rich", "raftlog.node", "raftlog.server")),
         ("raftlog.cli.produce", ("rich", "raftlog.node", "raftlog.server")),
+        ("raftlog.cli.quorum", ("rich", "raftlog.node", "raftlog.server")),
     ],
 )
 def test_modules_do_not_import_what_their_command_does_not_need(

@@ -79,6 +79,97 @@ def test_help_names_every_setting_with_its_description() -> None:
     assert "[default: sync]" in " ".join(result.output.split())
 
 
+THREE = "1@10.0.0.1:8082,2@10.0.0.2:8082,3@10.0.0.3:8082"
+SECRET = "correct horse battery staple"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("voters", THREE), ("join", "10.0.0.1:8082,10.0.0.2:8082")]
+)
+def test_peers_are_named_by_flag_environment_or_file(tmp_path: Path, name: str, value: str) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(f'{name} = "{value}"\n')
+    base = ("--data-dir", "d", "--show-settings")
+    for result in (
+        serve(*base, f"--{name}", value),
+        serve(*base, environment={f"RAFTLOG_{name.upper()}": value}),
+        serve(*base, "--config", str(file)),
+    ):
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)[name] == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--voters", THREE, "--join", "10.0.0.1:8082"], "give one of them"),
+        (["--voters", "10.0.0.1:8082"], "is not a voter"),
+        (["--join", "10.0.0.1"], "'10.0.0.1' is not an address"),
+        (["--cluster-secret", SECRET, "--cluster-secret-file", "f"], "given twice"),
+    ],
+)
+def test_peers_that_cannot_be_meant_are_wrong_usage(arguments: list[str], complaint: str) -> None:
+    result = serve("--data-dir", "d", *arguments)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+    assert SECRET not in result.output
+
+
+def test_secret_is_taken_from_everywhere_and_shown_nowhere(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(f'cluster_secret = "{SECRET}"\n')
+    base = ("--data-dir", "d", "--show-settings")
+    environment = {"RAFTLOG_CLUSTER_SECRET": SECRET}
+    for result in (
+        serve(*base, "--cluster-secret", SECRET),
+        serve(*base, environment=environment),
+        serve(*base, "--config", str(file)),
+    ):
+        assert json.loads(result.stdout)["cluster_secret"] == "(not shown)"
+        assert SECRET not in result.output
+    assert SECRET not in serve("--help", environment=environment).output
+    file.write_text("cluster_secret = 1234567890123456\n")
+    wrong = serve(*base, "--config", str(file))
+    assert wrong.exit_code == 2
+    assert "cluster_secret in" in wrong.stderr
+    assert "1234567890123456" not in wrong.output
+
+
+def test_directory_remembers_what_a_restart_does_not_say(tmp_path: Path) -> None:
+    (tmp_path / "directory.json").write_text('{"directory_id":"d1","node_id":2}')
+    (tmp_path / "node.json").write_text('{"listen":"127.0.0.1:9","advertised":"a:9","rack":"r1"}')
+    names = ("node_id", "listen", "advertised", "rack")
+
+    def shown(*arguments: str, environment: dict[str, str] | None = None) -> list[object]:
+        result = serve(
+            "--data-dir", str(tmp_path), "--show-settings", *arguments, environment=environment
+        )
+        assert result.exit_code == 0, result.output
+        return [json.loads(result.stdout)[name] for name in names]
+
+    assert shown() == [2, "127.0.0.1:9", "a:9", "r1"]
+    assert shown("--rack", "r2", environment={"RAFTLOG_LISTEN": "127.0.0.1:8"}) == [
+        2, "127.0.0.1:8", None, "r2",
+    ]  # fmt: skip
+
+
+def test_damaged_memory_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "directory.json").write_text("{")
+    result = serve("--data-dir", str(tmp_path), "--show-settings")
+    assert result.exit_code == 1
+    assert "directory.json in the data directory is damaged" in result.stderr
+
+
+def test_restart_needs_nothing_but_the_data_directory(tmp_path: Path) -> None:
+    with running_node(tmp_path, "--node-id", "2", "--rack", "r1") as node:
+        assert node.stop()[0] == 0
+    with running_node(tmp_path) as node:
+        with urllib.request.urlopen(f"http://{node.address}/v1/nodes") as answer:
+            (row,) = json.load(answer)["nodes"]
+        assert (row["node_id"], row["rack"]) == (2, "r1")
+        assert node.stop()[0] == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_node_tells_its_address_when_ready_and_stops_cleanly(
     tmp_path: Path, number: signal.Signals
@@ -86,7 +177,7 @@ def test_node_tells_its_address_when_ready_and_stops_cleanly(
     with running_node(tmp_path) as node:
         with urllib.request.urlopen(f"http://{node.address}/ready") as answer:
             assert answer.status == 200
-        assert len(node.log) == 1
+        assert f"serves at http://{node.address}" in node.log[-1]
         code, rest = node.stop(number)
     assert code == 0
     assert "stopped cleanly" in rest
@@ -94,7 +185,7 @@ def test_node_tells_its_address_when_ready_and_stops_cleanly(
 
 def test_log_can_be_json_from_the_environment(tmp_path: Path) -> None:
     with running_node(tmp_path, environment={"RAFTLOG_LOG_FORMAT": "json"}) as node:
-        document = json.loads(node.log[0])
+        document = json.loads(node.log[-1])
         assert document["level"] == "info"
         assert node.address in document["message"]
         _, rest = node.stop()

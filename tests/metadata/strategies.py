@@ -2,35 +2,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import pytest
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from raftlog.metadata.apply import ApplyResult, apply
+from raftlog.metadata.apply_topics import put_topic
 from raftlog.metadata.commands import (
     AddPartitions,
     AllocateProducerIds,
+    AlterClusterSettings,
+    AlterIsr,
     AlterTopicConfigs,
+    ChangePartitions,
     ClusterCreated,
     Command,
     CreateTopic,
     DeleteTopic,
+    FenceBroker,
+    PartitionChange,
     RegisterBroker,
+    SetControlledShutdown,
+    UnfenceBroker,
+    UnregisterBroker,
+    decode_command,
+    encode_command,
 )
-from raftlog.metadata.image import MetadataImage
-from raftlog.record.types import BrokerEpoch, BrokerId, TopicId
+from raftlog.metadata.delta import NO_CHANGE
+from raftlog.metadata.image import (
+    NO_LEADER_ID,
+    BrokerImage,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
+from raftlog.metadata.invariants import check_invariants
+from raftlog.record.errors import ErrorEntry, LogError
+from raftlog.record.types import (
+    BrokerEpoch,
+    BrokerId,
+    LeaderEpoch,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+)
 
 BROKER_IDS = [BrokerId(number) for number in (1, 2, 3)]
 TOPIC_IDS = [TopicId(f"{number:032x}") for number in range(5)]
 NAMES = ["a", "b", "c", "..", "bad name"]
-CONFIG_NAMES = ["retention.ms", "flush", "from.the.future"]
+CONFIG_NAMES = ["retention.ms", "min.insync.replicas", "from.the.future"]
 
 broker_ids = st.sampled_from(BROKER_IDS)
 replica_lists = st.lists(broker_ids, min_size=0, max_size=3).map(tuple)
 assignments = st.one_of(
     st.lists(st.just((BrokerId(1),)), min_size=1, max_size=3).map(tuple),
     st.lists(st.permutations(BROKER_IDS[:2]).map(tuple), min_size=1, max_size=3).map(tuple),
+    st.lists(st.permutations(BROKER_IDS).map(tuple), min_size=1, max_size=3).map(tuple),
     st.lists(replica_lists, max_size=3).map(tuple),
 )
-configs = st.dictionaries(st.sampled_from(CONFIG_NAMES), st.sampled_from(["1", "x"]), max_size=2)
+configs = st.dictionaries(
+    st.sampled_from(CONFIG_NAMES), st.sampled_from(["1", "2", "x"]), max_size=2
+)
+broker_epochs = st.integers(1, 12).map(BrokerEpoch)
+members = st.lists(broker_ids, max_size=3).map(tuple)
+changes = st.builds(
+    PartitionChange,
+    topic_id=st.sampled_from(TOPIC_IDS),
+    partition=st.integers(-1, 3).map(PartitionId),
+    partition_epoch=st.integers(0, 3).map(PartitionEpoch),
+    isr=st.none() | members,
+    leader=st.none() | st.sampled_from([NO_LEADER_ID, *BROKER_IDS]),
+    replicas=st.none() | members,
+    adding=st.none() | members,
+    removing=st.none() | members,
+    not_eligible=members,
+    unclean=st.booleans(),
+    min_isr_default=st.integers(1, 3),
+)
 
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(
@@ -72,12 +124,33 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(
         AllocateProducerIds,
         broker_id=broker_ids,
-        broker_epoch=st.integers(1, 12).map(BrokerEpoch),
+        broker_epoch=broker_epochs,
         count=st.integers(1, 2000),
     ),
+    *(
+        st.builds(kind, broker_id=broker_ids, broker_epoch=broker_epochs)
+        for kind in (UnregisterBroker, FenceBroker, UnfenceBroker, SetControlledShutdown)
+    ),
+    st.builds(
+        AlterIsr,
+        broker_id=broker_ids,
+        broker_epoch=broker_epochs,
+        topic_id=st.sampled_from(TOPIC_IDS),
+        partition=st.integers(-1, 3).map(PartitionId),
+        leader_epoch=st.integers(0, 3).map(LeaderEpoch),
+        partition_epoch=st.integers(0, 3).map(PartitionEpoch),
+        isr=st.lists(st.tuples(broker_ids, broker_epochs), max_size=3).map(tuple),
+        min_isr_default=st.integers(1, 3),
+    ),
+    st.builds(ChangePartitions, changes=st.lists(changes, min_size=1, max_size=3).map(tuple)),
+    st.builds(
+        AlterClusterSettings,
+        values=configs,
+        removals=st.lists(st.sampled_from(CONFIG_NAMES), max_size=2).map(tuple),
+    ),
 )
-# Without brokers nearly all else is refused: most sequences begin with some.
-_BROKERS = [
+# Without brokers nearly all else is refused: most histories begin with some.
+_BROKERS: list[Command] = [
     RegisterBroker(
         broker_id=broker_id,
         directory_id="d",
@@ -88,11 +161,111 @@ _BROKERS = [
     )
     for broker_id in BROKER_IDS
 ]
-histories: st.SearchStrategy[list[Command]] = st.builds(
-    lambda first, rest: [*first, *rest],
-    st.sampled_from([[], _BROKERS, _BROKERS, _BROKERS]),
-    st.lists(commands, max_size=25),
-)
+_BROKERS += [
+    UnfenceBroker(broker_id=broker_id, broker_epoch=BrokerEpoch(broker_id))
+    for broker_id in BROKER_IDS
+]
+
+
+_TOPICS: list[Command] = [
+    CreateTopic(
+        topic_id=TOPIC_IDS[0],
+        name="a",
+        configs={},
+        assignments=((BROKER_IDS[0], BROKER_IDS[1]), (BROKER_IDS[1], BROKER_IDS[0])),
+    ),
+    CreateTopic(topic_id=TOPIC_IDS[1], name="b", configs={}, assignments=(tuple(BROKER_IDS),) * 2),
+]
+
+
+@st.composite
+def _histories(draw: st.DrawFn) -> list[Command]:
+    first = [[], _BROKERS, _BROKERS + _TOPICS[:1], _BROKERS + _TOPICS, _BROKERS + _TOPICS]
+    history = list(draw(st.sampled_from(first)))
+    image = run(history)
+    for _ in range(draw(st.integers(0, 25))):
+        command = draw(aimed(image) if draw(st.booleans()) else commands)
+        history.append(command)
+        run([command], image)
+    return history
+
+
+def aimed(image: MetadataImage) -> st.SearchStrategy[Command]:
+    """Commands that name the image's epochs, so that more of them are applied than by chance."""
+    kinds: list[st.SearchStrategy[Command]] = []
+    if image.brokers:
+        brokers = st.sampled_from(list(image.brokers.values()))
+        for kind in (FenceBroker, UnfenceBroker, SetControlledShutdown, UnregisterBroker):
+            kinds.append(brokers.map(partial(about, kind)))
+    rows = [(t, row) for t in image.topics_by_id.values() for row in t.partitions]
+    if rows:
+        targets = st.sampled_from(rows)
+        kinds += [
+            targets.flatmap(lambda target: isr_changes(image, *target)),
+            targets.flatmap(lambda target: isr_changes(image, *target)),
+            st.lists(targets, min_size=1, max_size=3).flatmap(partition_changes),
+        ]
+    return st.one_of(kinds) if kinds else commands
+
+
+def about(
+    kind: type[FenceBroker | UnfenceBroker | SetControlledShutdown | UnregisterBroker],
+    broker: BrokerImage,
+) -> Command:
+    """A command about the broker's present incarnation."""
+    return kind(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch)
+
+
+def isr_changes(
+    image: MetadataImage, topic: TopicImage, row: PartitionImage
+) -> st.SearchStrategy[Command]:
+    """A proposal of the partition's leader."""
+
+    def with_epochs(broker_ids: list[BrokerId]) -> tuple[tuple[BrokerId, BrokerEpoch], ...]:
+        return tuple((b, image.brokers[b].broker_epoch) for b in broker_ids)
+
+    leader = image.brokers.get(row.leader)
+    return st.builds(
+        AlterIsr,
+        broker_id=st.just(row.leader),
+        broker_epoch=st.just(BrokerEpoch(0) if leader is None else leader.broker_epoch),
+        topic_id=st.just(topic.topic_id),
+        partition=st.just(row.partition),
+        leader_epoch=st.just(row.leader_epoch),
+        partition_epoch=st.just(row.partition_epoch),
+        isr=st.lists(st.sampled_from(row.replicas), unique=True).map(with_epochs),
+        min_isr_default=st.integers(1, 3),
+    )
+
+
+def partition_changes(
+    targets: list[tuple[TopicImage, PartitionImage]],
+) -> st.SearchStrategy[Command]:
+    """Changes that contradict themselves less often than any would."""
+
+    def one(target: tuple[TopicImage, PartitionImage]) -> st.SearchStrategy[PartitionChange]:
+        topic, row = target
+        part = st.lists(st.sampled_from(row.replicas), unique=True, max_size=3).map(tuple)
+        some = st.none() | st.none() | part
+        return st.builds(
+            PartitionChange,
+            topic_id=st.just(topic.topic_id),
+            partition=st.just(row.partition),
+            partition_epoch=st.just(row.partition_epoch),
+            isr=st.none() | part,
+            leader=st.none() | st.sampled_from([NO_LEADER_ID, *row.replicas]),
+            replicas=st.none() | st.none() | st.permutations(BROKER_IDS).map(tuple),
+            adding=some,
+            removing=some,
+            not_eligible=st.just(()) | part,
+            unclean=st.booleans(),
+            min_isr_default=st.integers(1, 3),
+        )
+
+    return st.tuples(*map(one, targets)).map(lambda found: ChangePartitions(changes=found))
+
+
+histories: st.SearchStrategy[list[Command]] = _histories()
 
 
 def run(history: list[Command], image: MetadataImage | None = None) -> MetadataImage:
@@ -103,6 +276,13 @@ def run(history: list[Command], image: MetadataImage | None = None) -> MetadataI
     return image
 
 
+def carry_out(image: MetadataImage, command: Command) -> ApplyResult:
+    """Apply a command that must not be refused."""
+    result = apply(image, image.applied_index + 1, command)
+    result.check()
+    return result
+
+
 def register(
     image: MetadataImage,
     broker_id: int = 1,
@@ -110,9 +290,10 @@ def register(
     incarnation: str = "first",
     directory_id: str = "d",
     rack: str | None = None,
+    fenced: bool = False,
 ) -> ApplyResult:
-    """One start of a broker."""
-    return apply(
+    """One start of a broker, which the controller then hears of, unless it is to stay fenced."""
+    result = apply(
         image,
         image.applied_index + 1,
         RegisterBroker(
@@ -125,10 +306,38 @@ def register(
             rack=rack,
         ),
     )
+    if result.refusal is None and not fenced:
+        unfence(image, broker_id)
+    return result
+
+
+def unfence(image: MetadataImage, broker_id: int) -> None:
+    """The controller hears of the broker."""
+    broker = image.brokers[BrokerId(broker_id)]
+    carry_out(image, UnfenceBroker(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch))
+
+
+def fence(image: MetadataImage, broker_id: int) -> None:
+    """The controller does not hear of the broker any more; its partitions stay as they are."""
+    broker = image.brokers[BrokerId(broker_id)]
+    carry_out(image, FenceBroker(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch))
+
+
+def shut_down(image: MetadataImage, broker_id: int) -> None:
+    """The broker is about to stop; its partitions stay as they are."""
+    broker = image.brokers[BrokerId(broker_id)]
+    carry_out(
+        image,
+        SetControlledShutdown(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch),
+    )
 
 
 def create(
-    image: MetadataImage, name: str, topic_id: int, *replicas: tuple[int, ...]
+    image: MetadataImage,
+    name: str,
+    topic_id: int,
+    *replicas: tuple[int, ...],
+    configs: dict[str, str] | None = None,
 ) -> ApplyResult:
     """A topic with these replicas."""
     return apply(
@@ -137,7 +346,114 @@ def create(
         CreateTopic(
             topic_id=TopicId(f"{topic_id:032x}"),
             name=name,
-            configs={},
+            configs=configs or {},
             assignments=tuple(tuple(BrokerId(b) for b in row) for row in replicas),
         ),
     )
+
+
+def set_row(image: MetadataImage, name: str, partition: int = 0, **fields: Any) -> PartitionImage:
+    """Put a partition into a state that would take many commands to reach. The image is checked."""
+    topic = image.topic(name)
+    row = replace(topic.partitions[partition], **fields)
+    rows = list(topic.partitions)
+    rows[partition] = row
+    put_topic(image, replace(topic, partitions=tuple(rows)))
+    check_invariants(image)
+    return row
+
+
+def ready() -> MetadataImage:
+    """Brokers 1 and 2, and topic a with three partitions of one replica."""
+    image = MetadataImage()
+    for broker_id in (1, 2):
+        register(image, broker_id)
+    create(image, "a", 1, (1,), (2,), (1,))
+    return image
+
+
+def refusal_of(image: MetadataImage, command: Command) -> ErrorEntry:
+    """Apply a command that must be refused, and change nothing."""
+    before = image.copy()
+    result = apply(image, image.applied_index + 1, command)
+    assert result.refusal is not None
+    assert result.delta is NO_CHANGE
+    before.applied_index += 1
+    assert image == before, "a refused command changes nothing"
+    with pytest.raises(LogError) as raised:
+        result.check()
+    assert raised.value.message == result.refusal.message
+    return result.refusal.entry
+
+
+# What an image may look like between two commands of any controller, for what is decided from it.
+BROKER_NUMBERS = range(1, 6)
+
+
+@st.composite
+def cluster_images(draw: st.DrawFn, *, min_isr: bool = True) -> MetadataImage:
+    """A valid image of five brokers, in any state, and topics of one to four replicas."""
+    image = MetadataImage()
+    for number in BROKER_NUMBERS:
+        register(image, number)
+    for number in range(draw(st.integers(1, 4))):
+        factor = draw(st.integers(1, 4))
+        replicas = st.lists(
+            st.sampled_from(BROKER_NUMBERS), unique=True, min_size=factor, max_size=factor
+        ).map(tuple)
+        configs: dict[str, str] = {}
+        if min_isr and draw(st.booleans()):
+            configs["min.insync.replicas"] = str(draw(st.integers(1, 3)))
+        if draw(st.integers(0, 4)) == 0:
+            configs["unclean.leader.election.enable"] = "true"
+        rows = draw(st.lists(replicas, min_size=1, max_size=4))
+        topic = create(image, f"t{number}", number, *rows, configs=configs).topic()
+        for row in topic.partitions:
+            _any_state(draw, image, topic.name, row)
+    for number in BROKER_NUMBERS:
+        state = draw(st.sampled_from(["alive", "alive", "alive", "fenced", "stopping"]))
+        if state == "fenced":
+            fence(image, number)
+        elif state == "stopping":
+            shut_down(image, number)
+    return image
+
+
+def _any_state(draw: st.DrawFn, image: MetadataImage, name: str, row: PartitionImage) -> None:
+    replicas = row.replicas
+    places = [draw(st.sampled_from(["isr", "isr", "elr", "out"])) for _ in replicas]
+    isr = tuple(b for b, place in zip(replicas, places, strict=True) if place == "isr")
+    elr = tuple(b for b, place in zip(replicas, places, strict=True) if place == "elr")
+    if not isr and not elr:
+        elr = replicas[:1]
+    adding: tuple[BrokerId, ...] = ()
+    removing: tuple[BrokerId, ...] = ()
+    if len(replicas) > 1 and draw(st.integers(0, 3)) == 0:
+        roles = [draw(st.sampled_from(["stays", "adding", "removing"])) for _ in replicas[1:]]
+        adding = tuple(b for b, r in zip(replicas[1:], roles, strict=True) if r == "adding")
+        removing = tuple(b for b, r in zip(replicas[1:], roles, strict=True) if r == "removing")
+    set_row(
+        image,
+        name,
+        row.partition,
+        isr=isr,
+        elr=elr,
+        leader=draw(st.sampled_from([*isr, NO_LEADER_ID])),
+        leader_epoch=1,
+        partition_epoch=draw(st.integers(1, 3)),
+        adding=adding,
+        removing=removing,
+    )
+
+
+def carry_out_plan(image: MetadataImage, plan: Iterable[Command]) -> list[Command]:
+    """Apply a plan step by step, as a controller does: nothing of it may turn out to be stale."""
+    commands = []
+    for command in plan:
+        commands.append(decode_command(encode_command(command)))
+        result = carry_out(image, commands[-1])
+        check_invariants(image)
+        if isinstance(command, ChangePartitions):
+            assert not result.partitions().stale
+            assert result.delta, "a plan changes something with every command"
+    return commands

@@ -9,19 +9,35 @@ from hypothesis import given
 from raftlog.metadata.commands import (
     COMMAND_TYPES,
     COMMAND_VERSION,
+    PARTITION_CHANGES_MAX,
     AddPartitions,
     AllocateProducerIds,
+    AlterClusterSettings,
+    AlterIsr,
     AlterTopicConfigs,
+    ChangePartitions,
     ClusterCreated,
     Command,
     CreateTopic,
     DeleteTopic,
+    FenceBroker,
     MetadataVersionError,
+    PartitionChange,
     RegisterBroker,
+    SetControlledShutdown,
+    UnfenceBroker,
+    UnregisterBroker,
     decode_command,
     encode_command,
 )
-from raftlog.record.types import BrokerEpoch, BrokerId, TopicId
+from raftlog.record.types import (
+    BrokerEpoch,
+    BrokerId,
+    LeaderEpoch,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+)
 from tests.metadata.strategies import commands
 
 TOPIC_ID = TopicId("0123456789abcdef0123456789abcdef")
@@ -73,7 +89,73 @@ GOLDEN: list[tuple[Command, bytes]] = [
         AllocateProducerIds(broker_id=BrokerId(1), broker_epoch=BrokerEpoch(7)),
         b'{"type":"allocate_producer_ids","v":1,"broker_id":1,"broker_epoch":7,"count":1000}',
     ),
+    (
+        UnregisterBroker(broker_id=BrokerId(1), broker_epoch=BrokerEpoch(7)),
+        b'{"type":"unregister_broker","v":1,"broker_id":1,"broker_epoch":7}',
+    ),
+    (
+        FenceBroker(broker_id=BrokerId(1), broker_epoch=BrokerEpoch(7)),
+        b'{"type":"fence_broker","v":1,"broker_id":1,"broker_epoch":7}',
+    ),
+    (
+        UnfenceBroker(broker_id=BrokerId(1), broker_epoch=BrokerEpoch(7)),
+        b'{"type":"unfence_broker","v":1,"broker_id":1,"broker_epoch":7}',
+    ),
+    (
+        SetControlledShutdown(broker_id=BrokerId(1), broker_epoch=BrokerEpoch(7)),
+        b'{"type":"set_controlled_shutdown","v":1,"broker_id":1,"broker_epoch":7}',
+    ),
+    (
+        AlterIsr(
+            broker_id=BrokerId(1),
+            broker_epoch=BrokerEpoch(7),
+            topic_id=TOPIC_ID,
+            partition=PartitionId(3),
+            leader_epoch=LeaderEpoch(4),
+            partition_epoch=PartitionEpoch(5),
+            isr=((BrokerId(1), BrokerEpoch(7)), (BrokerId(2), BrokerEpoch(8))),
+            min_isr_default=2,
+        ),
+        b'{"type":"alter_isr","v":1,"broker_id":1,"broker_epoch":7,'
+        b'"topic_id":"0123456789abcdef0123456789abcdef","partition":3,"leader_epoch":4,'
+        b'"partition_epoch":5,"isr":[[1,7],[2,8]],"min_isr_default":2}',
+    ),
+    (
+        ChangePartitions(
+            changes=(
+                PartitionChange(
+                    topic_id=TOPIC_ID,
+                    partition=PartitionId(0),
+                    partition_epoch=PartitionEpoch(5),
+                    isr=(BrokerId(1),),
+                    leader=BrokerId(-1),
+                    replicas=(BrokerId(1), BrokerId(2)),
+                    adding=(BrokerId(2),),
+                    removing=(),
+                    not_eligible=(BrokerId(2),),
+                    unclean=True,
+                    min_isr_default=2,
+                ),
+                PartitionChange(
+                    topic_id=TOPIC_ID, partition=PartitionId(1), partition_epoch=PartitionEpoch(0)
+                ),
+            )
+        ),
+        b'{"type":"change_partitions","v":1,"changes":['
+        b'{"topic_id":"0123456789abcdef0123456789abcdef","partition":0,"partition_epoch":5,'
+        b'"isr":[1],"leader":-1,"replicas":[1,2],"adding":[2],"removing":[],"not_eligible":[2],'
+        b'"unclean":true,"min_isr_default":2},'
+        b'{"topic_id":"0123456789abcdef0123456789abcdef","partition":1,"partition_epoch":0}]}',
+    ),
+    (
+        AlterClusterSettings(values={"flush": "sync"}, removals=("retention.ms",)),
+        b'{"type":"alter_cluster_settings","v":1,"values":{"flush":"sync"},'
+        b'"removals":["retention.ms"]}',
+    ),
 ]
+_CHANGE = PartitionChange(
+    topic_id=TOPIC_ID, partition=PartitionId(1), partition_epoch=PartitionEpoch(0)
+)
 
 
 @pytest.mark.parametrize(("command", "encoded"), GOLDEN)
@@ -105,6 +187,37 @@ def test_unknown_fields_of_a_known_version_are_ignored() -> None:
         assert decode_command(extended) == command
 
 
+def test_every_command_of_a_newer_version_is_refused() -> None:
+    for _, encoded in GOLDEN:
+        newer = {**json.loads(encoded), "v": COMMAND_VERSION + 1}
+        with pytest.raises(MetadataVersionError, match="upgrade this node"):
+            decode_command(json.dumps(newer).encode())
+
+
+def test_every_field_that_has_no_default_is_needed() -> None:
+    for command, encoded in GOLDEN:
+        for name in json.loads(encoded).keys() - {"type", "v"}:
+            less = {key: value for key, value in json.loads(encoded).items() if key != name}
+            if name in {"rack", "command_version", "removals", "count"}:
+                assert type(decode_command(json.dumps(less).encode())) is type(command)
+            else:
+                with pytest.raises(MetadataVersionError):
+                    decode_command(json.dumps(less).encode())
+
+
+def test_largest_change_of_partitions_fits_the_log() -> None:
+    most = PartitionChange(
+        topic_id=TOPIC_ID,
+        partition=PartitionId(9_999),
+        partition_epoch=PartitionEpoch(2**40),
+        isr=tuple(BrokerId(2**31 - n) for n in range(3)),
+        leader=BrokerId(2**31 - 1),
+        min_isr_default=2,
+    )
+    encoded = encode_command(ChangePartitions(changes=(most,) * PARTITION_CHANGES_MAX))
+    assert len(encoded) < 256 * 1024
+
+
 @pytest.mark.parametrize(
     "encoded",
     [
@@ -130,6 +243,9 @@ def test_command_that_nobody_could_decode_never_reaches_the_log() -> None:
         DeleteTopic(topic_id=7),  # type: ignore[arg-type]  # the mistake this is about
         AllocateProducerIds(broker_id=BrokerId(1), broker_epoch=BrokerEpoch(1), count=0),
         ClusterCreated(cluster_id="x" * 256, created_ms=0),
+        ChangePartitions(changes=()),
+        ChangePartitions(changes=(_CHANGE,) * (PARTITION_CHANGES_MAX + 1)),
+        AlterClusterSettings(values={"x": "y" * 1_025}),
     ):
         with pytest.raises(msgspec.ValidationError):
             encode_command(command)

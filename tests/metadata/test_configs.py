@@ -11,6 +11,7 @@ from raftlog.metadata.configs import (
     ConfigSource,
     TopicConfig,
     describe,
+    is_unclean_election_enabled,
     validate,
     validate_all,
 )
@@ -152,6 +153,30 @@ def test_topic_goes_before_node_goes_before_default() -> None:
     assert sources["flush"] == ("async", ConfigSource.NODE)
     assert sources["segment.ms"] == ("604800000", ConfigSource.DEFAULT)
     assert set(sources) == set(CONFIG_TABLE)
+
+
+def test_cluster_goes_before_node_and_after_topic() -> None:
+    configs, cluster = {"flush": "sync"}, {"flush": "async", "retention.ms": "5"}
+    node = {"retention.ms": "6", "segment.ms": "7", "flush": "async"}
+    config = TopicConfig.from_configs(configs, node, replication_factor=1, cluster=cluster)
+    assert (config.flush, config.retention_ms, config.segment_ms) == ("sync", 5, 7)
+    sources = {
+        description.entry.name: (description.value, description.source, description.is_default)
+        for description in describe(configs, node, replication_factor=1, cluster=cluster)
+    }
+    assert sources["flush"] == ("sync", ConfigSource.TOPIC, False)
+    assert sources["retention.ms"] == ("5", ConfigSource.CLUSTER, False)
+    assert sources["segment.ms"] == ("7", ConfigSource.NODE, False)
+    assert sources["segment.bytes"][1:] == (ConfigSource.DEFAULT, True)
+
+
+def test_unclean_elections_take_a_clear_yes() -> None:
+    name = "unclean.leader.election.enable"
+    for value, expected in (("true", True), ("TRUE", True), ("false", False), ("yes", False)):
+        assert is_unclean_election_enabled({name: value}, {}) is expected
+        assert is_unclean_election_enabled({}, {name: value}) is expected
+    assert not is_unclean_election_enabled({name: "false"}, {name: "true"})
+    assert not is_unclean_election_enabled({}, {})
 
 
 @pytest.mark.parametrize(("replicas", "expected"), [(1, 1), (2, 1), (3, 2), (5, 2)])

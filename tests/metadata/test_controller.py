@@ -8,20 +8,27 @@ from hypothesis import strategies as st
 
 from raftlog.metadata import controller
 from raftlog.metadata.apply import apply
-from raftlog.metadata.commands import Command
-from raftlog.metadata.controller import place, plan_configs, plan_partitions, plan_topic
+from raftlog.metadata.commands import AlterClusterSettings, Command
+from raftlog.metadata.controller import (
+    place,
+    plan_cluster_settings,
+    plan_configs,
+    plan_partitions,
+    plan_topic,
+)
 from raftlog.metadata.image import MetadataImage
 from raftlog.record.errors import (
     INVALID_CONFIG,
     INVALID_PARTITIONS,
     INVALID_TOPIC,
+    NOT_ENOUGH_REPLICAS,
     TOPIC_EXISTS,
     UNKNOWN_TOPIC,
     ErrorEntry,
     LogError,
 )
 from raftlog.record.types import TopicId
-from tests.metadata.strategies import create, register
+from tests.metadata.strategies import create, fence, register, shut_down
 
 NEW_ID = TopicId("f" * 32)
 
@@ -62,10 +69,20 @@ def test_planned_topic_can_be_applied() -> None:
     assert topic.configs == {"retention.ms": "7"}
 
 
+def test_new_topics_have_one_replica_as_long_as_records_are_not_replicated() -> None:
+    image = cluster(None, None, None)
+    carry_out(image, plan(image))
+    assert image.topic("t").replication_factor == 1
+    with pytest.raises(LogError, match="does not replicate records yet") as raised:
+        plan(image, name="u", replication_factor=2)
+    assert raised.value.entry is INVALID_PARTITIONS
+
+
 @pytest.mark.parametrize(("brokers", "factor"), [(1, 1), (2, 2), (3, 3), (5, 3)])
 def test_default_replication_factor_is_three_or_the_clusters_size(
-    brokers: int, factor: int
+    brokers: int, factor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(controller, "REPLICATION_FACTOR_MAX", 1_000)
     image = cluster(*[None] * brokers)
     carry_out(image, plan(image))
     assert image.topic("t").replication_factor == factor
@@ -204,3 +221,63 @@ def test_broker_without_a_rack_shares_none() -> None:
     # A rack may be called like anything, even like a broker's id.
     image = cluster("2", None, "2")
     assert all(2 in replicas for replicas in place(image, 9, 2))
+
+
+def test_brokers_that_are_away_get_no_replicas() -> None:
+    image = cluster(None, None, None, None)
+    fence(image, 1)
+    shut_down(image, 3)
+    assert {b for replicas in place(image, 6, 2) for b in replicas} == {2, 4}
+    with pytest.raises(LogError, match="only 2 can take replicas") as raised:
+        place(image, 1, 3)
+    assert raised.value.entry is NOT_ENOUGH_REPLICAS and raised.value.entry.retriable
+    with pytest.raises(LogError, match="there are 4 brokers") as raised:
+        place(image, 1, 5)
+    assert raised.value.entry is INVALID_PARTITIONS
+
+
+def test_default_replication_factor_does_not_fall_because_a_broker_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controller, "REPLICATION_FACTOR_MAX", 3)
+    image = cluster(None, None, None)
+    fence(image, 1)
+    with pytest.raises(LogError) as raised:
+        plan(image)
+    assert raised.value.entry is NOT_ENOUGH_REPLICAS
+
+
+def test_cluster_settings_are_planned_all_or_none() -> None:
+    image = cluster(None)
+    carry_out(image, plan_cluster_settings(image, values={"retention.ms": " 07 "}))
+    assert image.cluster_settings == {"retention.ms": "7"}
+    command = plan_cluster_settings(
+        image, values={"flush": "async"}, removals=["retention.ms", "retention.ms"]
+    )
+    carry_out(image, command)
+    assert image.cluster_settings == {"flush": "async"}
+    for values, removals in (
+        ({"retention.ms": "x"}, []),
+        ({"no.such": "1"}, []),
+        ({}, ["no.such"]),
+        ({"flush": "sync"}, ["flush"]),
+    ):
+        with pytest.raises(LogError) as raised:
+            plan_cluster_settings(image, values=values, removals=removals)
+        assert raised.value.entry is INVALID_CONFIG
+
+
+def test_setting_of_another_release_can_be_removed() -> None:
+    image = cluster(None)
+    carry_out(image, AlterClusterSettings(values={"from.the.future": "1"}))
+    carry_out(image, plan_cluster_settings(image, values={}, removals=["from.the.future"]))
+    assert image.cluster_settings == {}
+
+
+def test_number_of_cluster_settings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "CLUSTER_SETTINGS_MAX", 1)
+    image = cluster(None)
+    carry_out(image, plan_cluster_settings(image, values={"flush": "async"}))
+    with pytest.raises(LogError, match="at most 1"):
+        plan_cluster_settings(image, values={"retention.ms": "1"})
+    plan_cluster_settings(image, values={"retention.ms": "1"}, removals=["flush"])

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
 from raftlog.metadata.apply import apply
-from raftlog.metadata.commands import AlterTopicConfigs, DeleteTopic
-from raftlog.metadata.delta import NO_CHANGE, MetadataDelta, difference
+from raftlog.metadata.commands import (
+    AddPartitions,
+    AlterClusterSettings,
+    AlterTopicConfigs,
+    DeleteTopic,
+)
+from raftlog.metadata.delta import NO_CHANGE, MetadataDelta, difference, share_rows
 from raftlog.metadata.image import MetadataImage
-from tests.metadata.strategies import create, register
+from raftlog.record.types import BrokerId
+from tests.metadata.strategies import carry_out, create, register
 
 
 def ready() -> MetadataImage:
@@ -48,3 +54,47 @@ def test_restarted_broker_is_named_with_the_partitions_it_leads() -> None:
         ("b", (0,)),
     ]
     assert not any(change.configs_changed for change in delta.changed)
+
+
+def test_brokers_that_went_and_settings_that_differ_are_named() -> None:
+    before, after = ready(), ready()
+    register(before, 2)
+    register(after, 3)
+    carry_out(before, AlterClusterSettings(values={"a": "1", "b": "1", "c": "1"}))
+    carry_out(after, AlterClusterSettings(values={"a": "1", "b": "2", "d": "1"}))
+    delta = difference(before, after)
+    assert delta == MetadataDelta(
+        brokers=(BrokerId(3),), brokers_gone=(BrokerId(2),), cluster_settings=("b", "c", "d")
+    )
+    for part in (
+        MetadataDelta(brokers_gone=(BrokerId(2),)),
+        MetadataDelta(cluster_settings=("b",)),
+    ):
+        assert part, "even alone it is a change"
+
+
+def test_sharing_keeps_what_the_images_hold() -> None:
+    before, after = ready(), ready()
+    carry_out(
+        after,
+        AddPartitions(
+            topic_id=after.topic("a").topic_id, partition_count=2, assignments=((BrokerId(1),),)
+        ),
+    )
+    create(after, "c", 3, (1,))
+    expected = after.copy()
+    share_rows(before, after)
+    assert after == expected
+    assert after.topic("b") is before.topic("b")
+    assert after.partition("a", 1) is before.partition("a", 1)
+    assert difference(before, after) == difference(before, expected)
+
+
+def test_equal_rows_under_other_configs_are_shared_but_not_the_topic() -> None:
+    before, after = ready(), ready()
+    topic_id = after.topic("a").topic_id
+    carry_out(after, AlterTopicConfigs(topic_id=topic_id, values={"flush": "async"}))
+    share_rows(before, after)
+    assert after.topic("a").configs == {"flush": "async"}
+    assert after.partition("a", 0) is before.partition("a", 0)
+    assert difference(before, after).changed[0].configs_changed

@@ -9,12 +9,13 @@ from raftlog.metadata.apply import apply
 from raftlog.metadata.commands import Command, CreateTopic, decode_command, encode_command
 from raftlog.metadata.controller import place
 from raftlog.metadata.image import MetadataImage
-from raftlog.metadata.snapshot import from_snapshot, snapshot_bytes
+from raftlog.metadata.snapshot import from_snapshot, snapshot_pieces
 from raftlog.record.errors import UNKNOWN_PARTITION, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import TopicId
 from tests.metadata.strategies import create, register
 
-IMAGE_BYTES_MAX = 50_000_000
+IMAGE_BYTES_MAX = 20_000_000
+"""Measured: 12 to 14 MB, live as well as restored."""
 
 
 def test_lookups_name_what_is_missing() -> None:
@@ -63,7 +64,7 @@ def test_hundred_thousand_partitions_fit() -> None:
             apply(image, image.applied_index + 1, command)
         gc.collect()
         grown, _ = tracemalloc.get_traced_memory()
-        restored = from_snapshot(snapshot_bytes(image))
+        restored = from_snapshot(snapshot_pieces(image))
         gc.collect()
         with_restored, _ = tracemalloc.get_traced_memory()
     finally:

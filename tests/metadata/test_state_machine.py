@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from raftlog.metadata.apply import ApplyResult, apply
 from raftlog.metadata.commands import (
     Command,
     DeleteTopic,
@@ -14,10 +12,8 @@ from raftlog.metadata.commands import (
 from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import MetadataImage
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.quorum import Applied, LocalQuorum, LocalQuorumLimits
 from raftlog.record.types import TopicId
-from tests.metadata.strategies import create, histories, register, run
-from tests.simulation.disk import SimulatedDisk
+from tests.metadata.strategies import create, histories, register, run, set_row
 
 
 def fed(history: list[Command]) -> MetadataStateMachine:
@@ -40,9 +36,12 @@ def test_restore_replaces_the_image_and_tells_the_difference(
 ) -> None:
     machine, source = fed(old), fed(new)
     topics = {topic.topic_id: topic for topic in machine.image.topics_by_id.values()}
+    before = machine.image.copy()
     deltas: list[MetadataDelta] = []
     machine.subscribe(deltas.append)
-    machine.restore(source.image.applied_index, source.snapshot()())
+    install = machine.restore(source.image.applied_index, source.snapshot()())
+    assert machine.image == before and not deltas, "nothing has changed yet"
+    install()
     assert machine.image == source.image
     for delta in deltas:
         for topic in delta.deleted:
@@ -58,7 +57,7 @@ def test_restore_replaces_the_image_and_tells_the_difference(
 def test_restored_image_takes_the_index_of_the_snapshot() -> None:
     source = fed([])
     machine = MetadataStateMachine()
-    machine.restore(5, source.snapshot()())
+    machine.restore(5, source.snapshot()())()
     assert machine.image.applied_index == 5
 
 
@@ -69,9 +68,9 @@ def test_snapshot_is_of_the_moment_it_was_captured() -> None:
     expected = machine.image.copy()
     encode = machine.snapshot()
     delete = DeleteTopic(topic_id=machine.image.topic("a").topic_id)
-    machine.apply(3, encode_command(delete))
+    machine.apply(4, encode_command(delete))
     restored = MetadataStateMachine()
-    restored.restore(2, encode())
+    restored.restore(3, encode())()
     assert restored.image == expected
 
 
@@ -79,9 +78,38 @@ def test_contradictory_snapshot_ends_the_node() -> None:
     machine = MetadataStateMachine()
     register(machine.image)
     create(machine.image, "a", 1, (1,))
-    snapshot = machine.snapshot()().replace(b"[0,[1],[1],[],1,", b"[0,[1],[1],[],2,")
+    snapshot = b"".join(machine.snapshot()()).replace(b"[0,[1],[1],[],1,", b"[0,[1],[1],[],2,")
     with pytest.raises(AssertionError, match="leader out of sync"):
-        MetadataStateMachine().restore(2, snapshot)
+        MetadataStateMachine().restore(3, [snapshot])
+
+
+def test_restore_keeps_the_rows_that_are_equal() -> None:
+    machine = MetadataStateMachine()
+    register(machine.image)
+    create(machine.image, "a", 1, (1,))
+    create(machine.image, "b", 2, (1,), (1,))
+    rows = dict(machine.image.topics_by_name)
+    source = MetadataStateMachine()
+    source.restore(4, machine.snapshot()())()
+    set_row(source.image, "b", 1, partition_epoch=1)
+    deltas: list[MetadataDelta] = []
+    machine.subscribe(deltas.append)
+    machine.restore(4, source.snapshot()())()
+    image = machine.image
+    assert image.topic("a") is image.topics_by_id[image.topic("a").topic_id] is rows["a"]
+    assert image.topic("b") is image.topics_by_id[image.topic("b").topic_id]
+    assert image.partition("b", 0) is rows["b"].partitions[0]
+    ((change,),) = [delta.changed for delta in deltas]
+    assert change.partitions == (1,)
+
+
+def test_nothing_may_be_applied_while_a_snapshot_is_restored() -> None:
+    machine = MetadataStateMachine()
+    register(machine.image)
+    install = machine.restore(5, machine.snapshot()())
+    machine.apply(6, encode_command(DeleteTopic(topic_id=TopicId(f"{1:032x}"))))
+    with pytest.raises(AssertionError, match="applied during a restore"):
+        install()
 
 
 def test_listener_finds_the_change_in_the_image_and_hears_of_nothing_else() -> None:
@@ -97,8 +125,8 @@ def test_listener_finds_the_change_in_the_image_and_hears_of_nothing_else() -> N
     create(machine.image, "a", 1, (1,))
     machine.subscribe(listen)
     delete = encode_command(DeleteTopic(topic_id=TopicId(f"{1:032x}")))
-    machine.apply(3, delete)
     machine.apply(4, delete)
+    machine.apply(5, delete)
     assert heard == [("a",)]
 
 
@@ -107,34 +135,3 @@ def test_unknown_command_changes_nothing_and_raises() -> None:
     with pytest.raises(MetadataVersionError):
         machine.apply(1, b'{"type":"merge_topics","v":1}')
     assert machine.image == MetadataImage()
-
-
-@settings(max_examples=20, deadline=None)
-@given(history=histories, seed=st.integers(0, 1000))
-async def test_history_survives_the_quorum(history: list[Command], seed: int) -> None:
-    disk = SimulatedDisk(seed, yields=True)
-    limits = LocalQuorumLimits(snapshot_entries=5)
-    expected = MetadataImage()
-    for part in (history[: len(history) // 2], history[len(history) // 2 :]):
-        machine = MetadataStateMachine()
-        quorum: LocalQuorum[ApplyResult] = await LocalQuorum.open(disk, "m", machine, limits)
-        assert machine.image == expected
-        for command in part:
-            outcome = await quorum.propose(encode_command(command))
-            assert isinstance(outcome, Applied)
-            assert outcome.result == apply(expected, outcome.index, command)
-        assert machine.image == expected
-        await quorum.close()
-        disk.crash(power=True)
-
-
-async def test_node_stops_at_a_command_of_a_newer_release() -> None:
-    disk = SimulatedDisk()
-    quorum = await LocalQuorum.open(disk, "m", MetadataStateMachine())
-    told: list[str] = []
-    quorum.on_failed(told.append)
-    await quorum.propose(b'{"type":"merge_topics","v":2}')
-    assert "upgrade this node" in told[0]
-    await quorum.close()
-    with pytest.raises(MetadataVersionError):
-        await LocalQuorum.open(disk, "m", MetadataStateMachine())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 
 class RecordingMachine:
@@ -20,14 +20,19 @@ class RecordingMachine:
         self.commands.append((index, command))
         return f"result {index}"
 
-    def snapshot(self) -> Callable[[], bytes]:
+    def snapshot(self) -> Callable[[], Iterator[bytes]]:
         captured = list(self.commands)
-        return lambda: json.dumps([[i, c.decode("latin-1")] for i, c in captured]).encode()
+        return lambda: iter([json.dumps([[i, c.decode("latin-1")] for i, c in captured]).encode()])
 
-    def restore(self, index: int, snapshot: bytes) -> None:
-        self.commands = [(i, c.encode("latin-1")) for i, c in json.loads(snapshot)]
-        assert self.commands[-1][0] == index
-        self.restored_index = index
+    def restore(self, index: int, pieces: Iterable[bytes]) -> Callable[[], None]:
+        commands = [(i, c.encode("latin-1")) for i, c in json.loads(b"".join(pieces))]
+        assert commands[-1][0] == index
+
+        def install() -> None:
+            self.commands = commands
+            self.restored_index = index
+
+        return install
 
     @property
     def values(self) -> list[bytes]:

@@ -9,9 +9,18 @@ from typing import Any, cast
 
 from raftlog.metadata import controller
 from raftlog.metadata.apply import apply
-from raftlog.metadata.commands import ClusterCreated, Command, DeleteTopic, RegisterBroker
-from raftlog.metadata.image import MetadataImage, TopicImage
-from raftlog.record.errors import OFFSET_OUT_OF_RANGE, LogError
+from raftlog.metadata.apply_cluster import ClusterSettings
+from raftlog.metadata.commands import (
+    ClusterCreated,
+    Command,
+    DeleteTopic,
+    RegisterBroker,
+    UnfenceBroker,
+)
+from raftlog.metadata.image import BrokerImage, MetadataImage, TopicImage
+from raftlog.quorum import PeerStatus, QuorumStatus, Role, SyncTimes
+from raftlog.quorum.voters import Voter, VoterSet
+from raftlog.record.errors import NO_CONTROLLER, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import BrokerId, Offset, ProducerEpoch, ProducerId, TopicId
 from raftlog.world.real_clock import SystemClock
 
@@ -25,16 +34,26 @@ class FakeMetadata:
         self._ids = 0
         self.run(ClusterCreated(cluster_id="fake-cluster", created_ms=0))
         for number in range(1, brokers + 1):
-            self.run(
-                RegisterBroker(
-                    broker_id=BrokerId(number),
-                    directory_id=f"d{number}",
-                    incarnation=f"i{number}",
-                    host="127.0.0.1",
-                    port=8080 + number,
-                    software_version="0",
-                )
+            self.register(number)
+            self.unfence(number)
+
+    def register(self, number: int, port: int | None = None) -> None:
+        """Let a broker start, or start again: it is fenced until `unfence`."""
+        self.run(
+            RegisterBroker(
+                broker_id=BrokerId(number),
+                directory_id=f"d{number}",
+                incarnation=f"i{self._next_id()}",
+                host="127.0.0.1",
+                port=8080 + number if port is None else port,
+                software_version="0",
             )
+        )
+
+    def unfence(self, number: int) -> None:
+        broker = self.image.brokers[BrokerId(number)]
+        assert isinstance(broker, BrokerImage)
+        self.run(UnfenceBroker(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch))
 
     def run(self, command: Command) -> Any:
         result = apply(self.image, self.image.applied_index + 1, command)
@@ -76,8 +95,94 @@ class FakeMetadata:
         command = controller.plan_configs(self.image, name=name, values=values, removals=removals)
         return cast(TopicImage, self.run(command))
 
+    async def alter_cluster_settings(
+        self, values: Mapping[str, str], removals: Sequence[str] = ()
+    ) -> tuple[int, Mapping[str, str]]:
+        command = controller.plan_cluster_settings(self.image, values=values, removals=removals)
+        settings = self.run(command)
+        assert isinstance(settings, ClusterSettings)
+        return self.image.applied_index, settings.values
+
     async def allocate_producer_id(self) -> tuple[ProducerId, ProducerEpoch]:
         return ProducerId(self._next_id()), ProducerEpoch(0)
+
+
+@dataclass
+class FakeQuorum:
+    """A member that says what a test gives it, and writes down what it is asked for."""
+
+    node_id: int
+    voters: VoterSet
+    leader_id: int | None = 1
+    term: int = 7
+    last_index: int = 120
+    commit_index: int = 119
+    applied_index: int = 118
+    elections: int = 2
+    syncs: SyncTimes = field(default_factory=lambda: SyncTimes(10, 0.5, 0.25))
+    connected: dict[int, PeerStatus] = field(default_factory=dict)
+    refusal: LogError | None = None
+    """What every change, and every barrier, is answered with."""
+    asked: list[tuple[str, int | None]] = field(default_factory=list)
+    barriers: int = 0
+
+    @property
+    def is_active(self) -> bool:
+        return self.leader_id == self.node_id
+
+    def peers(self) -> dict[int, PeerStatus]:
+        return dict(self.connected)
+
+    def connect(self, node_id: int, *, match_index: int | None = None) -> None:
+        """Let another member be connected."""
+        is_voter = self.voters.find(node_id) is not None
+        self.connected[node_id] = PeerStatus(
+            node_id, f"10.0.0.{node_id}:8082", is_voter, match_index, 0.0314
+        )
+
+    def lose_majority(self) -> None:
+        """As after an election timeout without any other voter."""
+        self.leader_id = None
+        self.connected.clear()
+        self.refusal = LogError(NO_CONTROLLER)
+
+    def status(self) -> QuorumStatus:
+        return QuorumStatus(
+            role=Role.LEADER if self.is_active else Role.FOLLOWER,
+            leader_id=self.leader_id,
+            is_active=self.is_active,
+            term=self.term,
+            last_index=self.last_index,
+            commit_index=self.commit_index,
+            applied_index=self.applied_index,
+            snapshot_index=1,
+            journal_bytes=4096,
+            elections=self.elections,
+            syncs=self.syncs,
+            failure=None,
+        )
+
+    async def read_barrier(self) -> int:
+        self._refuse()
+        self.barriers += 1
+        return self.applied_index
+
+    async def add_voter(self, node_id: int) -> None:
+        self._refuse()
+        self.asked.append(("add", node_id))
+
+    async def remove_voter(self, node_id: int) -> None:
+        self._refuse()
+        self.voters.remove(node_id)  # raises if that is not possible
+        self.asked.append(("remove", node_id))
+
+    async def transfer_leadership(self, node_id: int | None) -> None:
+        self._refuse()
+        self.asked.append(("transfer", node_id))
+
+    def _refuse(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
 
 @dataclass
@@ -140,14 +245,19 @@ class FakeNode:
 
     brokers: int = 1
     not_ready: str | None = None
+    voters: int = 1
 
     def __post_init__(self) -> None:
+        self.quorum = FakeQuorum(
+            1, VoterSet(tuple(Voter(n, f"10.0.0.{n}", 8082) for n in range(1, self.voters + 1)))
+        )
         self.metadata = FakeMetadata(self.brokers)
         self.replicas = FakeReplicas(self.metadata)
         self.logs = FakeLogs()
         self.services: Any = SimpleNamespace(
             replicas=self.replicas,
             metadata=self.metadata,
+            quorum=self.quorum,
             logs=self.logs,
             clock=SystemClock(),
             node_id=BrokerId(1),

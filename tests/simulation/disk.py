@@ -13,10 +13,19 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from raftlog.world import Buffer, DiskError, DiskFullError
+from tests.simulation.disk_times import DiskTimes
+from tests.simulation.disk_tree import (
+    Directory,
+    Inode,
+    NameChange,
+    parts_of,
+    paths_of,
+    used_by,
+)
+from tests.simulation.life import LifeEndedError, current_life
 
 T = TypeVar("T")
 
@@ -27,36 +36,6 @@ YIELDS_MAX = 3
 
 class MachineStoppedError(Exception):
     """The machine stopped in the middle of an operation. Nothing works until `crash` is called."""
-
-
-@dataclass(eq=False)
-class Inode:
-    """A file: what was written, and what would be left after a power cut at the least."""
-
-    written: bytearray = field(default_factory=bytearray)
-    synced: bytes = b""
-    lost: bool = False
-    """A sync failed: the bytes that were unsynced then never reach the disk."""
-
-
-@dataclass(eq=False)
-class Directory:
-    """Names, and the names that are durable."""
-
-    entries: dict[str, Inode | Directory] = field(default_factory=dict)
-    durable: dict[str, Inode | Directory] = field(default_factory=dict)
-
-    def set(self, name: str, entry: Inode | Directory | None) -> None:
-        """Change a name, in memory."""
-        _set(self.entries, name, entry)
-
-    def set_durable(self, name: str, entry: Inode | Directory | None) -> None:
-        """Change a name, on the disk."""
-        _set(self.durable, name, entry)
-
-
-NameChange = list[tuple[Directory, str, Inode | Directory | None]]
-"""Names that change together: a renaming is two."""
 
 
 class SimulatedFile:
@@ -70,7 +49,8 @@ class SimulatedFile:
         self.closed = False
 
     def _alive(self) -> Inode:
-        if self._disk.stopped or self._boot != self._disk.boots:
+        self._disk.check_alive()
+        if self._boot != self._disk.boots:
             raise MachineStoppedError(self._path)
         assert not self.closed, f"{self._path} is closed"
         return self._inode
@@ -86,7 +66,7 @@ class SimulatedFile:
         if self._disk.stops_now():
             # A crash in the middle of a write leaves the part that was copied so far.
             inode.written += data[: self._disk.random.randint(0, len(data))]
-            raise MachineStoppedError(self._path)
+            self._disk.stop(self._path)
         self._disk.take("append", self._path)
         self._disk.need_room(len(data))
         inode.written += data
@@ -108,14 +88,13 @@ class SimulatedFile:
         inode = self._alive()
         assert 0 <= size <= len(inode.written)
         self._disk.step("truncate", self._path)
-        del inode.written[size:]
+        inode.truncate(size)
 
     def sync(self) -> None:
         inode = self._alive()
         self._disk.slow("sync", self._path)
         self._disk.step("sync", self._path, inode)
-        if not inode.lost:
-            inode.synced = bytes(inode.written)
+        inode.sync()
 
     def close(self) -> None:
         self.closed = True
@@ -138,6 +117,10 @@ class SimulatedDisk:
         self.syncs: Counter[str] = Counter()
         self.slow_outside_run: list[str] = []
         """Operations that may wait for the device and were done on the event loop."""
+        self.times: DiskTimes | None = None
+        """What makes `run` take virtual time, in a simulated world."""
+        self.on_stop: Callable[[], None] | None = None
+        """Called at a crash point; it must kill the process and call `crash`."""
         self._reboots = 0
         self._in_run = 0
         self._steps_left: int | None = None
@@ -163,6 +146,11 @@ class SimulatedDisk:
         """Stop in the middle of the `steps`-th operation from now that changes the disk."""
         self._steps_left = steps
 
+    def forget_orders(self) -> None:
+        """Take back crashes and failures that were ordered and have not come."""
+        self._steps_left = None
+        self._failures.clear()
+
     def fail_next(
         self, operation: str, path_part: str = "", error: type[DiskError] = DiskError
     ) -> None:
@@ -174,9 +162,7 @@ class SimulatedDisk:
         inode = self._inode(path)
         inode.written[bit // 8] ^= 1 << (bit % 8)
         if bit // 8 < len(inode.synced):
-            synced = bytearray(inode.synced)
-            synced[bit // 8] ^= 1 << (bit % 8)
-            inode.synced = bytes(synced)
+            inode.synced[bit // 8] ^= 1 << (bit % 8)
 
     def contents(self, path: str) -> bytes:
         """The whole file, as written."""
@@ -185,17 +171,21 @@ class SimulatedDisk:
     def put(self, path: str, content: bytes) -> None:
         """Set a file's content, durably: for tests that prepare a disk by hand."""
         directory, name = self._parent(path)
-        inode = Inode(bytearray(content), content)
+        inode = Inode.durable(content)
         directory.entries[name] = directory.durable[name] = inode
+
+    def paths(self) -> list[str]:
+        """Names of all files, sorted."""
+        return sorted(paths_of(self._root, ""))
 
     def used_bytes(self) -> int:
         """Sum of all files' lengths."""
-        return _used(self._root)
+        return used_by(self._root)
 
     # Disk
 
     def open(self, path: str, *, create: bool = False) -> SimulatedFile:
-        self._alive()
+        self.check_alive()
         directory, name = self._parent(path)
         entry = directory.entries.get(name)
         if isinstance(entry, Directory):
@@ -209,18 +199,18 @@ class SimulatedDisk:
         return SimulatedFile(self, path, entry)
 
     def exists(self, path: str) -> bool:
-        self._alive()
+        self.check_alive()
         return self._find(path) is not None
 
     def list_directory(self, path: str) -> list[str]:
-        self._alive()
+        self.check_alive()
         found = self._find(path)
         return sorted(found.entries) if isinstance(found, Directory) else []
 
     def make_directory(self, path: str) -> None:
-        self._alive()
+        self.check_alive()
         here = self._root
-        for part in _parts(path):
+        for part in parts_of(path):
             there = here.entries.get(part)
             if there is None:
                 self.step("make_directory", path)
@@ -230,7 +220,7 @@ class SimulatedDisk:
             here = there
 
     def rename(self, old: str, new: str) -> None:
-        self._alive()
+        self.check_alive()
         self.step("rename", old)
         source, old_name = self._parent(old)
         target, new_name = self._parent(new)
@@ -240,7 +230,7 @@ class SimulatedDisk:
         self._change((source, old_name, None), (target, new_name, entry))
 
     def remove(self, path: str) -> None:
-        self._alive()
+        self.check_alive()
         if self._find(path) is None:
             return
         self.step("remove", path)
@@ -251,7 +241,7 @@ class SimulatedDisk:
         self.remove(path)
 
     def sync_directory(self, path: str) -> None:
-        self._alive()
+        self.check_alive()
         self.slow("sync_directory", path)
         self.step("sync_directory", path)
         found = self._find(path)
@@ -284,26 +274,32 @@ class SimulatedDisk:
         return f"boot-{self._reboots}"
 
     async def run(self, work: Callable[[], T]) -> T:
+        if self.times is not None:
+            return await self.times.run(self, work)
         if self.yields:
             for _ in range(self.random.randint(0, YIELDS_MAX)):
                 await asyncio.sleep(0)
-        self._alive()
-        self._in_run += 1
-        try:
-            result = work()
-        finally:
-            self._in_run -= 1
+        result = self.execute(work)
         if self.yields:
             for _ in range(self.random.randint(0, YIELDS_MAX)):
                 await asyncio.sleep(0)
         return result
+
+    def execute(self, work: Callable[[], T]) -> T:
+        """Do what was given to `run`, now."""
+        self.check_alive()
+        self._in_run += 1
+        try:
+            return work()
+        finally:
+            self._in_run -= 1
 
     # What its files call
 
     def step(self, operation: str, path: str, inode: Inode | None = None) -> None:
         """One operation that changes the disk: it may be the one that never finishes."""
         if self.stops_now():
-            raise MachineStoppedError(path)
+            self.stop(path)
         try:
             self.take(operation, path)
         except DiskError:
@@ -319,10 +315,15 @@ class SimulatedDisk:
         if self._steps_left is None:
             return False
         self._steps_left -= 1
-        if self._steps_left > 0:
-            return False
+        return self._steps_left <= 0
+
+    def stop(self, path: str) -> NoReturn:
+        """Stop, as a test ordered: the machine, or in a simulated world the node's process."""
         self.stopped = True
-        return True
+        if self.on_stop is not None:
+            self.on_stop()
+            raise LifeEndedError(path)
+        raise MachineStoppedError(path)
 
     def take(self, operation: str, path: str) -> None:
         """Count an operation, and fail if a test ordered it."""
@@ -344,13 +345,17 @@ class SimulatedDisk:
 
     # Inside
 
-    def _alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raise if the one who asks is dead."""
+        life = current_life()
+        if life is not None and not life.alive:
+            raise LifeEndedError(repr(life))
         if self.stopped:
             raise MachineStoppedError("stopped")
 
     def _find(self, path: str) -> Inode | Directory | None:
         here: Inode | Directory | None = self._root
-        for part in _parts(path):
+        for part in parts_of(path):
             if not isinstance(here, Directory):
                 return None
             here = here.entries.get(part)
@@ -406,12 +411,12 @@ class SimulatedDisk:
                 self._lose_bytes(entry)
 
     def _lose_bytes(self, inode: Inode) -> None:
-        synced, written = inode.synced, bytes(inode.written)
+        synced, written = bytes(inode.synced), bytes(inode.written)
         if synced != written:
             old = inode.lost or self.random.random() < 0.25
             survived = synced if old else self._mixture(synced, written)
-            inode.synced = survived
-            inode.written = bytearray(survived)
+            inode.synced, inode.written = bytearray(survived), bytearray(survived)
+            inode.equal_bytes = len(survived)
         inode.lost = False
 
     def _mixture(self, synced: bytes, written: bytes) -> bytes:
@@ -432,23 +437,3 @@ class SimulatedDisk:
                 tear = self.random.randint(start, end)
                 pages.append(new[start:tear] + old[tear:end])
         return b"".join(pages)
-
-
-def _set(names: dict[str, Inode | Directory], name: str, entry: Inode | Directory | None) -> None:
-    if entry is None:
-        names.pop(name, None)
-    else:
-        names[name] = entry
-
-
-def _parts(path: str) -> list[str]:
-    parts = [part for part in path.split("/") if part]
-    assert ".." not in parts, f"illegal path {path!r}"
-    return parts
-
-
-def _used(directory: Directory) -> int:
-    return sum(
-        _used(entry) if isinstance(entry, Directory) else len(entry.written)
-        for entry in directory.entries.values()
-    )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from raftlog.world import Disk, DiskError, DiskFullError
@@ -197,3 +199,30 @@ def test_an_open_file_outlives_its_name() -> None:
     disk.remove_tree("d")
     assert file.read(0, 6) == b"synced"
     assert not disk.exists("d/f")
+
+
+def test_a_sync_makes_exactly_what_was_written_durable() -> None:
+    chance = random.Random(1)
+    for seed in range(50):
+        disk = SimulatedDisk(seed)
+        durable_file(disk)
+        expected = b"synced"
+        for _ in range(20):
+            file = disk.open("f")
+            written = expected
+            for _ in range(chance.randint(0, 4)):
+                if chance.random() < 0.3:
+                    written = written[: chance.randint(0, len(written))]
+                    file.truncate(len(written))
+                else:
+                    data = chance.randbytes(chance.randint(0, 100))
+                    written += data
+                    file.append([data])
+            if chance.random() < 0.8:
+                file.sync()
+                expected = written
+                disk.crash(power=True)
+                assert disk.contents("f") == expected
+            else:
+                disk.crash(power=True)
+                expected = disk.contents("f")

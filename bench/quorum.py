@@ -1,0 +1,213 @@
+"""The metadata quorum: commits, failover, what it costs when idle, and with much metadata.
+
+Commits are measured inside the leader (bench/quorum_node.py), between proposal and application:
+what every change of metadata waits for. Failover is measured from outside, by a client.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from bench import failover
+from bench.cluster_processes import ClusterProcesses
+from bench.node import SERVE, NodeProcess, data_directory
+from bench.report import Latencies, Result
+
+MIB: Final = 1 << 20
+VOTERS: Final = 3
+CLIENTS: Final = 32
+COMMITS: Final = 3_000
+THROUGHPUT_S: Final = 5.0
+FAILOVERS: Final = 50
+IDLE_S: Final = 20.0
+SETTLE_S: Final = 3.0
+SETTLE_ROUNDS_MAX: Final = 40
+PARTITIONS: Final = 100_000
+SNAPSHOTS: Final = 2
+STALLS_S: Final = 20.0
+"""How long followers watch their loops while the leader commits until its snapshots are taken."""
+ASK_TIMEOUT_S: Final = 240.0
+WITH_CONSOLE: Final = (sys.executable, "-m", "bench.quorum_node")
+
+
+class AskError(Exception):
+    """A node with a console did not carry out a command."""
+
+
+def tell(node: NodeProcess, command: str) -> None:
+    """Give a command to a node with a console."""
+    stdin = node.process.stdin
+    assert stdin is not None, "the node has no console"
+    stdin.write(command.encode() + b"\n")
+    stdin.flush()
+
+
+def hear(node: NodeProcess, timeout_s: float = ASK_TIMEOUT_S) -> dict[str, Any]:
+    """The answer to the oldest command that was not answered yet. Raises AskError."""
+    stdout = node.process.stdout
+    assert stdout is not None, "the node has no console"
+    if not select.select([stdout], [], [], timeout_s)[0]:
+        raise AskError(f"no answer within {timeout_s} s; see {node.log}")
+    line = stdout.readline()
+    if not line:
+        raise AskError(f"the node ended; see {node.log}")
+    answer: dict[str, Any] = json.loads(line)
+    if "error" in answer:
+        raise AskError(f"{answer['error']}; see {node.log}")
+    return answer
+
+
+def ask(node: NodeProcess, command: str) -> dict[str, Any]:
+    """Give a command and wait for its answer. Raises AskError."""
+    tell(node, command)
+    return hear(node)
+
+
+@contextmanager
+def _cluster(flush: str, *, console: bool) -> Iterator[ClusterProcesses]:
+    program = WITH_CONSOLE if console else SERVE
+    with (
+        data_directory() as directory,
+        ClusterProcesses(directory, VOTERS, flush=flush, program=program) as cluster,
+    ):
+        cluster.start()
+        cluster.wait_quiet()
+        yield cluster
+
+
+def run(*, flush: str, runs: int, scale: float) -> list[Result]:
+    """The figures of the quorum."""
+    return [
+        *commits(flush, runs, scale),
+        *failovers(flush, scale),
+        *idle(flush, runs, scale),
+        *much_metadata(flush, scale),
+    ]
+
+
+def commits(flush: str, runs: int, scale: float) -> list[Result]:
+    """Commit latency one at a time, and commands a second of many proposers."""
+    count = max(200, int(COMMITS * scale))
+    seconds = max(1.0, THROUGHPUT_S * scale)
+    p50 = Result("quorum: commit p50, 3 nodes", "ms", [], 1.5, True, {"commands": count})
+    p99 = Result("quorum: commit p99, 3 nodes", "ms", [], None, True, {"commands": count})
+    rate = Result(
+        f"quorum: commands/s, {CLIENTS} proposers", "1/s", [], 10_000, False, {"seconds": seconds}
+    )
+    with _cluster(flush, console=True) as cluster:
+        for number in range(runs):
+            leader = cluster.nodes[cluster.wait_quiet()]
+            latencies = Latencies.from_seconds(ask(leader, f"latency {count}")["seconds"])
+            p50.runs.append(latencies.percentiles["50pct"])
+            p99.runs.append(latencies.percentiles["99pct"])
+            p50.details[f"run {number}"] = latencies.as_fields("commitLatency")
+            counted = ask(leader, f"throughput {CLIENTS} {seconds}")
+            rate.runs.append(counted["committed"] / counted["seconds"])
+    return [p50, p99, rate]
+
+
+def failovers(flush: str, scale: float) -> list[Result]:
+    """Leader killed → a change acknowledged by a new one."""
+    trial_count = max(3, int(FAILOVERS * scale))
+    with _cluster(flush, console=False) as cluster:
+        seconds = failover.trials(cluster, trial_count, seed=trial_count)
+    return failover_results(seconds)
+
+
+def failover_results(seconds: list[float]) -> list[Result]:
+    """The distribution of all trials."""
+    ordered = sorted(seconds)
+    parameters = {"trials": len(ordered), "nodes": VOTERS}
+    last = len(ordered) - 1
+    found = []
+    for name, part, goal in (("p50", 0.5, 0.4), ("p90", 0.9, None), ("p99", 0.99, 1.0)):
+        value = ordered[min(last, int(len(ordered) * part))]
+        found.append(Result(f"quorum: failover {name}", "s", [value], goal, True, dict(parameters)))
+    found.append(Result("quorum: failover max", "s", [ordered[-1]], None, True, parameters))
+    found[0].details["seconds"] = seconds
+    return found
+
+
+def idle(flush: str, runs: int, scale: float) -> list[Result]:
+    """Processor time of nodes that nobody uses: the most expensive node of each run."""
+    seconds = max(2.0, IDLE_S * scale)
+    cpu = Result("quorum: idle CPU a node", "% of a core", [], 2.0, True, {"seconds": seconds})
+    rss = Result("quorum: idle RSS a node", "MiB", [], None, True)
+    with _cluster(flush, console=False) as cluster:
+        time.sleep(SETTLE_S)
+        for number in range(runs):
+            before = {node_id: node.cpu_seconds() for node_id, node in cluster.nodes.items()}
+            time.sleep(seconds)
+            used = {
+                node_id: (node.cpu_seconds() - before[node_id]) / seconds * 100
+                for node_id, node in cluster.nodes.items()
+            }
+            cpu.runs.append(max(used.values()))
+            cpu.details[f"run {number}"] = {"leader": cluster.leader(), "percent": used}
+            rss.runs.append(max(node.rss_bytes() for node in cluster.nodes.values()) / MIB)
+    return [cpu, rss]
+
+
+def much_metadata(flush: str, scale: float) -> list[Result]:
+    """Memory, stalls while snapshots are taken, and the restart of a node, with many partitions."""
+    count = max(1_000, int(PARTITIONS * scale))
+    memory = Result(f"quorum: {count:,} partitions, RSS grown a node", "MiB", [], 200, True)
+    stall = Result(f"quorum: {count:,} partitions, longest stall", "ms", [], 20.0, True)
+    follower_stall = Result(
+        f"quorum: {count:,} partitions, longest stall of followers", "ms", [], 20.0, True
+    )
+    restart = Result(f"quorum: {count:,} partitions, restart to ready", "s", [], 3.0, True)
+    with _cluster(flush, console=True) as cluster:
+        empty = _rss(cluster)
+        leader = cluster.nodes[cluster.wait_quiet()]
+        created = ask(leader, f"partitions {count}")
+        memory.details["seconds to create"] = created["seconds"]
+        leader_id = _wait_settled(cluster)
+        grown = {node_id: rss - empty[node_id] for node_id, rss in _rss(cluster).items()}
+        memory.runs.append(max(grown.values()) / MIB)
+        memory.details["RSS grown, MiB"] = {key: value / MIB for key, value in grown.items()}
+
+        followers = [node_id for node_id in cluster.nodes if node_id != leader_id]
+        for node_id in followers:
+            tell(cluster.nodes[node_id], f"stalls {STALLS_S}")
+        taken = ask(cluster.nodes[leader_id], f"snapshot {SNAPSHOTS}")
+        stall.runs.append(taken["stall_s_max"] * 1000)
+        stall.details["leader"] = taken
+        heard = {node_id: hear(cluster.nodes[node_id]) for node_id in followers}
+        follower_stall.runs.append(max(one["stall_s_max"] for one in heard.values()) * 1000)
+        follower_stall.details["followers"] = heard
+
+        for node_id in followers:
+            cluster.kill(node_id)
+            started = time.perf_counter()
+            cluster.restart(node_id)
+            cluster.nodes[node_id].wait_ready()
+            restart.runs.append(time.perf_counter() - started)
+            cluster.wait_quiet()
+        memory.details["RSS after the restart, MiB"] = {
+            key: value / MIB for key, value in _rss(cluster).items()
+        }
+    return [memory, stall, follower_stall, restart]
+
+
+def _rss(cluster: ClusterProcesses) -> dict[int, int]:
+    return {node_id: node.rss_bytes() for node_id, node in cluster.nodes.items()}
+
+
+def _wait_settled(cluster: ClusterProcesses) -> int:
+    """The leader, once nothing is committed any more: the absent brokers are fenced first."""
+    applied = -1
+    for _ in range(SETTLE_ROUNDS_MAX):
+        leader_id = cluster.wait_quiet()
+        now = int(ask(cluster.nodes[leader_id], "status")["applied_index"])
+        if now == applied:
+            return leader_id
+        applied = now
+        time.sleep(SETTLE_S)
+    raise AskError(f"the cluster was still committing after {SETTLE_ROUNDS_MAX * SETTLE_S} s")

@@ -1,0 +1,366 @@
+"""What the active controller does: hears brokers, decides, proposes, one command after the other.
+
+A *reign* is the time in which this node is the active controller, in one term. What is known of the
+brokers is kept per reign; whether it still goes on is asked again before each proposal. A
+controller that has been replaced without knowing it cannot commit anything, and its commands name
+epochs, so the worst it can do is to propose in vain.
+
+Each step looks at the whole table of sessions and at the image as it is then. Work that is
+interrupted (a reign's end, an unknown outcome) is not remembered but found again, from the image.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
+
+from raftlog.controller.alarm import Alarm
+from raftlog.controller.departures import Departures
+from raftlog.controller.messages import (
+    Heartbeat,
+    HeartbeatAnswer,
+    HeartbeatRefusal,
+    HeartbeatReply,
+    RefusalReason,
+)
+from raftlog.controller.sessions import Action, Decision, Sessions
+from raftlog.controller.settings import ControllerSettings
+from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.apply_partitions import PartitionsChanged
+from raftlog.metadata.commands import (
+    Command,
+    FenceBroker,
+    encode_command,
+)
+from raftlog.metadata.elections import plan_elections, plan_preferred_leaders
+from raftlog.metadata.image import BrokerImage, MetadataImage
+from raftlog.metadata.liveness import plan_controlled_shutdown, plan_fencing, plan_unfencing
+from raftlog.metadata.state_machine import MetadataStateMachine
+from raftlog.quorum import Applied, ConnectionEvent, Quorum, Refused, Unknown
+from raftlog.record.types import BrokerId
+from raftlog.world import Clock, Randomness
+
+BACKOFF_MIN_S: Final = 0.05
+BACKOFF_MAX_S: Final = 1.0
+"""Between two attempts, if proposals fail."""
+PLAN_ROUNDS_MAX: Final = 10
+"""Plans for one purpose in a row: changes that were stale are planned anew, but others want their
+turn, too."""
+CONFIRMATION_S: Final = 0.02
+"""Between two looks at who was heard when: with many brokers, heartbeats come more often."""
+
+logger = logging.getLogger(__name__)
+
+
+_Plan: TypeAlias = Callable[[MetadataImage], Iterator[Command]]
+
+
+class _ReignEndedError(Exception):
+    """This node is not the active controller any more, or anew; never leaves this module."""
+
+
+class _NotProposedError(Exception):
+    """A proposal failed, or may have; never leaves this module."""
+
+
+class _MoreUrgentError(Exception):
+    """A broker is to be fenced, and what is being done can wait; never leaves this module."""
+
+
+class _Reign:
+    """What this node knows as the active controller of one term."""
+
+    def __init__(self, term: int, sessions: Sessions, preferred_at: float) -> None:
+        self.term = term
+        self.sessions = sessions
+        self.elections_due = True
+        """The controller before may have died between an unfencing and its elections."""
+        self.preferred_at = preferred_at
+        self.retry_at = -math.inf
+        self.backoff_s = BACKOFF_MIN_S
+
+
+class ActiveController:
+    """This node's part as the active controller, whenever it is. Lives in the event loop."""
+
+    def __init__(
+        self,
+        *,
+        quorum: Quorum[ApplyResult],
+        state_machine: MetadataStateMachine,
+        clock: Clock,
+        randomness: Randomness,
+        broker_id: BrokerId,
+        settings: ControllerSettings,
+    ) -> None:
+        self._quorum = quorum
+        self._state_machine = state_machine
+        self._clock = clock
+        self._randomness = randomness
+        self._broker_id = broker_id
+        self._settings = settings
+        self._departures = Departures()
+        self._reign: _Reign | None = None
+        self._alarm = Alarm(clock)
+        self._confirmed_at = -math.inf
+        """When a majority of the voters had last been heard."""
+        self._confirmed_until = -math.inf
+
+    def role_changed(self) -> None:
+        """Leader, term or activity of the quorum's member have changed."""
+        self._follow_reign()
+        self._alarm.ring()
+
+    def connection_changed(self, node_id: int, event: ConnectionEvent) -> None:
+        """To be told on every node, active or not: see departures.py."""
+        broker_id = BrokerId(node_id)
+        broker = self._image.brokers.get(broker_id)
+        broker_epoch = None if broker is None else broker.broker_epoch
+        if event is ConnectionEvent.UP:
+            self._departures.returned(broker_id)
+        elif event is ConnectionEvent.DOWN:
+            self._departures.ended(broker_id, broker_epoch)
+        else:
+            dead = self._departures.refused(broker_id, broker_epoch)
+            reign = self._follow_reign()
+            if dead is not None and reign is not None:
+                logger.warning("broker %d is dead: nobody listens at its address", broker_id)
+                reign.sessions.lost(broker_id, dead, self._image, self._clock.monotonic())
+                self._alarm.ring()
+
+    def take(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """Hear a heartbeat, and answer it."""
+        reign = self._follow_reign()
+        confirmed_age_s = self._confirmed_age_s()
+        image = self._image
+        if reign is None or confirmed_age_s > self._settings.session_timeout_s:
+            return _refusal(heartbeat, RefusalReason.NOT_ACTIVE, "This node is no controller.")
+        if heartbeat.broker_epoch > image.applied_index:
+            return _refusal(heartbeat, RefusalReason.NOT_ACTIVE, "The controller is behind.")
+        broker = image.brokers.get(heartbeat.broker_id)
+        if broker is None:
+            return _refusal(
+                heartbeat,
+                RefusalReason.UNKNOWN_BROKER,
+                f"Broker {heartbeat.broker_id} is not registered in this cluster any more.",
+            )
+        if broker.broker_epoch != heartbeat.broker_epoch:
+            return _refusal(
+                heartbeat,
+                RefusalReason.STALE_EPOCH,
+                f"Broker {heartbeat.broker_id} was started again at {broker.host}:{broker.port} "
+                f"(broker epoch {broker.broker_epoch} after {heartbeat.broker_epoch}): there "
+                "must not be two nodes of one id.",
+            )
+        self._departures.returned(heartbeat.broker_id)
+        reign.sessions.heard(
+            heartbeat.broker_id,
+            heartbeat.broker_epoch,
+            applied_index=heartbeat.applied_index,
+            stopping=heartbeat.stopping,
+            image=image,
+            now=self._clock.monotonic(),
+        )
+        drained = heartbeat.stopping and reign.sessions.is_drained(heartbeat.broker_id)
+        if broker.fenced or (heartbeat.stopping and not drained):
+            self._alarm.ring()
+        return HeartbeatAnswer(
+            sequence=heartbeat.sequence,
+            broker_epoch=heartbeat.broker_epoch,
+            term=reign.term,
+            applied_index=self._quorum.applied_index,
+            fenced=broker.fenced or reign.sessions.is_fencing(heartbeat.broker_id),
+            drained=drained,
+            confirmed_age_s=confirmed_age_s,
+        )
+
+    async def run(self) -> None:
+        """Act, for ever. Whatever it raises is a broken invariant, and must end the node."""
+        while True:
+            reign = self._follow_reign()
+            if reign is not None and self._clock.monotonic() >= reign.retry_at:
+                try:
+                    await self._step(reign)
+                    reign.backoff_s = BACKOFF_MIN_S
+                except _ReignEndedError:
+                    continue
+                except _MoreUrgentError:
+                    reign.elections_due = True
+                    continue
+                except _NotProposedError as error:
+                    # Nobody knows how far the step got: look for partitions without a leader.
+                    reign.elections_due = True
+                    reign.retry_at = self._clock.monotonic() + self._backoff_s(reign)
+                    logger.warning("the controller could not commit a change: %s", error)
+            await self._alarm.wait(self._wake_at(reign))
+
+    @property
+    def _image(self) -> MetadataImage:
+        return self._state_machine.image
+
+    def _follow_reign(self) -> _Reign | None:
+        """The reign as of now; a new one begins and an old one ends here."""
+        if not self._quorum.is_active:
+            if self._reign is not None:
+                logger.info("node %d is not the active controller any more", self._broker_id)
+            self._reign = None
+        elif self._reign is None or self._reign.term != self._quorum.term:
+            now = self._clock.monotonic()
+            image = self._image
+            sessions = Sessions(self._settings, image, now)
+            for broker in image.brokers.values():
+                if self._departures.is_dead(broker.broker_id, broker.broker_epoch):
+                    sessions.lost(broker.broker_id, broker.broker_epoch, image, now)
+            interval_s = self._settings.preferred_leaders_s
+            self._reign = _Reign(
+                self._quorum.term, sessions, math.inf if interval_s is None else now + interval_s
+            )
+            logger.info(
+                "node %d is the active controller of term %d", self._broker_id, self._quorum.term
+            )
+        return self._reign
+
+    def _confirmed_age_s(self) -> float:
+        """For how long, at most, there can have been another controller; inf if nobody knows."""
+        now = self._clock.monotonic()
+        if now >= self._confirmed_until:
+            self._confirmed_until = now + CONFIRMATION_S
+            self._confirmed_at = now - self._majority_heard_s()
+        return now - self._confirmed_at
+
+    def _majority_heard_s(self) -> float:
+        voters = self._quorum.voters
+        ages = [
+            peer.last_heard_s
+            for peer in self._quorum.peers().values()
+            if voters.find(peer.node_id) is not None
+        ]
+        if voters.find(self._broker_id) is not None:
+            ages.append(0.0)
+        ages.sort()
+        return ages[voters.majority - 1] if len(ages) >= voters.majority else math.inf
+
+    def _wake_at(self, reign: _Reign | None) -> float | None:
+        if reign is None:
+            return None
+        if reign.retry_at > self._clock.monotonic():
+            return reign.retry_at
+        return min(reign.sessions.next_deadline(), reign.preferred_at)
+
+    def _backoff_s(self, reign: _Reign) -> float:
+        backoff_s = reign.backoff_s * self._randomness.uniform(0.5, 1.0)
+        reign.backoff_s = min(2 * reign.backoff_s, BACKOFF_MAX_S)
+        return backoff_s
+
+    async def _step(self, reign: _Reign) -> None:
+        """Do all that is due now."""
+        decisions = reign.sessions.due(self._image, self._clock.monotonic())
+        fences = [each for each in decisions if each.action is Action.FENCE]
+        # All are fenced before any of them is relieved, or one dead broker would succeed another.
+        for decision in fences:
+            await self._fence(reign, decision)
+        for decision in fences:
+            await self._carry_out(reign, self._planned(decision, plan_fencing), can_wait=False)
+            reign.sessions.fenced(decision, self._image.applied_index)
+        for decision in decisions:
+            if decision.action is Action.DRAIN:
+                await self._drain(reign, decision)
+            elif decision.action is Action.UNFENCE and self._broker(decision) is not None:
+                logger.info("broker %d is back", decision.broker_id)
+                await self._carry_out(reign, self._planned(decision, plan_unfencing))
+        if reign.elections_due:
+            await self._carry_out(reign, plan_elections)
+            reign.elections_due = False
+        if self._clock.monotonic() >= reign.preferred_at:
+            assert self._settings.preferred_leaders_s is not None
+            await self._carry_out(reign, plan_preferred_leaders)
+            reign.preferred_at = self._clock.monotonic() + self._settings.preferred_leaders_s
+
+    async def _fence(self, reign: _Reign, decision: Decision) -> None:
+        broker = self._broker(decision)
+        if broker is None or broker.fenced:
+            return
+        logger.warning("broker %d is fenced: it is silent or dead", decision.broker_id)
+        await self._propose(
+            reign, FenceBroker(broker_id=decision.broker_id, broker_epoch=decision.broker_epoch)
+        )
+
+    async def _drain(self, reign: _Reign, decision: Decision) -> None:
+        broker = self._broker(decision)
+        if broker is None:
+            return
+        if not broker.controlled_shutdown:
+            logger.info("broker %d is about to stop", decision.broker_id)
+        await self._carry_out(reign, self._planned(decision, plan_controlled_shutdown))
+        reign.sessions.drained(decision)
+
+    def _broker(self, decision: Decision) -> BrokerImage | None:
+        """The broker, if it is still the one that was decided about."""
+        broker = self._image.brokers.get(decision.broker_id)
+        if broker is None or broker.broker_epoch != decision.broker_epoch:
+            return None
+        return broker
+
+    def _planned(
+        self, decision: Decision, plan: Callable[[MetadataImage, BrokerId], Iterator[Command]]
+    ) -> _Plan:
+        """The plan about the broker of a decision. Empty if it has been started again since."""
+
+        def planned(image: MetadataImage) -> Iterator[Command]:
+            # Plans name brokers: without this a new incarnation would get what is not for it.
+            return iter(()) if self._broker(decision) is None else plan(image, decision.broker_id)
+
+        return planned
+
+    async def _carry_out(self, reign: _Reign, plan: _Plan, *, can_wait: bool = True) -> None:
+        """Propose what `plan` gives; plan anew if some of it turned out to be stale.
+
+        Raises _MoreUrgentError, between two commands, if it `can_wait` and another cannot.
+        """
+        for _ in range(PLAN_ROUNDS_MAX):
+            stale = False
+            for command in plan(self._image):
+                result = await self._propose(reign, command)
+                stale = stale or _is_stale(result)
+                now = self._clock.monotonic()
+                if can_wait and reign.sessions.is_fencing_due(self._image, now):
+                    raise _MoreUrgentError
+                if result.refusal is not None:
+                    # What follows in a plan counts on what comes before it.
+                    break
+            if not stale:
+                return
+        raise _NotProposedError("others changed the same partitions again and again")
+
+    async def _propose(self, reign: _Reign, command: Command) -> ApplyResult:
+        """Put a command through the quorum, if this reign still goes on.
+
+        Raises _ReignEndedError or _NotProposedError.
+        """
+        if self._follow_reign() is not reign:
+            raise _ReignEndedError
+        outcome = await self._quorum.propose(encode_command(command))
+        match outcome:
+            case Applied(result=result):
+                return result
+            case Refused(message=message) | Unknown(message=message):
+                raise _NotProposedError(message)
+
+
+def _is_stale(result: ApplyResult) -> bool:
+    """Whether a command, or a part of it, was decided on what had changed when it was applied."""
+    if result.refusal is not None:
+        logger.info("a change came too late: %s", result.refusal.message)
+        return True
+    return isinstance(result.value, PartitionsChanged) and bool(result.value.stale)
+
+
+def _refusal(heartbeat: Heartbeat, reason: RefusalReason, explanation: str) -> HeartbeatRefusal:
+    return HeartbeatRefusal(
+        sequence=heartbeat.sequence,
+        broker_epoch=heartbeat.broker_epoch,
+        reason=reason,
+        explanation=explanation,
+    )

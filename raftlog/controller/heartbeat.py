@@ -1,0 +1,202 @@
+"""Every node's side of its session: heartbeats to the active controller, and the lease by them.
+
+A heartbeat goes to whom the quorum's member takes for the leader, by the connection that the
+quorum keeps; if that is this node itself, by a call. It is sent every `heartbeat_s`, at once when
+leader, connection or registration have changed, and every `retry_s` while nobody takes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Final
+
+from raftlog.controller.alarm import Alarm
+from raftlog.controller.lease import Lease
+from raftlog.controller.messages import (
+    Heartbeat,
+    HeartbeatAnswer,
+    HeartbeatReply,
+    RefusalReason,
+    encode_message,
+)
+from raftlog.controller.settings import ControllerSettings
+from raftlog.metadata.apply import ApplyResult
+from raftlog.quorum import Quorum
+from raftlog.record.types import BrokerEpoch, BrokerId
+from raftlog.world import Clock, Randomness
+
+LISTENERS_MAX: Final = 64
+
+logger = logging.getLogger(__name__)
+
+
+class Heartbeats:
+    """The heartbeats of one broker. Lives in the event loop."""
+
+    def __init__(
+        self,
+        *,
+        quorum: Quorum[ApplyResult],
+        clock: Clock,
+        randomness: Randomness,
+        broker_id: BrokerId,
+        settings: ControllerSettings,
+        deliver: Callable[[Heartbeat], HeartbeatReply],
+    ) -> None:
+        """`deliver` has this node's own controller take a heartbeat."""
+        self._quorum = quorum
+        self._clock = clock
+        self._randomness = randomness
+        self._broker_id = broker_id
+        self._settings = settings
+        self._deliver = deliver
+        self._broker_epoch: BrokerEpoch | None = None
+        self._lease = Lease(settings.lease_s)
+        self._told_valid = False
+        self._refused = False
+        self._send_at = -math.inf
+        self._stopping = False
+        self._drained_index: int | None = None
+        self._alarm = Alarm(clock)
+        self._progress = Alarm(clock)
+        self._on_lease_changed: list[Callable[[bool], None]] = []
+        self._on_refused: list[Callable[[RefusalReason, str], None]] = []
+
+    @property
+    def broker_epoch(self) -> BrokerEpoch | None:
+        """The incarnation that the heartbeats speak for; None before it is registered."""
+        return self._broker_epoch
+
+    def registered(self, broker_epoch: BrokerEpoch) -> None:
+        """Speak for this incarnation from now on. It has no lease yet."""
+        self._broker_epoch = broker_epoch
+        self._lease = Lease(self._settings.lease_s)
+        self._refused = False
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Something has changed that calls for a heartbeat now."""
+        self._send_at = -math.inf
+        self._alarm.ring()
+
+    def on_lease_changed(self, callback: Callable[[bool], None]) -> None:
+        """Be told when the lease has begun or ended. It may end before: ask `lease_valid`."""
+        assert len(self._on_lease_changed) < LISTENERS_MAX
+        self._on_lease_changed.append(callback)
+
+    def on_refused(self, callback: Callable[[RefusalReason, str], None]) -> None:
+        """Be told, once for each incarnation, that the cluster does not know it any more."""
+        assert len(self._on_refused) < LISTENERS_MAX
+        self._on_refused.append(callback)
+
+    def lease_valid(self, now: float) -> bool:
+        """Whether this node may act as a leader at that monotonic time: see DESIGN.md."""
+        if self._broker_epoch is None:
+            return False
+        return self._lease.is_valid(now) or self._decides_alone()
+
+    def received(self, sender: int, reply: HeartbeatReply) -> None:
+        """A reply to a heartbeat has come."""
+        if reply.broker_epoch != self._broker_epoch:
+            return
+        if isinstance(reply, HeartbeatAnswer):
+            if self._lease.answered(sender, reply):
+                if reply.drained and self._stopping:
+                    self._drained_index = reply.applied_index
+                self._progress.ring()
+        elif self._lease.refused(sender, reply.sequence):
+            if reply.reason is RefusalReason.NOT_ACTIVE:
+                self._retry_soon()
+            else:
+                self._lose(reply.reason, reply.explanation)
+        self._tell()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Ask to be relieved of what this node leads; return whether it has been, and knows it.
+
+        False if that took longer than `timeout_s`.
+        """
+        self._stopping = True
+        self.hurry()
+        deadline = self._clock.monotonic() + timeout_s
+        while not self._is_drained():
+            now = self._clock.monotonic()
+            if now >= deadline:
+                return False
+            await self._progress.wait(min(deadline, now + self._settings.retry_s))
+        return True
+
+    async def run(self) -> None:
+        """Send heartbeats, for ever."""
+        while True:
+            now = self._clock.monotonic()
+            if now >= self._send_at:
+                self._send_at = now + self._interval_s()
+                self._send(now)
+            self._tell()
+            wake_at = self._send_at
+            if self._told_valid and self._lease.until > now:
+                wake_at = min(wake_at, self._lease.until)
+            await self._alarm.wait(wake_at)
+
+    def _interval_s(self) -> float:
+        return self._settings.retry_s if self._stopping else self._settings.heartbeat_s
+
+    def _send(self, now: float) -> None:
+        if self._broker_epoch is None or self._refused:
+            return
+        leader_id = self._quorum.leader_id
+        if leader_id is None:
+            self._retry_soon()
+            return
+        heartbeat = Heartbeat(
+            # The time is from before whatever the controller will take for its arrival.
+            sequence=self._lease.sent(leader_id, now),
+            broker_id=self._broker_id,
+            broker_epoch=self._broker_epoch,
+            applied_index=self._quorum.applied_index,
+            stopping=self._stopping,
+        )
+        if leader_id == self._broker_id:
+            self.received(leader_id, self._deliver(heartbeat))
+        elif not self._quorum.send(leader_id, encode_message(heartbeat)):
+            self._retry_soon()
+
+    def _retry_soon(self) -> None:
+        # All brokers are refused at about the same time: they need not come back together.
+        delay_s = self._settings.retry_s * self._randomness.uniform(0.5, 1.0)
+        self._send_at = min(self._send_at, self._clock.monotonic() + delay_s)
+        self._alarm.ring()
+
+    def _lose(self, reason: RefusalReason, explanation: str) -> None:
+        if self._refused:
+            return
+        self._refused = True
+        self._lease = Lease(self._settings.lease_s)
+        logger.error("this node's registration is void: %s", explanation)
+        for callback in self._on_refused:
+            callback(reason, explanation)
+
+    def _decides_alone(self) -> bool:
+        """Whether nobody else could ever take over what this node leads."""
+        if not self._quorum.is_active or self._refused:
+            return False
+        voters = self._quorum.voters
+        return len(voters.voters) == 1 and voters.find(self._broker_id) is not None
+
+    def _is_drained(self) -> bool:
+        # What others have taken over, this node must know, too, or it would go on as before.
+        index = self._drained_index
+        return index is not None and self._quorum.applied_index >= index
+
+    def _tell(self) -> None:
+        valid = self.lease_valid(self._clock.monotonic())
+        if valid != self._told_valid:
+            self._told_valid = valid
+            if not valid:
+                logger.warning("cut off from the controller: this node leads nothing any more")
+            # A callback may look at the lease, and must find what it is told.
+            for callback in self._on_lease_changed:
+                callback(valid)

@@ -1,0 +1,205 @@
+"""A node's whole part in the controller: its own heartbeats, and its turn as active controller.
+
+Start it once the quorum's member is open, tell it of the registration, ask it for the lease. Stop:
+`shut_down`, then what serves users, then (if this node leads the quorum) a transfer of that
+leadership, then `close`, then the quorum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from raftlog.controller.active import ActiveController
+from raftlog.controller.heartbeat import Heartbeats
+from raftlog.controller.messages import (
+    ControllerMessageError,
+    Heartbeat,
+    RefusalReason,
+    decode_message,
+    encode_message,
+)
+from raftlog.controller.settings import ControllerSettings
+from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.delta import MetadataDelta
+from raftlog.metadata.state_machine import MetadataStateMachine
+from raftlog.quorum import ConnectionEvent, Quorum
+from raftlog.record.types import BrokerEpoch, BrokerId
+from raftlog.world import Clock, Randomness
+
+UNREADABLE_PEERS_MAX: Final = 1_000
+"""Peers whose unreadable messages have been reported; of more, none is reported."""
+
+logger = logging.getLogger(__name__)
+
+
+class ControllerService:
+    """Lives in the event loop of one node."""
+
+    def __init__(
+        self,
+        *,
+        quorum: Quorum[ApplyResult],
+        state_machine: MetadataStateMachine,
+        clock: Clock,
+        randomness: Randomness,
+        broker_id: BrokerId,
+        settings: ControllerSettings,
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        """`on_fatal` is given the reason if the node must end."""
+        self._quorum = quorum
+        self._state_machine = state_machine
+        self._clock = clock
+        self._broker_id = broker_id
+        self._on_fatal = on_fatal
+        self._active = ActiveController(
+            quorum=quorum,
+            state_machine=state_machine,
+            clock=clock,
+            randomness=randomness,
+            broker_id=broker_id,
+            settings=settings,
+        )
+        self._heartbeats = Heartbeats(
+            quorum=quorum,
+            clock=clock,
+            randomness=randomness,
+            broker_id=broker_id,
+            settings=settings,
+            deliver=self._active.take,
+        )
+        self._unreadable: set[int] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    @property
+    def broker_epoch(self) -> BrokerEpoch | None:
+        """This node's registered incarnation; None before `registered`."""
+        return self._heartbeats.broker_epoch
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether this node must not act as a leader at this moment."""
+        return not self.lease_valid(self._clock.monotonic())
+
+    def start(self) -> None:
+        """Begin to listen, to act when this node is the active controller, and, once it is
+        registered, to send heartbeats."""
+        assert not self._tasks
+        self._quorum.on_message(self._received)
+        self._quorum.on_connection(self._connection_changed)
+        self._quorum.on_role_changed(self._role_changed)
+        self._state_machine.subscribe(self._applied)
+        self._run(self._active.run(), "active-controller")
+        self._run(self._heartbeats.run(), "heartbeats")
+
+    async def close(self) -> None:
+        """Stop listening and acting. A proposal under way may still be applied."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def registered(self, broker_epoch: BrokerEpoch) -> None:
+        """This node has been registered: send heartbeats for this incarnation from now on."""
+        self._heartbeats.registered(broker_epoch)
+
+    def lease_valid(self, now: float) -> bool:
+        """Whether this node may act as the leader of what it leads, at that monotonic time."""
+        return self._heartbeats.lease_valid(now)
+
+    def on_lease_changed(self, callback: Callable[[bool], None]) -> None:
+        """Be told when the lease has begun (True) or ended. Whoever acts asks `lease_valid`."""
+        self._heartbeats.on_lease_changed(callback)
+
+    def on_refused(self, callback: Callable[[RefusalReason, str], None]) -> None:
+        """Be told, with an explanation, that this node's registration does not hold any more.
+
+        STALE_EPOCH: another process has registered under this id, so this one must end.
+        UNKNOWN_BROKER: it was unregistered, and may register anew.
+        """
+        self._heartbeats.on_refused(callback)
+
+    async def shut_down(self, timeout_s: float) -> bool:
+        """Have others take over what this node leads, before it stops.
+
+        True once all is taken over that anyone can take over, and this node knows it. False after
+        `timeout_s`: whoever stops then is found out by its silence. Must not be cancelled and
+        asked again for another outcome: the cluster counts on the stop from now on.
+        """
+        alone = len(self._state_machine.image.brokers) <= 1
+        if alone or self.broker_epoch is None:
+            return True
+        return await self._heartbeats.drain(timeout_s)
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        assert error is not None
+        self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        logger.critical("the controller failed", exc_info=error)
+        self._on_fatal(f"The controller failed: {error!r}")
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do something for a caller that must not see our exceptions."""
+        if self._closed:
+            return
+        try:
+            work()
+        except Exception as error:
+            self._fail(error)
+
+    def _received(self, sender: int, message: bytes) -> None:
+        self._guarded(lambda: self._take(sender, message))
+
+    def _take(self, sender: int, encoded: bytes) -> None:
+        try:
+            message = decode_message(encoded)
+        except ControllerMessageError as error:
+            self._ignore(sender, str(error))
+            return
+        if not isinstance(message, Heartbeat):
+            self._heartbeats.received(sender, message)
+        elif message.broker_id == sender:
+            # Lost with its connection, like any message: the broker asks again.
+            self._quorum.send(sender, encode_message(self._active.take(message)))
+        else:
+            self._ignore(sender, f"it speaks for broker {message.broker_id}")
+
+    def _ignore(self, sender: int, reason: str) -> None:
+        if sender not in self._unreadable and len(self._unreadable) < UNREADABLE_PEERS_MAX:
+            self._unreadable.add(sender)
+            logger.error("a message of node %d is ignored: %s", sender, reason)
+
+    def _connection_changed(self, node_id: int, event: ConnectionEvent) -> None:
+        def work() -> None:
+            self._active.connection_changed(node_id, event)
+            if event is ConnectionEvent.UP:
+                self._unreadable.discard(node_id)
+                if node_id == self._quorum.leader_id:
+                    self._heartbeats.hurry()
+
+        self._guarded(work)
+
+    def _role_changed(self) -> None:
+        def work() -> None:
+            self._active.role_changed()
+            self._heartbeats.hurry()
+
+        self._guarded(work)
+
+    def _applied(self, delta: MetadataDelta) -> None:
+        # Fenced or not any more: the next answer says so, and the lease goes by it.
+        if self._broker_id in delta.brokers:
+            self._guarded(self._heartbeats.hurry)

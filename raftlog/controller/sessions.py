@@ -1,0 +1,214 @@
+"""The active controller's view of who is there: a table of sessions, one for each broker. Pure.
+
+A table is made when a node becomes the active controller and dropped when it no longer is, so that
+nothing in it rests on what an earlier reign has heard. Times are monotonic seconds and never fall.
+
+Time in which the controller itself could not listen (its process was stopped) does not count
+against the brokers: a look at the table that comes much too late moves all sessions on by as much.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from raftlog.controller.settings import ControllerSettings
+from raftlog.metadata.image import BrokerImage, MetadataImage
+from raftlog.record.types import BrokerEpoch, BrokerId
+
+
+class Action(Enum):
+    """What is to be done about a broker; in a list of decisions, in this order."""
+
+    FENCE = auto()
+    """Fence it if it is not, and let others take over what it leads."""
+    DRAIN = auto()
+    """It is about to stop: let others take over from it."""
+    UNFENCE = auto()
+    """It is back: let it serve again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Something to be done about one incarnation of a broker."""
+
+    action: Action
+    broker_id: BrokerId
+    broker_epoch: BrokerEpoch
+
+
+@dataclass(slots=True)
+class _Session:
+    broker_epoch: BrokerEpoch
+    heard_at: float
+    """The last heartbeat; before the first, since when one has been waited for."""
+    required_index: int
+    """What the broker must have applied before it may serve: its registration, and whatever took
+    leaderships from it."""
+    applied_index: int = -1
+    """What it has applied, as it says; -1 if it has not said anything yet."""
+    stopping: bool = False
+    drained: bool = False
+    dead: bool = False
+    """Proven dead, without waiting for the timeout."""
+    fencing: bool = False
+    """Decided, and not known to be carried out. It stays decided, whatever is heard: the command
+    may be in the log already."""
+    silent: bool = False
+    """Not heard since that was decided last."""
+    done: bool = False
+    """Carried out, and nothing was heard since: there is nothing to do until something is."""
+
+
+class Sessions:
+    """The sessions of all registered brokers in one reign of the active controller."""
+
+    def __init__(self, settings: ControllerSettings, image: MetadataImage, now: float) -> None:
+        self._settings = settings
+        self._sessions: dict[BrokerId, _Session] = {}
+        self._looked_at = now
+        self._grace_end = now + settings.grace_s
+        self._begun_index = image.applied_index
+        self._followed_index = -1
+        self._look(image, now)
+
+    def heard(
+        self,
+        broker_id: BrokerId,
+        broker_epoch: BrokerEpoch,
+        *,
+        applied_index: int,
+        stopping: bool,
+        image: MetadataImage,
+        now: float,
+    ) -> None:
+        """A heartbeat has come, of the incarnation of the broker that the image names."""
+        self._look(image, now)
+        session = self._sessions[broker_id]
+        assert session.broker_epoch == broker_epoch
+        session.heard_at = now
+        session.applied_index = max(session.applied_index, applied_index)
+        session.stopping = session.stopping or stopping
+        session.dead = False
+        session.silent = False
+        session.done = False
+
+    def lost(
+        self, broker_id: BrokerId, broker_epoch: BrokerEpoch, image: MetadataImage, now: float
+    ) -> None:
+        """That incarnation is proven dead."""
+        self._look(image, now)
+        session = self._sessions.get(broker_id)
+        if session is not None and session.broker_epoch == broker_epoch:
+            session.dead = True
+
+    def due(self, image: MetadataImage, now: float) -> list[Decision]:
+        """What is to be done now; by action, then by id.
+
+        FENCE is due until `fenced` is told, DRAIN until `drained`, UNFENCE until the image shows
+        it.
+        """
+        self._look(image, now)
+        decisions = []
+        for broker_id, session in self._sessions.items():
+            action = self._action(session, image.brokers[broker_id], now)
+            if action is None:
+                continue
+            if action is Action.FENCE and not session.fencing:
+                session.fencing = True
+                session.silent = True
+            decisions.append(Decision(action, broker_id, session.broker_epoch))
+        return sorted(decisions, key=lambda each: (each.action.value, each.broker_id))
+
+    def is_fencing_due(self, image: MetadataImage, now: float) -> bool:
+        """Whether `due` would name a broker to be fenced."""
+        self._look(image, now)
+        return any(
+            self._action(session, image.brokers[broker_id], now) is Action.FENCE
+            for broker_id, session in self._sessions.items()
+        )
+
+    def next_deadline(self) -> float:
+        """When to ask `due` again at the latest, if nothing is heard or lost before."""
+        # Asked often enough, however little there is to do, for a late look to prove a stall.
+        return min(
+            self._looked_at + self._settings.heartbeat_s,
+            min(
+                (
+                    self._deadline(session)
+                    for session in self._sessions.values()
+                    if not session.done and not session.fencing
+                ),
+                default=math.inf,
+            ),
+        )
+
+    def fenced(self, decision: Decision, applied_index: int) -> None:
+        """A FENCE was carried out; `applied_index` is after the last change that came of it."""
+        session = self._of(decision)
+        if session is not None:
+            session.fencing = False
+            session.done = session.silent
+            session.required_index = max(session.required_index, applied_index)
+
+    def drained(self, decision: Decision) -> None:
+        """A DRAIN was carried out."""
+        session = self._of(decision)
+        if session is not None:
+            session.drained = True
+
+    def is_fencing(self, broker_id: BrokerId) -> bool:
+        """Whether the broker may be fenced at any moment."""
+        return self._sessions[broker_id].fencing
+
+    def is_drained(self, broker_id: BrokerId) -> bool:
+        """Whether a broker that is stopping has nothing left that others could take over."""
+        return self._sessions[broker_id].drained
+
+    def _look(self, image: MetadataImage, now: float) -> None:
+        gap_s = now - self._looked_at
+        assert gap_s >= 0, "monotonic time fell"
+        if gap_s > self._settings.stall_s:
+            self._grace_end += gap_s
+            for session in self._sessions.values():
+                session.heard_at += gap_s
+        self._looked_at = now
+        if image.applied_index != self._followed_index:
+            self._followed_index = image.applied_index
+            self._follow(image, now)
+
+    def _follow(self, image: MetadataImage, now: float) -> None:
+        """Begin and end sessions as brokers came, were started again and went."""
+        for broker_id, broker in image.brokers.items():
+            known = self._sessions.get(broker_id)
+            if known is None or known.broker_epoch != broker.broker_epoch:
+                self._sessions[broker_id] = _Session(
+                    broker_epoch=broker.broker_epoch,
+                    heard_at=now,
+                    required_index=max(broker.broker_epoch, self._begun_index),
+                )
+        if len(self._sessions) > len(image.brokers):
+            for broker_id in sorted(self._sessions.keys() - image.brokers.keys()):
+                del self._sessions[broker_id]
+
+    def _action(self, session: _Session, broker: BrokerImage, now: float) -> Action | None:
+        if session.fencing:
+            return Action.FENCE
+        if session.dead or now >= self._deadline(session):
+            return None if session.done else Action.FENCE
+        if session.stopping:
+            return None if session.drained else Action.DRAIN
+        if broker.fenced and session.applied_index >= session.required_index:
+            return Action.UNFENCE
+        return None
+
+    def _deadline(self, session: _Session) -> float:
+        return max(session.heard_at + self._settings.session_timeout_s, self._grace_end)
+
+    def _of(self, decision: Decision) -> _Session | None:
+        """The session that was meant, unless the broker has been started again since."""
+        session = self._sessions.get(decision.broker_id)
+        if session is None or session.broker_epoch != decision.broker_epoch:
+            return None
+        return session

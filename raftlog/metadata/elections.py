@@ -1,0 +1,223 @@
+"""Who leads a partition: pure decisions of the active controller.
+
+A leader comes from the ISR, which has everything that was committed; else from the ELR, which has,
+too (KIP-966). Another replica may have lost acknowledged records: it is elected only where the
+topic asks for that, or an operator. A broker that is fenced, or about to stop, is never elected.
+
+Among the candidates the preferred replica (the first one) comes first, because the placement has
+spread those over the brokers. Then comes whoever leads the fewest partitions, then the lowest id:
+arbitrary, but the same whoever decides.
+
+Plans are iterators, because one may touch every partition there is. Each step looks at the image as
+it is by then, and gives one command of bounded size; whoever stops half-way has lost nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from raftlog.metadata.commands import PARTITION_CHANGES_MAX, ChangePartitions, PartitionChange
+from raftlog.metadata.configs import is_unclean_election_enabled, min_isr_default
+from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage, TopicImage
+from raftlog.record.errors import ILLEGAL_STATE, LogError
+from raftlog.record.types import BrokerId
+
+Chooser: TypeAlias = Callable[[TopicImage, PartitionImage], PartitionChange | None]
+"""What is to change in one partition; None for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Election:
+    """Who is to lead, with which ISR, and whether nothing that was committed can be lost by it."""
+
+    leader: BrokerId
+    isr: tuple[BrokerId, ...]
+    is_clean: bool = True
+
+
+def elect_leader(
+    row: PartitionImage,
+    *,
+    available: Set[BrokerId],
+    led: Mapping[BrokerId, int],
+    isr: tuple[BrokerId, ...] | None = None,
+    unclean: bool = False,
+) -> Election | None:
+    """Choose a leader among the partition's replicas; None if nobody may lead.
+
+    `available` are the brokers that may be elected at all, `led` how many partitions each leads,
+    `isr` the ISR to choose from, if it is about to differ from the present one.
+    """
+
+    def first(candidates: Iterable[BrokerId]) -> BrokerId | None:
+        return min(
+            (broker_id for broker_id in candidates if broker_id in available),
+            key=lambda broker_id: (broker_id != row.replicas[0], led.get(broker_id, 0), broker_id),
+            default=None,
+        )
+
+    members = row.isr if isr is None else isr
+    leader = first(members)
+    if leader is not None:
+        return Election(leader, members)
+    # Whoever is elected from elsewhere begins an ISR of its own: the members of the present one
+    # cannot be reached, and do not follow it.
+    leader = first(row.elr)
+    if leader is not None:
+        return Election(leader, (leader,))
+    leader = first(row.replicas) if unclean else None
+    if leader is not None:
+        return Election(leader, (leader,), is_clean=False)
+    return None
+
+
+class Elections:
+    """Elections one after the other: each counts the leaders that those before it have made."""
+
+    def __init__(
+        self,
+        image: MetadataImage,
+        *,
+        including: Set[BrokerId] = frozenset(),
+        excluding: Set[BrokerId] = frozenset(),
+    ) -> None:
+        """`including` and `excluding` are brokers that are about to be available, or not."""
+        self._image = image
+        self._available = (available_brokers(image) | including) - excluding
+        self._led = Counter(
+            row.leader for topic in image.topics_by_id.values() for row in topic.partitions
+        )
+
+    def elect(
+        self,
+        topic: TopicImage,
+        row: PartitionImage,
+        *,
+        isr: tuple[BrokerId, ...] | None = None,
+        unclean: bool | None = None,
+    ) -> Election | None:
+        """As `elect_leader`. `unclean`: None for what the topic asks for."""
+        if unclean is None:
+            unclean = is_unclean_election_enabled(topic.configs, self._image.cluster_settings)
+        election = elect_leader(
+            row, available=self._available, led=self._led, isr=isr, unclean=unclean
+        )
+        if election is not None:
+            self._led[row.leader] -= 1
+            self._led[election.leader] += 1
+        return election
+
+    def is_available(self, broker_id: BrokerId) -> bool:
+        """Whether the broker may lead."""
+        return broker_id in self._available
+
+
+def available_brokers(image: MetadataImage) -> frozenset[BrokerId]:
+    """The brokers that may be elected, and given replicas."""
+    return frozenset(
+        broker_id for broker_id, broker in image.brokers.items() if broker.is_available
+    )
+
+
+def elected(topic: TopicImage, row: PartitionImage, election: Election) -> PartitionChange:
+    """The change that an election amounts to."""
+    return change_of(
+        topic, row, leader=election.leader, isr=election.isr, unclean=not election.is_clean
+    )
+
+
+def change_of(
+    topic: TopicImage,
+    row: PartitionImage,
+    *,
+    leader: BrokerId | None = None,
+    isr: tuple[BrokerId, ...] | None = None,
+    unclean: bool = False,
+) -> PartitionChange:
+    """A change of the row's leader and ISR; what stays as it is is left out."""
+    return PartitionChange(
+        topic_id=topic.topic_id,
+        partition=row.partition,
+        partition_epoch=row.partition_epoch,
+        leader=None if leader == row.leader else leader,
+        isr=None if isr == row.isr else isr,
+        unclean=unclean,
+        min_isr_default=min_isr_default(topic.replication_factor),
+    )
+
+
+def in_batches(image: MetadataImage, choose: Chooser) -> Iterator[ChangePartitions]:
+    """The changes that `choose` makes of all partitions, a thousand to a command."""
+    changes: list[PartitionChange] = []
+    for topic_id in list(image.topics_by_id):
+        number = 0
+        # The topic may change, or go, while a command is being carried out.
+        while (topic := image.topics_by_id.get(topic_id)) and number < len(topic.partitions):
+            for row in topic.partitions[number:]:
+                number += 1
+                change = choose(topic, row)
+                if change is not None:
+                    changes.append(change)
+                    if len(changes) == PARTITION_CHANGES_MAX:
+                        break
+            if len(changes) == PARTITION_CHANGES_MAX:
+                yield ChangePartitions(changes=tuple(changes))
+                changes.clear()
+    if changes:
+        yield ChangePartitions(changes=tuple(changes))
+
+
+def plan_elections(
+    image: MetadataImage, *, including: Set[BrokerId] = frozenset()
+) -> Iterator[ChangePartitions]:
+    """Give a leader to every partition that has none, and could have one.
+
+    `including` are brokers that are about to be available.
+    """
+    elections = Elections(image, including=including)
+
+    def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
+        if row.leader != NO_LEADER_ID:
+            return None
+        election = elections.elect(topic, row)
+        return None if election is None else elected(topic, row, election)
+
+    return in_batches(image, choose)
+
+
+def plan_unclean_election(image: MetadataImage, *, name: str, partition: int) -> ChangePartitions:
+    """Let any living replica lead a partition that has no leader: an operator accepts the loss.
+
+    Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, ILLEGAL_STATE.
+    """
+    topic = image.topic(name)
+    row = topic.partition(partition)
+    if row.leader != NO_LEADER_ID:
+        raise LogError(ILLEGAL_STATE, f"{name}-{partition} is led by broker {row.leader}.")
+    election = Elections(image).elect(topic, row, unclean=True)
+    if election is None:
+        raise LogError(
+            ILLEGAL_STATE, f"None of the replicas {list(row.replicas)} of {name}-{partition} lives."
+        )
+    return ChangePartitions(changes=(elected(topic, row, election),))
+
+
+def plan_preferred_leaders(image: MetadataImage) -> Iterator[ChangePartitions]:
+    """Give leadership back to preferred replicas that are in sync and available."""
+    available = available_brokers(image)
+
+    def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
+        preferred = row.replicas[0]
+        if (
+            row.leader in {preferred, NO_LEADER_ID}
+            or preferred not in available
+            or preferred not in row.isr
+            or preferred in row.removing
+        ):
+            return None
+        return change_of(topic, row, leader=preferred)
+
+    return in_batches(image, choose)

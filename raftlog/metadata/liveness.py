@@ -1,0 +1,142 @@
+"""Brokers that come, go and stop: what the active controller commits, in this order.
+
+Each plan gives commands to be proposed one after the other, as long as the controller is active; if
+the first one is refused, the rest must not follow. Plans are made step by step, see `elections`.
+A controller that dies between two commands leaves work behind; `plan_repairs` finds it, whoever
+left it. All plans are empty where nothing is left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from raftlog.metadata.commands import (
+    ChangePartitions,
+    Command,
+    FenceBroker,
+    PartitionChange,
+    SetControlledShutdown,
+    UnfenceBroker,
+    UnregisterBroker,
+)
+from raftlog.metadata.elections import (
+    Elections,
+    change_of,
+    elected,
+    in_batches,
+    plan_elections,
+)
+from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage, TopicImage
+from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, LogError
+from raftlog.record.types import BrokerId
+
+
+def plan_fencing(image: MetadataImage, broker_id: BrokerId) -> Iterator[Command]:
+    """Fence a broker; move what it leads; take it out of every ISR. Unknown broker: nothing.
+
+    Also for one that is fenced already (it has been started again, or a controller died over
+    it): then only what is left to be done.
+
+    The last member of an ISR leaves it, too (KIP-966): it goes to the ELR, whose members have all
+    that was committed, and is elected from there when it returns. So an ISR never names a broker
+    that is known to be gone, and "is in sync" needs no second look.
+    """
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        return
+    if not broker.fenced:
+        # First of all: from now on no leader can take it into an ISR again.
+        yield FenceBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch)
+    yield from _plan_leaving(image, {broker_id})
+
+
+def plan_unfencing(image: MetadataImage, broker_id: BrokerId) -> Iterator[Command]:
+    """Let a broker serve again, and lead what has no leader for want of it."""
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        return
+    if broker.fenced:
+        yield UnfenceBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch)
+    including = frozenset() if broker.controlled_shutdown else frozenset({broker_id})
+    yield from plan_elections(image, including=including)
+
+
+def plan_controlled_shutdown(image: MetadataImage, broker_id: BrokerId) -> Iterator[Command]:
+    """Move what others can take over from a broker that is about to stop.
+
+    It stays the leader where nobody else is in sync: until it has really stopped it can serve.
+    Elsewhere it leaves the ISR, so that its end keeps no write waiting.
+    """
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        return
+    if not broker.controlled_shutdown:
+        yield SetControlledShutdown(broker_id=broker_id, broker_epoch=broker.broker_epoch)
+    elections = Elections(image, excluding={broker_id})
+
+    def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
+        if broker_id not in row.isr or row.leader == NO_LEADER_ID:
+            return None
+        rest = tuple(member for member in row.isr if member != broker_id)
+        if row.leader != broker_id:
+            return change_of(topic, row, isr=rest)
+        if not any(elections.is_available(member) for member in rest):
+            return None
+        election = elections.elect(topic, row, isr=rest)
+        assert election is not None and election.isr == rest
+        return elected(topic, row, election)
+
+    yield from in_batches(image, choose)
+
+
+def plan_unregistration(image: MetadataImage, broker_id: BrokerId) -> UnregisterBroker:
+    """Forget a broker. Raises LogError: NOT_FOUND, or ILLEGAL_STATE if it still has a part."""
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        raise LogError(NOT_FOUND, f"There is no broker {broker_id}.")
+    if not broker.fenced:
+        raise LogError(ILLEGAL_STATE, f"Broker {broker_id} is alive: stop it first.")
+    return UnregisterBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch)
+
+
+def plan_repairs(image: MetadataImage) -> Iterator[Command]:
+    """What is left of the work of controllers before: fencing half done, elections not held.
+
+    A broker that has just been started again is fenced, too: give it the time to be heard first.
+    """
+    fenced = {broker_id for broker_id, broker in image.brokers.items() if broker.fenced}
+    yield from _plan_leaving(image, fenced)
+    yield from plan_elections(image)
+
+
+def _plan_leaving(image: MetadataImage, leaving: Set[BrokerId]) -> Iterator[ChangePartitions]:
+    """Move what these brokers lead, and then take them out of the other ISRs."""
+    elections = Elections(image, excluding=leaving)
+
+    def leave(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
+        isr = row.isr
+        if not leaving.isdisjoint(isr):
+            isr = tuple(member for member in isr if member not in leaving)
+        if row.leader not in leaving:
+            return None if isr is row.isr else change_of(topic, row, isr=isr)
+        election = elections.elect(topic, row, isr=isr)
+        if election is not None:
+            return elected(topic, row, election)
+        return change_of(topic, row, leader=NO_LEADER_ID, isr=isr)
+
+    def leave_if_led(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
+        return leave(topic, row) if row.leader in leaving else None
+
+    # Without a leader a partition serves nobody, so these come first. Those that were changed
+    # by the first round need nothing in the second, even if they have not been applied yet.
+    moved: set[tuple[str, int]] = set()
+    for command in in_batches(image, leave_if_led):
+        moved.update((change.topic_id, change.partition) for change in command.changes)
+        yield command
+
+    def leave_if_not_moved(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
+        if (topic.topic_id, row.partition) in moved:
+            return None
+        return leave(topic, row)
+
+    yield from in_batches(image, leave_if_not_moved)

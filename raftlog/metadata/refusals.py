@@ -1,0 +1,80 @@
+"""Why a command changes nothing: the checks that several commands share, and how they say no."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from raftlog.record.errors import ILLEGAL_STATE, UNKNOWN_PARTITION, UNKNOWN_TOPIC, ErrorEntry
+from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
+
+
+class Reason(StrEnum):
+    """What a proposer that is a program does next depends on; users have entry and message."""
+
+    GONE = "gone"
+    """The topic, partition or broker does not exist (any more)."""
+    STALE_BROKER_EPOCH = "stale_broker_epoch"
+    """The broker that the command speaks for or about has been started again since."""
+    STALE_LEADER_EPOCH = "stale_leader_epoch"
+    """The proposer does not lead the partition, or no longer in that leader epoch."""
+    STALE_PARTITION_EPOCH = "stale_partition_epoch"
+    """The partition has changed meanwhile: look again."""
+    BROKER_FENCED = "broker_fenced"
+    """The proposer, or the leader to be, is fenced or about to stop."""
+    INELIGIBLE_MEMBER = "ineligible_member"
+    """A member of the ISR to be is fenced, has been started again, or is about to stop."""
+    INVALID = "invalid"
+    """The command contradicts itself, or would make the image contradict itself."""
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a command changed nothing, in the terms of the error table."""
+
+    entry: ErrorEntry
+    message: str
+    reason: Reason = Reason.OTHER
+
+
+class RefusedError(Exception):
+    """Leaves a transition before its first change; never leaves `apply`."""
+
+    def __init__(self, entry: ErrorEntry, message: str, reason: Reason = Reason.OTHER) -> None:
+        super().__init__(message)
+        self.refusal = Refusal(entry, message, reason)
+
+
+def topic_of(image: MetadataImage, topic_id: TopicId) -> TopicImage:
+    """The topic of that id, or RefusedError."""
+    topic = image.topics_by_id.get(topic_id)
+    if topic is None:
+        fate = "was deleted" if topic_id in image.deleted_topic_ids else "does not exist"
+        raise RefusedError(UNKNOWN_TOPIC, f"The topic of id {topic_id} {fate}.", Reason.GONE)
+    return topic
+
+
+def partition_of(topic: TopicImage, partition: PartitionId) -> PartitionImage:
+    """The partition of that number, or RefusedError."""
+    if not 0 <= partition < len(topic.partitions):
+        raise RefusedError(
+            UNKNOWN_PARTITION, f"Topic {topic.name} has no partition {partition}.", Reason.GONE
+        )
+    return topic.partitions[partition]
+
+
+def broker_of(image: MetadataImage, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> BrokerImage:
+    """The broker, if this is its present incarnation; else RefusedError."""
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        raise RefusedError(ILLEGAL_STATE, f"There is no broker {broker_id}.", Reason.GONE)
+    if broker.broker_epoch != broker_epoch:
+        raise RefusedError(
+            ILLEGAL_STATE,
+            f"Broker {broker_id} is in epoch {broker.broker_epoch}, not {broker_epoch}: it has "
+            "been started again.",
+            Reason.STALE_BROKER_EPOCH,
+        )
+    return broker

@@ -1,0 +1,391 @@
+"""A node without its sockets: metadata, controller, logs and partitions over a world.
+
+Start: claim the data directory → recover the metadata → take part in the quorum → register this
+start (a new broker epoch, and with it a new leader epoch for every partition it leads) → recover
+the logs → serve. Stop: let others take over → sync and checkpoint the logs, with the marker of a
+clean stop → leave the quorum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from raftlog import __version__
+from raftlog.controller.messages import RefusalReason
+from raftlog.controller.service import ControllerService
+from raftlog.controller.settings import ControllerSettings
+from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.commands import ClusterCreated, RegisterBroker
+from raftlog.metadata.image import BrokerImage
+from raftlog.metadata.state_machine import MetadataStateMachine
+from raftlog.quorum import MemberIdentity, MemberSettings, RaftMember
+from raftlog.quorum.hello import PROTOCOL, Hello, is_passing
+from raftlog.quorum.joining import ask_cluster
+from raftlog.quorum.voters import NO_VOTERS, Voter, VoterSet, bootstrap_id, parse_voters
+from raftlog.record.errors import (
+    DISK_FULL,
+    ILLEGAL_STATE,
+    NO_CONTROLLER,
+    NO_LEADER,
+    OVERLOADED,
+    RETRIABLE,
+    LogError,
+)
+from raftlog.record.types import BrokerId
+from raftlog.replication.cluster_metadata import ClusterMetadata, propose
+from raftlog.replication.manager import ReplicaManager
+from raftlog.replication.services import Services
+from raftlog.replication.topic_settings import TopicSettings
+from raftlog.startup.decide import Begin, Join, Restart, Start, decide_start
+from raftlog.startup.directory import (
+    METADATA_DIRECTORY,
+    Identity,
+    claim,
+    load_state,
+)
+from raftlog.startup.settings import NodeSettings, split_address
+from raftlog.storage.manager import LogManager
+from raftlog.world import Clock, Disk, Network, Randomness
+
+REGISTRATION_RETRY_S: Final = 0.2
+DISK_FULL_RETRY_S: Final = 2.0
+JOIN_S: Final = 30.0
+"""How long a joining node looks for its cluster."""
+REJECTED_S: Final = 3.0
+"""How long a node bears that all it reaches of its cluster rejects it, before it gives up."""
+SERVING_S: Final = 5.0
+"""How long a start waits to be unfenced, before it says that it serves."""
+LEAVE_S: Final = 2.0
+"""How long a stopping node waits for others to take over."""
+
+logger = logging.getLogger(__name__)
+
+
+class Core:
+    """A node, but for the HTTP server in front of it. Made by `open`."""
+
+    def __init__(
+        self,
+        *,
+        services: Services,
+        quorum: RaftMember[ApplyResult],
+        controller: ControllerService,
+        state_machine: MetadataStateMachine,
+        identity: Identity,
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        self.services = services
+        self.quorum = quorum
+        self.controller = controller
+        self.identity = identity
+        self.not_ready: str | None = "The node is starting."
+        self._state_machine = state_machine
+        self._on_fatal = on_fatal
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._disk_full: LogError | None = None
+        self._creating_cluster = False
+
+    @classmethod
+    async def open(
+        cls,
+        settings: NodeSettings,
+        *,
+        address: str,
+        disk: Disk,
+        clock: Clock,
+        randomness: Randomness,
+        network: Network,
+        on_fatal: Callable[[str], None],
+        member_settings: MemberSettings | None = None,
+        controller_settings: ControllerSettings | None = None,
+    ) -> Core:
+        """Recover the metadata. `address` (`host:port`) is where other nodes will reach this one.
+
+        `on_fatal` is given the reason if the node must end.
+        Raises LogError, DiskError, IdentityError or StartError.
+        """
+        node_id = BrokerId(settings.node_id)
+        state = await disk.run(lambda: load_state(disk))
+        start = decide_start(settings, state)
+        identity = await disk.run(lambda: claim(disk, settings, state, randomness))
+        state_machine = MetadataStateMachine()
+        joined, initial = await _cluster_of(start, identity, address, network, clock)
+        # The list that the cluster was begun with, whatever a later start is given.
+        begun_with = identity.first_start.voters
+        quorum = await RaftMember.open(
+            disk=disk,
+            directory=METADATA_DIRECTORY,
+            initial=initial,
+            state_machine=state_machine,
+            identity=MemberIdentity(
+                node_id,
+                identity.directory_id,
+                __version__,
+                None if begun_with is None else bootstrap_id(parse_voters(begun_with)),
+            ),
+            network=network,
+            clock=clock,
+            randomness=randomness,
+            cluster_id=lambda: state_machine.image.cluster_id or joined,
+            settings=member_settings,
+        )
+        quorum.on_failed(on_fatal)
+        topic_settings = TopicSettings(
+            {"flush": settings.flush, **settings.topic_defaults},
+            settings.partitions_default,
+            cluster=lambda: state_machine.image.cluster_settings,
+        )
+        logs = await LogManager.open(disk, clock)
+        replicas = ReplicaManager(state_machine, logs, node_id, topic_settings)
+        metadata = ClusterMetadata(
+            state_machine=state_machine,
+            quorum=quorum,
+            broker_id=node_id,
+            randomness=randomness,
+            settings=topic_settings,
+            settled=replicas.settled,
+        )
+        controller = ControllerService(
+            quorum=quorum,
+            state_machine=state_machine,
+            clock=clock,
+            randomness=randomness,
+            broker_id=node_id,
+            settings=controller_settings or ControllerSettings(),
+            on_fatal=on_fatal,
+        )
+        services = Services(
+            replicas=replicas,
+            metadata=metadata,
+            quorum=quorum,
+            logs=logs,
+            clock=clock,
+            randomness=randomness,
+            node_id=node_id,
+            is_ready=lambda: core.not_ready,
+        )
+        core = cls(
+            services=services,
+            quorum=quorum,
+            controller=controller,
+            state_machine=state_machine,
+            identity=identity,
+            on_fatal=on_fatal,
+        )
+        return core
+
+    async def serve(self, address: str, rack: str | None) -> None:
+        """Take part in the cluster, register this start, and open the replicas.
+
+        Waits for as long as there is no majority of the voters. Raises LogError if the cluster
+        refuses this node.
+        """
+        self.quorum.on_role_changed(self._role_changed)
+        self.controller.on_lease_changed(lambda _valid: self._lease_changed())
+        self.controller.on_refused(self._refused)
+        self.quorum.start(address)
+        self.controller.start()
+        host, port = split_address(address)
+        registration = RegisterBroker(
+            broker_id=self.services.node_id,
+            directory_id=self.identity.directory_id,
+            incarnation=self.services.randomness.token(16).hex(),
+            host=host,
+            port=port,
+            software_version=__version__,
+            rack=rack,
+        )
+        try:
+            await self._first_of(self._register(registration), self._rejected_for_good())
+        except LogError as error:
+            if error.entry is not DISK_FULL:
+                raise
+            # The old leader epochs must not take new records; reading does not need a new one.
+            logger.error("the disk is full: serving reads only until there is room")
+            self._disk_full = error
+            self._spawn(self._register_later(registration), "register-later")
+        self._update_writes()
+        await self.services.replicas.start()
+        await self.services.logs.start()
+        if self._disk_full is None:
+            await self._wait_until_serving()
+        self.not_ready = None
+
+    async def leave(self) -> None:
+        """Let others take over what this node leads, while it can still be reached."""
+        self.not_ready = "The node is stopping."
+        for task in self._tasks:
+            task.cancel()
+        if not await self.controller.shut_down(LEAVE_S):
+            logger.warning("some partitions that this node leads were not taken over")
+        await self.quorum.step_aside()
+
+    async def close(self) -> None:
+        """Stop cleanly: everything acknowledged is durable, and the next start need not look."""
+        self.not_ready = "The node is stopping."
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.services.replicas.close()
+        await self.services.logs.close()
+        await self.controller.close()
+        await self.quorum.close()
+
+    # Registration
+
+    async def _register(self, registration: RegisterBroker) -> None:
+        while True:
+            try:
+                broker = (await propose(self.quorum, registration)).broker()
+            except LogError as error:
+                # The incarnation makes a repeat harmless.
+                if error.entry not in (NO_CONTROLLER, RETRIABLE, OVERLOADED):
+                    raise
+                logger.info("not registered yet: %s", self._why_alone() or error)
+                await self.services.clock.sleep(REGISTRATION_RETRY_S)
+            else:
+                self.controller.registered(broker.broker_epoch)
+                return
+
+    async def _register_later(self, registration: RegisterBroker) -> None:
+        while True:
+            await self.services.clock.sleep(DISK_FULL_RETRY_S)
+            try:
+                await self._register(registration)
+            except LogError as error:
+                if error.entry is DISK_FULL:
+                    continue
+                self._on_fatal(f"The cluster refuses this node: {error}")
+                return
+            logger.info("there is room on the disk again: taking writes")
+            self._disk_full = None
+            self._update_writes()
+            return
+
+    async def _rejected_for_good(self) -> None:
+        """Raise LogError once this node has been rejected by all that it reaches for a while."""
+        since: float | None = None
+        while True:
+            now = self.services.clock.monotonic()
+            lasting = [error for error in self.quorum.rejected_by.values() if not is_passing(error)]
+            if not lasting or self.quorum.peers():
+                since = None
+            elif since is None:
+                since = now
+            elif now - since >= REJECTED_S:
+                raise LogError(ILLEGAL_STATE, lasting[0].message)
+            await self.services.clock.sleep(REGISTRATION_RETRY_S)
+
+    async def _first_of(self, *works: Coroutine[Any, Any, None]) -> None:
+        """Run several, until the first has ended; raise what it raised."""
+        tasks = [asyncio.ensure_future(work) for work in works]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _wait_until_serving(self) -> None:
+        """Wait until the controller has unfenced this node, and it may act as a leader."""
+        deadline = self.services.clock.monotonic() + SERVING_S
+        while self.services.clock.monotonic() < deadline:
+            broker = self._own_broker()
+            if broker is not None and not broker.fenced and not self.controller.is_cut_off:
+                return
+            await self.services.clock.sleep(REGISTRATION_RETRY_S / 10)
+        logger.warning("serving, but the controller has this node fenced still")
+
+    def _own_broker(self) -> BrokerImage | None:
+        return self._state_machine.image.brokers.get(self.services.node_id)
+
+    def _why_alone(self) -> str:
+        reached = len(self.quorum.peers())
+        others = len(self.quorum.voters.ids - {self.services.node_id})
+        rejections = "; ".join(
+            f"{where}: {why}" for where, why in sorted(self.quorum.rejections.items())
+        )
+        return f"{reached} of {others} other voters are reached. {rejections}".strip()
+
+    # What changes
+
+    def _role_changed(self) -> None:
+        is_new = self._state_machine.image.cluster_id is None
+        if self.quorum.is_active and is_new and not self._creating_cluster:
+            self._creating_cluster = True
+            self._spawn(self._create_cluster(), "create-cluster")
+
+    async def _create_cluster(self) -> None:
+        services = self.services
+        created = ClusterCreated(
+            cluster_id=services.randomness.token(16).hex(), created_ms=services.clock.time_ms()
+        )
+        try:
+            await propose(self.quorum, created)
+        except LogError as error:
+            # Another leads by now, and does the same.
+            logger.info("the cluster is not created yet: %s", error)
+        finally:
+            self._creating_cluster = False
+
+    def _lease_changed(self) -> None:
+        if self.controller.is_cut_off and self.not_ready is None:
+            logger.warning("cut off from the controller: taking no writes")
+        self._update_writes()
+
+    def _update_writes(self) -> None:
+        refusal = self._disk_full
+        if refusal is None and self.controller.is_cut_off:
+            # Another may have been elected without this node's knowledge (promise 7).
+            refusal = LogError(
+                NO_LEADER, f"Node {self.services.node_id} is cut off from the controller."
+            )
+        self.services.replicas.refuse_writes(refusal)
+
+    def _refused(self, reason: RefusalReason, message: str) -> None:
+        self._on_fatal(f"The controller refuses this node ({reason.name.lower()}): {message}")
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("%s failed", task.get_name(), exc_info=error)
+            self._on_fatal(f"{task.get_name()} failed: {error!r}")
+
+
+async def _cluster_of(
+    start: Start, identity: Identity, address: str, network: Network, clock: Clock
+) -> tuple[str | None, VoterSet]:
+    """The cluster's id, if it is known, and the voters that a new journal begins with."""
+    match start:
+        case Begin(voters=None):
+            host, port = split_address(address)
+            alone = Voter(identity.node_id, host, port, identity.directory_id)
+            return None, VoterSet((alone,))
+        case Begin(voters=VoterSet() as voters):
+            return None, voters
+        case Join(addresses=addresses):
+            hello = Hello(
+                protocol=PROTOCOL,
+                node_id=identity.node_id,
+                directory_id=identity.directory_id,
+                cluster_id=None,
+                bootstrap_id=None,
+                address=address,
+                software_version=__version__,
+                voters=NO_VOTERS,
+            )
+            theirs = await ask_cluster(network, addresses, hello, clock=clock, timeout_s=JOIN_S)
+            return theirs.cluster_id, theirs.voters
+        case Restart():
+            return None, NO_VOTERS
+    raise AssertionError(start)

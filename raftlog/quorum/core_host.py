@@ -1,0 +1,67 @@
+"""What surrounds a core: its times, its owner, and the place of pysyncobj's transport."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from raftlog.quorum.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When members lose patience. A message takes far less than `heartbeat_s`."""
+
+    election_min_s: float = 0.3
+    """Without a word from a leader for this long, at least, a voter asks for an election."""
+    election_max_s: float = 0.6
+    heartbeat_s: float = 0.05
+    """From a leader to each other member, if there is nothing else to say."""
+    fallback_s: float = 0.6
+    """A leader that has not heard a majority for this long steps down."""
+    tick_s: float = 0.02
+
+
+class UnknownEntryError(Exception):
+    """The log holds an entry of a kind that this version does not know: the node must stop."""
+
+
+class CoreHost(Protocol):
+    """What a core asks of its owner. None of it may call back into the core."""
+
+    def send_message(self, peer: int, message: Message) -> None:
+        """Send once everything in the log is durable; drop it if the connection ends before."""
+        ...
+
+    def apply(self, index: int, term: int, command: bytes) -> None:
+        """Apply a committed entry: the kind's byte, then the command."""
+        ...
+
+    def snapshot_wanted(self, peer: int) -> None:
+        """The peer's next entry is only in the snapshot. Told at each heartbeat until it is not."""
+        ...
+
+
+class _Speaker(Protocol):
+    def say(self, peer: int, message: dict[str, Any]) -> None: ...
+
+
+class Outlet:
+    """In place of pysyncobj's transport: what SyncObj says goes out by the core."""
+
+    ready = True
+
+    def __init__(self, speaker: _Speaker) -> None:
+        self._speaker = speaker
+
+    def _hook(self, *_arguments: Any) -> None:
+        """Calls back into SyncObj are made by the core, which knows its methods."""
+
+    setOnNodeConnectedCallback = setOnNodeDisconnectedCallback = _hook  # noqa: N815
+    setOnReadonlyNodeConnectedCallback = setOnReadonlyNodeDisconnectedCallback = _hook  # noqa: N815
+    setOnMessageReceivedCallback = setOnUtilityMessageCallback = _hook  # noqa: N815
+
+    def send(self, node: Any, message: dict[str, Any]) -> bool:
+        """Called by SyncObj for votes and answers to appends; all else is sent by the core."""
+        self._speaker.say(node.id, message)
+        return True

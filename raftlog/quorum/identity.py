@@ -1,0 +1,146 @@
+"""Which data directory each node id was seen with: trusted when first seen, and held to from then.
+
+A voter that comes back with an empty disk has forgotten its vote and what it acknowledged; counted
+as the one it was, it could help to elect a leader that lacks what was committed. So a node must not
+take another's directory for granted twice, over its own restarts too: what is noted here is durable
+before the first message is exchanged.
+
+The file is JSON: `{"crc": CRC-32C of what stands under "peers", as it stands there, "peers": {node
+id: directory id}}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+from crc32c import crc32c
+
+from raftlog.record.errors import ILLEGAL_STATE, OVERLOADED, STORAGE_FAILED, LogError
+from raftlog.world import Disk
+
+KNOWN_PEERS_MAX: Final = 1_100
+"""Voters and brokers of the largest cluster, with some to spare for those that went."""
+FILE_NAME: Final = "peers.json"
+_READ_BYTES_MAX: Final = 1024 * 1024
+
+
+class _Content(msgspec.Struct):
+    crc: int
+    peers: msgspec.Raw
+
+
+class KnownPeers:
+    """The noted directories, in memory and in their file. Made by `open`."""
+
+    def __init__(self, disk: Disk, path: str, peers: dict[int, str]) -> None:
+        self._disk = disk
+        self._path = path
+        self._durable = peers
+        self._wanted = dict(peers)
+        """As it shall be in the file; ahead of `_durable` while it is written."""
+        self._writer: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, disk: Disk, directory: str) -> KnownPeers:
+        """Read the file in `directory`, which must exist; a missing file is an empty one.
+
+        Raises LogError(STORAGE_FAILED) if the file is damaged, and DiskError.
+        """
+        path = f"{directory}/{FILE_NAME}" if directory else FILE_NAME
+
+        def read() -> bytes | None:
+            if not disk.exists(path):
+                return None
+            file = disk.open(path)
+            try:
+                return file.read(0, min(file.size, _READ_BYTES_MAX))
+            finally:
+                file.close()
+
+        content = await disk.run(read)
+        return cls(disk, path, {} if content is None else decode_peers(path, content))
+
+    def directory_id(self, node_id: int) -> str | None:
+        """The directory of that node, also if it is only about to be durable."""
+        return self._wanted.get(node_id)
+
+    async def pin(self, node_id: int, directory_id: str) -> None:
+        """Return once it is durable that this node has that directory.
+
+        The directory counts from the call on. Raises LogError: OVERLOADED if too many are known,
+        ILLEGAL_STATE if the node was forgotten or noted otherwise meanwhile; DiskError.
+        """
+        if node_id not in self._wanted and len(self._wanted) >= KNOWN_PEERS_MAX:
+            raise LogError(
+                OVERLOADED,
+                f"Node {node_id} is one too many: {KNOWN_PEERS_MAX} nodes are known here already.",
+            )
+        self._wanted[node_id] = directory_id
+        while self._durable.get(node_id) != directory_id:
+            if self._wanted.get(node_id) != directory_id:
+                raise LogError(ILLEGAL_STATE, f"Node {node_id} was removed or replaced meanwhile.")
+            await self._written()
+
+    async def forget(self, node_id: int) -> None:
+        """Let that node come with another directory from now on; return once that is durable.
+
+        Raises DiskError: then it is forgotten until the next start only.
+        """
+        self._wanted.pop(node_id, None)
+        while node_id in self._durable and node_id not in self._wanted:
+            await self._written()
+
+    async def close(self) -> None:
+        """Wait for what is being written: the disk may be closed after that."""
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
+
+    async def _written(self) -> None:
+        """Wait for one writing of the file, which goes on if the waiter is cancelled."""
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write(), name="quorum-known-peers")
+            # If nobody waits any more, nobody needs to be told of a failure.
+            self._writer.add_done_callback(lambda task: task.cancelled() or task.exception())
+        writer = self._writer
+        await asyncio.wait([writer])
+        writer.result()
+
+    async def _write(self) -> None:
+        peers = dict(self._wanted)
+        content = encode_peers(peers)
+        try:
+            await self._disk.run(lambda: self._disk.replace(self._path, content))
+        except BaseException:
+            # Not relied upon, so not known. What was forgotten stays so.
+            self._wanted = {
+                node_id: self._durable[node_id]
+                for node_id in self._wanted
+                if node_id in self._durable
+            }
+            raise
+        self._durable = peers
+
+
+def encode_peers(peers: dict[int, str]) -> bytes:
+    """The file's content."""
+    ordered = {str(node_id): peers[node_id] for node_id in sorted(peers)}
+    content = msgspec.json.encode(ordered)
+    return msgspec.json.encode(_Content(crc32c(content), msgspec.Raw(content)))
+
+
+def decode_peers(path: str, content: bytes) -> dict[int, str]:
+    """What `encode_peers` wrote. Raises LogError(STORAGE_FAILED) for anything else."""
+    try:
+        whole = msgspec.json.decode(content, type=_Content)
+        if crc32c(bytes(whole.peers)) == whole.crc:
+            return msgspec.json.decode(whole.peers, type=dict[int, str])
+        reason = "the CRC does not match"
+    except msgspec.DecodeError as error:
+        reason = str(error)
+    raise LogError(
+        STORAGE_FAILED,
+        f"{path} is damaged ({reason}). It tells which data directory each node had. If you are "
+        "sure that no node's disk was wiped or exchanged, remove the file and start again.",
+    )

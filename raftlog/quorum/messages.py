@@ -1,0 +1,198 @@
+"""What members of a quorum say to each other, and its bytes. Pure.
+
+Every message is one MessagePack array: a number that names its kind, then its fields. `term` is
+always the sender's current term. Nothing from the network is ever unpickled, and no message carries
+a type, name or path to be looked up.
+
+The kinds are Raft's (Ongaro, "Consensus: Bridging Theory and Practice", 2014: figure 3.1, section
+3.10 for TimeoutNow, 9.6 for PreVote), with what pysyncobj needs in them: an answer to an append
+names the index to go on from, whether the leader must go back there (`reset`), and which append it
+answers (`sequence`).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+COMMAND_BYTES_MAX = 1024 * 1024
+"""Of one command: 10,000 partitions of ten replicas fit."""
+ENTRIES_PER_APPEND_MAX = 4096
+APPEND_BYTES_MAX = 256 * 1024
+"""Entries' commands in one append, unless a single one is longer."""
+CHUNK_BYTES_MAX = 512 * 1024
+CONTROL_BYTES_MAX = 1024 * 1024
+
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
+"""A term, an index, a sequence number."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    term: Number
+
+
+class RequestVote(_Message, frozen=True, tag=1):
+    """A candidate asks for a vote; it names its log's end."""
+
+    last_index: Number
+    last_term: Number
+
+
+class Vote(_Message, frozen=True, tag=2):
+    """The vote for this term is yours. There is no message for a refusal."""
+
+
+class PreVote(_Message, frozen=True, tag=3):
+    """Would you vote for me, if I began an election? Changes nothing at either end."""
+
+    last_index: Number
+    last_term: Number
+    round: Number
+
+
+class PreVoteGranted(_Message, frozen=True, tag=4):
+    """Yes, to that round."""
+
+    round: Number
+
+
+class Append(_Message, frozen=True, tag=5):
+    """Entries after `previous`, which must match; without any, a heartbeat.
+
+    An entry is its term and its command; indexes follow from `previous_index`.
+    """
+
+    previous_index: Number
+    previous_term: Number
+    commit_index: Number
+    sequence: Number
+    entries: Annotated[
+        list[tuple[Number, Annotated[bytes, Meta(max_length=COMMAND_BYTES_MAX + 1)]]],
+        Meta(max_length=ENTRIES_PER_APPEND_MAX),
+    ]
+
+
+class AppendAnswer(_Message, frozen=True, tag=6):
+    """To an append, or a snapshot that turned out to be covered.
+
+    `success`: everything below `next_index` matches the leader's log and is durable here. `reset`:
+    go back to `next_index`.
+    """
+
+    next_index: Number
+    success: bool
+    reset: bool
+    sequence: Number
+
+
+class TimeoutNow(_Message, frozen=True, tag=7):
+    """Begin an election at once: the leader hands its leadership over."""
+
+
+class SnapshotChunk(_Message, frozen=True, tag=8):
+    """A part of the snapshot file of entry (`index`, `last_term`), from byte `position` on.
+
+    Without data it only asks how far the receiver has come, and is the leader's heartbeat.
+    """
+
+    index: Number
+    last_term: Number
+    position: Number
+    size: Number
+    data: Annotated[bytes, Meta(max_length=CHUNK_BYTES_MAX)]
+
+
+class SnapshotAnswer(_Message, frozen=True, tag=9):
+    """So many bytes of that snapshot file are here."""
+
+    index: Number
+    last_term: Number
+    position: Number
+
+
+class Wish(IntEnum):
+    """What a member asks the leader to do for it."""
+
+    COMMAND = 0
+    BARRIER = 1
+    ADD_VOTER = 2
+    REMOVE_VOTER = 3
+    TRANSFER = 4
+
+
+class Forward(_Message, frozen=True, tag=10):
+    """A wish for the leader. `argument` is the command, or a node's number in decimal digits."""
+
+    request_id: Number
+    wish: Wish
+    argument: Annotated[bytes, Meta(max_length=COMMAND_BYTES_MAX)]
+
+
+class Forwarded(_Message, frozen=True, tag=11):
+    """What became of a wish.
+
+    `error_code` 0: it is the log's entry (`index`, `entry_term`); not known yet whether it stays.
+    Else it was refused and will never be carried out; the code is of the error table.
+    """
+
+    request_id: Number
+    index: Number
+    entry_term: Number
+    error_code: int
+    message: str
+
+
+class Control(_Message, frozen=True, tag=12):
+    """Not the quorum's own: between those who use it (heartbeats of brokers)."""
+
+    payload: Annotated[bytes, Meta(max_length=CONTROL_BYTES_MAX)]
+
+
+class Ping(_Message, frozen=True, tag=13):
+    """A sign of life, with the sender's newest voter set and its index in the log.
+
+    A member that no leader talks to learns from it whom to call.
+    """
+
+    voters_index: Number
+    voters: Annotated[bytes, Meta(max_length=16 * 1024)]
+
+
+Message: TypeAlias = (
+    RequestVote
+    | Vote
+    | PreVote
+    | PreVoteGranted
+    | Append
+    | AppendAnswer
+    | TimeoutNow
+    | SnapshotChunk
+    | SnapshotAnswer
+    | Forward
+    | Forwarded
+    | Control
+    | Ping
+)
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+class MessageError(Exception):
+    """Bytes that are no message of this version: the peer is broken or newer."""
+
+
+def encode_message(message: Message) -> bytes:
+    """The message's bytes."""
+    return _ENCODER.encode(message)
+
+
+def decode_message(frame: bytes) -> Message:
+    """The message of these bytes. Raises MessageError."""
+    try:
+        return _DECODER.decode(frame)
+    except msgspec.MsgspecError as error:
+        raise MessageError(f"not a quorum message: {error}") from error

@@ -1,0 +1,94 @@
+"""Keeping connections honest, and finding the cluster again after a long absence.
+
+A connection that only the other side knows to have ended looks like a quiet one. So everybody says
+something on every connection now and then, and ends those on which the other has fallen silent.
+
+With each sign of life goes the sender's newest voter set: a member that has missed changes of the
+voters would else call those that have long gone, while the new ones do not know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from raftlog.quorum.core import RaftCore
+from raftlog.quorum.messages import Message, Ping
+from raftlog.quorum.peers import Peers
+from raftlog.quorum.voters import NO_VOTERS, VoterSet, decode_voters, encode_voters
+from raftlog.world import Clock
+
+PING_S: Final = 1.0
+"""Between signs of life on every connection."""
+SILENCE_S_MAX: Final = 4.0
+"""After which a connection is taken for dead; a paused or stuck peer connects again."""
+LONELY_S: Final = 2.0
+"""Without a leader for so long, a voter calls all others itself."""
+
+
+class Upkeep:
+    """Looks after the connections of one member."""
+
+    def __init__(
+        self, core: RaftCore, peers: Peers, clock: Clock, send: Callable[[int, Message], None]
+    ) -> None:
+        self._core = core
+        self._peers = peers
+        self._clock = clock
+        self._send = send
+        self._heard_at: dict[int, float] = {}
+        self._due_at = 0.0
+        self._is_lonely = False
+        self._newest_heard: tuple[int, VoterSet] = (0, NO_VOTERS)
+
+    def heard(self, node_id: int) -> None:
+        """Something has come from a peer."""
+        self._heard_at[node_id] = self._clock.monotonic()
+
+    def lost(self, node_id: int) -> None:
+        """The connection to a peer has ended."""
+        self._heard_at.pop(node_id, None)
+
+    def heard_ago_s(self, node_id: int) -> float:
+        """Seconds since something came from a connected peer."""
+        now = self._clock.monotonic()
+        return now - self._heard_at.get(node_id, now)
+
+    def heard_of(self, ping: Ping) -> None:
+        """Remember the newest voters heard of: if they have left this member behind, call them."""
+        log = self._core.log
+        if ping.voters_index > max(self._newest_heard[0], log.voters_index):
+            self._newest_heard = (ping.voters_index, decode_voters(ping.voters))
+            if self._is_lonely:
+                self.retarget()
+
+    def is_due(self) -> bool:
+        """Whether it is time for `run`."""
+        return self._clock.monotonic() >= self._due_at
+
+    def run(self) -> None:
+        """Say something on every connection; end those on which the peer says nothing."""
+        self._due_at = self._clock.monotonic() + PING_S
+        is_lonely = self._core.is_lonely(LONELY_S)
+        if is_lonely != self._is_lonely:
+            self._is_lonely = is_lonely
+            self.retarget()
+        log = self._core.log
+        ping = Ping(self._core.term, log.voters_index, encode_voters(log.voters))
+        for node_id in sorted(self._peers.connected):
+            if self.heard_ago_s(node_id) > SILENCE_S_MAX:
+                self._peers.disconnect(node_id, f"nothing was heard of it for {SILENCE_S_MAX} s")
+            else:
+                self._send(node_id, ping)
+
+    def retarget(self) -> None:
+        """Call those whom a member in this one's place calls.
+
+        Voters wait to be called by those of higher ids. A voter that was removed while it was away
+        would wait for ever: nobody calls it any more, and nobody has told it.
+        """
+        log = self._core.log
+        waits = self._core.is_voter and not self._is_lonely
+        heard_index, heard = self._newest_heard
+        is_behind = self._is_lonely and heard_index > log.voters_index
+        self._peers.retarget(waits, heard if is_behind else log.voters)

@@ -1,0 +1,155 @@
+"""Who votes: the set of voters, how it changes, and how it stands in the log. Pure.
+
+A set changes by one voter at a time only: then any majority of the old set and any of the new have
+a voter in common (Ongaro, "Consensus: Bridging Theory and Practice", 2014, section 4.1).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Annotated, Final
+
+import msgspec
+
+from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, LogError
+
+VOTERS_MAX: Final = 9
+"""Nine voters outlive four dead ones; every further one only makes each commit wait for more."""
+NODE_ID_MAX: Final = 2**31 - 1
+
+_ENTRY = re.compile(
+    r"(?P<id>[0-9]{1,10})@(?P<host>\[[0-9a-fA-F:.]+\]|[^\s@:\[\],]+):(?P<port>[0-9]{1,5})"
+)
+
+
+class Voter(msgspec.Struct, frozen=True):
+    """One voter, and where the other nodes reach it.
+
+    `directory_id` is the identity of its data directory; None until it is known, which is so only
+    for the voters a cluster was begun with.
+    """
+
+    node_id: Annotated[int, msgspec.Meta(ge=1, le=NODE_ID_MAX)]
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    directory_id: str | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port`, an IPv6 address in brackets."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class VoterSet(msgspec.Struct, frozen=True):
+    """The voters, ascending by node id, each once; at most VOTERS_MAX.
+
+    Empty only as `NO_VOTERS`: what a node knows that has not joined yet. A set in the log never is.
+    """
+
+    voters: tuple[Voter, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.voters) > VOTERS_MAX:
+            raise ValueError(f"{len(self.voters)} voters are more than the limit of {VOTERS_MAX}")
+        ids = [voter.node_id for voter in self.voters]
+        if ids != sorted(set(ids)):
+            raise ValueError("voters must be ascending by node id, each once")
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """The voters' node ids."""
+        return frozenset(voter.node_id for voter in self.voters)
+
+    @property
+    def majority(self) -> int:
+        """How many voters decide. Of no voters nobody can be a majority."""
+        return len(self.voters) // 2 + 1
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """`host:port` of each voter, in the order of their ids."""
+        return tuple(voter.address for voter in self.voters)
+
+    def find(self, node_id: int) -> Voter | None:
+        """The voter of that id, if it is one."""
+        for voter in self.voters:
+            if voter.node_id == node_id:
+                return voter
+        return None
+
+    def add(self, voter: Voter) -> VoterSet:
+        """The set with one voter more. Raises LogError(ILLEGAL_STATE)."""
+        if self.find(voter.node_id) is not None:
+            raise LogError(ILLEGAL_STATE, f"Node {voter.node_id} is a voter already.")
+        if len(self.voters) >= VOTERS_MAX:
+            raise LogError(
+                ILLEGAL_STATE,
+                f"There are {VOTERS_MAX} voters, which is the limit: remove one first.",
+            )
+        return VoterSet(tuple(sorted((*self.voters, voter), key=lambda each: each.node_id)))
+
+    def remove(self, node_id: int) -> VoterSet:
+        """The set with one voter less. Raises LogError(ILLEGAL_STATE)."""
+        if self.find(node_id) is None:
+            raise LogError(ILLEGAL_STATE, f"Node {node_id} is not a voter.")
+        if len(self.voters) == 1:
+            raise LogError(
+                ILLEGAL_STATE, f"Node {node_id} is the only voter: a cluster needs at least one."
+            )
+        return VoterSet(tuple(voter for voter in self.voters if voter.node_id != node_id))
+
+
+NO_VOTERS: Final = VoterSet(())
+
+
+def encode_voters(voters: VoterSet) -> bytes:
+    """The set as it stands in the log: JSON."""
+    return msgspec.json.encode(voters)
+
+
+def decode_voters(content: bytes) -> VoterSet:
+    """The set that `encode_voters` wrote. Raises LogError(STORAGE_FAILED) for anything else."""
+    try:
+        voters = msgspec.json.decode(content, type=VoterSet)
+    except msgspec.DecodeError as error:
+        reason = str(error)
+    else:
+        if voters.voters:
+            return voters
+        reason = "it has no voters"
+    raise LogError(
+        STORAGE_FAILED,
+        f"The metadata log has a set of voters that this release does not understand: {reason}.",
+    )
+
+
+def parse_voters(text: str) -> VoterSet:
+    """The set that a user wrote as `1@host:port,2@host:port`. Raises ValueError, to be shown."""
+    voters: dict[int, Voter] = {}
+    addresses: set[tuple[str, int]] = set()
+    for part in text.split(","):
+        found = _ENTRY.fullmatch(part.strip())
+        if found is None:
+            raise ValueError(
+                f"'{part.strip()}' is not a voter: write ID@HOST:PORT, as in 1@a.lan:8082"
+            )
+        node_id, host, port = int(found["id"]), found["host"].strip("[]"), int(found["port"])
+        if not 1 <= node_id <= NODE_ID_MAX:
+            raise ValueError(f"node id {node_id} is not from 1 to {NODE_ID_MAX}")
+        if not 1 <= port <= 65_535:
+            raise ValueError(f"port {port} of node {node_id} is not from 1 to 65535")
+        if node_id in voters:
+            raise ValueError(f"node {node_id} is named twice")
+        if (host.lower(), port) in addresses:
+            raise ValueError(f"two voters have the address {host}:{port}")
+        voters[node_id] = Voter(node_id, host, port)
+        addresses.add((host.lower(), port))
+    return VoterSet(tuple(voters[node_id] for node_id in sorted(voters)))
+
+
+def bootstrap_id(voters: VoterSet) -> str:
+    """A digest of ids and addresses: the same on all nodes that were given the same list."""
+    lines = "".join(f"{voter.node_id}@{voter.address.lower()}\n" for voter in voters.voters)
+    return hashlib.sha256(lines.encode()).hexdigest()[:32]

@@ -1,0 +1,226 @@
+"""The handshake between two nodes: both prove that they hold the cluster's secret. No I/O.
+
+    caller                                     callee
+      nonce, proof of it           ------->    or it answers as to any stranger
+                                   <-------    nonce, proof over both nonces
+      HELLO    hello, proof        ------->
+                                   <-------    ANSWER   hello, proof      (or REJECTION)
+      CONFIRM  proof               ------->
+                                   <-------    WELCOME  proof             (or REJECTION)
+
+The first line each way travels in HTTP heads (node_opening.py), the others as messages. Every proof
+is HMAC-SHA-256 under the secret over: the version of this protocol, which step it is, the channel,
+and all that both sides have said so far, each with its length. So
+
+- a proof is good for its step, its channel, its side and these two nonces alone: recorded ones are
+  of no use, and neither side's can be turned against it;
+- nothing that either said can be exchanged without the other noticing: ANSWER and CONFIRM cover
+  both hellos;
+- each side reads the other's hello only behind a proof made for a nonce of its own.
+
+A peer that recorded a caller's first line can repeat it, and gets the callee's; it cannot go on.
+What the secret is cannot be found from proofs but by guessing it: it must be long and random. What
+this does not give is secrecy or integrity of what is sent afterwards: that is TLS's part.
+
+`Caller` and `Callee` are one handshake each. The peer's mistakes are `AuthError` (nothing more may
+be said to it) or, for what a proven peer rejects, `RejectedError`; calls in the wrong order are
+broken invariants.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+from raftlog.world.network import RejectedError
+
+VERSION: Final = b"raftlog node handshake 1"
+"""Changed whenever a byte of the handshake, or of the framing after it, changes its meaning."""
+NONCE_BYTES: Final = 32
+PROOF_BYTES: Final = 32
+HELLO_BYTES_MAX: Final = 64 * 1024
+REASON_BYTES_MAX: Final = 4 * 1024
+"""A longer reason of a rejection is cut."""
+STEP_BYTES_MAX: Final = 1 + PROOF_BYTES + HELLO_BYTES_MAX
+"""Longest message of the handshake."""
+
+_CODE: Final = Struct("!I")
+
+
+class AuthError(Exception):
+    """The peer has not proven that it holds the secret, or does not keep to the handshake."""
+
+
+class Step(IntEnum):
+    """What a proof is for; the first byte of those that are messages."""
+
+    OPENING = 1
+    CHALLENGE = 2
+    HELLO = 3
+    ANSWER = 4
+    CONFIRM = 5
+    WELCOME = 6
+    REJECTION = 7
+
+
+_WITH_BODY: Final = (Step.HELLO, Step.ANSWER, Step.REJECTION)
+
+
+class _Transcript:
+    """What both sides have said so far, and the proofs over it."""
+
+    def __init__(self, secret: bytes, channel: str, caller_nonce: bytes) -> None:
+        assert secret, "an empty secret proves nothing"
+        assert len(caller_nonce) == NONCE_BYTES
+        self._secret = secret
+        self._said = [channel.encode(), caller_nonce]
+
+    def add(self, said: bytes) -> None:
+        self._said.append(said)
+
+    def proof(self, step: Step) -> bytes:
+        mac = hmac.new(self._secret, VERSION, hashlib.sha256)
+        mac.update(bytes((step, len(self._said))))
+        for part in self._said:
+            mac.update(len(part).to_bytes(4, "big"))
+            mac.update(part)
+        return mac.digest()
+
+    def check(self, step: Step, proof: bytes) -> None:
+        if not hmac.compare_digest(self.proof(step), proof):
+            raise AuthError("the proof is not one by the cluster's secret")
+
+    def write(self, step: Step, body: bytes = b"") -> bytes:
+        """A message with a proof that covers its body, too."""
+        if step in _WITH_BODY:
+            self.add(body)
+        return bytes((step,)) + self.proof(step) + body
+
+    def read(self, message: bytes, *expected: Step) -> tuple[Step, bytes]:
+        """A message of one of the expected steps, proven. Raises AuthError."""
+        if len(message) > STEP_BYTES_MAX or len(message) < 1 + PROOF_BYTES:
+            raise AuthError(f"a message of {len(message)} bytes in the handshake")
+        if message[0] not in expected:
+            raise AuthError(f"message {message[0]} is out of order in the handshake")
+        step, body = Step(message[0]), message[1 + PROOF_BYTES :]
+        if step in _WITH_BODY:
+            self.add(body)
+        elif body:
+            raise AuthError(f"a {step.name} with a body")
+        self.check(step, message[1 : 1 + PROOF_BYTES])
+        return step, body
+
+
+def check_hello(hello: bytes) -> None:
+    """Assert that one's own hello can be sent."""
+    assert len(hello) <= HELLO_BYTES_MAX, f"a hello of {len(hello)} bytes"
+
+
+class Caller:
+    """The calling side: `opening`, `challenged`, `answered`, `welcomed`, in this order."""
+
+    def __init__(self, secret: bytes, channel: str, hello: bytes, nonce: bytes) -> None:
+        check_hello(hello)
+        self.nonce = nonce
+        self.hello: bytes | None = None
+        """What the other side said of itself; known once it has answered."""
+        self._own_hello = hello
+        self._transcript = _Transcript(secret, channel, nonce)
+        self._next = Step.CHALLENGE
+
+    def opening(self) -> bytes:
+        """The proof that goes with the nonce."""
+        assert self._next is Step.CHALLENGE
+        return self._transcript.proof(Step.OPENING)
+
+    def challenged(self, nonce: bytes, proof: bytes) -> bytes:
+        """Take the callee's nonce and proof; returns HELLO. Raises AuthError."""
+        assert self._next is Step.CHALLENGE
+        if len(nonce) != NONCE_BYTES:
+            raise AuthError(f"a nonce of {len(nonce)} bytes")
+        self._transcript.add(nonce)
+        self._transcript.check(Step.CHALLENGE, proof)
+        self._next = Step.ANSWER
+        return self._transcript.write(Step.HELLO, self._own_hello)
+
+    def answered(self, message: bytes) -> bytes:
+        """Take ANSWER; returns CONFIRM. Raises AuthError, and RejectedError by the callee."""
+        assert self._next is Step.ANSWER
+        self.hello = self._read(message, Step.ANSWER)
+        self._next = Step.WELCOME
+        return self._transcript.write(Step.CONFIRM)
+
+    def welcomed(self, message: bytes) -> None:
+        """Take WELCOME: the connection is open. Raises AuthError, RejectedError by the callee."""
+        assert self._next is Step.WELCOME
+        self._read(message, Step.WELCOME)
+
+    def _read(self, message: bytes, expected: Step) -> bytes:
+        step, body = self._transcript.read(message, expected, Step.REJECTION)
+        if step is Step.REJECTION:
+            raise _rejection(body)
+        return body
+
+
+class Callee:
+    """The called side: `challenge`, `take_hello`, `answer`, `confirmed`, `welcome`."""
+
+    def __init__(self, secret: bytes, channel: str, caller_nonce: bytes, proof: bytes) -> None:
+        """Raises AuthError if the caller's first proof is none."""
+        if len(caller_nonce) != NONCE_BYTES:
+            raise AuthError(f"a nonce of {len(caller_nonce)} bytes")
+        self.hello: bytes | None = None
+        """What the caller said of itself; known once `take_hello` has taken it."""
+        self._transcript = _Transcript(secret, channel, caller_nonce)
+        self._transcript.check(Step.OPENING, proof)
+        self._next = Step.CHALLENGE
+
+    def challenge(self, nonce: bytes) -> bytes:
+        """The proof that goes with one's own nonce."""
+        assert self._next is Step.CHALLENGE
+        assert len(nonce) == NONCE_BYTES
+        self._transcript.add(nonce)
+        self._next = Step.HELLO
+        return self._transcript.proof(Step.CHALLENGE)
+
+    def take_hello(self, message: bytes) -> bytes:
+        """Take HELLO; returns what the caller says of itself. Raises AuthError."""
+        assert self._next is Step.HELLO
+        _, hello = self._transcript.read(message, Step.HELLO)
+        self.hello = hello
+        self._next = Step.ANSWER
+        return hello
+
+    def answer(self, hello: bytes) -> bytes:
+        """ANSWER, with one's own hello."""
+        assert self._next is Step.ANSWER
+        check_hello(hello)
+        self._next = Step.CONFIRM
+        return self._transcript.write(Step.ANSWER, hello)
+
+    def confirmed(self, message: bytes) -> None:
+        """Take CONFIRM: the caller has proven itself over both hellos. Raises AuthError."""
+        assert self._next is Step.CONFIRM
+        self._transcript.read(message, Step.CONFIRM)
+        self._next = Step.WELCOME
+
+    def welcome(self) -> bytes:
+        """WELCOME: the connection is open."""
+        assert self._next is Step.WELCOME
+        return self._transcript.write(Step.WELCOME)
+
+    def rejection(self, error: RejectedError) -> bytes:
+        """REJECTION, in place of ANSWER or WELCOME."""
+        assert self._next in (Step.ANSWER, Step.WELCOME), "strangers are told nothing"
+        reason = error.message.encode(errors="replace")[:REASON_BYTES_MAX]
+        return self._transcript.write(Step.REJECTION, _CODE.pack(error.code) + reason)
+
+
+def _rejection(body: bytes) -> RejectedError:
+    if len(body) < _CODE.size:
+        raise AuthError("a rejection without a code")
+    (code,) = _CODE.unpack_from(body)
+    return RejectedError(code, body[_CODE.size :].decode(errors="replace"))

@@ -1,0 +1,200 @@
+"""Framing between nodes: messages gathered into binary WebSocket messages (RFC 6455). No I/O.
+
+All messages that one turn of the event loop sends travel in one WebSocket message, each behind its
+length, so that header, mask and system call are paid once for all of them:
+
+    WebSocket header | mask, if a caller sends | (length: 4 bytes, big endian | message) ...
+
+Two rules
+1. Only what a node sends is understood: whole binary messages, masked by the caller and never by
+   the called, and a close. Anything else, fragments and pings included, is a `FrameError`, which
+   ends the connection: both ends are this code, and have proven so.
+2. What a peer can make us hold is one WebSocket message of at most `bytes_max`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final
+
+# The compiled masking is not exported by aiohttp's public modules (a test checks that it is there).
+from aiohttp._websocket.helpers import websocket_mask
+
+from raftlog.world.network import MESSAGE_BYTES_MAX
+
+GATHER_BYTES_MAX: Final = 256 * 1024
+"""Messages are gathered until they are as long as this together."""
+LONG_BYTES: Final = 64 * 1024
+"""From here on, another write is cheaper than another copy."""
+FRAME_BYTES_MAX: Final = MESSAGE_BYTES_MAX + GATHER_BYTES_MAX
+"""Longest WebSocket message: a gathering just below its bound, and then the longest message."""
+
+BINARY: Final = 0x82
+"""First byte of a whole binary message: FIN, no extension, opcode 2."""
+CLOSE: Final = 0x88
+MASKED: Final = 0x80
+MASK_BYTES: Final = 4
+
+_LENGTH: Final = Struct("!I")
+LENGTH_BYTES: Final = _LENGTH.size
+_HEAD_16: Final = Struct("!BBH")
+_HEAD_64: Final = Struct("!BBQ")
+
+pack_length = _LENGTH.pack
+"""The length that precedes a message."""
+
+
+class FrameError(Exception):
+    """The peer sent what a node does not send. The connection cannot go on."""
+
+
+def frame(pieces: Sequence[bytes], size: int, mask: bytes | None) -> Sequence[bytes | bytearray]:
+    """One WebSocket message of `pieces`, which are `size` bytes together: what to write, in order.
+
+    `pieces` are lengths and messages in turn. `mask` is four unpredictable bytes if the caller
+    sends (RFC 6455, section 5.3), else None. What is long is copied once at most.
+    """
+    if mask is None:
+        head = _head(BINARY, size, 0)
+        if size < LONG_BYTES:
+            return (b"".join((head, *pieces)),)
+        return b"".join((head, *pieces[:-1])), pieces[-1]
+    head = _head(BINARY, size, MASKED) + mask
+    payload = bytearray().join(pieces)
+    websocket_mask(mask, payload)
+    return (head + payload,) if size < LONG_BYTES else (head, payload)
+
+
+def close_frame(mask: bytes | None) -> bytes:
+    """The WebSocket message that announces the end."""
+    return bytes((CLOSE, 0)) if mask is None else bytes((CLOSE, MASKED)) + mask
+
+
+def _head(first: int, size: int, masked: int) -> bytes:
+    if size < 126:
+        return bytes((first, masked | size))
+    if size < 65_536:
+        return _HEAD_16.pack(first, masked | 126, size)
+    return _HEAD_64.pack(first, masked | 127, size)
+
+
+class FrameReader:
+    """Bytes in, messages out."""
+
+    __slots__ = ("_is_masked", "_rest", "_rest_start", "_wanted_bytes", "bytes_max", "is_ended")
+
+    def __init__(self, *, is_masked: bool, bytes_max: int) -> None:
+        self._is_masked = MASKED if is_masked else 0
+        self.bytes_max = bytes_max
+        """Longest WebSocket message that is read. May be raised between messages."""
+        self.is_ended = False
+        """Whether the peer has announced the end: nothing it sent after that counts."""
+        # A message that has not arrived whole: how long it will be and where its content begins, or
+        # 0 while its head is not whole either.
+        self._rest = bytearray()
+        self._rest_start = 0
+        self._wanted_bytes = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that `data` completes. Raises FrameError."""
+        messages: list[bytes] = []
+        if self.is_ended:
+            return messages
+        position = 0
+        if self._rest:
+            missing_bytes = self._wanted_bytes - len(self._rest)
+            if missing_bytes > len(data):
+                # Looked at again only once it is complete: a long message comes in many pieces.
+                self._rest += data
+                return messages
+            if self._wanted_bytes:
+                self._take_rest(data, missing_bytes, messages)
+                position = missing_bytes
+            else:
+                data = bytes(self._rest) + data
+                self._rest = bytearray()
+        end = len(data)
+        while position < end:
+            if data[position] == CLOSE:
+                # Its reason is of no interest.
+                self.is_ended = True
+                break
+            head = self._read_head(data, position)
+            if head is None:
+                self._keep(data, position, 0, 0)
+                break
+            start, size = head
+            if end - start < size:
+                self._keep(data, position, start - position, start - position + size)
+                break
+            position = start + size
+            if self._is_masked:
+                payload = bytearray(memoryview(data)[start:position])
+                websocket_mask(data[start - MASK_BYTES : start], payload)
+                _split(bytes(payload), 0, size, messages)
+            else:
+                _split(data, start, position, messages)
+        return messages
+
+    def _keep(self, data: bytes, position: int, rest_start: int, wanted_bytes: int) -> None:
+        self._rest = bytearray(memoryview(data)[position:])
+        self._rest_start = rest_start
+        self._wanted_bytes = wanted_bytes
+
+    def _take_rest(self, data: bytes, missing_bytes: int, messages: list[bytes]) -> None:
+        """Complete the kept message by the first bytes of `data`. Long ones are copied once more,
+        and unmasked in place.
+        """
+        payload, start = self._rest, self._rest_start
+        self._rest = bytearray()
+        payload += memoryview(data)[:missing_bytes]
+        mask = bytes(payload[start - MASK_BYTES : start])
+        del payload[:start]
+        if self._is_masked:
+            websocket_mask(mask, payload)
+        size = len(payload) - LENGTH_BYTES
+        if LONG_BYTES <= size <= MESSAGE_BYTES_MAX and payload.startswith(pack_length(size)):
+            messages.append(bytes(memoryview(payload)[LENGTH_BYTES:]))
+        else:
+            _split(bytes(payload), 0, len(payload), messages)
+
+    def _read_head(self, data: bytes, position: int) -> tuple[int, int] | None:
+        """Where the content begins, and its size; None if the head has not arrived whole."""
+        first = data[position]
+        if first != BINARY:
+            raise FrameError(f"a WebSocket frame begins with 0x{first:02x}")
+        if len(data) - position < 2:
+            return None
+        second = data[position + 1]
+        if second & MASKED != self._is_masked:
+            raise FrameError("a WebSocket frame is masked by the wrong side")
+        size = second & 0x7F
+        start = position + 2
+        if size >= 126:
+            length_bytes = 2 if size == 126 else 8
+            if len(data) - start < length_bytes:
+                return None
+            size = int.from_bytes(data[start : start + length_bytes], "big")
+            start += length_bytes
+        if size > self.bytes_max:
+            raise FrameError(f"a WebSocket frame of {size} bytes; {self.bytes_max} is the limit")
+        if self._is_masked:
+            start += MASK_BYTES
+            if start > len(data):
+                return None
+        return start, size
+
+
+def _split(data: bytes, start: int, end: int, messages: list[bytes]) -> None:
+    """The messages between two places, each behind its length."""
+    unpack = _LENGTH.unpack_from
+    while end - start >= LENGTH_BYTES:
+        (size,) = unpack(data, start)
+        start += LENGTH_BYTES
+        if size > MESSAGE_BYTES_MAX or size > end - start:
+            raise FrameError(f"a message of {size} bytes, where {end - start} are left")
+        messages.append(data[start : start + size])
+        start += size
+    if start != end:
+        raise FrameError(f"{end - start} bytes after the last message")

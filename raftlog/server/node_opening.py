@@ -1,0 +1,152 @@
+"""The HTTP exchange that opens a node-to-node connection, as text. No I/O.
+
+A WebSocket upgrade (RFC 6455, section 4) of `/v1/internal/{channel}`. Nonces and proofs travel in
+headers of it, in base64: so a stranger is answered as plain HTTP, before anything is upgraded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+PATH: Final = "/v1/internal/"
+SUBPROTOCOL_FAMILY: Final = "raftlog.node."
+SUBPROTOCOL: Final = SUBPROTOCOL_FAMILY + "1"
+"""Names the version of handshake and framing; another one is refused with words, not as 401."""
+NONCE_HEADER: Final = "Raftlog-Nonce"
+PROOF_HEADER: Final = "Raftlog-Proof"
+HEAD_BYTES_MAX: Final = 8 * 1024
+KEY_BYTES: Final = 16
+
+_CHANNEL: Final = re.compile(r"[a-z][a-z0-9-]{0,31}", re.ASCII)
+_STATUS: Final = re.compile(rb"HTTP/1\.1 ([1-5][0-9]{2})(?: [^\r\n]*)?", re.ASCII)
+_ACCEPT_SUFFIX: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_TOKEN_CHARACTERS_MAX: Final = 128
+
+
+class OpeningError(Exception):
+    """What came is not an answer of a raftlog node. `str()` says what it is instead."""
+
+
+def is_channel(name: str) -> bool:
+    """Whether `name` can name a channel: a short word of lower-case letters, digits and dashes."""
+    return _CHANNEL.fullmatch(name) is not None
+
+
+def request_head(address: str, channel: str, key: bytes, nonce: bytes, proof: bytes) -> bytes:
+    """The caller's request. `key` is WebSocket's: 16 unpredictable bytes."""
+    assert is_channel(channel), f"{channel!r} cannot name a channel"
+    return (
+        f"GET {PATH}{channel} HTTP/1.1\r\n"
+        f"Host: {address}\r\n"
+        "Upgrade: websocket\r\n"
+        "Connection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: {_text(key)}\r\n"
+        "Sec-WebSocket-Version: 13\r\n"
+        f"Sec-WebSocket-Protocol: {SUBPROTOCOL}\r\n"
+        f"{NONCE_HEADER}: {_text(nonce)}\r\n"
+        f"{PROOF_HEADER}: {_text(proof)}\r\n"
+        "\r\n"
+    ).encode("ascii")
+
+
+def is_upgrade(headers: Mapping[str, str]) -> bool:
+    """Whether a request asks for WebSocket as a node does. `headers` ignores case."""
+    return (
+        headers.get("Upgrade", "").lower() == "websocket"
+        and headers.get("Connection", "").lower() == "upgrade"
+        and headers.get("Sec-WebSocket-Version") == "13"
+        and len(token(headers, "Sec-WebSocket-Key")) == KEY_BYTES
+    )
+
+
+def response_head(key: bytes, nonce: bytes, proof: bytes) -> bytes:
+    """The callee's answer to a caller that it goes on with."""
+    return (
+        "HTTP/1.1 101 Switching Protocols\r\n"
+        "Upgrade: websocket\r\n"
+        "Connection: Upgrade\r\n"
+        f"Sec-WebSocket-Accept: {_accept(key)}\r\n"
+        f"Sec-WebSocket-Protocol: {SUBPROTOCOL}\r\n"
+        f"{NONCE_HEADER}: {_text(nonce)}\r\n"
+        f"{PROOF_HEADER}: {_text(proof)}\r\n"
+        "\r\n"
+    ).encode("ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """What the callee's answer says; with another status than 101, nothing."""
+
+    status: int
+    nonce: bytes = b""
+    proof: bytes = b""
+
+
+class ResponseReader:
+    """Collects the callee's answer."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._head = bytearray()
+
+    def feed(self, data: bytes) -> tuple[Challenge, bytes] | None:
+        """The answer and the bytes after its head, once it is complete. Raises OpeningError."""
+        self._head += data
+        end = self._head.find(b"\r\n\r\n")
+        if end > HEAD_BYTES_MAX or (end < 0 and len(self._head) > HEAD_BYTES_MAX):
+            raise OpeningError(f"a head of more than {HEAD_BYTES_MAX} bytes")
+        if end < 0:
+            if not b"HTTP/1.1 ".startswith(self._head[:9]):
+                raise OpeningError("it does not speak HTTP/1.1")
+            return None
+        return _challenge(bytes(self._head[:end]), self._key), bytes(self._head[end + 4 :])
+
+
+def _challenge(head: bytes, key: bytes) -> Challenge:
+    first, *lines = head.split(b"\r\n")
+    status = _STATUS.fullmatch(first)
+    if status is None:
+        raise OpeningError("it does not speak HTTP/1.1")
+    code = int(status[1])
+    if code != HTTPStatus.SWITCHING_PROTOCOLS:
+        return Challenge(code)
+    headers = {}
+    for line in lines:
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.lower()] = value.strip()
+    if (
+        headers.get("sec-websocket-accept") != _accept(key)
+        or headers.get("sec-websocket-protocol") != SUBPROTOCOL
+        or "sec-websocket-extensions" in headers
+    ):
+        raise OpeningError("its upgrade is not the one that was asked for")
+    return Challenge(
+        code, token(headers, NONCE_HEADER.lower()), token(headers, PROOF_HEADER.lower())
+    )
+
+
+def token(headers: Mapping[str, str], name: str) -> bytes:
+    """The bytes of a header in base64; none if it is missing or malformed."""
+    text = headers.get(name, "")
+    if len(text) > _TOKEN_CHARACTERS_MAX:
+        return b""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def _text(token_bytes: bytes) -> str:
+    return base64.b64encode(token_bytes).decode("ascii")
+
+
+def _accept(key: bytes) -> str:
+    digest = hashlib.sha1(_text(key).encode("ascii") + _ACCEPT_SUFFIX, usedforsecurity=False)
+    return _text(digest.digest())

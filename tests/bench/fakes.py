@@ -1,0 +1,15 @@
+"""Clusters of fake nodes, for tests of what drives real ones."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from bench.cluster_processes import ClusterProcesses
+
+FAKE = (sys.executable, "-m", "tests.bench.fake_node")
+
+
+def fake_cluster(directory: Path, mistake: str = "none") -> ClusterProcesses:
+    """Three fake nodes below `directory`; for the mistakes see fake_node.py."""
+    return ClusterProcesses(directory / "cluster", 3, secret=mistake, program=FAKE)

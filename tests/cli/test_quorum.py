@@ -1,0 +1,176 @@
+"""`raftlog quorum` and what `raftlog cluster` says of the quorum, against a cluster made up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from click.testing import CliRunner, Result
+
+from raftlog.cli.main import cli
+from raftlog.record.errors import ILLEGAL_STATE, LogError
+from raftlog.server.app import Server
+from raftlog.server.settings import ServerLimits, ServerSettings
+from tests.server.fakes import FakeNode
+
+Run = Callable[..., Result]
+
+
+@contextmanager
+def serving(node: FakeNode) -> Iterator[str]:
+    """The node's address, while it serves on a thread of its own: commands run an event loop."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start() -> Server:
+        settings = ServerSettings(port=0, limits=ServerLimits(shutdown_s=1, linger_s=0.2))
+        server = await Server.start(node.services, settings)
+        for number in node.metadata.image.brokers:
+            node.metadata.register(number, server.port)
+            node.metadata.unfence(number)
+        return server
+
+    try:
+        server = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+        try:
+            yield f"127.0.0.1:{server.port}"
+        finally:
+            asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+@pytest.fixture
+def node() -> FakeNode:
+    """Node 1 leads three voters; 4 is an observer. All are connected."""
+    made = FakeNode(brokers=4, voters=3)
+    for number, match_index in ((2, 120), (3, 100), (4, 119)):
+        made.quorum.connect(number, match_index=match_index)
+    return made
+
+
+@pytest.fixture
+def run(node: FakeNode) -> Iterator[Run]:
+    with serving(node) as address:
+
+        def run_command(*arguments: str, code: int = 0) -> Result:
+            result = CliRunner().invoke(cli, arguments, env={"RAFTLOG_SERVERS": address})
+            assert result.exit_code == code, (result.output, result.exception)
+            return result
+
+        yield run_command
+
+
+def test_describe_shows_leader_members_and_lag(run: Run) -> None:
+    lines = run("quorum", "describe").stdout.splitlines()
+    assert lines[0] == "cluster fake-cluster, term 7, as node 1 sees it"
+    assert lines[1] == "leader 1"
+    assert lines[2] == "log: last entry 120, committed 119, applied 118"
+    table = [line.split() for line in lines[3:]]
+    assert table[0] == [
+        "NODE", "HOST", "PORT", "ROLE", "CONNECTED", "MATCH", "LAG", "HEARD-MS", "DIRECTORY",
+    ]  # fmt: skip
+    assert [(row[0], row[3], row[4], row[6]) for row in table[1:]] == [
+        ("1", "leader", "yes", "0"),
+        ("2", "voter", "yes", "0"),
+        ("3", "voter", "yes", "20"),
+        ("4", "observer", "yes", "1"),
+    ]
+    document = json.loads(run("quorum", "describe", "--format", "json").stdout)
+    assert document["leader_id"] == 1
+    assert [voter["lag"] for voter in document["voters"]] == [0, 0, 20]
+
+
+def test_describe_without_a_leader_says_who_is_missing(run: Run, node: FakeNode) -> None:
+    node.quorum.lose_majority()
+    lines = run("quorum", "describe").stdout.splitlines()
+    assert lines[1] == "no leader: node 1 reaches 1 of 3 voters, 2 are needed"
+    assert [line.split()[4] for line in lines[4:]] == ["yes", "no", "no"]
+
+
+def test_votes_and_leadership_are_changed(run: Run, node: FakeNode) -> None:
+    assert run("quorum", "add-voter", "4").stderr == "node 4 has a vote now\n"
+    assert run("quorum", "remove-voter", "3").stderr == "node 3 has no vote now\n"
+    assert run("quorum", "transfer", "2").stderr == "node 2 leads\n"
+    assert run("quorum", "transfer").stderr == "node 1 leads\n"
+    assert node.quorum.asked == [
+        ("add", 4), ("remove", 3), ("transfer", 2), ("transfer", None),
+    ]  # fmt: skip
+    added = run("quorum", "add-voter", "4", "--format", "json")
+    assert json.loads(added.stdout) == {"node_id": 4, "is_voter": True}
+    assert added.stderr == ""
+    led = run("quorum", "transfer", "2", "--format", "json")
+    assert json.loads(led.stdout) == {"leader_id": 2}
+
+
+def test_refusals_say_why_and_have_codes(run: Run, node: FakeNode) -> None:
+    refused = run("quorum", "remove-voter", "9", code=1)
+    assert refused.stderr == "raftlog: Node 9 is not a voter. (40903)\n"
+    node.quorum.refusal = LogError(ILLEGAL_STATE, "Node 4 does not catch up.")
+    assert "Node 4 does not catch up. (40903)" in run("quorum", "add-voter", "4", code=1).stderr
+    for word in ("0", "x", "-1"):
+        run("quorum", "add-voter", "--", word, code=2)
+
+
+def test_info_shows_roles_and_fences(run: Run, node: FakeNode) -> None:
+    node.metadata.register(3, 1)
+    lines = [line.split() for line in run("cluster", "info").stdout.splitlines()]
+    assert lines[1] == ["NODE", "HOST", "PORT", "RACK", "ROLE", "FENCED"]
+    assert [(row[0], row[4], row[5]) for row in lines[2:]] == [
+        ("1", "leader", "no"),
+        ("2", "voter", "no"),
+        ("3", "voter", "yes"),
+        ("4", "observer", "no"),
+    ]
+    document = json.loads(run("cluster", "info", "--format", "json").stdout)
+    assert document["controller_id"] == 1
+    assert [broker["broker_id"] for broker in document["brokers"]] == [1, 2, 3, 4]
+    assert [row["fenced"] for row in document["nodes"]] == [False, False, True, False]
+
+
+def test_health_is_well_with_a_leader_and_all_voters(run: Run) -> None:
+    assert run("cluster", "health").stdout == "healthy\n"
+
+
+def test_health_tells_of_fenced_nodes_and_missing_voters(run: Run, node: FakeNode) -> None:
+    node.metadata.register(3, 1)
+    del node.quorum.connected[3]
+    lines = run("cluster", "health", code=1).stdout.splitlines()
+    assert lines[:3] == [
+        "not healthy",
+        "  quorum: node 1 does not reach voter 3",
+        "  fenced: node 3",
+    ]
+    assert lines[3].startswith("  node 3: does not answer")
+
+
+def test_health_without_quorum_names_it_and_exits_with_1(run: Run, node: FakeNode) -> None:
+    node.quorum.lose_majority()
+    found = json.loads(run("cluster", "health", "--format", "json", code=1).stdout)
+    assert found["healthy"] is False
+    assert found["quorum"] == [
+        "there is no active controller",
+        "node 1 does not reach voter 2",
+        "node 1 does not reach voter 3",
+    ]
+    assert all("knows no active controller" in why for why in found["not_ready"].values())
+    assert len(found["not_ready"]) == 4
+
+
+def test_node_that_waits_for_a_quorum_can_be_asked_why(
+    run: Run, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raftlog.cli.session.UNREADY_PATIENCE_S", 0.2)
+    node.not_ready = "The node waits for a quorum."
+    node.quorum.lose_majority()
+    assert "no leader" in run("quorum", "describe").stdout
+    lines = run("cluster", "health", code=1).stdout.splitlines()
+    assert "  quorum: there is no active controller" in lines
+    assert "  node 1: The node waits for a quorum." in lines

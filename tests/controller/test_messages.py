@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from raftlog.controller.messages import (
+    EXPLANATION_CHARACTERS_MAX,
+    MESSAGE_BYTES_MAX,
+    ControllerMessage,
+    ControllerMessageError,
+    Heartbeat,
+    HeartbeatAnswer,
+    HeartbeatRefusal,
+    RefusalReason,
+    decode_message,
+    encode_message,
+)
+from raftlog.record.types import BrokerEpoch, BrokerId
+
+LARGE = 2**62
+HEARTBEAT = Heartbeat(
+    sequence=LARGE,
+    broker_id=BrokerId(7),
+    broker_epoch=BrokerEpoch(LARGE),
+    applied_index=LARGE,
+    stopping=True,
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HEARTBEAT,
+        HeartbeatAnswer(
+            sequence=1,
+            broker_epoch=BrokerEpoch(2),
+            term=3,
+            applied_index=4,
+            fenced=True,
+            drained=False,
+            confirmed_age_s=0.25,
+        ),
+        HeartbeatRefusal(
+            sequence=1,
+            broker_epoch=BrokerEpoch(2),
+            reason=RefusalReason.STALE_EPOCH,
+            # The longest there is, in the characters that take the most room.
+            explanation="\0" * EXPLANATION_CHARACTERS_MAX,
+        ),
+    ],
+)
+def test_message_survives_encoding(message: ControllerMessage) -> None:
+    encoded = encode_message(message)
+    assert len(encoded) <= MESSAGE_BYTES_MAX
+    assert decode_message(encoded) == message
+
+
+def test_bytes_of_a_heartbeat_do_not_change() -> None:
+    heartbeat = Heartbeat(
+        sequence=1,
+        broker_id=BrokerId(2),
+        broker_epoch=BrokerEpoch(3),
+        applied_index=4,
+        stopping=False,
+    )
+    assert encode_message(heartbeat) == (
+        b'{"type":"heartbeat","broker_id":2,"applied_index":4,"stopping":false,'
+        b'"sequence":1,"broker_epoch":3}'
+    )
+
+
+def test_unknown_field_is_ignored() -> None:
+    said = msgspec.json.decode(encode_message(HEARTBEAT))
+    assert decode_message(msgspec.json.encode({**said, "later": [1]})) == HEARTBEAT
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        b"",
+        b"\x80",
+        b"[]",
+        b'{"type":"other"}',
+        b'{"type":"heartbeat","sequence":1}',
+        encode_message(HEARTBEAT).replace(b'"broker_id":7', b'"broker_id":0'),
+        encode_message(HEARTBEAT).replace(b'"broker_id":7', b'"broker_id":"7"'),
+        encode_message(HEARTBEAT).replace(b'"stopping":true', b'"stopping":1'),
+        encode_message(HEARTBEAT) + b" " * MESSAGE_BYTES_MAX,
+    ],
+)
+def test_anything_else_is_a_typed_error(encoded: bytes) -> None:
+    with pytest.raises(ControllerMessageError):
+        decode_message(encoded)

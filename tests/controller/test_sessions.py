@@ -1,0 +1,356 @@
+"""The controller's table of sessions, by examples and against the rules it stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raftlog.controller.sessions import Action, Decision, Sessions
+from raftlog.controller.settings import ControllerSettings
+from raftlog.metadata.apply import apply
+from raftlog.metadata.commands import (
+    FenceBroker,
+    RegisterBroker,
+    UnfenceBroker,
+    UnregisterBroker,
+)
+from raftlog.metadata.image import MetadataImage
+from raftlog.record.types import BrokerEpoch, BrokerId
+
+SETTINGS = ControllerSettings()
+TIMEOUT_S = SETTINGS.session_timeout_s
+TICK_S = 0.125
+
+
+@dataclass
+class Table:
+    """A table of sessions and the image it is about, at a time that only moves on."""
+
+    brokers: int = 2
+    settings: ControllerSettings = SETTINGS
+    now: float = 100.0
+    image: MetadataImage = field(default_factory=MetadataImage)
+
+    def __post_init__(self) -> None:
+        for number in range(1, self.brokers + 1):
+            self.start(number)
+            self.commit(UnfenceBroker, number)
+        self.reign()
+
+    def reign(self) -> None:
+        self.sessions = Sessions(self.settings, self.image, self.now)
+
+    def epoch(self, number: int) -> BrokerEpoch:
+        return self.image.brokers[BrokerId(number)].broker_epoch
+
+    def start(self, number: int) -> None:
+        index = self.image.applied_index + 1
+        registration = RegisterBroker(
+            broker_id=BrokerId(number),
+            directory_id=f"directory of {number}",
+            incarnation=f"start at {index}",
+            host="localhost",
+            port=8082,
+            software_version="0.1.0",
+        )
+        assert apply(self.image, index, registration).refusal is None
+
+    def commit(
+        self, kind: type[FenceBroker | UnfenceBroker | UnregisterBroker], number: int
+    ) -> None:
+        command = kind(broker_id=BrokerId(number), broker_epoch=self.epoch(number))
+        assert apply(self.image, self.image.applied_index + 1, command).refusal is None
+
+    def heard(
+        self, number: int, *, applied_index: int | None = None, stopping: bool = False
+    ) -> None:
+        index = self.image.applied_index if applied_index is None else applied_index
+        self.sessions.heard(
+            BrokerId(number),
+            self.epoch(number),
+            applied_index=index,
+            stopping=stopping,
+            image=self.image,
+            now=self.now,
+        )
+
+    def lost(self, number: int, epoch: int | None = None) -> None:
+        broker_epoch = self.epoch(number) if epoch is None else BrokerEpoch(epoch)
+        self.sessions.lost(BrokerId(number), broker_epoch, self.image, self.now)
+
+    def passes(self, seconds: float, *heard: int) -> None:
+        """Time passes, and these brokers are heard often enough."""
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.now = min(end, self.now + TICK_S)
+            for number in heard:
+                self.heard(number)
+            self.due()
+
+    def due(self) -> dict[int, Action]:
+        decisions = self.sessions.due(self.image, self.now)
+        assert all(each.broker_epoch == self.epoch(each.broker_id) for each in decisions)
+        return {each.broker_id: each.action for each in decisions}
+
+    def decision(self, action: Action, number: int) -> Decision:
+        return Decision(action, BrokerId(number), self.epoch(number))
+
+    def fence(self, number: int) -> None:
+        """Carry out the fencing that is due."""
+        assert self.due()[number] is Action.FENCE
+        self.commit(FenceBroker, number)
+        self.sessions.fenced(self.decision(Action.FENCE, number), self.image.applied_index)
+
+
+def test_silent_broker_is_fenced_after_the_timeout_and_the_others_are_not() -> None:
+    table = Table()
+    table.passes(5.0, 1, 2)
+    assert table.due() == {}
+    table.passes(TIMEOUT_S - TICK_S, 1)
+    assert table.due() == {}
+    table.passes(TICK_S, 1)
+    assert table.due() == {2: Action.FENCE}
+
+
+def test_fencing_is_due_until_it_is_carried_out_and_then_no_more() -> None:
+    table = Table()
+    table.passes(TIMEOUT_S, 1)
+    table.passes(1.0, 1)
+    table.fence(2)
+    table.passes(5.0, 1)
+    assert table.due() == {}
+
+
+def test_fencing_that_was_begun_is_finished_although_the_broker_is_back() -> None:
+    table = Table()
+    table.passes(TIMEOUT_S, 1)
+    table.heard(2)
+    assert table.sessions.is_fencing(BrokerId(2))
+    table.fence(2)
+    assert not table.sessions.is_fencing(BrokerId(2))
+    # It has not applied its fencing yet.
+    assert table.due() == {}
+    table.heard(2)
+    assert table.due() == {2: Action.UNFENCE}
+
+
+def test_broker_heard_while_it_was_fenced_is_due_again_when_it_is_silent_again() -> None:
+    table = Table()
+    table.passes(TIMEOUT_S, 1)
+    table.heard(2, applied_index=0)
+    table.fence(2)
+    table.passes(TIMEOUT_S - TICK_S, 1)
+    assert table.due() == {}
+    table.passes(TICK_S, 1)
+    assert table.due() == {2: Action.FENCE}
+
+
+def test_nobody_is_fenced_for_silence_in_the_grace() -> None:
+    table = Table()
+    table.passes(SETTINGS.grace_s - TICK_S)
+    assert table.due() == {}
+    table.passes(TICK_S)
+    assert table.due() == {1: Action.FENCE, 2: Action.FENCE}
+
+
+def test_grace_may_be_longer_than_a_session() -> None:
+    table = Table(settings=ControllerSettings(grace_s=4.0))
+    table.passes(4.0 - TICK_S)
+    assert table.due() == {}
+    table.passes(TICK_S, 1)
+    assert table.due() == {2: Action.FENCE}
+
+
+def test_proven_dead_broker_is_fenced_at_once_in_the_grace_too() -> None:
+    table = Table()
+    table.lost(2)
+    assert table.due() == {2: Action.FENCE}
+
+
+def test_proof_of_death_of_an_older_incarnation_does_not_count() -> None:
+    table = Table()
+    dead = table.epoch(2)
+    table.start(2)
+    table.lost(2, dead)
+    assert table.due() == {}
+
+
+def test_broker_heard_after_its_proof_of_death_is_alive() -> None:
+    table = Table()
+    table.lost(2)
+    table.heard(2)
+    assert table.due() == {}
+
+
+def test_new_incarnation_has_a_whole_session_to_be_heard() -> None:
+    table = Table()
+    table.passes(TIMEOUT_S - TICK_S, 1)
+    table.start(2)
+    table.passes(TIMEOUT_S - TICK_S, 1)
+    assert table.due() == {}
+    table.passes(2 * TICK_S, 1)
+    assert table.due() == {2: Action.FENCE}
+
+
+def test_outcome_of_a_fencing_does_not_touch_the_next_incarnation() -> None:
+    table = Table()
+    table.lost(2)
+    table.due()
+    decision = table.decision(Action.FENCE, 2)
+    table.start(2)
+    table.due()
+    table.sessions.fenced(decision, table.image.applied_index + 100)
+    table.heard(2)
+    assert table.due() == {2: Action.UNFENCE}
+
+
+def test_started_broker_is_unfenced_once_it_has_applied_its_registration() -> None:
+    table = Table()
+    table.start(2)
+    assert table.due() == {}
+    table.heard(2, applied_index=table.epoch(2) - 1)
+    assert table.due() == {}
+    table.heard(2, applied_index=table.epoch(2))
+    assert table.due() == {2: Action.UNFENCE}
+
+
+def test_fenced_broker_from_before_the_reign_must_have_applied_all_of_that_time() -> None:
+    table = Table()
+    table.commit(FenceBroker, 2)
+    table.start(1)
+    table.reign()
+    table.heard(2, applied_index=table.image.applied_index - 1)
+    assert table.due() == {}
+    table.heard(2)
+    assert table.due() == {2: Action.UNFENCE}
+
+
+def test_fenced_broker_from_before_the_reign_is_relieved_after_the_grace() -> None:
+    """The controller before may have died between fencing it and moving what it led."""
+    table = Table()
+    table.commit(FenceBroker, 2)
+    table.reign()
+    table.passes(SETTINGS.grace_s, 1)
+    assert table.due() == {2: Action.FENCE}
+
+
+def test_stopping_broker_is_drained_and_not_unfenced() -> None:
+    table = Table()
+    table.start(2)
+    table.heard(2, stopping=True)
+    assert table.due() == {2: Action.DRAIN}
+    assert not table.sessions.is_drained(BrokerId(2))
+    table.sessions.drained(table.decision(Action.DRAIN, 2))
+    assert table.sessions.is_drained(BrokerId(2))
+    table.heard(2)
+    assert table.due() == {}
+
+
+def test_unregistered_broker_is_forgotten() -> None:
+    table = Table()
+    table.commit(FenceBroker, 2)
+    table.commit(UnregisterBroker, 2)
+    table.passes(TIMEOUT_S, 1)
+    assert table.due() == {}
+
+
+def test_time_in_which_the_controller_was_stopped_does_not_count() -> None:
+    table = Table()
+    table.passes(5.0, 1, 2)
+    table.now += 60.0
+    assert table.due() == {}
+    table.passes(TIMEOUT_S - TICK_S)
+    assert table.due() == {}
+    table.passes(2 * TICK_S)
+    assert table.due() == {1: Action.FENCE, 2: Action.FENCE}
+
+
+def test_next_deadline_is_when_somebody_is_due_or_a_stall_would_show() -> None:
+    table = Table()
+    table.passes(SETTINGS.grace_s - TICK_S)
+    assert table.sessions.next_deadline() == 100.0 + TIMEOUT_S
+    table.passes(TICK_S)
+    assert table.sessions.next_deadline() == table.now + SETTINGS.heartbeat_s
+
+
+def test_decisions_come_by_action_then_by_id() -> None:
+    table = Table(brokers=6)
+    for number in (2, 1):
+        table.start(number)
+    for number in (5, 6, 2, 1):
+        table.heard(number, stopping=number in {5, 6})
+    for number in (4, 3):
+        table.lost(number)
+    assert list(table.due().items()) == [
+        (3, Action.FENCE),
+        (4, Action.FENCE),
+        (5, Action.DRAIN),
+        (6, Action.DRAIN),
+        (1, Action.UNFENCE),
+        (2, Action.UNFENCE),
+    ]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["wait"] * 6 + ["heard"] * 3 + ["lost", "start", "carry out", "carry out", "reign"]
+        ),
+        st.integers(1, 3),
+    ),
+    max_size=120,
+)
+
+
+@settings(max_examples=300)
+@given(STEPS)
+def test_brokers_are_fenced_exactly_if_dead_or_silent_for_the_timeout(
+    steps: list[tuple[str, int]],
+) -> None:
+    """A model of each broker: since when it is silent in this reign, and whether it is dead."""
+    table = Table(brokers=3)
+    grace_end = table.now + SETTINGS.grace_s
+    silent_since = dict.fromkeys((1, 2, 3), table.now)
+    dead: set[int] = set()
+    pending: set[int] = set()
+    """Fencing is decided, and not carried out."""
+    spoke: set[int] = set()
+    """Heard since that was decided."""
+    settled: set[int] = set()
+    """Carried out, and not heard since."""
+    for step, number in steps:
+        if step == "wait":
+            table.now += TICK_S * number
+        elif step == "heard":
+            table.heard(number)
+            silent_since[number] = table.now
+            dead.discard(number)
+            settled.discard(number)
+            spoke.add(number)
+        elif step == "lost":
+            table.lost(number)
+            dead.add(number)
+        elif step == "start":
+            table.start(number)
+            silent_since[number] = table.now
+            for group in (dead, pending, settled):
+                group.discard(number)
+        elif step == "reign":
+            table.reign()
+            grace_end = table.now + SETTINGS.grace_s
+            silent_since = dict.fromkeys(silent_since, table.now)
+            dead, pending, settled = set(), set(), set()
+        due = table.due()
+        for broker in (1, 2, 3):
+            late = table.now >= max(silent_since[broker] + TIMEOUT_S, grace_end)
+            if broker not in settled | pending and (broker in dead or late):
+                pending.add(broker)
+                spoke.discard(broker)
+            assert (due.get(broker) is Action.FENCE) == (broker in pending), broker
+        if step == "carry out" and number in pending:
+            table.fence(number)
+            pending.discard(number)
+            if number not in spoke:
+                settled.add(number)

@@ -1,0 +1,222 @@
+"""Clusters of real processes: killed, paused, restarted, joined, and those who must stay outside.
+
+The long version, with random faults for minutes, is scripts/quorum-soak.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cluster_processes import ClusterProcesses
+from bench.nemesis import FaultKind, Plan, Target
+from bench.node import NodeProcess
+from bench.quorum_soak import soak
+from tests.integration.waiting import wait_for, wait_for_log
+from tests.linearizability.history import Kind, Outcome
+
+PLAN = (
+    Plan(FaultKind.KILL, Target.LEADER, 1.0),
+    Plan(FaultKind.PAUSE, Target.LEADER, 2.0),
+    Plan(FaultKind.KILL, Target.FOLLOWER, 1.0),
+)
+SETTINGS = "/v1/cluster/settings"
+FRESH = f"{SETTINGS}?fresh=true"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ClusterProcesses]:
+    """Three voters with an active leader, all ready."""
+    with ClusterProcesses(tmp_path / "cluster", 3) as processes:
+        processes.start()
+        yield processes
+
+
+@pytest.fixture
+def strangers() -> Iterator[list[NodeProcess]]:
+    """Processes outside the cluster, ended with the test."""
+    started: list[NodeProcess] = []
+    yield started
+    for node in started:
+        node.kill()
+
+
+def set_value(node: NodeProcess, name: str, value: int) -> None:
+    node.request("PUT", SETTINGS, {"values": {name: str(value)}})
+
+
+def fresh_values(node: NodeProcess) -> dict[str, str]:
+    values: dict[str, str] = node.request("GET", FRESH)["values"]
+    return values
+
+
+def members(cluster: ClusterProcesses, node_id: int, role: str) -> list[int]:
+    """Voters or observers, by the word of one node."""
+    said: Any = cluster.quorum(node_id)
+    return [] if said is None else sorted(member["node_id"] for member in said[role])
+
+
+def wait_for_voters(cluster: ClusterProcesses, node_id: int, expected: list[int]) -> None:
+    wait_for(
+        f"voters {expected} at node {node_id}",
+        lambda: members(cluster, node_id, "voters") == expected,
+    )
+
+
+def is_ready(node: NodeProcess) -> bool:
+    try:
+        node.request("GET", "/ready", timeout_s=2)
+    except (urllib.error.URLError, OSError):
+        return False
+    return True
+
+
+def test_kills_and_pauses_leave_a_linearizable_history(
+    cluster: ClusterProcesses, tmp_path: Path
+) -> None:
+    found = asyncio.run(soak(cluster, 60.0, tmp_path / "history", seed=3, plan=PLAN))
+    assert found.anomalies == [], cluster.log_ends()
+    assert [fault.kind for fault in found.faults] == [plan.kind for plan in PLAN]
+    assert found.elections >= 1
+    acknowledged = [
+        operation
+        for operation in found.history
+        if operation.outcome is Outcome.OK and operation.index is not None
+    ]
+    assert {operation.kind for operation in acknowledged} == {Kind.READ, Kind.WRITE}
+    assert {operation.node for operation in acknowledged} == {1, 2, 3}
+
+
+def test_a_cluster_killed_as_a_whole_restarts_from_its_data_directories(
+    cluster: ClusterProcesses,
+) -> None:
+    before = cluster.quorum(1)
+    assert before is not None
+    set_value(cluster.nodes[2], "retention.ms", 123_456)
+    cluster.kill(1, 2, 3)
+    cluster.restart(1, 2, 3)
+    cluster.wait_active()
+    for node in cluster.nodes.values():
+        node.wait_ready()
+        assert fresh_values(node)["retention.ms"] == "123456"
+    after = cluster.quorum(1)
+    assert after is not None
+    assert after["cluster_id"] == before["cluster_id"]
+    assert after["term"] > before["term"]
+
+
+def test_two_of_three_go_on_and_one_alone_changes_nothing(cluster: ClusterProcesses) -> None:
+    leader = cluster.wait_active()
+    first, second = sorted(set(cluster.nodes) - {leader})
+    cluster.kill(leader)
+    cluster.wait_active()
+    set_value(cluster.nodes[first], "retention.ms", 1_001)
+    cluster.kill(second)
+    survivor = cluster.nodes[first]
+    with pytest.raises((urllib.error.HTTPError, TimeoutError)):
+        survivor.request("PUT", SETTINGS, {"values": {"retention.ms": "1002"}}, timeout_s=5)
+    with pytest.raises((urllib.error.HTTPError, TimeoutError)):
+        survivor.request("GET", FRESH, timeout_s=5)
+    cluster.restart(leader, second)
+    cluster.wait_active()
+    # The write alone was never acknowledged: it may have happened, or not.
+    value = wait_for("fresh read", lambda: fresh_values(survivor).get("retention.ms"))
+    assert value in {"1001", "1002"}
+
+
+def test_a_new_node_joins_as_observer_gets_a_vote_and_gives_it_back(
+    cluster: ClusterProcesses,
+) -> None:
+    set_value(cluster.nodes[1], "retention.ms", 4_321)
+    fourth = cluster.join(4)
+    assert fresh_values(fourth)["retention.ms"] == "4321"
+    wait_for("observer 4", lambda: members(cluster, 1, "observers") == [4])
+    nodes = fourth.request("GET", "/v1/nodes")["nodes"]
+    assert {node["node_id"]: node["is_voter"] for node in nodes} == {
+        1: True,
+        2: True,
+        3: True,
+        4: False,
+    }
+    fourth.request("POST", "/v1/quorum/voters", {"node_id": 4})
+    for node_id in cluster.nodes:
+        wait_for_voters(cluster, node_id, [1, 2, 3, 4])
+    cluster.kill(4)
+    cluster.restart(4)
+    cluster.nodes[4].wait_ready()
+    cluster.wait_quiet()
+    cluster.nodes[2].request("DELETE", "/v1/quorum/voters/4", None)
+    for node_id in cluster.nodes:
+        wait_for_voters(cluster, node_id, [1, 2, 3])
+    assert fresh_values(fourth)["retention.ms"] == "4321"
+
+
+def test_leadership_moves_on_request(cluster: ClusterProcesses) -> None:
+    leader = cluster.wait_active()
+    other = next(node_id for node_id in sorted(cluster.nodes) if node_id != leader)
+    cluster.nodes[leader].request("POST", "/v1/quorum/transfer", {"node_id": other})
+    wait_for(f"leader {other}", lambda: cluster.leader() == other)
+
+
+def test_a_node_with_another_secret_stays_outside_and_says_why(
+    cluster: ClusterProcesses, strangers: list[NodeProcess]
+) -> None:
+    stranger = cluster.process(
+        9, "--join", cluster.nodes[1].address, secret="not the secret of this cluster"
+    )
+    strangers.append(stranger)
+    stranger.launch()
+    wait_for_log(stranger, "secret")
+    assert not is_ready(stranger)
+    assert members(cluster, 1, "observers") == []
+    assert cluster.secret not in stranger.log.read_text()
+    assert "not the secret of this cluster" not in stranger.log.read_text()
+
+
+def test_a_second_node_of_a_known_id_stays_outside_and_says_why(
+    cluster: ClusterProcesses, strangers: list[NodeProcess]
+) -> None:
+    stranger = cluster.process(2, "--join", cluster.nodes[1].address, name="second-node2")
+    strangers.append(stranger)
+    stranger.launch()
+    wait_for_log(stranger, "node id 2 is in use twice")
+    assert not is_ready(stranger)
+    set_value(cluster.nodes[2], "retention.ms", 5_555)
+
+
+def test_a_node_of_another_cluster_stays_outside_and_both_say_why(
+    cluster: ClusterProcesses, strangers: list[NodeProcess]
+) -> None:
+    alone = cluster.process(1, name="other-cluster")
+    strangers.append(alone)
+    alone.start()
+    alone.kill()
+    # Where the others expect their node 1 there is now that of the other cluster.
+    cluster.kill(1)
+    alone.port = cluster.nodes[1].port
+    alone.launch()
+    wait_for_log(cluster.nodes[2], "cluster", "node 1")
+    cluster.wait_active()
+    set_value(cluster.nodes[2], "retention.ms", 6_666)
+    assert "retention.ms" not in fresh_values(alone)
+
+
+def test_a_wiped_disk_is_refused_and_the_others_go_on(cluster: ClusterProcesses) -> None:
+    wiped = cluster.nodes[3]
+    cluster.kill(3)
+    shutil.rmtree(wiped.data_dir)
+    wiped.launch()
+    wait_for_log(wiped, "node 3", "data directory")
+    assert not is_ready(wiped)
+    cluster.wait_active()
+    set_value(cluster.nodes[1], "retention.ms", 7_777)
+    assert fresh_values(cluster.nodes[2])["retention.ms"] == "7777"
+    said = cluster.quorum(1)
+    assert said is not None
+    assert [member["connected"] for member in said["voters"] if member["node_id"] == 3] == [False]

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raftlog.metadata import elections
+from raftlog.metadata.elections import (
+    Elections,
+    available_brokers,
+    elect_leader,
+    in_batches,
+    plan_elections,
+    plan_preferred_leaders,
+    plan_unclean_election,
+)
+from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
+from raftlog.record.errors import ILLEGAL_STATE, LogError
+from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch, PartitionId
+from tests.metadata.strategies import (
+    carry_out,
+    carry_out_plan,
+    cluster_images,
+    create,
+    fence,
+    register,
+    set_row,
+    shut_down,
+    unfence,
+)
+
+
+def ids(*numbers: int) -> tuple[BrokerId, ...]:
+    return tuple(map(BrokerId, numbers))
+
+
+def row(replicas: tuple[int, ...], isr: tuple[int, ...], elr: tuple[int, ...]) -> PartitionImage:
+    return PartitionImage(
+        partition=PartitionId(0),
+        replicas=ids(*replicas),
+        isr=ids(*isr),
+        elr=ids(*elr),
+        leader=NO_LEADER_ID,
+        leader_epoch=LeaderEpoch(0),
+        partition_epoch=PartitionEpoch(0),
+    )
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> PartitionImage:
+    replicas = draw(st.permutations(range(1, 6)))[: draw(st.integers(1, 5))]
+    isr = [b for b in replicas if draw(st.booleans())]
+    elr = [b for b in replicas if b not in isr and draw(st.booleans())]
+    return row(tuple(replicas), tuple(isr), tuple(elr))
+
+
+broker_sets = st.frozensets(st.integers(1, 5).map(BrokerId))
+loads = st.dictionaries(st.integers(1, 5).map(BrokerId), st.integers(0, 3))
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows(), broker_sets, loads, st.booleans())
+def test_only_available_members_of_isr_or_elr_are_elected_unless_loss_is_accepted(
+    partition: PartitionImage,
+    available: frozenset[BrokerId],
+    led: dict[BrokerId, int],
+    unclean: bool,
+) -> None:
+    election = elect_leader(partition, available=available, led=led, unclean=unclean)
+    isr, elr = available.intersection(partition.isr), available.intersection(partition.elr)
+    if election is None:
+        assert not isr and not elr
+        assert not unclean or not available.intersection(partition.replicas)
+        return
+    assert election.leader in available
+    assert election.leader in election.isr
+    # Who is not in the ISR is elected only if there is nobody in it, and so on downwards.
+    assert election.leader in (isr or elr or partition.replicas)
+    assert election.is_clean is bool(isr or elr)
+    assert election.isr == (partition.isr if isr else (election.leader,))
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows(), broker_sets, loads)
+def test_ties_are_broken_by_preference_then_fewest_led_then_lowest_id(
+    partition: PartitionImage, available: frozenset[BrokerId], led: dict[BrokerId, int]
+) -> None:
+    election = elect_leader(partition, available=available, led=led)
+    if election is None:
+        return
+    candidates = available.intersection(partition.isr) or available.intersection(partition.elr)
+    if partition.replicas[0] in candidates:
+        assert election.leader == partition.replicas[0]
+        return
+    fewest = min(led.get(b, 0) for b in candidates)
+    assert election.leader == min(b for b in candidates if led.get(b, 0) == fewest)
+
+
+def test_isr_that_is_about_to_change_is_what_counts() -> None:
+    partition = row((1, 2, 3), (1, 2, 3), ())
+    every = frozenset(ids(1, 2, 3))
+    election = elect_leader(partition, available=every, led={}, isr=ids(2, 3))
+    assert election is not None
+    assert (election.leader, election.isr) == (2, (2, 3))
+    assert elect_leader(partition, available=every, led={}, isr=()) is None
+
+
+def brokers(count: int = 3) -> MetadataImage:
+    image = MetadataImage()
+    for number in range(1, count + 1):
+        register(image, number)
+    return image
+
+
+def test_unavailable_brokers_are_fenced_or_about_to_stop() -> None:
+    image = brokers()
+    fence(image, 1)
+    shut_down(image, 2)
+    assert available_brokers(image) == {3}
+
+
+def test_elections_after_each_other_spread_the_leaders() -> None:
+    image = brokers(4)
+    create(image, "t", 1, *[(1, 2, 3, 4)] * 9)
+    state = Elections(image, excluding={BrokerId(1)})
+    topic = image.topic("t")
+    leaders = []
+    for each in topic.partitions:
+        election = state.elect(topic, each, isr=ids(2, 3, 4))
+        assert election is not None
+        leaders.append(election.leader)
+    assert leaders == [2, 3, 4] * 3
+
+
+@settings(max_examples=100, deadline=None)
+@given(cluster_images())
+def test_every_partition_that_could_have_a_leader_gets_one(image: MetadataImage) -> None:
+    available = available_brokers(image)
+    led_before = {
+        (t.topic_id, r.partition): r.leader
+        for t in image.topics_by_id.values()
+        for r in t.partitions
+    }
+    carry_out_plan(image, plan_elections(image))
+    for topic in image.topics_by_id.values():
+        unclean = topic.configs.get("unclean.leader.election.enable") == "true"
+        for each in topic.partitions:
+            before = led_before[topic.topic_id, each.partition]
+            if before != NO_LEADER_ID:
+                assert each.leader == before, "who leads goes on"
+            elif each.leader == NO_LEADER_ID:
+                assert available.isdisjoint(each.replicas if unclean else each.isr + each.elr)
+            else:
+                assert each.leader in available
+    assert not list(plan_elections(image)), "nothing is left to do"
+
+
+def test_cluster_setting_allows_unclean_elections_but_no_guess_does() -> None:
+    image = brokers()
+    create(image, "t", 1, (1, 2))
+    set_row(image, "t", isr=ids(1), elr=(), leader=NO_LEADER_ID)
+    fence(image, 1)
+    for value in ("yes", "1", "false", ""):
+        image.cluster_settings = {"unclean.leader.election.enable": value}
+        assert not list(plan_elections(image))
+    image.cluster_settings = {"unclean.leader.election.enable": "true"}
+    carry_out_plan(image, plan_elections(image))
+    assert (image.partition("t", 0).leader, image.partition("t", 0).isr) == (2, (2,))
+
+
+def test_operator_can_accept_the_loss_of_records_where_nobody_leads() -> None:
+    image = brokers()
+    create(image, "t", 1, (1, 2))
+    with pytest.raises(LogError, match="is led by broker 1") as raised:
+        plan_unclean_election(image, name="t", partition=0)
+    assert raised.value.entry is ILLEGAL_STATE
+    set_row(image, "t", isr=(), elr=ids(1), leader=NO_LEADER_ID)
+    fence(image, 1)
+    fence(image, 2)
+    with pytest.raises(LogError, match="None of the replicas"):
+        plan_unclean_election(image, name="t", partition=0)
+    unfence(image, 2)
+    carry_out(image, plan_unclean_election(image, name="t", partition=0))
+    assert image.partition("t", 0).leader == 2
+
+
+def test_preferred_replica_leads_again_once_it_is_in_sync_and_available() -> None:
+    image = brokers()
+    create(image, "t", 1, (1, 2, 3))
+    set_row(image, "t", isr=ids(2, 3), leader=2)
+    assert not list(plan_preferred_leaders(image)), "not in sync yet"
+    set_row(image, "t", isr=ids(1, 2, 3))
+    shut_down(image, 1)
+    assert not list(plan_preferred_leaders(image)), "about to stop"
+    register(image, 1, incarnation="second")
+    set_row(image, "t", removing=ids(1))
+    assert not list(plan_preferred_leaders(image)), "about to lose its replica"
+    set_row(image, "t", removing=())
+    carry_out_plan(image, plan_preferred_leaders(image))
+    assert image.partition("t", 0).leader == 1
+    set_row(image, "t", leader=NO_LEADER_ID)
+    assert not list(plan_preferred_leaders(image)), "that takes an election"
+
+
+@settings(max_examples=50, deadline=None)
+@given(cluster_images())
+def test_preferred_leaders_settle_in_one_round(image: MetadataImage) -> None:
+    carry_out_plan(image, plan_preferred_leaders(image))
+    assert not list(plan_preferred_leaders(image))
+
+
+def test_plans_come_in_batches_that_follow_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elections, "PARTITION_CHANGES_MAX", 3)
+    image = brokers()
+    create(image, "a", 1, *[(1, 2)] * 7)
+    create(image, "b", 2, *[(1, 2)] * 2)
+    for name in ("a", "b"):
+        for each in image.topic(name).partitions:
+            set_row(image, name, each.partition, leader=2)
+    plan = plan_preferred_leaders(image)
+    sizes = []
+    for command in plan:
+        sizes.append(len(command.changes))
+        carry_out(image, command)
+        if len(sizes) == 1:
+            # What was changed meanwhile by others is not changed again.
+            set_row(image, "a", 3, leader=1)
+    assert sizes == [3, 3, 2]
+    assert all(r.leader == 1 for t in image.topics_by_id.values() for r in t.partitions)
+
+
+def test_topic_deleted_during_a_plan_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elections, "PARTITION_CHANGES_MAX", 1)
+    image = brokers()
+    create(image, "a", 1, (1, 2), (1, 2))
+    create(image, "b", 2, (1, 2))
+    for name, number in (("a", 0), ("a", 1), ("b", 0)):
+        set_row(image, name, number, leader=2)
+    plan = plan_preferred_leaders(image)
+    next(plan)
+    del image.topics_by_id[image.topic("a").topic_id]
+    del image.topics_by_name["a"]
+    (rest,) = plan
+    assert [change.topic_id for change in rest.changes] == [image.topic("b").topic_id]
+
+
+def test_nothing_to_change_is_no_command() -> None:
+    image = brokers()
+    create(image, "a", 1, (1, 2))
+    assert not list(in_batches(image, lambda _topic, _row: None))

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raftlog.metadata.commands import (
+    ChangePartitions,
+    FenceBroker,
+    SetControlledShutdown,
+    UnfenceBroker,
+)
+from raftlog.metadata.elections import available_brokers
+from raftlog.metadata.image import NO_LEADER_ID, MetadataImage
+from raftlog.metadata.liveness import (
+    plan_controlled_shutdown,
+    plan_fencing,
+    plan_repairs,
+    plan_unfencing,
+    plan_unregistration,
+)
+from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, LogError
+from raftlog.record.types import BrokerId
+from tests.metadata.strategies import (
+    BROKER_NUMBERS,
+    carry_out,
+    carry_out_plan,
+    cluster_images,
+    create,
+    fence,
+    register,
+    set_row,
+    shut_down,
+    unfence,
+)
+
+ONE = BrokerId(1)
+brokers_of_images = st.sampled_from([BrokerId(number) for number in BROKER_NUMBERS])
+
+
+def three(*rows: tuple[int, ...]) -> MetadataImage:
+    image = MetadataImage()
+    for number in (1, 2, 3):
+        register(image, number)
+    create(image, "t", 1, *(rows or ((1, 2, 3),))).check()
+    return image
+
+
+def ids(*numbers: int) -> tuple[BrokerId, ...]:
+    return tuple(map(BrokerId, numbers))
+
+
+def may_be_unclean(image: MetadataImage) -> set[str]:
+    return {
+        topic_id
+        for topic_id, topic in image.topics_by_id.items()
+        if topic.configs.get("unclean.leader.election.enable") == "true"
+    }
+
+
+def who_had_all(image: MetadataImage) -> dict[tuple[str, int], set[BrokerId]]:
+    return {
+        (topic.topic_id, row.partition): {*row.isr, *row.elr}
+        for topic in image.topics_by_id.values()
+        for row in topic.partitions
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(cluster_images(), brokers_of_images)
+def test_fenced_broker_neither_leads_nor_is_in_sync(
+    image: MetadataImage, broker_id: BrokerId
+) -> None:
+    had_all = who_had_all(image)
+    unclean = may_be_unclean(image)
+    rows_before = {
+        (topic.topic_id, row.partition): row
+        for topic in image.topics_by_id.values()
+        for row in topic.partitions
+    }
+    carry_out_plan(image, plan_fencing(image, broker_id))
+    assert image.brokers[broker_id].fenced
+    available = available_brokers(image)
+    for topic in image.topics_by_id.values():
+        for row in topic.partitions:
+            key = (topic.topic_id, row.partition)
+            before = rows_before[key]
+            assert row.leader != broker_id and broker_id not in row.isr
+            if topic.topic_id not in unclean:
+                assert {*row.isr, *row.elr} <= had_all[key], "nobody came in from outside"
+                assert {*row.isr, *row.elr}, "and somebody still has everything"
+            if row.leader != before.leader:
+                assert row.leader == NO_LEADER_ID or row.leader in available
+                assert row.leader_epoch == before.leader_epoch + 1
+                assert before.leader == broker_id, "nobody else loses a leadership"
+            if before.leader == broker_id and row.leader == NO_LEADER_ID:
+                assert available.isdisjoint(row.isr + row.elr)
+            if broker_id not in (*before.isr, before.leader):
+                assert row == before
+    assert not list(plan_fencing(image, broker_id)), "nothing is left to do"
+
+
+@settings(max_examples=100, deadline=None)
+@given(cluster_images(), st.data())
+def test_cluster_that_was_wholly_fenced_comes_back_whole(
+    image: MetadataImage, data: st.DataObject
+) -> None:
+    # One after the other goes, then all return, in any order: whoever leads has everything.
+    for number in data.draw(st.permutations(BROKER_NUMBERS)):
+        carry_out_plan(image, plan_fencing(image, BrokerId(number)))
+    for topic in image.topics_by_id.values():
+        for row in topic.partitions:
+            assert row.isr == () and row.leader == NO_LEADER_ID
+            assert row.elr, "who is to lead again must not be forgotten"
+    for number in data.draw(st.permutations(BROKER_NUMBERS)):
+        register(image, number, incarnation="again", fenced=True)
+        carry_out_plan(image, plan_unfencing(image, BrokerId(number)))
+    for topic in image.topics_by_id.values():
+        for row in topic.partitions:
+            assert row.leader in row.isr
+
+
+@settings(max_examples=100, deadline=None)
+@given(cluster_images(), brokers_of_images, st.integers(0, 3))
+def test_successor_finishes_what_a_dead_controller_has_begun(
+    image: MetadataImage, broker_id: BrokerId, done: int
+) -> None:
+    for _, command in zip(range(done), plan_fencing(image, broker_id), strict=False):
+        carry_out(image, command)
+    carry_out_plan(image, plan_repairs(image))
+    fenced = {b for b, broker in image.brokers.items() if broker.fenced}
+    available = available_brokers(image)
+    for topic in image.topics_by_id.values():
+        for row in topic.partitions:
+            assert fenced.isdisjoint({row.leader, *row.isr})
+            if row.leader == NO_LEADER_ID:
+                assert available.isdisjoint(row.isr + row.elr)
+    assert not list(plan_repairs(image))
+
+
+def test_fencing_begins_with_the_broker_then_the_partitions_without_a_leader() -> None:
+    image = three((2, 1, 3), (1, 2, 3), (3, 2, 1))
+    fencing, moved, shrunk = carry_out_plan(image, plan_fencing(image, ONE))
+    assert isinstance(fencing, FenceBroker)
+    assert isinstance(moved, ChangePartitions) and isinstance(shrunk, ChangePartitions)
+    assert [change.partition for change in moved.changes] == [1]
+    assert [change.partition for change in shrunk.changes] == [0, 2]
+    assert [(row.leader, row.isr) for row in image.topic("t").partitions] == [
+        (2, (2, 3)),
+        (2, (2, 3)),
+        (3, (3, 2)),
+    ]
+
+
+def test_whole_plan_may_be_made_before_any_of_it_is_applied() -> None:
+    image = three((2, 1, 3), (1, 2, 3), (3, 2, 1))
+    plan = list(plan_fencing(image, ONE))
+    carry_out_plan(image, plan)
+    assert all(ONE not in row.isr for row in image.topic("t").partitions)
+
+
+def test_unclean_election_does_not_bring_back_who_is_being_fenced() -> None:
+    image = MetadataImage()
+    for number in (1, 2):
+        register(image, number)
+    create(image, "t", 1, (1, 2), configs={"unclean.leader.election.enable": "true"}).check()
+    set_row(image, "t", isr=ids(1))
+    fence(image, 2)
+    carry_out_plan(image, list(plan_fencing(image, ONE)))
+    row = image.partition("t", 0)
+    assert (row.leader, row.elr) == (NO_LEADER_ID, (1,))
+
+
+def test_last_one_in_sync_leaves_the_isr_and_leads_again_when_it_returns() -> None:
+    image = three((1,))
+    carry_out_plan(image, plan_fencing(image, ONE))
+    row = image.partition("t", 0)
+    assert (row.leader, row.isr, row.elr) == (NO_LEADER_ID, (), (1,))
+    carry_out_plan(image, plan_unfencing(image, ONE))
+    row = image.partition("t", 0)
+    assert (row.leader, row.isr, row.elr, row.leader_epoch) == (1, (1,), (), 2)
+
+
+def test_below_the_minimum_whoever_of_the_last_returns_first_leads() -> None:
+    image = three()
+    for number in (3, 1, 2):
+        carry_out_plan(image, plan_fencing(image, BrokerId(number)))
+    row = image.partition("t", 0)
+    assert (row.isr, row.elr) == ((), (1, 2)), "3 left while enough others were in sync"
+    carry_out_plan(image, plan_unfencing(image, BrokerId(3)))
+    assert image.partition("t", 0).leader == NO_LEADER_ID
+    carry_out_plan(image, plan_unfencing(image, BrokerId(1)))
+    row = image.partition("t", 0)
+    assert (row.leader, row.isr, row.elr) == (1, (1,), (2,))
+
+
+def test_load_of_a_dead_broker_is_spread_over_all_others() -> None:
+    image = three(*[(1, 2, 3)] * 10)
+    carry_out_plan(image, plan_fencing(image, ONE))
+    leaders = [row.leader for row in image.topic("t").partitions]
+    assert (leaders.count(BrokerId(2)), leaders.count(BrokerId(3))) == (5, 5)
+
+
+def test_plans_about_unknown_brokers_are_empty() -> None:
+    image = three()
+    for plan in (plan_fencing, plan_unfencing, plan_controlled_shutdown):
+        assert not list(plan(image, BrokerId(9)))
+
+
+def test_restarted_broker_is_let_in_without_any_change_of_partitions() -> None:
+    # It has led, and goes on in a new leader epoch: nobody else has to act.
+    image = three((1,))
+    register(image, 1, incarnation="second", fenced=True)
+    (command,) = carry_out_plan(image, plan_unfencing(image, ONE))
+    assert isinstance(command, UnfenceBroker)
+    assert image.partition("t", 0).leader == 1
+    assert not list(plan_unfencing(image, ONE))
+
+
+def test_broker_about_to_stop_is_unfenced_but_leads_nothing() -> None:
+    image = three((1,))
+    shut_down(image, 1)
+    carry_out_plan(image, plan_fencing(image, ONE))
+    carry_out_plan(image, plan_unfencing(image, ONE))
+    assert not image.brokers[ONE].fenced
+    assert image.partition("t", 0).leader == NO_LEADER_ID
+
+
+@settings(max_examples=100, deadline=None)
+@given(cluster_images(), brokers_of_images)
+def test_broker_that_stops_keeps_only_what_nobody_can_take_over(
+    image: MetadataImage, broker_id: BrokerId
+) -> None:
+    leaders = {
+        (topic.topic_id, row.partition): row.leader
+        for topic in image.topics_by_id.values()
+        for row in topic.partitions
+    }
+    carry_out_plan(image, plan_controlled_shutdown(image, broker_id))
+    assert image.brokers[broker_id].controlled_shutdown
+    available = available_brokers(image)
+    for topic in image.topics_by_id.values():
+        for row in topic.partitions:
+            before = leaders[topic.topic_id, row.partition]
+            if before not in (broker_id, NO_LEADER_ID):
+                assert row.leader == before and broker_id not in row.isr
+            elif before == broker_id:
+                if row.leader == broker_id:
+                    assert available.isdisjoint(row.isr)
+                else:
+                    assert row.leader in available and broker_id not in row.isr
+            else:
+                assert row.leader == NO_LEADER_ID
+    assert not list(plan_controlled_shutdown(image, broker_id)), "nothing is left to do"
+
+
+def test_sole_replica_is_led_until_it_has_really_stopped() -> None:
+    image = three((1,))
+    create(image, "u", 2, (1, 2)).check()
+    first, second = carry_out_plan(image, plan_controlled_shutdown(image, ONE))
+    assert isinstance(first, SetControlledShutdown)
+    assert isinstance(second, ChangePartitions)
+    assert (image.partition("t", 0).leader, image.partition("u", 0).leader) == (1, 2)
+
+
+def test_eligible_replicas_do_not_take_over_from_a_leader_that_still_serves() -> None:
+    image = three()
+    set_row(image, "t", isr=ids(1), elr=ids(2))
+    carry_out_plan(image, plan_controlled_shutdown(image, ONE))
+    assert image.partition("t", 0).leader == 1
+    carry_out_plan(image, plan_fencing(image, ONE))
+    assert image.partition("t", 0).leader == 2
+
+
+def test_only_fenced_brokers_are_unregistered() -> None:
+    image = three((2,))
+    with pytest.raises(LogError) as raised:
+        plan_unregistration(image, BrokerId(9))
+    assert raised.value.entry is NOT_FOUND
+    with pytest.raises(LogError) as raised:
+        plan_unregistration(image, ONE)
+    assert raised.value.entry is ILLEGAL_STATE
+    fence(image, 1)
+    carry_out(image, plan_unregistration(image, ONE))
+    assert ONE not in image.brokers
+    fence(image, 2)
+    with pytest.raises(LogError, match="still holds replicas"):
+        carry_out(image, plan_unregistration(image, BrokerId(2)))
+    unfence(image, 2)

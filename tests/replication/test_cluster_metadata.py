@@ -1,0 +1,159 @@
+"""Changing the cluster's metadata: what a proposer is told, and what settings do to open logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.commands import Command, RegisterBroker, UnfenceBroker, encode_command
+from raftlog.metadata.state_machine import MetadataStateMachine
+from raftlog.quorum import Applied, Outcome, Quorum, Refused, Unknown
+from raftlog.record.errors import INVALID_CONFIG, NO_CONTROLLER, RETRIABLE, LogError
+from raftlog.record.types import BrokerId
+from raftlog.replication.cluster_metadata import ClusterMetadata
+from raftlog.replication.manager import ReplicaManager
+from raftlog.replication.topic_settings import TopicSettings
+from raftlog.storage.manager import LogManager
+from raftlog.world.real_clock import SystemClock
+from raftlog.world.real_randomness import SystemRandomness
+from tests.simulation.disk import SimulatedDisk
+
+BROKER = BrokerId(1)
+
+
+@dataclass
+class DirectQuorum:
+    """Applies at once what is proposed, unless it is told how to end it."""
+
+    state_machine: MetadataStateMachine
+    ending: Refused | Unknown | None = None
+    index: int = 0
+
+    async def propose(self, command: bytes) -> Outcome[ApplyResult]:
+        await asyncio.sleep(0)
+        if self.ending is not None:
+            return self.ending
+        return self.apply(command)
+
+    def apply(self, command: bytes) -> Applied[ApplyResult]:
+        self.index += 1
+        return Applied(self.index, self.state_machine.apply(self.index, command))
+
+
+@dataclass
+class Cluster:
+    """One broker's metadata and partitions, over a simulated disk."""
+
+    quorum: DirectQuorum
+    metadata: ClusterMetadata
+    replicas: ReplicaManager
+
+    def run(self, command: Command) -> None:
+        self.quorum.apply(encode_command(command)).result.check()
+
+    def retention_ms(self, topic: str) -> int:
+        return self.replicas.partition(topic, 0).log.config.retention_ms
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    state_machine = MetadataStateMachine()
+    quorum = DirectQuorum(state_machine)
+    settings = TopicSettings(
+        {"retention.ms": "700"}, cluster=lambda: state_machine.image.cluster_settings
+    )
+    logs = await LogManager.open(SimulatedDisk(1), SystemClock())
+    replicas = ReplicaManager(state_machine, logs, BROKER, settings)
+    metadata = ClusterMetadata(
+        state_machine=state_machine,
+        quorum=cast(Quorum[ApplyResult], quorum),
+        broker_id=BROKER,
+        randomness=SystemRandomness(),
+        settings=settings,
+        settled=replicas.settled,
+    )
+    made = Cluster(quorum, metadata, replicas)
+    made.run(
+        RegisterBroker(
+            broker_id=BROKER,
+            directory_id="d1",
+            incarnation="i1",
+            host="h",
+            port=1,
+            software_version="0",
+        )
+    )
+    epoch = state_machine.image.brokers[BROKER].broker_epoch
+    made.run(UnfenceBroker(broker_id=BROKER, broker_epoch=epoch))
+    await replicas.start()
+    try:
+        yield made
+    finally:
+        await replicas.close()
+        await logs.close()
+
+
+async def test_cluster_settings_reach_open_logs_of_topics_that_do_not_set_them(
+    cluster: Cluster,
+) -> None:
+    await cluster.metadata.create_topic("plain")
+    await cluster.metadata.create_topic("own", configs={"retention.ms": "500"})
+    assert (cluster.retention_ms("plain"), cluster.retention_ms("own")) == (700, 500)
+    index, values = await cluster.metadata.alter_cluster_settings({"retention.ms": "600"})
+    assert (index, values) == (cluster.quorum.index, {"retention.ms": "600"})
+    assert (cluster.retention_ms("plain"), cluster.retention_ms("own")) == (600, 500)
+    await cluster.metadata.create_topic("later")
+    assert cluster.retention_ms("later") == 600
+    assert (await cluster.metadata.alter_cluster_settings({}, ["retention.ms"]))[1] == {}
+    assert [cluster.retention_ms(name) for name in ("plain", "own", "later")] == [700, 500, 700]
+
+
+async def test_cluster_settings_reach_the_in_sync_rule(cluster: Cluster) -> None:
+    await cluster.metadata.create_topic("t")
+    await cluster.metadata.alter_cluster_settings({"min.insync.replicas": "2"})
+    assert cluster.replicas.partition("t", 0).min_insync_replicas == 2
+
+
+async def test_change_that_changes_nothing_is_answered(cluster: Cluster) -> None:
+    await cluster.metadata.alter_cluster_settings({"flush": "async"})
+    async with asyncio.timeout(10):
+        _, values = await cluster.metadata.alter_cluster_settings({"flush": "async"})
+    assert values == {"flush": "async"}
+
+
+async def test_illegal_setting_is_not_proposed(cluster: Cluster) -> None:
+    before = cluster.quorum.index
+    with pytest.raises(LogError) as refused:
+        await cluster.metadata.alter_cluster_settings({"retention.ms": "soon"})
+    assert refused.value.entry is INVALID_CONFIG
+    assert cluster.quorum.index == before
+
+
+@pytest.mark.parametrize(
+    ("ending", "entry"),
+    [
+        (Refused(NO_CONTROLLER, "Nobody leads."), NO_CONTROLLER),
+        (Unknown("Nobody answered."), RETRIABLE),
+    ],
+)
+async def test_without_a_quorum_changes_fail_typed_and_partitions_are_served(
+    cluster: Cluster, ending: Any, entry: object
+) -> None:
+    await cluster.metadata.create_topic("t")
+    cluster.quorum.ending = ending
+    for change in (
+        cluster.metadata.create_topic("u"),
+        cluster.metadata.alter_configs("t", {"retention.ms": "1"}),
+        cluster.metadata.alter_cluster_settings({"retention.ms": "1"}),
+        cluster.metadata.delete_topic("t"),
+    ):
+        with pytest.raises(LogError) as failed:
+            await change
+        assert failed.value.entry is entry
+        assert failed.value.entry.retriable
+    assert (await cluster.replicas.partition("t", 0).read(0, max_bytes=1)).data == b""

@@ -1,0 +1,385 @@
+"""A deterministic asyncio event loop over virtual time.
+
+Callbacks run in the order in which they were asked for, timers in the order of their deadlines and,
+where those are equal, of their making. Nothing waits: when nobody has anything to do, time moves on
+to the next deadline. Each callback costs a microsecond, so that code that polls the time gets on.
+
+There is no real I/O, no thread and no signal: asking for one fails the run, as does any exception
+that nobody handled. Tasks and futures hash by their number, not by their address: asyncio (and
+code under test) iterates over sets of them. The garbage collector stands still during a run, since
+what it calls would be called at another time in the next process (`still` sees to that).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import heapq
+import itertools
+import logging
+import sys
+import warnings
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NoReturn, TypeVar
+
+from tests.simulation.handles import Handle, SimulatedFuture, SimulatedTask
+from tests.simulation.life import Life, SimulationError, current_life
+
+T = TypeVar("T")
+
+CALLBACK_S: Final = 1e-6
+START_S: Final = 1000.0
+STEPS_MAX: Final = 20_000_000
+TIME_S_MAX: Final = 3600.0
+"""Of virtual time, in one run."""
+SWEEP_TASKS_MIN: Final = 1024
+SWEEP_TIMERS_MIN: Final = 1024
+FAILURES_MAX: Final = 20
+"""Remembered of one run; the first one counts."""
+SHOWN_MAX: Final = 8
+"""Callbacks and tasks named by an error."""
+RUNS_PER_COLLECTION: Final = 10
+
+
+_runs = itertools.count(1)
+
+
+@contextmanager
+def still() -> Iterator[None]:
+    """No garbage collection in here but what is asked for."""
+    collecting = gc.isenabled()
+    gc.disable()
+    if next(_runs) % RUNS_PER_COLLECTION == 0:
+        # Worlds of the past: the collector of its own accord would not get to them for long.
+        gc.collect()
+    # What there is already would be looked at again by each collection that is asked for.
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if collecting:
+            gc.enable()
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """See the module. `run` is called once."""
+
+    def __init__(self, *, steps_max: int = STEPS_MAX, time_s_max: float = TIME_S_MAX) -> None:
+        self.now = START_S
+        self.steps = 0
+        """Callbacks that have run."""
+        self.numbers = 0
+        """Tasks and futures made so far."""
+        self.after_event: Callable[[Life], None] | None = None
+        """Called after every callback of a life that is alive then; what it raises ends the run."""
+        self.failures: list[BaseException] = []
+        """What nobody handled, the first one first."""
+        self._steps_max = steps_max
+        self._end = START_S + time_s_max
+        self._ready: deque[Handle] = deque()
+        self._timers: list[tuple[float, int, Handle]] = []
+        self._timer_number = 0
+        self._timers_cancelled = 0
+        self._tasks: list[SimulatedTask[Any]] = []
+        self._grave: list[Handle] = []
+        """Of dead lives: kept so that dropping it runs nothing while the others live."""
+        self._sweep_at = SWEEP_TASKS_MIN
+        self._running = False
+        self._closed = False
+
+    # What asyncio and the code under test call
+
+    def time(self) -> float:
+        return self.now
+
+    def get_debug(self) -> bool:
+        return False
+
+    def set_debug(self, enabled: bool) -> None:
+        pass
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def call_soon(
+        self,
+        callback: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
+    ) -> Handle:
+        handle = Handle(
+            self.now,
+            callback,
+            args,
+            self,
+            contextvars.copy_context() if context is None else context,
+        )
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
+    ) -> Handle:
+        # There are no other threads: `run_in_executor` is refused.
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
+    ) -> Handle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
+    ) -> Handle:
+        handle = Handle(
+            when, callback, args, self, contextvars.copy_context() if context is None else context
+        )
+        handle._scheduled = True
+        self._timer_number += 1
+        heapq.heappush(self._timers, (when, self._timer_number, handle))
+        return handle
+
+    def timer_cancelled(self) -> None:
+        """Count a timer that was cancelled; drop them all once they are the most."""
+        self._timers_cancelled += 1
+        if self._timers_cancelled > SWEEP_TIMERS_MIN and self._timers_cancelled * 2 > len(
+            self._timers
+        ):
+            # In place: `run` holds on to the list. The order of times and numbers is total, so
+            # rebuilding the heap changes nothing in the order of running.
+            self._timers[:] = [timer for timer in self._timers if not timer[2]._cancelled]
+            heapq.heapify(self._timers)
+            self._timers_cancelled = 0
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return SimulatedFuture(loop=self)
+
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[T]:
+        task = SimulatedTask(coro, self, name, context)
+        # asyncio itself holds tasks weakly; one that is dropped would run its `finally` blocks.
+        self._tasks.append(task)
+        if len(self._tasks) >= self._sweep_at:
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._sweep_at = max(SWEEP_TASKS_MIN, 2 * len(self._tasks))
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Take a failure that nobody handled; of a life that has ended it means nothing."""
+        culprit = context.get("task") or context.get("future")
+        life = getattr(culprit, "life", None) or current_life()
+        if self._closed or (life is not None and not life.alive):
+            return
+        error = context.get("exception")
+        self.fail(SimulationError(f"{life}: {context.get('message')}: {error!r}"), error)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    async def shutdown_asyncgens(self) -> None:
+        """Nothing: the lives' generators end with them."""
+
+    # Running
+
+    def fail(self, error: BaseException, cause: BaseException | None = None) -> None:
+        """Let the run end with this error (the first one given counts)."""
+        if cause is not None:
+            error.__cause__ = cause
+        if len(self.failures) < FAILURES_MAX:
+            self.failures.append(error)
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run `main` to its end; raise what nobody handled. Once per loop, then `close`."""
+        assert not self._running
+        assert not self._closed
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(finalizer=self._finish_generator)
+        self._running = True
+        asyncio._set_running_loop(self)
+        try:
+            task = self.create_task(main, name="main")
+            self._run_until(task)
+            return task.result()
+        finally:
+            asyncio._set_running_loop(None)
+            self._running = False
+            sys.set_asyncgen_hooks(*hooks)
+
+    def _run_until(self, main: asyncio.Task[Any]) -> None:
+        ready = self._ready
+        timers = self._timers
+        while not main.done():
+            if not ready or (timers and timers[0][0] <= self.now):
+                self._make_ready()
+            handle = ready.popleft() if ready else None
+            if handle is None or handle._cancelled:
+                continue
+            life = handle.life
+            if life is not None:
+                if not life.alive:
+                    self._grave.append(handle)
+                    continue
+                if life.paused:
+                    life.held.append(handle)
+                    continue
+            self.steps += 1
+            if self.steps > self._steps_max:
+                self._give_up(f"no end after {self._steps_max} callbacks", handle)
+            self.now += CALLBACK_S
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except BaseException as error:
+                # What unwinds the code of a life that has just been killed is nobody's failure.
+                if life is None or life.alive or isinstance(error, KeyboardInterrupt):
+                    self.fail(error)
+            if life is not None and life.alive:
+                self._ran(life)
+            if self.failures:
+                raise self.failures[0]
+
+    def _make_ready(self) -> None:
+        """Move what is due to what is ready; if nothing is either, move time to the next timer."""
+        timers = self._timers
+        if not self._ready:
+            while timers and timers[0][2]._cancelled:
+                heapq.heappop(timers)[2]._scheduled = False
+                self._timers_cancelled -= 1
+            if not timers:
+                raise SimulationError(f"at {self.now:.6f} s: nothing will ever happen again")
+            self.now = max(self.now, timers[0][0])
+            if self.now > self._end:
+                self._give_up(f"no end after {self._end - START_S:g} virtual seconds", None)
+        while timers and timers[0][0] <= self.now:
+            handle = heapq.heappop(timers)[2]
+            handle._scheduled = False
+            if handle._cancelled:
+                self._timers_cancelled -= 1
+            else:
+                self._ready.append(handle)
+
+    def _ran(self, life: Life) -> None:
+        life.callbacks += 1
+        if self.after_event is not None:
+            self.after_event(life)
+        if life.fuse:
+            life.fuse -= 1
+            if not life.fuse:
+                life.kill()
+
+    def resume(self, life: Life) -> None:
+        """Let a paused life go on: first what was held back, in its order."""
+        life.paused = False
+        self._ready.extendleft(reversed(life.held))
+        life.held.clear()
+
+    def _give_up(self, why: str, handle: Handle | None) -> NoReturn:
+        waiting = [handle, *list(self._ready)[:SHOWN_MAX]] if handle is not None else []
+        names = [f"{each.life}: {each._callback!r}" for each in waiting]
+        tasks = [repr(task) for task in self._tasks if not task.done()][:SHOWN_MAX]
+        raise SimulationError("\n  ".join([f"at {self.now:.6f} s: {why}; next:", *names, *tasks]))
+
+    def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        life = current_life()
+        if not self._closed and (life is None or life.alive):
+            self.create_task(generator.aclose())
+
+    # The end
+
+    def check(self) -> None:
+        """Raise what failed and nobody asked for. At the end, while the lives still count."""
+        gc.collect()
+        for task in self._tasks:
+            life = task.life
+            if (life is None or life.alive) and task.done() and task._log_traceback:
+                task._log_traceback = False
+                raise SimulationError(f"{task!r} failed") from task.exception()
+        if self.failures:
+            raise self.failures[0]
+
+    def close(self) -> None:
+        """Drop everything without a sound.
+
+        The lives must have ended: what their coroutines do while they are closed, such as `finally`
+        blocks, must find their disks and connections dead. It is never seen by a run.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        tasks, self._tasks = self._tasks, []
+        disabled = logging.root.manager.disable
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        logging.disable(logging.CRITICAL)
+        asyncio._set_running_loop(self)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                while tasks:
+                    _dispose(tasks.pop())
+                self._grave.clear()
+                self._ready.clear()
+                self._timers.clear()
+                gc.collect()
+        finally:
+            asyncio._set_running_loop(None)
+            logging.disable(disabled)
+            sys.unraisablehook = hook
+
+
+def _dispose(task: SimulatedTask[Any]) -> None:
+    if task.done():
+        task._log_traceback = False
+        return
+    if task.life is not None:
+        task.life.held.clear()
+    task._log_destroy_pending = False
+    coroutine = task.get_coro()
+    context = contextvars.copy_context() if task.life is None else task.life.context
+    # Whatever it raises or awaits, it is the last that is heard of it.
+    with suppress(BaseException):
+        context.run(coroutine.close)
+
+
+def _refuse(name: str) -> Callable[..., NoReturn]:
+    def refused(self: SimulatedLoop, *_: object, **__: object) -> NoReturn:
+        error = SimulationError(f"loop.{name}: there is no real I/O, thread or signal in here")
+        # The code under test may swallow what it is told.
+        self.fail(error)
+        raise error
+
+    return refused
+
+
+for _name in (
+    *("run_in_executor", "set_default_executor", "add_signal_handler", "remove_signal_handler"),
+    *("getaddrinfo", "getnameinfo", "create_connection", "create_server", "sendfile", "start_tls"),
+    *("create_unix_connection", "create_unix_server", "create_datagram_endpoint"),
+    *("connect_accepted_socket", "connect_read_pipe", "connect_write_pipe"),
+    *("subprocess_shell", "subprocess_exec", "add_reader", "add_writer"),
+    *("remove_reader", "remove_writer", "sock_recv", "sock_recv_into", "sock_sendall"),
+    *("sock_recvfrom", "sock_recvfrom_into", "sock_sendto", "sock_connect", "sock_accept"),
+    *("sock_sendfile", "run_forever", "run_until_complete", "stop"),
+):
+    setattr(SimulatedLoop, _name, _refuse(_name))

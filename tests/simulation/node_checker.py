@@ -1,0 +1,131 @@
+"""What must hold of all nodes' metadata and leases, looked at after every event of any node."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from raftlog.metadata.image import MetadataImage
+from raftlog.metadata.snapshot import snapshot_pieces
+from raftlog.node_core import Core
+from raftlog.record.types import BrokerId
+
+
+class InvariantError(AssertionError):
+    """An invariant of the cluster was violated."""
+
+
+@dataclass
+class _View:
+    """What one process of a node has been seen to hold."""
+
+    applied_index: int = 0
+    partition_epochs: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """Leader epoch and partition epoch, by topic id and number."""
+    broker_epochs: dict[BrokerId, int] = field(default_factory=dict)
+
+
+class NodeChecker:
+    """Watches cores. Raises InvariantError."""
+
+    def __init__(self) -> None:
+        self.digests: dict[int, bytes] = {}
+        """Of the image after the entry of that index, on whichever node had applied it first."""
+        self.newest: tuple[int, dict[BrokerId, tuple[int, bool]]] = (0, {})
+        """The newest index that any node has applied, and each broker's epoch and whether it is
+        fenced, as of then."""
+        self.leaders: dict[tuple[str, int, int], int] = {}
+        """Topic id, partition and leader epoch to the node that has acted as its leader."""
+        self.lease_slack_s: float | None = 0.0
+        """How long a lease may outlive its holder's fencing; None: it is not looked at."""
+        self.overlap_s_max = 0.0
+        self.on_fenced: Callable[[int], None] | None = None
+        """Told of each broker that is fenced, when the first node applies that."""
+        self._views: dict[int, _View] = {}
+        self._fenced_at: dict[BrokerId, float] = {}
+
+    @staticmethod
+    def digest(image: MetadataImage) -> bytes:
+        """Of everything that the image holds, but for the index: entries that are no commands do
+        not move that."""
+        captured = image.copy()
+        captured.applied_index = 0
+        return hashlib.sha256(b"".join(snapshot_pieces(captured))).digest()
+
+    def opened(self, node_id: int) -> None:
+        """A new process of that node has recovered."""
+        self._views[node_id] = _View()
+
+    def after_event(self, node_id: int, core: Core, now: float) -> None:
+        """Something has happened in that node, which is alive."""
+        view = self._views[node_id]
+        applied_index = core.quorum.applied_index
+        if applied_index != view.applied_index:
+            if applied_index < view.applied_index:
+                self._fail(f"node {node_id} goes back from {view.applied_index} to {applied_index}")
+            view.applied_index = applied_index
+            self._applied(node_id, view, core.services.metadata.image, applied_index, now)
+        self._check_lease(node_id, core, now)
+
+    def led(self, node_id: int, topic_id: str, partition: int, leader_epoch: int) -> None:
+        """A node has acted as the leader of a partition in an epoch (promise 7)."""
+        known = self.leaders.setdefault((topic_id, partition, leader_epoch), node_id)
+        if known != node_id:
+            self._fail(f"{topic_id}-{partition} has leaders {known}, {node_id} in {leader_epoch}")
+
+    def _applied(
+        self, node_id: int, view: _View, image: MetadataImage, index: int, now: float
+    ) -> None:
+        digest = self.digest(image)
+        if self.digests.setdefault(index, digest) != digest:
+            self._fail(f"node {node_id} holds another image than others after entry {index}")
+        for topic_id, topic in image.topics_by_id.items():
+            for row in topic.partitions:
+                key, epochs = (topic_id, row.partition), (row.leader_epoch, row.partition_epoch)
+                before = view.partition_epochs.get(key, (0, 0))
+                if epochs[0] < before[0] or epochs[1] < before[1]:
+                    self._fail(f"node {node_id}: {topic.name} goes back from {before} to {epochs}")
+                view.partition_epochs[key] = epochs
+        for broker_id, broker in image.brokers.items():
+            if broker.broker_epoch < view.broker_epochs.get(broker_id, 0):
+                self._fail(f"node {node_id}: broker {broker_id} goes back to {broker}")
+            view.broker_epochs[broker_id] = broker.broker_epoch
+        if index > self.newest[0]:
+            self._note_fencing(image, index, now)
+
+    def _note_fencing(self, image: MetadataImage, index: int, now: float) -> None:
+        before = self.newest[1]
+        after = {
+            broker_id: (int(broker.broker_epoch), broker.fenced)
+            for broker_id, broker in image.brokers.items()
+        }
+        self.newest = (index, after)
+        for broker_id, (epoch, fenced) in after.items():
+            if not fenced:
+                self._fenced_at.pop(broker_id, None)
+                continue
+            self._fenced_at.setdefault(broker_id, now)
+            if before.get(broker_id) == (epoch, False) and self.on_fenced is not None:
+                self.on_fenced(broker_id)
+
+    def _check_lease(self, node_id: int, core: Core, now: float) -> None:
+        """A node that anybody knows to be fenced must not act as a leader (promise 7)."""
+        broker_id = core.services.node_id
+        fenced_at = self._fenced_at.get(broker_id)
+        if self.lease_slack_s is None or fenced_at is None:
+            return
+        voters = core.quorum.voters
+        if voters.ids == {node_id}:
+            # The only voter answers to nobody: see raftlog/controller/DESIGN.md.
+            return
+        # Another process of the node may be the one that is fenced.
+        if core.controller.broker_epoch != self.newest[1][broker_id][0]:
+            return
+        if core.controller.lease_valid(now):
+            self.overlap_s_max = max(self.overlap_s_max, now - fenced_at)
+            if now - fenced_at > self.lease_slack_s:
+                self._fail(f"node {node_id} acts as a leader {now - fenced_at:.3f} s after fencing")
+
+    def _fail(self, what: str) -> None:
+        raise InvariantError(what)

@@ -1,0 +1,303 @@
+"""Whole nodes as processes of a simulated world: started as `raftlog serve` starts them.
+
+A node that ends by itself (it was refused, or it failed) says why in `endings`; a history in which
+nobody should says so by `check_endings`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from raftlog.controller.settings import ControllerSettings
+from raftlog.metadata.image import NO_LEADER_ID, BrokerImage, MetadataImage, TopicImage
+from raftlog.node_core import Core
+from raftlog.quorum.settings import MemberSettings
+from raftlog.record.errors import LogError
+from raftlog.startup.directory import IdentityError, remember
+from raftlog.startup.settings import NodeSettings
+from raftlog.world import DiskError
+from tests.simulation.life import Life, NodeDiedError
+from tests.simulation.node_checker import NodeChecker
+from tests.simulation.world import Process, World
+
+T = TypeVar("T")
+
+POLL_S: Final = 0.01
+UNTIL_S: Final = 20.0
+"""How long a condition is waited for, in virtual time."""
+VOTERS: Final = 3
+"""Nodes that begin a cluster; those of higher ids join it."""
+SNAPSHOTS: Final = MemberSettings(
+    snapshot_entries=20, snapshot_bytes=10**9, entries_kept=5, chunk_bytes=1_000
+)
+"""Members that take many, and send them in many chunks."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a node's process ended by itself."""
+
+    node_id: int
+    incarnation: int
+    reason: str
+
+
+@dataclass
+class NodeWorld:
+    """Nodes 1 to `voter_count` begin a cluster together; nodes after them join it."""
+
+    world: World
+    node_count: int = VOTERS
+    voter_count: int = VOTERS
+    member_settings: MemberSettings = field(default_factory=MemberSettings)
+    controller_settings: ControllerSettings = field(default_factory=ControllerSettings)
+    topic_defaults: dict[str, str] = field(default_factory=dict)
+    checker: NodeChecker = field(default_factory=NodeChecker)
+    cores: dict[int, Core] = field(default_factory=dict)
+    """Of the nodes that are up and open; they may be starting still."""
+    endings: list[Ending] = field(default_factory=list)
+    overrides: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Settings of single nodes."""
+
+    def __post_init__(self) -> None:
+        self.world.loop.after_event = self._after_event
+
+    @property
+    def node_ids(self) -> list[int]:
+        return list(range(1, self.node_count + 1))
+
+    @property
+    def first_voters(self) -> list[int]:
+        return self.node_ids[: self.voter_count]
+
+    @property
+    def voters(self) -> str:
+        """What the nodes that begin the cluster are given for --voters."""
+        return ",".join(
+            f"{node_id}@{self.world.address(node_id)}"
+            for node_id in self.first_voters
+        )
+
+    def settings(self, node_id: int) -> NodeSettings:
+        """What the node is started with: the same at every start."""
+        begins = node_id <= self.voter_count
+        settings = NodeSettings(
+            data_dir="unused",
+            node_id=node_id,
+            listen=self.world.address(node_id),
+            voters=self.voters if begins and self.voter_count > 1 else None,
+            join=None if begins else ",".join(map(self.world.address, self.first_voters)),
+            topic_defaults=self.topic_defaults,
+        )
+        return msgspec.structs.replace(settings, **self.overrides.get(node_id, {}))
+
+    # Nodes
+
+    def start_all(self) -> None:
+        for node_id in self.node_ids:
+            self.start(node_id)
+
+    def start(self, node_id: int) -> Process:
+        """Start a node. It is in `cores` once it is open, and serves when `is_ready`."""
+        return self.world.start(node_id, self._main)
+
+    def kill(self, node_id: int, *, power: bool = False) -> None:
+        self.world.crash(node_id, power=power)
+
+    def cut_off(self, node_id: int, others: Iterable[int] | None = None) -> None:
+        """Let no other node, or none of these, hear of this one, nor this one of them."""
+        rest = [other for other in (others or self.node_ids) if other != node_id]
+        self.world.network.partition([node_id], rest)
+
+    async def stop(self, node_id: int) -> None:
+        """Stop a node as SIGTERM does."""
+        process, core = self.world.processes[node_id], self.cores[node_id]
+
+        async def stop() -> None:
+            await core.leave()
+            await core.close()
+
+        await process.run(stop())
+        self.kill(node_id)
+
+    async def _main(self, process: Process) -> None:
+        loop = asyncio.get_running_loop()
+        fatal: asyncio.Future[str] = loop.create_future()
+
+        def on_fatal(reason: str) -> None:
+            if not fatal.done():
+                fatal.set_result(reason)
+
+        starting = loop.create_task(self._open(process, on_fatal))
+        await asyncio.wait((starting, fatal), return_when=asyncio.FIRST_COMPLETED)
+        if not fatal.done():
+            try:
+                starting.result()
+            except (LogError, DiskError, IdentityError, ValueError) as error:
+                on_fatal(f"the node cannot start: {error}")
+        reason = await fatal
+        self.world.trace(f"{process} ends: {reason}")
+        self.endings.append(Ending(process.node_id, process.incarnation, reason))
+
+    async def _open(self, process: Process, on_fatal: Callable[[str], None]) -> None:
+        node_id, settings = process.node_id, self.settings(process.node_id)
+        core = await Core.open(
+            settings,
+            address=process.address,
+            disk=process.disk,
+            clock=process.clock,
+            randomness=process.randomness,
+            network=process.network,
+            on_fatal=on_fatal,
+            member_settings=self.member_settings,
+            controller_settings=self.controller_settings,
+        )
+        self.cores[node_id] = core
+        self.checker.opened(node_id)
+        process.on_end(lambda: self._gone(node_id, core))
+        await core.serve(process.address, settings.rack)
+        await process.disk.run(lambda: remember(process.disk, settings))
+        self.world.trace(f"{process} serves")
+
+    def _gone(self, node_id: int, core: Core) -> None:
+        if self.cores.get(node_id) is core:
+            del self.cores[node_id]
+
+    def _after_event(self, life: Life) -> None:
+        core = self.cores.get(life.node_id)
+        if core is not None:
+            self.checker.after_event(life.node_id, core, self.world.loop.now)
+
+    # What tests ask
+
+    def image(self, node_id: int) -> MetadataImage:
+        return self.cores[node_id].services.metadata.image
+
+    def broker(self, seen_by: int, node_id: int) -> BrokerImage:
+        return self.image(seen_by).brokers[node_id]  # type: ignore[index]
+
+    def is_fenced(self, node_id: int, *, seen_by: int | None = None) -> bool:
+        """By the metadata that the active controller, or that node, has applied."""
+        observer = self.controller() if seen_by is None else seen_by
+        return observer is not None and self.broker(observer, node_id).fenced
+
+    def is_ready(self, node_id: int) -> bool:
+        core = self.cores.get(node_id)
+        return core is not None and core.not_ready is None
+
+    def controller(self) -> int | None:
+        """The active controller of the highest term."""
+        active = [
+            (core.quorum.term, node_id)
+            for node_id, core in sorted(self.cores.items())
+            if core.quorum.is_active
+        ]
+        return max(active)[1] if active else None
+
+    def leader(self, topic: str, partition: int = 0) -> int | None:
+        """Who leads a partition, by the active controller's metadata."""
+        controller = self.controller()
+        if controller is None:
+            return None
+        row = self.image(controller).partition(topic, partition)
+        return None if row.leader == NO_LEADER_ID else row.leader
+
+    def takes_writes(self, node_id: int, topic: str, partition: int = 0) -> bool:
+        """Whether the node would append to the partition at this moment."""
+        core = self.cores.get(node_id)
+        if core is None:
+            return False
+        try:
+            found = core.services.replicas.partition(topic, partition)
+        except LogError:
+            return False
+        return found.write_refusal is None
+
+    async def until(self, condition: Callable[[], T], seconds: float = UNTIL_S) -> T:
+        """Wait for a condition, in virtual time, and return what it gave."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not (result := condition()):
+            assert loop.time() < deadline, f"it did not come true in time:\n{self.describe()}"
+            await asyncio.sleep(POLL_S)
+        return result
+
+    async def ready(self, *node_ids: int) -> int:
+        """Wait until these nodes, or all, serve and are unfenced; return the active controller."""
+        wanted = node_ids or tuple(self.node_ids)
+
+        def is_whole() -> int | None:
+            controller = self.controller()
+            if controller is None or not all(map(self.is_ready, wanted)):
+                return None
+            brokers = self.image(controller).brokers
+            if any(node_id not in brokers or brokers[node_id].fenced for node_id in wanted):  # type: ignore[index]
+                return None
+            return controller
+
+        controller = await self.until(is_whole)
+        assert controller is not None
+        return controller
+
+    async def agreed(self) -> None:
+        """Wait until all nodes that are up have applied the same, and hold the same image."""
+
+        def is_agreed() -> bool:
+            images = [core.services.metadata.image for _, core in sorted(self.cores.items())]
+            indexes = {core.quorum.applied_index for core in self.cores.values()}
+            last = {core.quorum.status().last_index for core in self.cores.values()}
+            return len(indexes) == 1 and indexes == last and len(set(map(digest, images))) == 1
+
+        await self.until(is_agreed)
+
+    async def call(self, node_id: int, work: Callable[[Core], Coroutine[Any, Any, T]]) -> T:
+        """Have a node do something. Raises NodeDiedError if it is down or dies, and LogError."""
+        core = self.cores.get(node_id)
+        if core is None:
+            raise NodeDiedError(f"node {node_id} is down")
+        return await self.world.processes[node_id].run(work(core))
+
+    async def create_topic(self, node_id: int, name: str, **arguments: Any) -> TopicImage:
+        return await self.call(
+            node_id, lambda core: core.services.metadata.create_topic(name, **arguments)
+        )
+
+    async def create_topic_at(self, leader: int, name: str) -> TopicImage:
+        """Create a topic whose only partition that node leads, whatever its name turns out as."""
+        controller = await self.until(self.controller)
+        topic = await self.create_topic(controller, name, partitions=self.node_count)
+        assert any(row.leader == leader for row in topic.partitions), topic
+        return topic
+
+    def check_endings(self) -> None:
+        """No node has ended by itself."""
+        assert not self.endings, self.endings
+
+    def describe(self) -> str:
+        """Each node's state, a line each."""
+        lines = [str(ending) for ending in self.endings]
+        for node_id in self.node_ids:
+            core = self.cores.get(node_id)
+            if core is None:
+                up = "starting" if self.world.is_up(node_id) else "down"
+                lines.append(f"{node_id}: {up}")
+                continue
+            status, image = core.quorum.status(), core.services.metadata.image
+            fenced = [broker.broker_id for broker in image.brokers.values() if broker.fenced]
+            lines.append(
+                f"{node_id}: {status} voters={sorted(core.quorum.voters.ids)} "
+                f"peers={sorted(core.quorum.peers())} brokers={sorted(image.brokers)} "
+                f"fenced={fenced} cut_off={core.controller.is_cut_off} "
+                f"not_ready={core.not_ready} rejected={core.quorum.rejections}"
+            )
+        return "\n".join(lines)
+
+
+def digest(image: MetadataImage) -> bytes:
+    """See `NodeChecker.digest`."""
+    return NodeChecker.digest(image)

@@ -1,0 +1,361 @@
+"""Raft's cores around a table: every message, write, tick and loss of patience is made by hand.
+
+For directed traces that depend on the order of single messages. Logs, guards, outboxes and journals
+are the shipped ones; there is no event loop, no member and no network. Clocks stand still unless a
+test moves them, so that nobody begins an election or sends a heartbeat by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from raftlog.quorum.core import RaftCore, Timing
+from raftlog.quorum.guards import REGULAR, VOTERS
+from raftlog.quorum.messages import Message
+from raftlog.quorum.outbox import Outbox
+from raftlog.quorum.raft_journal import PendingRecord
+from raftlog.quorum.raft_log import RaftLog
+from raftlog.quorum.raft_snapshot import SnapshotMeta
+from raftlog.quorum.raft_store import QuorumStore
+from raftlog.quorum.voters import Voter, VoterSet, encode_voters
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.quorum.checker import Checker
+from tests.simulation.quorum.ledger import Ledger
+from tests.simulation.world import SeededRandomness
+
+DIRECTORY = "metadata"
+TIMING = Timing()
+ROUNDS = 3
+"""Of pre-votes that a member asks for: the first may only tell it of a newer term."""
+TURNS_MAX = 10_000
+"""Of one exchange: a defect must not make a test run for ever."""
+
+
+def voter_set(*node_ids: int) -> VoterSet:
+    return VoterSet(tuple(Voter(node_id, f"n{node_id}.test", 8082) for node_id in node_ids))
+
+
+class HandClock:
+    """Stands still."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Seat:
+    """One member, without what is around a core: `CoreHost`."""
+
+    def __init__(self, cores: Cores, node_id: int) -> None:
+        self.cores = cores
+        self.node_id = node_id
+        self.clock = HandClock()
+        self.disk = SimulatedDisk(node_id)
+        self.syncs_at_once = True
+        self.waiting: dict[tuple[int, int], bytes] = {}
+        """Index and term to the command of a client that waits here."""
+        self.wanted: set[int] = set()
+        """Peers that need the snapshot."""
+        self.connected: set[int] = set()
+        self.open()
+
+    def open(self) -> None:
+        """Begin a life with what is on the disk."""
+        self.store = QuorumStore(self.disk, DIRECTORY)
+        self.log = RaftLog(self.store.load(self.cores.voters))
+        self.ledger = Ledger(self.cores.checker.was_applied)
+        applied_index = self.log.first_index
+        restored = self.store.read_snapshot()
+        if restored is not None:
+            meta, pieces = restored
+            self.ledger.restore(meta.index, pieces)()
+            applied_index = meta.index
+        self.outbox = Outbox(self.log, self._transmit)
+        self._writing: tuple[list[PendingRecord], int] | None = None
+        self.core = RaftCore(
+            self.node_id,
+            self.log,
+            applied_index,
+            host=self,
+            clock=self.clock,  # type: ignore[arg-type]
+            randomness=SeededRandomness(random.Random(self.node_id)),
+            timing=TIMING,
+        )
+        self.be_patient()
+
+    def be_patient(self) -> None:
+        self.core._so._SyncObj__raftElectionDeadline = math.inf
+
+    # CoreHost
+
+    def send_message(self, peer: int, message: Message) -> None:
+        self.outbox.send(peer, message)
+
+    def apply(self, index: int, term: int, command: bytes) -> None:
+        if command[0] == REGULAR:
+            self.ledger.apply(index, command[1:])
+            mine = self.waiting.pop((index, term), None)
+            if mine is not None:
+                self.cores.checker.was_acknowledged(mine, index)
+
+    def snapshot_wanted(self, peer: int) -> None:
+        self.wanted.add(peer)
+
+    # The disk
+
+    def begin_write(self) -> None:
+        """Hand what is pending to the disk; it is durable only after `end_write`."""
+        self._writing = self.log.take_pending()
+
+    def end_write(self) -> None:
+        assert self._writing is not None
+        records, lsn = self._writing
+        self.store.write(records)
+        self.log.written(lsn)
+        self._writing = None
+
+    def sync(self) -> None:
+        """Make durable what is in the log."""
+        if self.log.rewrite_due:
+            content, lsn = self.log.content()
+            self.store.rewrite(content)
+            self.log.written(lsn)
+        else:
+            self.begin_write()
+            self.end_write()
+
+    def _transmit(self, peer: int, message: Message) -> None:
+        self.cores.checker.sent(self.node_id, peer, message)
+        self.cores.sent += 1
+        self.cores.on_way[self.node_id, peer].append(message)
+
+
+class Cores:
+    """A few members and the messages between them."""
+
+    def __init__(self, voters: Iterable[int], observers: Iterable[int] = ()) -> None:
+        self.voters = voter_set(*voters)
+        self.checker = Checker()
+        self.sent = 0
+        self.delivered: list[tuple[int, int, Message]] = []
+        node_ids = sorted({*self.voters.ids, *observers})
+        self.on_way: dict[tuple[int, int], deque[Message]] = {
+            (one, other): deque() for one in node_ids for other in node_ids if one != other
+        }
+        self.impatient: int | None = None
+        self.seats = {node_id: Seat(self, node_id) for node_id in node_ids}
+        for one in node_ids:
+            for other in node_ids:
+                if one < other:
+                    self.connect(one, other)
+
+    def __getitem__(self, node_id: int) -> Seat:
+        return self.seats[node_id]
+
+    # Connections and lives
+
+    def connect(self, one: int, other: int) -> None:
+        for me, peer in ((one, other), (other, one)):
+            self[me].connected.add(peer)
+            self[me].outbox.connected(peer)
+            self[me].core.peer_up(peer)
+        self.pump(one)
+        self.pump(other)
+
+    def disconnect(self, one: int, other: int) -> None:
+        """What is on its way is lost."""
+        for me, peer in ((one, other), (other, one)):
+            self.on_way[me, peer].clear()
+            if peer in self[me].connected:
+                self[me].connected.discard(peer)
+                self[me].outbox.disconnected(peer)
+                self[me].core.peer_down(peer)
+
+    def reconnect(self, one: int, other: int) -> None:
+        self.disconnect(one, other)
+        self.connect(one, other)
+
+    def restart(self, node_id: int, *, connect: bool = True) -> None:
+        """Cut a member's power and start it again."""
+        peers = sorted(self[node_id].connected)
+        for peer in peers:
+            self.disconnect(node_id, peer)
+        self[node_id].disk.crash(power=True)
+        self[node_id].waiting.clear()
+        self[node_id].open()
+        self.checker.recovered(node_id, self[node_id].log)
+        for peer in peers if connect else ():
+            self.connect(node_id, peer)
+
+    # Turns
+
+    def pump(self, node_id: int) -> None:
+        """A turn of a member, as RaftMember has it."""
+        seat = self[node_id]
+        for _ in range(TURNS_MAX):
+            if node_id != self.impatient:
+                seat.be_patient()
+            seat.core.tick()
+            seat.outbox.release()
+            self.checker.after_event(node_id, seat.core)
+            if not seat.syncs_at_once or seat.log.lsn == seat.log.durable_lsn:
+                return
+            seat.sync()
+        raise AssertionError("no end of it")
+
+    def sync(self, node_id: int) -> None:
+        self[node_id].sync()
+        self.pump(node_id)
+
+    def heartbeat(self, node_id: int) -> None:
+        """Let a leader's clock go on until it sends heartbeats."""
+        self[node_id].clock.now += TIMING.heartbeat_s + 0.001
+        self.pump(node_id)
+
+    def take(self, source: int, target: int, message: Message) -> None:
+        """Let a message arrive, wherever it comes from."""
+        self.delivered.append((source, target, message))
+        self[target].core.receive(source, message)
+        self.pump(target)
+
+    def deliver(self, source: int, target: int, count: int = 1) -> list[Message]:
+        """Let the first messages that are on their way arrive; return them."""
+        taken = [self.on_way[source, target].popleft() for _ in range(count)]
+        for message in taken:
+            self.take(source, target, message)
+        return taken
+
+    def drop(self, source: int, target: int) -> None:
+        """Lose what is on its way."""
+        self.on_way[source, target].clear()
+
+    def isolate(self, node_id: int, *kept: tuple[int, int]) -> None:
+        """Lose what is on its way to and from a member, but for the `kept` directions."""
+        for pair in self.on_way:
+            if node_id in pair and pair not in kept:
+                self.drop(*pair)
+
+    def exchange(
+        self,
+        *group: int,
+        without: Iterable[tuple[int, int]] = (),
+        until: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Deliver all there is among a group until nothing is left; return how many there were."""
+        members = group or tuple(self.seats)
+        count, held = 0, set(without)
+        pairs = [
+            pair
+            for pair in self.on_way
+            if pair[0] in members and pair[1] in members and pair not in held
+        ]
+        while busy := [pair for pair in pairs if self.on_way[pair]]:
+            for pair in busy:
+                if until():
+                    return count
+                self.deliver(*pair)
+                count += 1
+            assert count < TURNS_MAX, "messages without end"
+        return count
+
+    # What members do
+
+    def campaign(self, node_id: int, *others: int) -> None:
+        """A member begins an election; `others` have heard no leader for long enough to vote.
+
+        Its requests for votes are on their way then.
+        """
+        for other in others:
+            self[other].clock.now += TIMING.election_min_s + 0.001
+            if self[other].core.is_leader:
+                # It has not heard of a majority for too long, and steps down.
+                self[other].clock.now += TIMING.fallback_s
+                self.pump(other)
+        seat = self[node_id]
+        seat.clock.now += TIMING.election_max_s
+        self.impatient = node_id
+        before = seat.core.term
+
+        def has_begun() -> bool:
+            log = seat.log
+            return log.getVotedForNodeId() == node_id and log.getCurrentTerm() > before
+
+        for _ in range(ROUNDS):
+            seat.clock.now += TIMING.election_min_s
+            seat.core._so._SyncObj__raftElectionDeadline = -math.inf
+            self.pump(node_id)
+            self.exchange(node_id, *others, until=has_begun)
+            if has_begun():
+                break
+        self.impatient = None
+
+    def elect(self, node_id: int, *others: int) -> None:
+        """Let a member win with the votes of `others`, and let them exchange what follows."""
+        self.campaign(node_id, *others)
+        self.exchange(node_id, *others)
+        assert self[node_id].core.is_leader, f"{node_id} was not elected by {others}"
+
+    def propose(self, node_id: int, *commands: bytes) -> None:
+        """Clients of the leader: each command is a turn of its own."""
+        seat = self[node_id]
+        for command in commands:
+            seat.waiting[seat.core.append(REGULAR, command)] = command
+            self.pump(node_id)
+
+    def append_voters(self, node_id: int, *voters: int) -> None:
+        """The leader appends a voter set, asking no rule."""
+        self[node_id].core.append(VOTERS, encode_voters(voter_set(*voters)))
+        self.pump(node_id)
+
+    # Snapshots
+
+    def snapshot(self, node_id: int) -> SnapshotMeta:
+        """Take a snapshot of what is applied, and drop the log up to there."""
+        seat = self[node_id]
+        index = seat.core.applied_index
+        meta = SnapshotMeta(index, seat.log.term_at(index), seat.log.voters_at(index))
+        seat.store.save_snapshot(meta, seat.ledger.snapshot()())
+        seat.log.trim(index)
+        seat.store.rewrite(seat.log.content()[0])
+        self.checker.after_event(node_id, seat.core)
+        return meta
+
+    def install(self, source: int, target: int) -> None:
+        """What SnapshotKeeper does at the end: put a leader's snapshot in place of the state."""
+        reader, seat = self[source].store.open_snapshot(), self[target]
+        assert reader is not None
+        seat.store.begin_received()
+        seat.store.append_received(reader.read(0, reader.size))
+        meta = seat.store.finish_received()
+        found = seat.store.read_snapshot()
+        assert meta is not None and found is not None
+        if meta.index > seat.core.applied_index:
+            seat.ledger.restore(meta.index, found[1])()
+            seat.log.reset(meta.index, meta.term, meta.voters)
+            seat.core.installed(meta.index)
+        seat.core.answer_covered(source, meta.index)
+        self.pump(target)
+
+    # What tests ask
+
+    def commands(self, node_id: int) -> list[bytes]:
+        """The regular commands in a log, in order."""
+        return [command[1:] for command, _, _ in self[node_id].log[1:] if command[0] == REGULAR]
+
+    def terms(self, node_id: int) -> list[int]:
+        """The terms of a log's entries after the base."""
+        return [term for _, _, term in self[node_id].log[1:]]
+
+    def settle(self, leader: int) -> None:
+        """Let everybody talk until nothing is left to say: all must agree with the leader."""
+        self.exchange()
+        self.heartbeat(leader)
+        self.exchange()
+        digests = {seat.ledger.digest for seat in self.seats.values()}
+        assert len(digests) == 1, {node: self.commands(node) for node in self.seats}
+        self.checker.check_outcomes()

@@ -1,0 +1,234 @@
+"""Quorum members as processes of a simulated world, with the checker watching each event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from raftlog.quorum.core import Timing
+from raftlog.quorum.interface import Applied, Outcome, Refused
+from raftlog.quorum.member import RaftMember
+from raftlog.quorum.messages import Message
+from raftlog.quorum.settings import MemberIdentity, MemberSettings
+from raftlog.quorum.voters import Voter, VoterSet, bootstrap_id
+from raftlog.record.errors import LogError
+from tests.simulation.life import Life, NodeDiedError
+from tests.simulation.quorum.checker import Checker
+from tests.simulation.quorum.ledger import Ledger
+from tests.simulation.world import Process, World
+
+DIRECTORY = "metadata"
+NEVER = 10**9
+
+
+@dataclass
+class MemberWorld:
+    """Members 1 to `voter_count`, and observers after them, in one world."""
+
+    world: World
+    voter_count: int
+    observer_count: int = 0
+    settings: MemberSettings = field(default_factory=MemberSettings)
+    checker: Checker = field(default_factory=Checker)
+    members: dict[int, RaftMember[int]] = field(default_factory=dict)
+    """Of the nodes that are up and open."""
+    ledgers: dict[int, Ledger] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    on_message: Callable[[int, int, Message], bool] | None = None
+    """Sees each message as it leaves; False drops it."""
+    commands: int = 0
+    directory_ids: dict[int, str] = field(default_factory=dict)
+    """Of nodes whose data directory is not the first one that they had."""
+
+    def __post_init__(self) -> None:
+        self.world.loop.after_event = self._after_event
+
+    @property
+    def node_ids(self) -> list[int]:
+        return list(range(1, self.voter_count + self.observer_count + 1))
+
+    @property
+    def voters(self) -> VoterSet:
+        """The voters that the cluster begins with."""
+        return VoterSet(tuple(self._voter(node_id) for node_id in range(1, self.voter_count + 1)))
+
+    def _voter(self, node_id: int) -> Voter:
+        host, _, port = self.world.address(node_id).rpartition(":")
+        return Voter(node_id, host, int(port))
+
+    # Members
+
+    def start_all(self) -> None:
+        for node_id in self.node_ids:
+            self.start(node_id)
+
+    def start(self, node_id: int) -> Process:
+        """Start a member; it is in `members` once it has recovered."""
+        return self.world.start(node_id, self._main)
+
+    def wipe(self, node_id: int) -> None:
+        """Let a dead node lose its disk: its next life begins with an empty directory."""
+        assert not self.world.is_up(node_id)
+        disk = self.world.disk(node_id)
+        for path in disk.paths():
+            disk.remove(path)
+        disk.sync_directory(DIRECTORY)
+        self.directory_ids[node_id] = f"another-directory-{node_id}"
+        # Nobody can ask of it what it had.
+        del self.checker.views[node_id]
+
+    async def _main(self, process: Process) -> None:
+        node_id, checker = process.node_id, self.checker
+        ledger = Ledger(checker.was_applied)
+        member: RaftMember[int] = await RaftMember.open(
+            disk=process.disk,
+            directory=DIRECTORY,
+            initial=self.voters,
+            state_machine=ledger,
+            identity=MemberIdentity(
+                node_id,
+                self.directory_ids.get(node_id, f"directory-{node_id}"),
+                "0",
+                bootstrap_id(self.voters),
+            ),
+            network=process.network,
+            clock=process.clock,
+            randomness=process.randomness,
+            cluster_id=lambda: None,
+            settings=self.settings,
+        )
+        checker.recovered(node_id, member._log)
+        transmit = member._outbox._transmit
+
+        def watched(peer: int, message: Message) -> None:
+            checker.sent(node_id, peer, message)
+            if self.on_message is None or self.on_message(node_id, peer, message):
+                transmit(peer, message)
+
+        member._outbox._transmit = watched
+        member.on_failed(lambda reason: self.failures.append(f"node {node_id}: {reason}"))
+        self.members[node_id] = member
+        self.ledgers[node_id] = ledger
+        process.on_end(lambda: self._gone(node_id, member))
+        member.start(process.address)
+        await asyncio.Event().wait()
+
+    def _gone(self, node_id: int, member: RaftMember[int]) -> None:
+        if self.members.get(node_id) is member:
+            del self.members[node_id]
+            del self.ledgers[node_id]
+
+    def _after_event(self, life: Life) -> None:
+        member = self.members.get(life.node_id)
+        if member is not None:
+            self.checker.after_event(life.node_id, member._core)
+
+    # What tests ask
+
+    def core(self, node_id: int) -> Any:
+        return self.members[node_id]._core
+
+    def leader(self) -> int | None:
+        """The active leader of the highest term."""
+        leading = [
+            (member.term, node_id)
+            for node_id, member in sorted(self.members.items())
+            if member.is_active
+        ]
+        return max(leading)[1] if leading else None
+
+    async def until(self, condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+        """Wait for a condition, in virtual time, and return what it gave."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not (result := condition()):
+            self.check_failures()
+            assert loop.time() < deadline, f"the condition did not come true:\n{self.describe()}"
+            await asyncio.sleep(0.005)
+        return result
+
+    async def elected(self) -> int:
+        """Wait for an active leader."""
+        leader: int = await self.until(self.leader)
+        return leader
+
+    def describe(self) -> str:
+        """Each member's state, a line each."""
+        return "\n".join(
+            f"{node_id}: {member.status()} first={member._log.first_index} "
+            f"voters={sorted(member.voters.ids)} peers={sorted(member.peers())}"
+            for node_id, member in sorted(self.members.items())
+        )
+
+    def check_failures(self) -> None:
+        assert not self.failures, self.failures
+
+    # What clients do
+
+    async def propose(self, node_id: int, command: bytes | None = None) -> Outcome[int] | None:
+        """Propose a unique command at a node; None if the node died or the wait was given up."""
+        if command is None:
+            self.commands += 1
+            command = b"command-%d" % self.commands
+        member = self.members.get(node_id)
+        if member is None:
+            return None
+        try:
+            outcome = await self.world.processes[node_id].run(member.propose(command))
+        except NodeDiedError:
+            return None
+        if isinstance(outcome, Applied):
+            self.checker.was_acknowledged(command, outcome.index)
+        elif isinstance(outcome, Refused):
+            self.checker.was_refused(command)
+        return outcome
+
+    async def ask(self, node_id: int, what: Callable[[RaftMember[int]], Any]) -> bool:
+        """Have a member do something that may be refused; whether it was done."""
+        member = self.members.get(node_id)
+        if member is None:
+            return False
+        try:
+            await self.world.processes[node_id].run(what(member))
+        except (NodeDiedError, LogError):
+            return False
+        return True
+
+    async def settle(self, seconds: float = 30.0) -> None:
+        """Everybody is up and healed: they must agree, on what was acknowledged at least."""
+        leader = await self.elected()
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not isinstance(await self.propose(leader), Applied):
+            self.check_failures()
+            assert asyncio.get_running_loop().time() < deadline, "no progress after healing"
+            leader = await self.elected()
+        await self.until(self._agree, seconds)
+        self.checker.check_outcomes()
+
+    def _agree(self) -> bool:
+        """Whether every member has applied all that the leader has."""
+        leader = self.leader()
+        if leader is None or len(self.members) < len(self.node_ids):
+            return False
+        newest = self.ledgers[leader]
+        return all(ledger.digest == newest.digest for ledger in self.ledgers.values())
+
+
+QUICK = MemberSettings(
+    timing=Timing(),
+    proposal_s=3.0,
+    snapshot_entries=NEVER,
+    snapshot_bytes=NEVER,
+)
+"""Members that take no snapshots."""
+SNAPSHOTS = MemberSettings(
+    timing=Timing(),
+    proposal_s=3.0,
+    snapshot_entries=12,
+    snapshot_bytes=NEVER,
+    entries_kept=3,
+    chunk_bytes=200,
+)
+"""Members that take many, and send them in many chunks."""

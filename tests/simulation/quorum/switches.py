@@ -1,0 +1,330 @@
+"""Each guard of the quorum can be taken out here, so that tests show what it is for.
+
+A switch is a function of pytest's `monkeypatch`. It puts in the place of the guard what pysyncobj,
+or the naive way of doing it, would do. Nothing of this exists in the shipped code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from raftlog.quorum import binding, desk, peers, raft_journal, raft_snapshot_store, raft_store
+from raftlog.quorum.core import RaftCore
+from raftlog.quorum.guards import Guards
+from raftlog.quorum.keeper import SnapshotKeeper
+from raftlog.quorum.member import RaftMember
+from raftlog.quorum.membership import VoterChanges
+from raftlog.quorum.messages import Append, AppendAnswer, Message, SnapshotChunk
+from raftlog.quorum.outbox import Outbox
+from raftlog.quorum.raft_journal import VoteRecord
+from raftlog.quorum.raft_log import BASE_COMMAND, RaftLog
+from raftlog.quorum.raft_snapshot import SnapshotMeta, decode_snapshot
+from raftlog.quorum.transfer import SnapshotReceiver, _Stream
+from raftlog.quorum.voters import VoterSet
+from raftlog.quorum.wishes import Wishes
+from raftlog.record.errors import NO_CONTROLLER, LogError
+from tests.simulation.life import SimulationError
+
+Patch = pytest.MonkeyPatch
+
+
+def violation(match: str) -> Any:
+    """Expect that violation, whether it ends the test's own code, a member, or a process."""
+    return pytest.raises((AssertionError, SimulationError), match=match)
+
+
+# What leaves a member, and when
+
+
+def hold_off(patch: Patch) -> None:
+    """Messages leave at once, whether or not what they rest on is durable."""
+
+    def send(self: Outbox, peer: int, message: Message) -> None:
+        if peer in self._connections:
+            self._transmit(peer, message)
+
+    patch.setattr(Outbox, "send", send)
+
+
+def votes_kept_in_memory(patch: Patch) -> None:
+    """Term and vote are not written."""
+
+    def set_current_term(self: RaftLog, term: int, vote: int | None) -> None:
+        self._term, self._vote = term, vote
+
+    patch.setattr(RaftLog, "setCurrentTerm", set_current_term)
+
+
+# What messages do
+
+
+def stale_answers_count(patch: Patch) -> None:
+    patch.setattr(Guards, "answer_counts", lambda _self, _answer, _term: True)
+
+
+def commit_clamp_off(patch: Patch) -> None:
+    def commit_index(_self: Guards, append: Append) -> int:
+        return append.commit_index
+
+    patch.setattr(Guards, "commit_index", commit_index)
+
+
+def votes_count_twice(patch: Patch) -> None:
+    patch.setattr(Guards, "counts_vote", lambda _self, _term, _peer: True)
+
+
+def unknown_kinds_pass(patch: Patch) -> None:
+    patch.setattr(Guards, "entries_known", lambda _self, _append: True)
+
+
+def resets_always_count(patch: Patch) -> None:
+    patch.setattr(Guards, "counts_reset", lambda _self, _peer, _answer, _newest: True)
+
+
+def next_index_goes_back(patch: Patch) -> None:
+    patch.setattr(Guards, "next_index", lambda _self, _before, after: after)
+
+
+def hints_off(patch: Patch) -> None:
+    patch.setattr(Guards, "hint", lambda _self, next_index, _log, _commit_index: next_index)
+
+
+def gone_peers_are_heard(patch: Patch) -> None:
+    """As pysyncobj has it: an answer is looked up by its sender, whoever that is."""
+
+    def on_append_answer(self: RaftCore, peer: int, message: AppendAnswer) -> None:
+        answer = {
+            "type": "next_node_idx",
+            "next_node_idx": message.next_index,
+            "reset": message.reset,
+            "success": message.success,
+        }
+        self._deliver(peer, answer)
+
+    shipped = RaftCore.receive
+
+    def receive(self: RaftCore, peer: int, message: Message) -> None:
+        if not isinstance(message, AppendAnswer):
+            shipped(self, peer, message)
+            return
+        with self._entered:
+            self._on_append_answer(peer, message)
+
+    patch.setattr(RaftCore, "_on_append_answer", on_append_answer)
+    patch.setattr(RaftCore, "receive", receive)
+
+
+def higher_terms_are_ignored(patch: Patch) -> None:
+    """As pysyncobj has it: only appends and requests for votes bring a new term."""
+    patch.setattr(RaftCore, "_adopt_term", lambda _self, _term: False)
+
+
+def prevote_off(patch: Patch) -> None:
+    def may_campaign(self: RaftCore) -> bool:
+        return self.is_voter
+
+    patch.setattr(RaftCore, "_may_campaign", may_campaign)
+
+
+# The log
+
+
+def appends_truncate(patch: Patch) -> None:
+    """As pysyncobj's journal has it: an append takes away all that is behind its beginning."""
+
+    def delete_entries_from(self: RaftLog, number: int) -> None:
+        del self._log[number:]
+        self.durable_index = min(self.durable_index, self.last_index)
+        while self._voter_sets[-1][0] > self.last_index:
+            self._voter_sets.pop()
+
+    patch.setattr(RaftLog, "deleteEntriesFrom", delete_entries_from)
+
+
+def leader_counts_itself_early(patch: Patch) -> None:
+    """As pysyncobj has it: the leader's own copy counts before it is durable."""
+
+    def entries(
+        self: RaftCore, start: int, count: int | None = None, _bytes_max: int | None = None
+    ) -> list[tuple[bytes, int, int]]:
+        position = start - self.log.first_index
+        if position < 0:
+            return []
+        return self.log[position:] if count is None else self.log[position : position + count]
+
+    patch.setattr(RaftCore, "_entries", entries)
+
+
+def applied_before_durable(patch: Patch) -> None:
+    """As pysyncobj has it: what is committed is applied."""
+
+    def apply_entries(self: RaftCore) -> bool:
+        for index in range(self.applied_index + 1, self.commit_index + 1):
+            command, _, term = self.log.entry(index)
+            self._so._SyncObj__raftLastApplied = index
+            self._host.apply(index, term, command)
+        return (self.log.last_index, self.commit_index) != self._announced
+
+    patch.setattr(RaftCore, "_apply_entries", apply_entries)
+
+
+def damage_is_cut_off(patch: Patch) -> None:
+    """Every bad record is taken for a torn tail."""
+
+    def nothing_was_durable(_content: bytes, _position: int) -> int:
+        return 0
+
+    parse = raft_journal._parse
+
+    def without_witness(content: bytes, position: int) -> Any:
+        record = parse(content, position)
+        return None if record is None else replace(record, synced=0)
+
+    patch.setattr(raft_journal, "_synced_according_to", nothing_was_durable)
+    patch.setattr(raft_journal, "_parse", without_witness)
+
+
+def names_are_not_synced(patch: Patch) -> None:
+    """Files are renamed, and the directory is never synced."""
+
+    def put_in_place(disk: Any, temporary: str, path: str) -> None:
+        disk.rename(temporary, path)
+
+    patch.setattr(raft_snapshot_store, "put_in_place", put_in_place)
+    patch.setattr(raft_store, "put_in_place", put_in_place)
+
+
+# Snapshots
+
+
+def chunks_commit(patch: Patch) -> None:
+    """As pysyncobj has it: a chunk is an append, and brings the leader's commit index."""
+    received = SnapshotReceiver.received
+
+    async def commit_too(self: SnapshotReceiver, peer: int, chunk: SnapshotChunk) -> None:
+        core = self._core
+        if chunk.term >= core.term:
+            with core._entered:
+                core._deliver(
+                    peer,
+                    {"type": "append_entries", "term": chunk.term, "commit_index": chunk.index},
+                )
+        await received(self, peer, chunk)
+
+    patch.setattr(SnapshotReceiver, "received", commit_too)
+
+
+def streams_are_mixed(patch: Patch) -> None:
+    """Whatever arrives is taken for the next part of what came before."""
+    patch.setattr(_Stream, "is_of", lambda _self, _peer, _chunk: True)
+
+
+def received_unverified(patch: Patch) -> None:
+    """What arrived is put in place without a look at it."""
+
+    def begin_only(file: Any) -> SnapshotMeta:
+        return decode_snapshot(file.read, file.size)[0]
+
+    patch.setattr(raft_snapshot_store, "verify_snapshot", begin_only)
+
+
+def covered_is_never_said(patch: Patch) -> None:
+    patch.setattr(RaftCore, "covers", lambda _self, _index, _term: None)
+
+
+def install_clears(patch: Patch) -> None:
+    """As pysyncobj has it: the log is cleared, whatever followed the snapshot's entry."""
+
+    def reset(self: RaftLog, index: int, term: int, voters: VoterSet) -> None:
+        self._log = [(BASE_COMMAND, index, term)]
+        self._base = self.durable_index = index
+        self._voter_sets = [(index, voters)]
+        self._commit_index = max(self._commit_index, index)
+        self._pending.append(VoteRecord(self._term, self._vote))
+        self.lsn += 1
+        self._rewrite_lsn = self.lsn
+
+    patch.setattr(RaftLog, "reset", reset)
+
+
+def failed_load_is_installed(patch: Patch) -> None:
+    """As pysyncobj has it: a snapshot that does not load is logged, and acknowledged."""
+    install = SnapshotKeeper._install
+
+    async def install_anyway(self: SnapshotKeeper, meta: SnapshotMeta) -> None:
+        restore = self._state_machine.restore
+
+        def forgiving(index: int, pieces: Any) -> Any:
+            try:
+                return restore(index, pieces)
+            except ValueError:
+                return lambda: None
+
+        patch.setattr(self._state_machine, "restore", forgiving)
+        await install(self, meta)
+
+    patch.setattr(SnapshotKeeper, "_install", install_anyway)
+
+
+# Voters
+
+
+def voters_count_from_commit(patch: Patch) -> None:
+    """A voter set is in force once it is committed, not once it is in the log."""
+    set_commit_index = RaftLog.setRaftCommitIndex
+
+    def in_force(self: RaftLog) -> VoterSet:
+        return self.voters_at(max(self._base, self._commit_index))
+
+    def moved(self: RaftLog, index: int) -> None:
+        before = self.voters
+        set_commit_index(self, index)
+        self._tell_if_changed(before)
+
+    patch.setattr(RaftLog, "voters", property(in_force))
+    patch.setattr(RaftLog, "setRaftCommitIndex", moved)
+
+
+def changes_at_any_time(patch: Patch) -> None:
+    """Any leader changes voters, whatever of its log is committed."""
+
+    def check(self: VoterChanges) -> None:
+        if not self.core.is_leader:
+            raise LogError(NO_CONTROLLER)
+
+    patch.setattr(VoterChanges, "_check_may_change", check)
+
+
+def strangers_are_let_in(patch: Patch) -> None:
+    """Nobody asks which data directory a node has."""
+    patch.setattr(peers, "check_hello", lambda *_arguments, **_options: None)
+
+
+# The member
+
+
+def request_ids_restart(patch: Patch) -> None:
+    """As pysyncobj has it: each life counts its requests from the beginning."""
+    patch.setattr(desk, "Wishes", lambda _first: Wishes(0))
+
+
+def exceptions_are_swallowed(patch: Patch) -> None:
+    """As pysyncobj's own thread has it: log it, and go on."""
+    apply = RaftMember.apply
+
+    def forgiving(self: RaftMember[Any], index: int, term: int, command: bytes) -> None:
+        try:
+            apply(self, index, term, command)
+        except ValueError:
+            return
+
+    patch.setattr(RaftMember, "apply", forgiving)
+
+
+def pickle_is_back(patch: Patch) -> None:
+    patch.setattr(importlib.import_module(binding._COPY), "pickle", pickle)

@@ -1,0 +1,70 @@
+"""Runs random histories: one to replay it, or many on all cores.
+
+A module of histories gives its `replay(seed)`, which raises AssertionError if the history went
+wrong, and calls `main` with it:
+
+.venv/bin/python -m tests.simulation.quorum.schedules 486        replays seed 486
+.venv/bin/python -m tests.simulation.quorum.schedules 0:20000    runs them all, on all cores
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any, Final, TypeVar
+
+R = TypeVar("R")
+
+SEEDS_PER_JOB: Final = 20
+FAILURES_SHOWN: Final = 20
+FAILURE_CHARACTERS: Final = 1_500
+SEEDS_LISTED: Final = 50
+
+
+def try_seed(replay: Callable[[int], R], seed: int) -> tuple[int, R | str]:
+    """The seed's report, or its failure as text."""
+    try:
+        return seed, replay(seed)
+    except BaseException:
+        return seed, traceback.format_exc()
+
+
+def run_many(
+    replay: Callable[[int], R], seeds: range, workers: int | None = None
+) -> tuple[list[R], dict[int, str]]:
+    """All seeds: reports, and failures by seed. `replay` must be a function of a module."""
+    reports: list[R] = []
+    failures: dict[int, str] = {}
+    with ProcessPoolExecutor(workers) as pool:
+        for seed, result in pool.map(partial(try_seed, replay), seeds, chunksize=SEEDS_PER_JOB):
+            if isinstance(result, str):
+                failures[seed] = result
+            else:
+                reports.append(result)
+    return reports, failures
+
+
+def main(
+    replay: Callable[[int], R], summary: Callable[[Sequence[R]], str], arguments: Sequence[str]
+) -> int:
+    """Replay a seed, or run many: `486` or `0:20000`, and how many at a time, if not on all cores.
+
+    Returns the exit code: whether any went wrong.
+    """
+    first, _, last = arguments[0].partition(":")
+    if not last:
+        print(replay(int(first)))
+        return 0
+    started = time.time()
+    workers: Any = int(arguments[1]) if len(arguments) > 1 else None
+    reports, failures = run_many(replay, range(int(first), int(last)), workers)
+    for seed, failure in sorted(failures.items())[:FAILURES_SHOWN]:
+        print(f"--- seed {seed}\n{failure[-FAILURE_CHARACTERS:]}")
+    print(
+        f"{len(reports) + len(failures)} seeds, {len(failures)} failed "
+        f"{sorted(failures)[:SEEDS_LISTED]}; {summary(reports)}, {time.time() - started:.0f} s"
+    )
+    return 1 if failures else 0
