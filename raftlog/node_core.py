@@ -44,7 +44,9 @@ from raftlog.startup.directory import (
     METADATA_DIRECTORY,
     Identity,
     claim,
+    load_cluster_id,
     load_state,
+    note_cluster_id,
 )
 from raftlog.startup.settings import NodeSettings, split_address
 from raftlog.storage.manager import LogManager
@@ -75,8 +77,10 @@ class Core:
         controller: ControllerService,
         state_machine: MetadataStateMachine,
         identity: Identity,
+        disk: Disk,
         on_fatal: Callable[[str], None],
     ) -> None:
+        self._disk = disk
         self.services = services
         self.quorum = quorum
         self.controller = controller
@@ -112,6 +116,7 @@ class Core:
         start = decide_start(settings, state)
         identity = await disk.run(lambda: claim(disk, settings, state, randomness))
         state_machine = MetadataStateMachine()
+        known_cluster = await disk.run(lambda: load_cluster_id(disk))
         joined, initial = await _cluster_of(start, identity, address, network, clock)
         # The list that the cluster was begun with, whatever a later start is given.
         begun_with = identity.first_start.voters
@@ -129,7 +134,7 @@ class Core:
             network=network,
             clock=clock,
             randomness=randomness,
-            cluster_id=lambda: state_machine.image.cluster_id or joined,
+            cluster_id=lambda: state_machine.image.cluster_id or known_cluster or joined,
             settings=member_settings,
         )
         quorum.on_failed(on_fatal)
@@ -139,7 +144,13 @@ class Core:
             cluster=lambda: state_machine.image.cluster_settings,
         )
         logs = await LogManager.open(disk, clock)
-        replicas = ReplicaManager(state_machine, logs, node_id, topic_settings)
+        replicas = ReplicaManager(
+            state_machine,
+            logs,
+            node_id,
+            topic_settings,
+            may_act=lambda: not controller.is_cut_off,
+        )
         metadata = ClusterMetadata(
             state_machine=state_machine,
             quorum=quorum,
@@ -173,6 +184,7 @@ class Core:
             controller=controller,
             state_machine=state_machine,
             identity=identity,
+            disk=disk,
             on_fatal=on_fatal,
         )
         return core
@@ -208,6 +220,8 @@ class Core:
             self._disk_full = error
             self._spawn(self._register_later(registration), "register-later")
         self._update_writes()
+        if self.services.cluster_id:
+            await self._disk.run(lambda: note_cluster_id(self._disk, self.services.cluster_id))
         await self.services.replicas.start()
         await self.services.logs.start()
         if self._disk_full is None:
@@ -244,6 +258,9 @@ class Core:
                 # The incarnation makes a repeat harmless.
                 if error.entry not in (NO_CONTROLLER, RETRIABLE, OVERLOADED):
                     raise
+                if self.quorum.lacks_room:
+                    # It may be registered, but cannot take the entry that says so.
+                    raise LogError(DISK_FULL, "The disk is full.") from error
                 logger.info("not registered yet: %s", self._why_alone() or error)
                 await self.services.clock.sleep(REGISTRATION_RETRY_S)
             else:
@@ -308,7 +325,7 @@ class Core:
         reached = len(self.quorum.peers())
         others = len(self.quorum.voters.ids - {self.services.node_id})
         rejections = "; ".join(
-            f"{where}: {why}" for where, why in sorted(self.quorum.rejections.items())
+            f"{where}: {error.message}" for where, error in sorted(self.quorum.rejected_by.items())
         )
         return f"{reached} of {others} other voters are reached. {rejections}".strip()
 
@@ -385,6 +402,14 @@ async def _cluster_of(
                 voters=NO_VOTERS,
             )
             theirs = await ask_cluster(network, addresses, hello, clock=clock, timeout_s=JOIN_S)
+            if theirs.voters.find(identity.node_id) is not None:
+                # With an empty log it would vote against what it has acknowledged (quorum.md).
+                raise LogError(
+                    ILLEGAL_STATE,
+                    f"Node {identity.node_id} has a vote in this cluster, and its log is in "
+                    "another data directory. Start it with that one; if that is lost, take its "
+                    "vote by `raftlog quorum remove-voter` first.",
+                )
             return theirs.cluster_id, theirs.voters
         case Restart():
             return None, NO_VOTERS

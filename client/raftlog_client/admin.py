@@ -19,10 +19,9 @@ from raftlog_client.errors import (
     ConnectionLostError,
     RaftlogClientError,
     ServerError,
-    server_error,
 )
-from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.offset_queries import topic_offsets
+from raftlog_client.metadata import METADATA_PATIENCE_S, ClusterMetadata
+from raftlog_client.offset_queries import deleted_records, topic_offsets
 from raftlog_client.retry import Backoff
 from raftlog_client.transport import Transport, parse_bootstrap
 from raftlog_client.types import (
@@ -175,7 +174,7 @@ class Admin:
 
     async def describe_configs(self, topic: str) -> dict[str, ConfigEntry]:
         """The configs of a topic, with their values in force. Raises TopicNotFoundError."""
-        answer = await self._read("GET", self._path("topics", topic, "configs"))
+        answer = await self._read(self._path("topics", topic, "configs"))
         try:
             return {
                 entry["name"]: ConfigEntry(
@@ -219,13 +218,17 @@ class Admin:
         """
         await self._change("PATCH", self._path("topics", topic), {"partitions_count": total})
 
-    async def offsets(self, topics: Iterable[str]) -> dict[TopicPartition, PartitionOffsets]:
-        """The offsets that can be read, of all partitions of these topics, in one request.
+    async def offsets(
+        self, topics: Iterable[str], *, at_hand_after_ms: float | None = None
+    ) -> dict[TopicPartition, PartitionOffsets]:
+        """The offsets that can be read, of all partitions of these topics.
 
-        Raises TopicNotFoundError.
+        With `at_hand_after_ms`, those that are known after this time; partitions that nobody leads
+        are left out then. Raises TopicNotFoundError, ServerError(NO_LEADER).
         """
         self._require_started()
-        return await topic_offsets(self._metadata, topics)
+        at_hand_after_s = None if at_hand_after_ms is None else at_hand_after_ms / 1000
+        return await topic_offsets(self._metadata, topics, at_hand_after_s=at_hand_after_s)
 
     async def delete_records(
         self, offsets: Mapping[TopicPartition, int]
@@ -235,26 +238,8 @@ class Admin:
         Returns where the partitions begin now. Raises the first partition's error, if any, once all
         were tried.
         """
-        body: dict[str, dict[str, int]] = {}
-        for (topic, partition), offset in offsets.items():
-            body.setdefault(topic, {})[str(partition)] = offset
-        # What is deleted already is not deleted again: a repeat does no harm.
-        answer = await self._read("POST", "/v1/delete-records", {"offsets": body})
-        starts: dict[TopicPartition, int] = {}
-        failure: RaftlogClientError | None = None
-        try:
-            for result in answer["results"]:
-                source = TopicPartition(result["topic"], int(result["partition"]))
-                if result.get("error_code"):
-                    text = f"{source.topic}-{source.partition}: {result.get('message')}"
-                    failure = failure or server_error(int(result["error_code"]), text)
-                else:
-                    starts[source] = int(result["log_start_offset"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise RaftlogClientError(f"Malformed answer to delete-records: {error!r}") from error
-        if failure is not None:
-            raise failure
-        return starts
+        self._require_started()
+        return await deleted_records(self._metadata, offsets)
 
     async def describe_cluster(self) -> ClusterInfo:
         """The cluster's name, its active controller and its nodes."""
@@ -263,12 +248,12 @@ class Admin:
 
     async def describe_nodes(self) -> tuple[NodeInfo, ...]:
         """Every node of the cluster: where it is, whether it votes, whether it is fenced."""
-        answer = await self._read("GET", "/v1/nodes")
+        answer = await self._read("/v1/nodes")
         return decoded(answer, NodeList, "nodes").nodes
 
     async def describe_quorum(self) -> QuorumInfo:
         """The metadata quorum, as its leader sees it, or any node if the leader does not answer."""
-        info = decoded(await self._read("GET", "/v1/quorum"), QuorumInfo, "the quorum")
+        info = decoded(await self._read("/v1/quorum"), QuorumInfo, "the quorum")
         leader = next((voter for voter in info.voters if voter.is_leader), None)
         if leader is None or leader.node_id == info.node_id or not (leader.host and leader.port):
             return info
@@ -289,6 +274,12 @@ class Admin:
         """Take a node's vote. Raises ServerError(ILLEGAL_STATE) if it has none, or the only one."""
         await self._change("DELETE", f"/v1/quorum/voters/{int(node_id)}")
 
+    async def remove_node(self, node_id: int) -> None:
+        """Have the cluster forget a node that is gone for good: another one, with an empty data
+        directory, may then join under its id. Raises ServerError: NOT_FOUND, or ILLEGAL_STATE
+        while it is alive, has a vote, or holds replicas."""
+        await self._change("DELETE", f"/v1/nodes/{int(node_id)}")
+
     async def transfer_leadership(self, node_id: int | None = None) -> None:
         """Let that voter lead the quorum, or any other than the present leader. Raises
         ServerError(ILLEGAL_STATE)."""
@@ -300,7 +291,10 @@ class Admin:
         `fresh`: with every change that was acknowledged before this call; fails without a quorum.
         """
         path = "/v1/cluster/settings" + ("?fresh=true" if fresh else "")
-        return decoded(await self._read("GET", path), ClusterSettings, "cluster settings")
+        # A fresh answer takes the quorum, and so as long as that takes to have a leader.
+        patience_s = self._metadata.request_timeout_s if fresh else METADATA_PATIENCE_S
+        answer = await self._read(path, patience_s=patience_s)
+        return decoded(answer, ClusterSettings, "cluster settings")
 
     async def alter_cluster_settings(
         self, values: Mapping[str, ConfigValue] | None = None, *, unset: Iterable[str] = ()
@@ -320,9 +314,9 @@ class Admin:
         cluster = quote(self._metadata.view.cluster_id or "-", safe="")
         return "/".join((f"/v3/clusters/{cluster}", *(quote(part, safe=":") for part in segments)))
 
-    async def _read(self, method: str, path: str, body: Any = None) -> Any:
+    async def _read(self, path: str, *, patience_s: float = METADATA_PATIENCE_S) -> Any:
         self._require_started()
-        return await self._metadata.call_any(method, path, body)
+        return await self._metadata.call_any("GET", path, patience_s=patience_s)
 
     async def _change(self, method: str, path: str, body: Any = None) -> Any:
         self._require_started()

@@ -11,7 +11,7 @@ from typing import Final, Generic, Literal, Self
 from raftlog_client.errors import ClientClosedError, ConnectionLostError, RaftlogClientError
 from raftlog_client.fetcher import Fetcher, FetchSettings
 from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.offset_queries import offsets_for_times, topic_offsets
+from raftlog_client.offset_queries import offsets_for_times, partition_offsets
 from raftlog_client.partition_state import OffsetReset, PartitionState
 from raftlog_client.record_buffer import RecordBuffer
 from raftlog_client.retry import Backoff
@@ -146,7 +146,7 @@ class Consumer(Generic[K, V]):
             await self._metadata.refresh({source.topic for source in self._states})
             self._fetcher.start()
             await self._follow_subscription(is_first=True)
-            await self._find_positions()
+            await self._fix_positions()
         except BaseException:
             await self.close()
             raise
@@ -259,7 +259,7 @@ class Consumer(Generic[K, V]):
         names = (topics,) if isinstance(topics, str) else tuple(topics)
         self._subscription = Subscription(names, pattern)
         await self._follow_subscription(is_first=True)
-        await self._find_positions()
+        await self._fix_positions()
 
     def subscription(self) -> set[str]:
         """The topics that are subscribed; with a pattern, those that match at present."""
@@ -311,23 +311,21 @@ class Consumer(Generic[K, V]):
     ) -> dict[TopicPartition, int]:
         """The first offset that can be read, of each partition."""
         self._require_started()
-        wanted = list(partitions)
-        offsets = await topic_offsets(self._metadata, {one.topic for one in wanted})
-        return {one: offsets[one].beginning_offset for one in wanted}
+        offsets = await partition_offsets(self._metadata, partitions)
+        return {one: found.beginning_offset for one, found in offsets.items()}
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offset after the last record that can be read, of each partition."""
         self._require_started()
-        wanted = list(partitions)
-        offsets = await topic_offsets(self._metadata, {one.topic for one in wanted})
-        return {one: offsets[one].end_offset for one in wanted}
+        offsets = await partition_offsets(self._metadata, partitions)
+        return {one: found.end_offset for one, found in offsets.items()}
 
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record that the application will be given."""
         self._require_started()
         state = self._state(partition)
         if state.reset is not None and state.error is None:
-            await self._find_positions()
+            await self._find_positions((partition,))
         if state.error is not None and state.reset is not None:
             raise state.error
         return self._buffer.position(state)
@@ -404,16 +402,21 @@ class Consumer(Generic[K, V]):
                 # Fetching finds out by itself, and says so, if the cluster is gone.
                 continue
 
-    async def _find_positions(self) -> None:
-        """Return once all partitions have a position or an error to raise."""
+    async def _fix_positions(self) -> None:
+        """Return once "latest" means a place. Other positions are found while reading goes on."""
+        if self._reset is OffsetReset.LATEST:
+            await self._find_positions(tuple(self._states))
+
+    async def _find_positions(self, partitions: Sequence[TopicPartition]) -> None:
+        """Return once these partitions have a position or an error to raise."""
         try:
             async with asyncio.timeout(self._transport.request_timeout_s):
-                await self._fetcher.positions_known()
+                await self._fetcher.positions_known(partitions)
         except TimeoutError:
             raise ConnectionLostError(
                 "No node told where the partitions begin and end within request_timeout_ms.",
                 outcome_unknown=False,
-            ) from None
+            ) from self._fetcher.position_error
 
     async def _offsets_of(
         self, partitions: Sequence[TopicPartition]
@@ -421,8 +424,8 @@ class Consumer(Generic[K, V]):
         """States and offsets of these partitions, or of all."""
         self._require_started()
         states = [self._state(one) for one in partitions] or list(self._states.values())
-        offsets = await topic_offsets(self._metadata, {state.source.topic for state in states})
-        return [(state, offsets[state.source]) for state in states if state.source in offsets]
+        offsets = await partition_offsets(self._metadata, [state.source for state in states])
+        return [(state, offsets[state.source]) for state in states]
 
     def _jump(self, state: PartitionState, offset: int) -> None:
         self._buffer.drop(state)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import orjson
 
-from raftlog.record.errors import OFFSET_OUT_OF_RANGE, UNKNOWN_PARTITION, UNKNOWN_TOPIC
+from raftlog.record.errors import OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC
 from raftlog.record.frames import FetchFrame
 from raftlog_client.errors import (
     ConnectionLostError,
@@ -26,7 +26,7 @@ from raftlog_client.errors import (
     server_error,
 )
 from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.offset_queries import topic_offsets
+from raftlog_client.offset_queries import offset_questions
 from raftlog_client.partition_state import Chunk, OffsetReset, PartitionState
 from raftlog_client.record_buffer import RecordBuffer
 from raftlog_client.retry import Backoff
@@ -98,6 +98,11 @@ class Fetcher:
         self._asked_bytes = 0
         """What requests under way may bring."""
         self._resetting: asyncio.Task[None] | None = None
+        self._offset_questions = offset_questions(metadata)
+        self._positions_asked = asyncio.Event()
+        """Set, and replaced, each time that positions were asked for."""
+        self.position_error: RaftlogClientError | None = None
+        """Why some partition has no position yet."""
         self._refresh_wanted: set[str] = set()
         self._refreshing: asyncio.Task[None] | None = None
         self._is_scheduled = False
@@ -174,12 +179,14 @@ class Fetcher:
         self.want(state)
         self._schedule()
 
-    async def positions_known(self) -> None:
-        """Return once every assigned partition has a position, or an error to raise."""
-        while any(_lacks_position(state) for state in self._assigned.values()):
+    async def positions_known(self, sources: Iterable[TopicPartition]) -> None:
+        """Return once these have a position, or an error to raise, or are assigned no more."""
+        while self._is_running:
+            states = [self._assigned.get(source) for source in sources]
+            if not any(state is not None and _lacks_position(state) for state in states):
+                return
             self._want_position()
-            assert self._resetting is not None
-            await asyncio.shield(self._resetting)
+            await self._positions_asked.wait()
 
     def _schedule(self) -> None:
         if not self._is_scheduled and self._is_running:
@@ -388,61 +395,50 @@ class Fetcher:
         """Find positions for the partitions without one, until all have one or an error."""
         attempt = 0
         while lacking := [s for s in self._assigned.values() if _lacks_position(s)]:
-            asked = [(state, state.generation, state.reset) for state in lacking]
-            topics = {s.source.topic for s in lacking if s.reset is not OffsetReset.NONE}
-            found, failed = await self._offsets_of(topics)
-            for state, generation, reset in asked:
-                if state.generation != generation or state.reset is not reset:
-                    # The application has sought elsewhere meanwhile.
-                    continue
-                if reset is OffsetReset.NONE:
-                    self._tell(state, _no_offset(state.source))
-                    continue
-                self._set_position(state, found.get(state.source), failed.get(state.source.topic))
-            if failed and any(error.retriable for error in failed.values()):
+            try:
+                has_all = await self._ask_positions(lacking)
+            finally:
+                self._positions_asked.set()
+                self._positions_asked = asyncio.Event()
+            if not has_all:
                 await asyncio.sleep(self._backoff.delay_s(attempt))
                 attempt += 1
 
-    def _set_position(
-        self,
-        state: PartitionState,
-        offsets: PartitionOffsets | None,
-        error: RaftlogClientError | None,
-    ) -> None:
-        if offsets is not None:
-            is_earliest = state.reset is OffsetReset.EARLIEST
-            state.jump(offsets.beginning_offset if is_earliest else offsets.end_offset)
-            state.high_watermark = offsets.high_watermark
-            state.log_start_offset = offsets.beginning_offset
-            self.want(state)
-            self._on_data()
-            return
-        if error is None:
-            error = TopicNotFoundError(
-                UNKNOWN_PARTITION,
-                f"Topic {state.source.topic!r} has no partition {state.source.partition}.",
-            )
-        if not error.retriable:
-            self._tell(state, error)
+    async def _ask_positions(self, lacking: Sequence[PartitionState]) -> bool:
+        """Ask once where to begin; False if it may help to ask again."""
+        self.position_error = None
+        asked: dict[TopicPartition, tuple[PartitionState, int]] = {}
+        for state in lacking:
+            if state.reset is OffsetReset.NONE:
+                self._tell(state, _no_offset(state.source))
+            else:
+                asked[state.source] = state, state.generation
 
-    async def _offsets_of(
-        self, topics: set[str]
-    ) -> tuple[dict[TopicPartition, PartitionOffsets], dict[str, RaftlogClientError]]:
-        """Offsets of the topics, and why there are none of the others."""
-        try:
-            return await topic_offsets(self._metadata, topics), {}
-        except RaftlogClientError as error:
-            if len(topics) == 1 or not isinstance(error, TopicNotFoundError):
-                return {}, dict.fromkeys(topics, error)
-        # One topic that is gone must not keep the others from being read.
-        found: dict[TopicPartition, PartitionOffsets] = {}
-        failed: dict[str, RaftlogClientError] = {}
-        for topic in topics:
-            try:
-                found |= await topic_offsets(self._metadata, (topic,))
-            except RaftlogClientError as error:
-                failed[topic] = error
-        return found, failed
+        def settle(source: TopicPartition, outcome: PartitionOffsets | RaftlogClientError) -> None:
+            state, generation = asked[source]
+            # Otherwise the application has sought elsewhere meanwhile.
+            if state.generation == generation and state.reset is not None:
+                self._set_position(state, outcome)
+
+        timeout_s = self._transport.request_timeout_s
+        await self._offset_questions.ask_once(asked, settle, timeout_s=timeout_s)
+        return self.position_error is None
+
+    def _set_position(
+        self, state: PartitionState, outcome: PartitionOffsets | RaftlogClientError
+    ) -> None:
+        if isinstance(outcome, RaftlogClientError):
+            if outcome.retriable:
+                self.position_error = outcome
+            else:
+                self._tell(state, outcome)
+            return
+        is_earliest = state.reset is OffsetReset.EARLIEST
+        state.jump(outcome.beginning_offset if is_earliest else outcome.end_offset)
+        state.high_watermark = outcome.high_watermark
+        state.log_start_offset = outcome.beginning_offset
+        self.want(state)
+        self._on_data()
 
 
 def _lacks_position(state: PartitionState) -> bool:

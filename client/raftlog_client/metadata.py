@@ -7,6 +7,7 @@ is `refresh`. Concurrent refreshes share one request.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from raftlog_client.types import BrokerInfo, ClusterInfo, PartitionInfo, TopicDe
 
 TOPICS_PER_REQUEST_MAX: Final = 50
 """Names in one query: request lines have a limit, and names may have 249 characters."""
+METADATA_PATIENCE_S: Final = 2.0
+"""Nodes answer this from memory: one that is silent for so long is in trouble, another is not."""
 UNKNOWN_TOPIC_ATTEMPTS: Final = 3
 """A topic just created may not be known on every node yet: ask this often before believing it."""
 
@@ -54,18 +57,28 @@ class ClusterMetadata:
         self.view = ClusterView()
         self._transport = transport
         self._bootstrap = list(bootstrap)
-        self._backoff = backoff
+        self.backoff = backoff
         self._addresses: dict[int, NodeAddress] = {}
         self._refreshing: dict[frozenset[str] | None, asyncio.Task[ClusterView]] = {}
         self._turn = random.randrange(1 << 16)
 
+    @property
+    def request_timeout_s(self) -> float:
+        """How long a question may take, all its tries together."""
+        return self._transport.request_timeout_s
+
     def leader_address(self, topic: str, partition: int) -> NodeAddress | None:
         """Where the partition's leader listens, as far as known."""
         description = self.view.topics.get(topic)
-        if description is None or partition >= len(description.partitions):
+        if description is None or not 0 <= partition < len(description.partitions):
             return None
         leader = description.partitions[partition].leader
         return None if leader is None else self._addresses.get(leader)
+
+    def has_partition(self, topic: str, partition: int) -> bool:
+        """Whether there is that partition, as far as known."""
+        description = self.view.topics.get(topic)
+        return description is not None and 0 <= partition < len(description.partitions)
 
     async def topic(self, name: str) -> TopicDescription:
         """A topic, from memory if it is there. Raises TopicNotFoundError if it does not exist."""
@@ -73,7 +86,7 @@ class ClusterMetadata:
             known = self.view.topics.get(name)
             if known is None:
                 if attempt:
-                    await asyncio.sleep(self._backoff.delay_s(attempt - 1))
+                    await asyncio.sleep(self.backoff.delay_s(attempt - 1))
                 known = (await self.refresh((name,))).topics.get(name)
             if known is not None:
                 return known
@@ -106,37 +119,47 @@ class ClusterMetadata:
         return await asyncio.shield(task)
 
     async def call_any(
-        self, method: str, path: str, body: Any = None, *, is_idempotent: bool = True
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        is_idempotent: bool = True,
+        patience_s: float = math.inf,
     ) -> Any:
         """A request that any node can answer: tried on one after another, with pauses.
 
-        What is not idempotent is tried again only if it certainly reached nobody. Gives up, with
-        the last error, after the request timeout.
+        What is not idempotent is tried again only if it certainly reached nobody. Another node is
+        tried when one has been silent for `patience_s`. Gives up, with the last error, after the
+        request timeout.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._transport.request_timeout_s
         attempt = 0
         while True:
             address = self._next_address()
-            remaining_s = max(deadline - loop.time(), 0.01)
+            timeout_s = min(max(deadline - loop.time(), 0.01), patience_s)
             try:
-                return await self._transport.call(
-                    address, method, path, body, timeout_s=remaining_s
-                )
+                return await self._transport.call(address, method, path, body, timeout_s=timeout_s)
             except (ConnectionLostError, ServerError) as error:
                 may_repeat = error.retriable and (is_idempotent or not error.outcome_unknown)
                 # Each known node gets one try at once; only then is it time to wait.
                 attempt += 1
                 rounds = attempt // len(self.addresses())
-                delay_s = self._backoff.delay_s(rounds - 1) if rounds else 0.0
+                delay_s = self.backoff.delay_s(rounds - 1) if rounds else 0.0
                 if not may_repeat or loop.time() + delay_s >= deadline:
                     raise
             await asyncio.sleep(delay_s)
 
     async def call_at(self, host: str, port: int, path: str, *, timeout_s: float) -> Any:
         """Ask one node, once. Raises ConnectionLostError, ServerError."""
-        address = _address(host, port)
-        return await self._transport.call(address, "GET", path, timeout_s=timeout_s)
+        return await self.call_node(_address(host, port), "GET", path, timeout_s=timeout_s)
+
+    async def call_node(
+        self, address: NodeAddress, method: str, path: str, body: Any = None, *, timeout_s: float
+    ) -> Any:
+        """Send one node a request, once. Raises ConnectionLostError, ServerError."""
+        return await self._transport.call(address, method, path, body, timeout_s=timeout_s)
 
     def addresses(self) -> list[NodeAddress]:
         """Every node worth asking: the cluster's, and those given to start with."""
@@ -156,14 +179,17 @@ class ClusterMetadata:
 
     async def _refresh(self, wanted: frozenset[str] | None) -> ClusterView:
         if wanted is None:
-            self._apply(await self.call_any("GET", "/v1/metadata"), None)
+            self._apply(await self._ask("/v1/metadata"), None)
             return self.view
         names = sorted(wanted)
         for start in range(0, max(len(names), 1), TOPICS_PER_REQUEST_MAX):
             part = names[start : start + TOPICS_PER_REQUEST_MAX]
             query = quote(",".join(part), safe=",")
-            self._apply(await self.call_any("GET", f"/v1/metadata?topics={query}"), part)
+            self._apply(await self._ask(f"/v1/metadata?topics={query}"), part)
         return self.view
+
+    async def _ask(self, path: str) -> Any:
+        return await self.call_any("GET", path, patience_s=METADATA_PATIENCE_S)
 
     def _apply(self, answer: Any, asked: Sequence[str] | None) -> None:
         """Take over a metadata answer about the topics `asked` for."""

@@ -35,6 +35,8 @@ the socket from where they are: `encode_produce_frames` would copy them into one
 SERVER_TIMEOUT_SHARE: Final = 0.9
 """Of the request timeout, how much a node may wait for its replicas: it should answer before we
 stop listening."""
+IDENTITY_PATIENCE_SHARE: Final = 0.5
+"""Of the request timeout, how long a node may take for a producer id before another is asked."""
 TIMES_MISSING_MAX: Final = 3
 """Metadata answers in a row without the topic, after which it is believed to be gone."""
 
@@ -313,7 +315,10 @@ class Sender:
 
     async def _allocate_identity(self) -> ProducerIdentity:
         # An id that was allocated for a lost answer is merely never used.
-        answer = await self._metadata.call_any("POST", "/v1/producer-ids", {})
+        patience_s = self._metadata.request_timeout_s * IDENTITY_PATIENCE_SHARE
+        answer = await self._metadata.call_any(
+            "POST", "/v1/producer-ids", {}, patience_s=patience_s
+        )
         try:
             return ProducerIdentity(
                 ProducerId(int(answer["producer_id"])), ProducerEpoch(int(answer["producer_epoch"]))

@@ -1,4 +1,4 @@
-"""`raftlog cluster info|health`."""
+"""`raftlog cluster info|health|remove-node`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raftlog_client import (
 )
 
 from raftlog.cli import output
-from raftlog.cli.errors import ExitCode
+from raftlog.cli.errors import CommandError, ExitCode
 from raftlog.cli.lazy import Lazy, LazyGroup
 from raftlog.cli.options import format_option, servers_option
 from raftlog.cli.session import run, unready_too
@@ -124,6 +124,36 @@ def health(servers: str, output_format: str) -> int:
     return ExitCode.OK if found.is_healthy else ExitCode.FAILED
 
 
+@click.command("remove-node")
+@click.argument("node", type=click.IntRange(1, 2**31 - 1))
+@servers_option
+@format_option
+def remove_node(node: int, servers: str, output_format: str) -> None:
+    """Have the cluster forget node NODE, which is gone for good.
+
+    A node with an empty data directory may then join under its id (`raftlog serve --join`). It must
+    be stopped, have no vote (`raftlog quorum remove-voter`) and hold no replicas.
+    """
+
+    async def change() -> None:
+        async with unready_too(servers) as admin:
+            await admin.remove_node(node)
+
+    try:
+        run(servers, change())
+    except CommandError as error:
+        # The refusal says what to do first; what is left to ask is how things are.
+        error.hint = error.hint or "`raftlog cluster info` shows which nodes live and vote."
+        raise
+    if output_format == "json":
+        output.write_json({"node_id": node, "is_registered": False})
+    else:
+        output.message(
+            f"node {node} is forgotten: with an empty data directory one of that id may join again "
+            "(`raftlog serve --join`)"
+        )
+
+
 def _health(
     quorum: QuorumInfo,
     nodes: Iterable[NodeInfo],
@@ -206,6 +236,7 @@ cluster = LazyGroup(
     subcommands={
         "info": Lazy(__name__, "info", "Show the cluster's id, controller and nodes."),
         "health": Lazy(__name__, "health", "Say whether all is well; the exit code too."),
+        "remove-node": Lazy(__name__, "remove_node", "Forget a node that is gone for good."),
     },
-    help="Show the cluster and its health.",
+    help="Show the cluster and its health; forget nodes.",
 )

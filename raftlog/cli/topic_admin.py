@@ -19,6 +19,8 @@ from raftlog.record.errors import TOPIC_EXISTS, UNKNOWN_TOPIC
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+OFFSETS_PATIENCE_MS = 2_000
+"""How long to try for the offsets of partitions that have no leader at the moment."""
 SOURCES = {
     "DYNAMIC_TOPIC_CONFIG": "topic",
     "STATIC_BROKER_CONFIG": "node",
@@ -119,7 +121,8 @@ def describe(name: str, all_configs: bool, servers: str, output_format: str) -> 
         async with Admin(bootstrap_servers=servers) as admin:
             topic = await admin.describe_topic(name)
             configs = await admin.describe_configs(name)
-            offsets = await admin.offsets([name])
+            # A topic is described the more urgently when somebody is missing.
+            offsets = await admin.offsets([name], at_hand_after_ms=OFFSETS_PATIENCE_MS)
         document = _topic_document(topic)
         for partition in document["partitions"]:
             known = offsets.get(TopicPartition(name, partition["partition"]))

@@ -19,12 +19,15 @@ from raftlog.metadata.commands import (
 from raftlog.metadata.delta import NO_CHANGE, MetadataDelta, TopicChange
 from raftlog.metadata.image import BrokerImage, MetadataImage
 from raftlog.metadata.refusals import RefusedError, broker_of
+from raftlog.record.advice import counted, when_directory_is_lost
 from raftlog.record.errors import ILLEGAL_STATE
 from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch, ProducerId
 
 BROKERS_MAX: Final = 1_000
 """Brokers that a cluster can have. Part of command version 1: it decides results."""
 PRODUCER_ID_MAX: Final = 2**63 - 1
+TOPICS_NAMED_MAX: Final = 5
+"""In the words of a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,8 @@ def register_broker(
         raise RefusedError(
             ILLEGAL_STATE,
             f"Broker {command.broker_id} is registered with another data directory "
-            f"({known.directory_id}): start it with that one, or under another id.",
+            f"({known.directory_id}): start it with that one, or under another id. "
+            f"{when_directory_is_lost(known.broker_id)}",
         )
     if known is not None and known.incarnation == command.incarnation:
         return known, NO_CHANGE
@@ -75,13 +79,9 @@ def unregister_broker(
     broker = broker_of(image, command.broker_id, command.broker_epoch)
     if not broker.fenced:
         raise RefusedError(ILLEGAL_STATE, f"Broker {broker.broker_id} is alive: stop it first.")
-    for topic in image.topics_by_id.values():
-        if any(broker.broker_id in row.replicas for row in topic.partitions):
-            raise RefusedError(
-                ILLEGAL_STATE,
-                f"Broker {broker.broker_id} still holds replicas, of topic {topic.name} for one: "
-                "move them first.",
-            )
+    held = _partitions_held(image, broker.broker_id)
+    if held:
+        raise RefusedError(ILLEGAL_STATE, _words_of_held(broker.broker_id, held))
     del image.brokers[broker.broker_id]
     return broker, MetadataDelta(brokers_gone=(broker.broker_id,))
 
@@ -116,6 +116,26 @@ def allocate_producer_ids(image: MetadataImage, command: AllocateProducerIds) ->
     block = ProducerIdBlock(image.next_producer_id, command.count)
     image.next_producer_id = ProducerId(image.next_producer_id + command.count)
     return block
+
+
+def _partitions_held(image: MetadataImage, broker_id: BrokerId) -> dict[str, int]:
+    """Topic → how many of its partitions have a replica on the broker; by name."""
+    held = {
+        name: sum(broker_id in row.replicas for row in topic.partitions)
+        for name, topic in sorted(image.topics_by_name.items())
+    }
+    return {name: count for name, count in held.items() if count}
+
+
+def _words_of_held(broker_id: BrokerId, held: dict[str, int]) -> str:
+    names = list(held)
+    listed = ", ".join(names[:TOPICS_NAMED_MAX]) + (", …" if len(names) > TOPICS_NAMED_MAX else "")
+    return (
+        f"Broker {broker_id} still holds replicas of {counted(sum(held.values()), 'partition')} "
+        f"of {counted(len(held), 'topic')} ({listed}). Topics of replication factor 1 have no "
+        "other copy, and have to be deleted first (`raftlog topic delete`); replicas of others "
+        "have to be moved."
+    )
 
 
 def _put_broker(

@@ -89,13 +89,29 @@ def plan_controlled_shutdown(image: MetadataImage, broker_id: BrokerId) -> Itera
     yield from in_batches(image, choose)
 
 
-def plan_unregistration(image: MetadataImage, broker_id: BrokerId) -> UnregisterBroker:
-    """Forget a broker. Raises LogError: NOT_FOUND, or ILLEGAL_STATE if it still has a part."""
+def plan_unregistration(
+    image: MetadataImage, broker_id: BrokerId, *, has_vote: bool
+) -> UnregisterBroker:
+    """Forget a broker; `has_vote`: in the metadata quorum, of which the image knows nothing.
+
+    Raises LogError: NOT_FOUND, or ILLEGAL_STATE if it lives or votes. Whether it holds replicas
+    is decided when the command is applied.
+    """
     broker = image.brokers.get(broker_id)
+    if broker is not None and not broker.fenced:
+        raise LogError(
+            ILLEGAL_STATE,
+            f"Broker {broker_id} is alive: stop it first, and wait until it is fenced.",
+        )
+    if has_vote:
+        # Its vote names its data directory: without a registration it could still not be replaced.
+        raise LogError(
+            ILLEGAL_STATE,
+            f"Node {broker_id} still has a vote: take that first "
+            f"(`raftlog quorum remove-voter {broker_id}`).",
+        )
     if broker is None:
         raise LogError(NOT_FOUND, f"There is no broker {broker_id}.")
-    if not broker.fenced:
-        raise LogError(ILLEGAL_STATE, f"Broker {broker_id} is alive: stop it first.")
     return UnregisterBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch)
 
 

@@ -161,6 +161,10 @@ class RaftCore:
         ago_s = self.heard_ago_s(node_id)
         return ago_s is not None and node_id in self._connected and ago_s < self._timing.fallback_s
 
+    def is_connected(self, peer: int) -> bool:
+        """Whether what is said to a peer has a way to it."""
+        return peer in self._connected
+
     def is_lonely(self, seconds: float) -> bool:
         """Whether neither a leader nor, as the leader, a majority was heard for so long."""
         if self.is_leader:
@@ -264,6 +268,7 @@ class RaftCore:
             return False
         with self._entered:
             self._leader_heard_at = self._clock.monotonic()
+            self._prevotes.end()
             self._deliver(peer, {"type": "append_entries", "term": term, "commit_index": 0})
         return True
 

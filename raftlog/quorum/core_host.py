@@ -15,11 +15,11 @@ class Timing:
     election_min_s: float = 0.3
     """Without a word from a leader for this long, at least, a voter asks for an election."""
     election_max_s: float = 0.6
-    heartbeat_s: float = 0.05
+    heartbeat_s: float = 0.08
     """From a leader to each other member, if there is nothing else to say."""
     fallback_s: float = 0.6
     """A leader that has not heard a majority for this long steps down."""
-    tick_s: float = 0.02
+    tick_s: float = 0.03
 
 
 class UnknownEntryError(Exception):

@@ -19,6 +19,7 @@ from raftlog.quorum.raft_store import QuorumStore
 from raftlog.quorum.settings import MemberSettings
 from raftlog.quorum.wishes import Waiting, Wishes, raise_unless_applied
 from raftlog.record.errors import (
+    BAD_REQUEST,
     DISK_FULL,
     ERROR_TABLE,
     INTERNAL,
@@ -33,6 +34,8 @@ from raftlog.world import Clock
 CHANGE_ATTEMPTS_MAX: Final = 3
 CHANGES_AT_ONCE_MAX: Final = 64
 """Changes of voters or leader that are being carried out; the rules allow one, others wait."""
+
+NODE_ID_DIGITS_MAX: Final = 10
 
 
 class WishDesk(Generic[R]):
@@ -104,7 +107,11 @@ class WishDesk(Generic[R]):
             if isinstance(outcome, Refused) and outcome.entry is not NO_CONTROLLER:
                 break
             # Through the log, so that this member knows the newest leader and voters.
-            raise_unless_applied(await self.barrier())
+            barrier = await self.barrier()
+            if not isinstance(barrier, Applied) and not isinstance(outcome, Refused):
+                # What a refused barrier says, that nothing was changed, is true of itself only.
+                raise LogError(RETRIABLE, f"The change may have been made. {barrier.message}")
+            raise_unless_applied(barrier)
             if is_done():
                 return
         raise_unless_applied(outcome)
@@ -121,9 +128,13 @@ class WishDesk(Generic[R]):
             for waiting in self._wishes.unpark():
                 self._try(waiting)
 
-    def leader_lost(self) -> None:
-        """Who was asked leads no more."""
-        self._wishes.leader_lost()
+    def leader_changed(self) -> None:
+        """Who was asked may lead no more."""
+        self._wishes.leader_lost((self._core.leader_id, self._core.term))
+
+    def leader_unreachable(self) -> None:
+        """Who was asked cannot answer any more."""
+        self._wishes.leader_lost(None)
 
     def applied(self, index: int, term: int, result: R | None) -> None:
         """An entry was applied."""
@@ -160,10 +171,10 @@ class WishDesk(Generic[R]):
         core = self._core
         if core.is_leader:
             self._lead(waiting)
-        elif core.leader_id is None:
+        elif core.leader_id is None or not core.is_connected(core.leader_id):
             self._wishes.park(waiting)
         else:
-            request_id = self._wishes.ask(waiting)
+            request_id = self._wishes.ask(waiting, (core.leader_id, core.term))
             message = Forward(core.term, request_id, waiting.wish, waiting.argument)
             self._send(core.leader_id, message)
 
@@ -173,7 +184,9 @@ class WishDesk(Generic[R]):
             self.answered(answer)
             self._wake()
 
-        self._answer(self._wishes.ask(waiting), waiting.wish, waiting.argument, tell)
+        leader = self._core.leader_id, self._core.term
+        request_id = self._wishes.ask(waiting, leader)
+        self._answer(request_id, waiting.wish, waiting.argument, tell)
 
     # As the leader
 
@@ -199,14 +212,15 @@ class WishDesk(Generic[R]):
             elif self._changes_at_once >= CHANGES_AT_ONCE_MAX:
                 tell(self._refusal(request_id, LogError(OVERLOADED)))
             else:
-                self._spawn(self._change(request_id, wish, int(argument), tell), "quorum-change")
+                node_id = _node_id(argument)
+                self._changes_at_once += 1
+                self._spawn(self._change(request_id, wish, node_id, tell), "quorum-change")
         except LogError as error:
             tell(self._refusal(request_id, error))
 
     async def _change(
         self, request_id: int, wish: Wish, node_id: int, tell: Callable[[Forwarded], None]
     ) -> None:
-        self._changes_at_once += 1
         try:
             index, term = 0, 0
             if wish is Wish.ADD_VOTER:
@@ -238,3 +252,10 @@ class WishDesk(Generic[R]):
 
     def _refusal(self, request_id: int, error: LogError) -> Forwarded:
         return Forwarded(self._core.term, request_id, 0, 0, error.entry.code, error.message)
+
+
+def _node_id(argument: bytes) -> int:
+    """The node's number that a wish names. Raises LogError."""
+    if len(argument) > NODE_ID_DIGITS_MAX or not argument.isdigit():
+        raise LogError(BAD_REQUEST, f"A node id is a number of 1 to {NODE_ID_DIGITS_MAX} digits.")
+    return int(argument)

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 from raftlog.quorum.voters import NODE_ID_MAX, VoterSet
+from raftlog.record.advice import when_directory_is_lost
 from raftlog.record.errors import BAD_REQUEST, ERROR_TABLE, ILLEGAL_STATE, NOT_FOUND
 from raftlog.world.network import RejectedError
 
@@ -64,7 +65,7 @@ def decode_hello(content: bytes) -> Hello:
         front = msgspec.json.decode(content, type=_Front)
         _check_protocol(PROTOCOL, front.protocol, front.software_version)
         return msgspec.json.decode(content, type=Hello)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RejectedError(BAD_REQUEST.code, f"The hello is malformed: {error}.") from error
 
 
@@ -144,7 +145,7 @@ def _check_directory(mine: Hello, theirs: Hello, pinned: str | None, live: str |
         _reject(
             f"Node {theirs.node_id} at {theirs.address} has another data directory than before: "
             "its disk was wiped, or another node uses its id. Give it its old directory back or "
-            "another id, or remove it from the cluster and add it again. If that was done while "
+            f"another id. {when_directory_is_lost(theirs.node_id)} If that was done while "
             f"node {mine.node_id} was away, and node {theirs.node_id} leads: transfer leadership."
         )
     # The same of oneself, as the other sees it: who is only ever called would not be told.
@@ -153,7 +154,7 @@ def _check_directory(mine: Hello, theirs: Hello, pinned: str | None, live: str |
         _reject(
             f"The cluster knows node {mine.node_id} at {mine.address} with another data directory: "
             "its disk was wiped, or another node has that id. Give it its old directory back or "
-            "another id, or remove it from the cluster and add it again."
+            f"another id. {when_directory_is_lost(mine.node_id)}"
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from raftlog.quorum.core import RaftCore
 from raftlog.quorum.interface import StateMachine
@@ -22,6 +22,9 @@ from raftlog.quorum.settings import MemberSettings
 from raftlog.quorum.transfer import SnapshotReceiver, SnapshotSender
 from raftlog.quorum.writer import JournalWriter
 from raftlog.world import Clock, Disk, DiskFullError
+
+KEPT_SHARE: Final = 4
+"""Of the journal's growth between snapshots, the part that entries behind one may take."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +74,12 @@ class SnapshotKeeper:
         """Begin a snapshot if the log has grown by enough since the last one."""
         if self._taking is not None or self.is_installing:
             return
+        snapshot = self._store.snapshot
+        if snapshot is not None and self._core.applied_index <= snapshot.index:
+            return
         is_due = self._core.applied_index >= self._due_index
-        if is_due or self._store.journal_bytes >= self._due_bytes:
+        has_grown = self._store.journal_bytes >= self._due_bytes and not self._writer.is_trimming
+        if is_due or has_grown:
             self._taking = asyncio.get_running_loop().create_task(
                 self._take(), name="quorum-snapshot"
             )
@@ -97,11 +104,17 @@ class SnapshotKeeper:
 
     def _trim(self, index: int) -> None:
         """Drop entries that the snapshot has, but for some that members that lag may ask for."""
-        keep_from = min(index, self._core.applied_index) - self._settings.entries_kept
-        if keep_from > self._log.first_index:
-            self._log.trim(keep_from)
+        settings, log = self._settings, self._log
+        lowest = max(log.first_index, index - settings.entries_kept)
+        # They must leave room in the journal, or the next snapshot is due at once, for ever.
+        kept_bytes = 0
+        while index > lowest and kept_bytes <= settings.snapshot_bytes // KEPT_SHARE:
+            kept_bytes += len(log.entry(index)[0])
+            index -= 1
+        if index > log.first_index:
+            log.trim(index)
             self._writer.trim()
-        self._due_bytes = self._settings.snapshot_bytes
+        self._due_bytes = settings.snapshot_bytes
 
     def _taken(self, task: asyncio.Task[None]) -> None:
         self._taking = None

@@ -69,6 +69,8 @@ from raftlog.world import Clock, Disk, Randomness
 from raftlog.world.network import Network, RejectedError
 
 CALLBACKS_MAX: Final = 64
+STEP_ASIDE_AGAIN_S: Final = 10.0
+"""After a leader without room has handed over, until it does so again: others may have none."""
 FAREWELL_S: Final = 0.5
 """How long a closing leader waits for another to take over."""
 
@@ -149,9 +151,10 @@ class RaftMember(Generic[R]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._pump_due = False
         self._role: tuple[int | None, int, bool] = (None, 0, False)
-        self._committed_voters: frozenset[int] = frozenset()
+        self._step_aside_at = 0.0
         self._failure: str | None = None
         self._closing = False
+        self._closed = False
         self._on_failed: list[Callable[[str], None]] = []
         self._on_role: list[Callable[[], None]] = []
         self._on_message: list[Callable[[int, bytes], None]] = []
@@ -252,19 +255,20 @@ class RaftMember(Generic[R]):
         return self._core.is_active and self._core.has_majority()
 
     @property
+    def lacks_room(self) -> bool:
+        """Whether its disk is too full to lead, or even to follow what is committed."""
+        reserve_bytes = self._settings.disk_reserve_bytes
+        return self._writer.is_full or self._store.free_bytes() < reserve_bytes
+
+    @property
     def voters(self) -> VoterSet:
         """The newest voter set in the log."""
         return self._log.voters
 
     @property
-    def rejections(self) -> dict[str, str]:
-        """Why nodes do not talk to this one, by address."""
-        return {address: error.message for address, error in self.rejected_by.items()}
-
-    @property
     def rejected_by(self) -> dict[str, RejectedError]:
-        """The nodes that this one cannot talk to, and why, by address."""
-        return dict(self._peers.rejections)
+        """The nodes that do not talk to this one, and why, by address."""
+        return self._peers.rejections
 
     def peers(self) -> dict[int, PeerStatus]:
         """The members connected to this one."""
@@ -366,6 +370,7 @@ class RaftMember(Generic[R]):
             if task.get_name() != "quorum-writer":
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._closed = True
         await self._keeper.close()
         self._store.close()
 
@@ -415,7 +420,7 @@ class RaftMember(Generic[R]):
         self._upkeep.lost(node_id)
         self._keeper.stop_sending_to(node_id)
         if node_id == self._core.leader_id:
-            self._desk.leader_lost()
+            self._desk.leader_unreachable()
 
         def lose() -> None:
             self._core.peer_down(node_id)
@@ -449,7 +454,7 @@ class RaftMember(Generic[R]):
                 for handler in self._on_message:
                     handler(node_id, payload)
             case Ping():
-                self._upkeep.heard_of(message)
+                self._upkeep.heard_of(node_id, message)
             case Forward():
                 self._desk.carry_out(node_id, message)
             case Forwarded():
@@ -477,6 +482,11 @@ class RaftMember(Generic[R]):
         if self._upkeep.is_due():
             self._changes.refresh()
             self._upkeep.run()
+            may_step_aside = self._clock.monotonic() >= self._step_aside_at
+            if self._core.is_leader and may_step_aside and self.lacks_room:
+                # It refuses every change; another voter may have room.
+                self._step_aside_at = self._clock.monotonic() + STEP_ASIDE_AGAIN_S
+                self._spawn(self.step_aside(), "quorum-step-aside")
 
     def _wake(self) -> None:
         """Have a turn soon: one for all that this turn of the event loop brings."""
@@ -486,7 +496,7 @@ class RaftMember(Generic[R]):
 
     def _pump(self) -> None:
         self._pump_due = False
-        if self._failure is None:
+        if self._failure is None and not self._closed:
             self._guarded(self._turn)
 
     def _turn(self) -> None:
@@ -500,16 +510,8 @@ class RaftMember(Generic[R]):
             self._writer.wake()
         if core.applied_index < min(core.commit_index, self._log.durable_index):
             self._wake()
-        self._note_dropped_voters()
+        self._upkeep.forget_dropped_voters()
         self._tell_role()
-
-    def _note_dropped_voters(self) -> None:
-        """A voter that a committed set drops may come back with another data directory."""
-        log = self._log
-        if log.voters_index <= self._core.commit_index and log.voters.ids != self._committed_voters:
-            for node_id in sorted(self._committed_voters - log.voters.ids):
-                self._peers.forget(node_id)
-            self._committed_voters = log.voters.ids
 
     def _durable(self) -> None:
         """The writer has made something durable."""
@@ -529,7 +531,7 @@ class RaftMember(Generic[R]):
         before, self._role = self._role, role
         if role[:2] != before[:2]:
             logger.info("term %d: the leader is %s", role[1], role[0] or "not known")
-            self._desk.leader_lost()
+            self._desk.leader_changed()
         self._desk.try_parked()
         for callback in self._on_role:
             callback()
@@ -546,9 +548,8 @@ class RaftMember(Generic[R]):
             self._upkeep.retarget()
 
     def _hello_of(self, node_id: int) -> Hello | None:
-        if node_id == self._identity.node_id:
-            return self.hello()
-        return self._peers.connected.get(node_id)
+        is_own = node_id == self._identity.node_id
+        return self.hello() if is_own else self._peers.connected.get(node_id)
 
     def _transmit(self, peer: int, message: Message) -> None:
         self._peers.send(peer, encode_message(message))
@@ -588,6 +589,8 @@ class RaftMember(Generic[R]):
         self._failure = reason
         self._outbox.clear()
         self._desk.end(STORAGE_FAILED, f"The metadata quorum has stopped: {reason}")
+        for changed in self._on_role:
+            changed()
         for callback in self._on_failed:
             callback(reason)
 

@@ -19,7 +19,7 @@ from typing import Final
 from raftlog.quorum.core import RaftCore
 from raftlog.quorum.guards import VOTERS
 from raftlog.quorum.hello import Hello
-from raftlog.quorum.voters import Voter, VoterSet, encode_voters
+from raftlog.quorum.voters import Voter, VoterSet, encode_voters, parse_voters
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE, LogError
 from raftlog.world import Clock
 
@@ -93,14 +93,16 @@ class VoterChanges:
         core, voters = self.core, self.core.log.voters
         if not core.is_active or core.log.voters_index > core.commit_index:
             return
-        said = VoterSet(
-            tuple(
-                voter if self.hello_of(voter.node_id) is None else self._voter(voter.node_id)
-                for voter in voters.voters
-            )
-        )
+        said = VoterSet(tuple(self._as_said(voter) for voter in voters.voters))
         if said != voters:
             self._append(said)
+
+    def _as_said(self, voter: Voter) -> Voter:
+        try:
+            return self._voter(voter.node_id)
+        except LogError:
+            # It is not connected, or says what no voter set may have in it.
+            return voter
 
     def _successor(self, node_id: int | None) -> int | None:
         """Who is to lead: the one asked for, or the one whose log is furthest; None: nobody yet."""
@@ -121,8 +123,11 @@ class VoterChanges:
                 ILLEGAL_STATE,
                 f"Node {node_id} is not connected to the controller: start it with --join first.",
             )
-        host, _, port = hello.address.rpartition(":")
-        return Voter(node_id, host.strip("[]"), int(port), hello.directory_id)
+        try:
+            (voter,) = parse_voters(f"{node_id}@{hello.address}").voters
+        except ValueError as error:
+            raise LogError(ILLEGAL_STATE, f"Node {node_id} cannot be a voter: {error}.") from error
+        return Voter(node_id, voter.host, voter.port, hello.directory_id)
 
     async def _caught_up(self, node_id: int) -> None:
         core = self.core
@@ -144,7 +149,9 @@ class VoterChanges:
         core = self.core
         if not core.is_leader:
             raise LogError(NO_CONTROLLER)
-        if not core.is_active or core.log.voters_index > core.commit_index:
+        if not core.is_active:
+            raise LogError(NO_CONTROLLER, "The controller has just been elected; try again.")
+        if core.log.voters_index > core.commit_index:
             raise LogError(
                 ILLEGAL_STATE, "Another change of voters is not committed yet; try again."
             )

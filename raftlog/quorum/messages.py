@@ -194,5 +194,5 @@ def decode_message(frame: bytes) -> Message:
     """The message of these bytes. Raises MessageError."""
     try:
         return _DECODER.decode(frame)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise MessageError(f"not a quorum message: {error}") from error

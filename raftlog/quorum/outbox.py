@@ -15,7 +15,8 @@ from typing import Final, Protocol
 from raftlog.quorum.messages import Message
 
 HELD_MAX: Final = 100_000
-"""Messages; with one write under way at a time, and windows to each peer, it is never reached."""
+"""Messages. More come together only while the disk is full for very long; further ones are lost,
+as on a connection that breaks."""
 
 
 class Durability(Protocol):
@@ -60,8 +61,8 @@ class Outbox:
         if not self._held and lsn <= self._log.durable_lsn:
             self._transmit(peer, message)
             return
-        assert len(self._held) < HELD_MAX
-        self._held.append((lsn, peer, connection, message))
+        if len(self._held) < HELD_MAX:
+            self._held.append((lsn, peer, connection, message))
 
     def release(self) -> None:
         """Send what may leave by now."""

@@ -42,7 +42,11 @@ class PreVoteRounds:
         return len(self._granted & others) + 1 > (len(others) + 1) / 2
 
     def end(self) -> None:
-        """The election begins, or there is no reason for one: the next question is a new round."""
+        """The election begins, or there is no reason for one: the next question is a new round.
+
+        Answers that are still on their way must not open the one after this, without a question.
+        """
+        self._round += 1
         self._begun_at = -math.inf
         self._granted.clear()
 

@@ -175,21 +175,27 @@ class SnapshotReceiver:
 
     async def _take(self, peer: int, chunk: SnapshotChunk) -> None:
         if self._stream is None or not self._stream.is_of(peer, chunk):
+            # Begun or not, what had arrived of another one is gone.
+            self._stream = None
             await self._disk.run(self._store.begin_received)
             self._stream = _Stream(peer, chunk.index, chunk.last_term, chunk.size)
         stream = self._stream
         if not chunk.data or chunk.position != stream.position:
             return
-        await self._disk.run(lambda: self._store.append_received(chunk.data))
-        stream.position += len(chunk.data)
-        if stream.position < stream.size:
-            return
+        try:
+            await self._disk.run(lambda: self._store.append_received(chunk.data))
+            stream.position += len(chunk.data)
+            if stream.position >= stream.size:
+                await self._finish()
+        except ReceivedSnapshotError as error:
+            self._stream = None
+            logger.error("a snapshot from node %d is damaged (%s): asking again", peer, error)
+
+    async def _finish(self) -> None:
         try:
             meta = await self._disk.run(self._store.finish_received)
             if meta is not None:
                 await self._install(meta)
-        except ReceivedSnapshotError as error:
-            logger.error("a snapshot from node %d is damaged (%s): asking again", peer, error)
         finally:
             self._stream = None
 

@@ -16,6 +16,7 @@ from raftlog.quorum.core import RaftCore
 from raftlog.quorum.messages import Message, Ping
 from raftlog.quorum.peers import Peers
 from raftlog.quorum.voters import NO_VOTERS, VoterSet, decode_voters, encode_voters
+from raftlog.record.errors import LogError
 from raftlog.world import Clock
 
 PING_S: Final = 1.0
@@ -40,6 +41,8 @@ class Upkeep:
         self._due_at = 0.0
         self._is_lonely = False
         self._newest_heard: tuple[int, VoterSet] = (0, NO_VOTERS)
+        self._committed: tuple[int, frozenset[int]] = (0, frozenset())
+        """The newest committed voter set that was looked at: its index, its voters."""
 
     def heard(self, node_id: int) -> None:
         """Something has come from a peer."""
@@ -54,11 +57,16 @@ class Upkeep:
         now = self._clock.monotonic()
         return now - self._heard_at.get(node_id, now)
 
-    def heard_of(self, ping: Ping) -> None:
+    def heard_of(self, node_id: int, ping: Ping) -> None:
         """Remember the newest voters heard of: if they have left this member behind, call them."""
         log = self._core.log
         if ping.voters_index > max(self._newest_heard[0], log.voters_index):
-            self._newest_heard = (ping.voters_index, decode_voters(ping.voters))
+            try:
+                self._newest_heard = (ping.voters_index, decode_voters(ping.voters))
+            except LogError as error:
+                # The peer's fault, which says nothing of this member's log.
+                self._peers.disconnect(node_id, error.message)
+                return
             if self._is_lonely:
                 self.retarget()
 
@@ -80,6 +88,16 @@ class Upkeep:
                 self._peers.disconnect(node_id, f"nothing was heard of it for {SILENCE_S_MAX} s")
             else:
                 self._send(node_id, ping)
+
+    def forget_dropped_voters(self) -> None:
+        """A voter that a committed set drops may come back with another data directory."""
+        log = self._core.log
+        index, known = self._committed
+        if log.voters_index == index or log.voters_index > self._core.commit_index:
+            return
+        self._committed = (log.voters_index, log.voters.ids)
+        for node_id in sorted(known - log.voters.ids):
+            self._peers.forget(node_id)
 
     def retarget(self) -> None:
         """Call those whom a member in this one's place calls.

@@ -17,6 +17,7 @@ from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, LogError
 VOTERS_MAX: Final = 9
 """Nine voters outlive four dead ones; every further one only makes each commit wait for more."""
 NODE_ID_MAX: Final = 2**31 - 1
+HOST_LENGTH_MAX: Final = 255
 
 _ENTRY = re.compile(
     r"(?P<id>[0-9]{1,10})@(?P<host>\[[0-9a-fA-F:.]+\]|[^\s@:\[\],]+):(?P<port>[0-9]{1,5})"
@@ -31,7 +32,7 @@ class Voter(msgspec.Struct, frozen=True):
     """
 
     node_id: Annotated[int, msgspec.Meta(ge=1, le=NODE_ID_MAX)]
-    host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=HOST_LENGTH_MAX)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     directory_id: str | None = None
 
@@ -113,7 +114,7 @@ def decode_voters(content: bytes) -> VoterSet:
     """The set that `encode_voters` wrote. Raises LogError(STORAGE_FAILED) for anything else."""
     try:
         voters = msgspec.json.decode(content, type=VoterSet)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error)
     else:
         if voters.voters:
@@ -140,6 +141,8 @@ def parse_voters(text: str) -> VoterSet:
             raise ValueError(f"node id {node_id} is not from 1 to {NODE_ID_MAX}")
         if not 1 <= port <= 65_535:
             raise ValueError(f"port {port} of node {node_id} is not from 1 to 65535")
+        if len(host) > HOST_LENGTH_MAX:
+            raise ValueError(f"the host of node {node_id} is longer than {HOST_LENGTH_MAX}")
         if node_id in voters:
             raise ValueError(f"node {node_id} is named twice")
         if (host.lower(), port) in addresses:

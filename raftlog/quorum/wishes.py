@@ -12,7 +12,7 @@ will ever tell.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic
 
@@ -38,6 +38,8 @@ class Waiting(Generic[R]):
     outcome: asyncio.Future[Outcome[R | None]]
     request_id: int | None = None
     """Set once it was asked of another member."""
+    asked_of: tuple[int | None, int] | None = None
+    """The leader that was asked last, and its term."""
     index: int | None = None
     """Set once it is known to be in the log there."""
 
@@ -50,7 +52,8 @@ class Wishes(Generic[R]):
     """Random at first: an answer to the process that ran here before must fit nothing."""
     _all: OrderedDict[Waiting[R], None] = field(default_factory=OrderedDict)
     _bytes: int = 0
-    _parked: deque[Waiting[R]] = field(default_factory=deque)
+    _parked: OrderedDict[Waiting[R], None] = field(default_factory=OrderedDict)
+    """Of `_all` only, which is bounded."""
     _asked: dict[int, Waiting[R]] = field(default_factory=dict)
     _in_log: dict[int, list[tuple[int, Waiting[R]]]] = field(default_factory=dict)
 
@@ -67,7 +70,8 @@ class Wishes(Generic[R]):
 
     def park(self, waiting: Waiting[R]) -> None:
         """Keep it until a leader is known."""
-        self._parked.append(waiting)
+        if waiting in self._all:
+            self._parked[waiting] = None
 
     def unpark(self) -> list[Waiting[R]]:
         """Those that were parked, to be tried again."""
@@ -75,9 +79,10 @@ class Wishes(Generic[R]):
         self._parked.clear()
         return parked
 
-    def ask(self, waiting: Waiting[R]) -> int:
-        """Give it the number under which it is asked of the leader."""
+    def ask(self, waiting: Waiting[R], leader: tuple[int | None, int]) -> int:
+        """Give it the number under which it is asked of the leader (its id, its term)."""
         self.next_request_id += 1
+        waiting.asked_of = leader
         waiting.request_id = self.next_request_id
         self._asked[waiting.request_id] = waiting
         return waiting.request_id
@@ -110,11 +115,16 @@ class Wishes(Generic[R]):
                 for _, waiting in self._in_log.pop(position):
                     self.settle(waiting, Unknown(_UNKNOWN))
 
-    def leader_lost(self) -> None:
-        """Whoever was asked leads no more, or cannot be heard: what was asked may be in its log."""
+    def leader_lost(self, now: tuple[int | None, int] | None) -> None:
+        """Whoever was asked leads no more, or cannot be heard: what was asked may be in its log.
+
+        `now` is the present leader and its term, whose wishes are under way still; None: nobody.
+        """
         asked, self._asked = self._asked, {}
-        for waiting in asked.values():
-            if waiting.wish is Wish.BARRIER:
+        for request_id, waiting in asked.items():
+            if waiting.asked_of == now:
+                self._asked[request_id] = waiting
+            elif waiting.wish is Wish.BARRIER:
                 # A second no-op does no harm.
                 waiting.request_id = None
                 self.park(waiting)
@@ -143,6 +153,7 @@ class Wishes(Generic[R]):
         if waiting in self._all:
             del self._all[waiting]
             self._bytes -= len(waiting.argument)
+        self._parked.pop(waiting, None)
         if not waiting.outcome.done():
             waiting.outcome.set_result(outcome)
 

@@ -18,6 +18,8 @@ from raftlog.quorum.raft_store import QuorumStore
 from raftlog.world import Clock, Disk, DiskFullError
 
 FULL_DISK_RETRY_S: Final = 0.5
+TRIM_WAITS_MAX: Final = 100
+"""Writes that go before a trim. Under constant load there is always something to write."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class JournalWriter:
         self._on_durable = on_durable
         self._wake = asyncio.Event()
         self._trim_due = False
+        self._trim_waits = 0
         self._closing = False
         self.is_full = False
         self.sync_times = SyncTimes()
@@ -49,12 +52,17 @@ class JournalWriter:
         self._wake.set()
 
     def trim(self) -> None:
-        """The log's beginning was trimmed: replace the journal when there is nothing to write."""
+        """The log's beginning was trimmed: replace the journal when there is little to write."""
         self._trim_due = True
         self._wake.set()
 
+    @property
+    def is_trimming(self) -> bool:
+        """Whether the journal still has entries that were trimmed."""
+        return self._trim_due
+
     def finish(self) -> None:
-        """Let `run` return once all is written."""
+        """Let `run` return once all is written, or does not fit."""
         self._closing = True
         self._wake.set()
 
@@ -66,22 +74,29 @@ class JournalWriter:
             while self._log.lsn > self._log.durable_lsn or self._trim_due:
                 await self._write()
                 self._on_durable()
+                if self._closing and self.is_full:
+                    # Nobody was told of what is not written, and there may never be room for it.
+                    return
             if self._closing:
                 return
 
     async def _write(self) -> None:
         """One attempt at what is most pressing."""
         log, store = self._log, self._store
-        if log.rewrite_due or (self._trim_due and log.lsn == log.durable_lsn):
+        may_trim = log.lsn == log.durable_lsn or self._trim_waits >= TRIM_WAITS_MAX
+        if log.rewrite_due or (self._trim_due and may_trim):
+            # Without room for it, what waits to be written goes first again.
+            self._trim_waits = 0
             content, lsn = log.content()
             done = await self._try(lambda: store.rewrite(content))
             self._trim_due = self._trim_due and not done
         else:
+            self._trim_waits += self._trim_due
             records, lsn = log.take_pending()
             done = await self._try(lambda: store.write(records))
         if done:
             log.written(lsn)
-        else:
+        elif not self._closing:
             await self._clock.sleep(FULL_DISK_RETRY_S)
 
     async def _try(self, work: Callable[[], None]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from raftlog.metadata import controller
+from raftlog.metadata import controller, liveness
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.apply_cluster import ClusterSettings
 from raftlog.metadata.commands import (
@@ -109,6 +109,19 @@ class ClusterMetadata:
         result = await self._apply(command)
         assert isinstance(result.value, ClusterSettings)
         return result.index, result.value.values
+
+    async def unregister_broker(self, broker_id: BrokerId) -> None:
+        """Forget a broker that is gone for good: its id may then come with another data directory.
+
+        Raises LogError: NOT_FOUND; ILLEGAL_STATE while it is alive, has a vote, or holds replicas;
+        NO_CONTROLLER or RETRIABLE without a quorum.
+        """
+        # Its vote may have been taken just now by way of another node, ahead of this one.
+        await self._quorum.read_barrier()
+        command = liveness.plan_unregistration(
+            self.image, broker_id, has_vote=self._quorum.voters.find(broker_id) is not None
+        )
+        await self._apply(command)
 
     async def allocate_producer_id(self) -> tuple[ProducerId, ProducerEpoch]:
         """An id that no producer was ever given, with its first epoch."""

@@ -49,11 +49,14 @@ class ReplicaManager:
         logs: LogManager,
         broker_id: BrokerId,
         settings: TopicSettings,
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`may_act`: whether this node may act as a leader, at the moment of asking."""
         self._state_machine = state_machine
         self._logs = logs
         self._broker_id = broker_id
         self._settings = settings
+        self._may_act = may_act
         self._partitions: dict[str, dict[int, Partition]] = {}
         self._offline: dict[tuple[str, int], LogError] = {}
         self._changes: deque[_Change] = deque()
@@ -84,7 +87,8 @@ class ReplicaManager:
         """Have a partition refuse appends if the node does, or does not lead it."""
         if self._write_refusal is None and partition.leader != self._broker_id:
             name, number = partition.topic, partition.partition
-            partition.write_refusal = not_led_here(name, number, partition.leader)
+            leader = self.image.brokers.get(partition.leader)
+            partition.write_refusal = not_led_here(name, number, leader)
         else:
             partition.write_refusal = self._write_refusal
 
@@ -273,6 +277,7 @@ class ReplicaManager:
             log=log,
             image=row,
             min_insync_replicas=self._settings.min_insync_replicas(topic),
+            may_act=self._may_act,
         )
         self._refuse(partition)
         self._partitions.setdefault(topic.name, {})[row.partition] = partition
@@ -288,7 +293,7 @@ class ReplicaManager:
         if offline is not None:
             return LogError(offline.entry, offline.message)
         if row.leader != self._broker_id:
-            return not_led_here(topic, partition, row.leader)
+            return not_led_here(topic, partition, self.image.brokers.get(row.leader))
         return LogError(NOT_READY, f"{topic}-{partition} is being opened.")
 
 

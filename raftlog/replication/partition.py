@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from raftlog.metadata.image import PartitionImage
+from raftlog.metadata.image import BrokerImage, PartitionImage
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import (
     NO_LEADER,
@@ -81,12 +81,15 @@ class Partition:
         log: Log,
         image: PartitionImage,
         min_insync_replicas: int,
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`may_act` is asked at each append: whether this node may act as a leader right now."""
         self.topic = topic
         self.topic_id = topic_id
         self.log = log
         self.image = image
         self.min_insync_replicas = min_insync_replicas
+        self._may_act = may_act
         self._high_watermark = log.high_watermark = self._durable_end_offset()
         self._commits: list[tuple[Offset, int, asyncio.Future[None]]] = []
         self._commit_count = 0
@@ -147,6 +150,13 @@ class Partition:
         self._require_open()
         if self.write_refusal is not None:
             raise LogError(self.write_refusal.entry, self.write_refusal.message)
+        if not self._may_act():
+            # Asked, not told: a process that was stopped finds what waited for it before it is
+            # told that its time as a leader is over (promise 7).
+            raise LogError(
+                NO_LEADER,
+                f"{self.topic}-{self.partition}: this node has lost touch with the controller.",
+            )
         if acks is Acks.ALL:
             if len(self.image.isr) < self.min_insync_replicas:
                 raise LogError(
@@ -311,7 +321,11 @@ def _in_doubt(error: LogError) -> LogError:
     return LogError(RETRIABLE, f"{error.message} The outcome of the write is unknown.")
 
 
-def not_led_here(topic: str, partition: int, leader: BrokerId) -> LogError:
-    """The error for a partition that another broker leads, or none."""
-    where = "no broker leads it" if leader < 0 else f"broker {leader} leads it"
-    return LogError(NO_LEADER, f"{topic}-{partition} is not led by this node: {where}.")
+def not_led_here(topic: str, partition: int, leader: BrokerImage | None) -> LogError:
+    """The error for a partition that another broker leads, or none: with where to ask instead."""
+    if leader is None:
+        where = "no broker leads it at the moment"
+    else:
+        host = f"[{leader.host}]" if ":" in leader.host else leader.host
+        where = f"broker {leader.broker_id} leads it, ask there: {host}:{leader.port}"
+    return LogError(NO_LEADER, f"{topic}-{partition} is not led by this node; {where}.")

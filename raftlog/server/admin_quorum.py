@@ -123,12 +123,16 @@ async def add_voter(request: Request, context: ServerContext) -> web.StreamRespo
 
 async def remove_voter(request: Request, context: ServerContext) -> web.StreamResponse:
     """Take a voter's vote."""
-    text = request.path_parameters["node"]
-    node_id = whole_number(text)
-    if node_id is None or not 1 <= node_id <= NODE_ID_MAX:
-        raise LogError(NOT_FOUND, f"There is no node {text[:40]!r}.")
+    node_id = _node_number(request.path_parameters["node"])
     # Whether it is a voter only the leader knows: a voter added just now may be unknown here.
     await context.services.quorum.remove_voter(node_id)
+    return empty_response()
+
+
+async def remove_node(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Forget a node that is gone for good, so that its id may come with another directory."""
+    node_id = _node_number(request.path_parameters["node_id"])
+    await context.services.metadata.unregister_broker(BrokerId(node_id))
     return empty_response()
 
 
@@ -225,6 +229,13 @@ class _Members:
         return broker.directory_id if broker else None
 
 
+def _node_number(text: str) -> int:
+    node_id = whole_number(text)
+    if node_id is None or not 1 <= node_id <= NODE_ID_MAX:
+        raise LogError(NOT_FOUND, f"There is no node {text[:40]!r}.")
+    return node_id
+
+
 def _split(peer: PeerStatus) -> tuple[str | None, int | None]:
     host, _, port = peer.address.rpartition(":")
     number = whole_number(port)
@@ -251,6 +262,15 @@ ROUTES: Final = (
         tag="v1",
         response_type=NodeList,
         serves_always=True,
+    ),
+    Route(
+        "DELETE",
+        "/v1/nodes/{node_id}",
+        remove_node,
+        "Forget a node that is gone for good",
+        tag="v1",
+        status=204,
+        errors=(NOT_FOUND, *_CHANGE_ERRORS),
     ),
     Route(
         "POST",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 import msgspec
@@ -15,7 +15,7 @@ from raftlog.record.types import Offset, PartitionId
 from raftlog.replication.partition import Partition
 from raftlog.server.body import read_json
 from raftlog.server.context import ServerContext
-from raftlog.server.json_records import INT64_MAX
+from raftlog.server.json_records import INT64_MAX, PartitionNumber
 from raftlog.server.parameters import whole_number
 from raftlog.server.request import Request
 from raftlog.server.responses import json_response
@@ -25,9 +25,9 @@ SEARCHES_AT_ONCE_MAX = 16
 
 
 class OffsetsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which topics' offsets are wanted."""
+    """Which offsets are wanted: of topics, with all partitions; or of some partitions of each."""
 
-    topics: list[str]
+    topics: list[str] | dict[str, list[PartitionNumber]]
 
 
 class PartitionOffsets(msgspec.Struct, frozen=True):
@@ -77,23 +77,29 @@ _times_decoder = msgspec.json.Decoder(TimesRequest)
 
 
 async def bulk_offsets(request: Request, context: ServerContext) -> web.StreamResponse:
-    """POST /v1/offsets. All topics asked for, or an error."""
-    wanted = await read_json(request, context, _offsets_decoder)
+    """POST /v1/offsets. All partitions asked for, or an error."""
+    topics = (await read_json(request, context, _offsets_decoder)).topics
     image = context.services.metadata.image
-    names = dict.fromkeys(wanted.topics)
-    count = sum(len(image.topic(name).partitions) for name in names)
-    check_partition_count(count, context)
+    wanted: dict[str, Collection[int]]
+    if isinstance(topics, dict):
+        wanted = {name: dict.fromkeys(numbers) for name, numbers in topics.items()}
+    else:
+        wanted = {name: range(len(image.topic(name).partitions)) for name in topics}
+    check_partition_count(sum(map(len, wanted.values())), context)
     answer: dict[str, TopicOffsets] = {}
-    for name in names:
-        partitions = context.services.replicas.partitions_of(name)
+    for name, numbers in wanted.items():
+        topic_id = image.topic(name).topic_id
         rows = {
-            str(one.partition): PartitionOffsets(
-                one.log_start_offset, one.high_watermark, one.high_watermark
-            )
-            for one in partitions
+            str(number): _offsets(context.services.replicas.partition(name, number))
+            for number in numbers
         }
-        answer[name] = TopicOffsets(image.topic(name).topic_id, rows)
+        answer[name] = TopicOffsets(topic_id, rows)
     return json_response(OffsetsResponse(answer))
+
+
+def _offsets(partition: Partition) -> PartitionOffsets:
+    end = partition.high_watermark
+    return PartitionOffsets(partition.log_start_offset, end, end)
 
 
 async def offsets_for_times(request: Request, context: ServerContext) -> web.StreamResponse:

@@ -243,7 +243,8 @@ def _v1() -> tuple[Route, ...]:
             "POST",
             "/v1/offsets",
             data_offsets.bulk_offsets,
-            "Which offsets can be read, of all partitions of many topics.",
+            "Which offsets can be read: `topics` lists topics, for all their partitions, or is an "
+            "object with the partitions of each. This node must lead them all.",
             tag="offsets",
             request_type=data_offsets.OffsetsRequest,
             response_type=data_offsets.OffsetsResponse,
@@ -253,7 +254,8 @@ def _v1() -> tuple[Route, ...]:
             "POST",
             "/v1/offsets-for-times",
             data_offsets.offsets_for_times,
-            "The first offset that is not older than a timestamp, of many partitions.",
+            "The first offset that is not older than a timestamp, of many partitions. This node "
+            "must lead them all.",
             tag="offsets",
             request_type=data_offsets.TimesRequest,
             response_type=data_offsets.TimesResponse,

@@ -3,7 +3,7 @@
 `directory.json` is written once, before anything else, and says whose the directory is. It also
 keeps how the first start was asked for: if that ended before there was a metadata journal, the next
 one must not take the empty directory for a cluster of one. `node.json` keeps what is convenient not
-to repeat, address and rack, as of the last start that succeeded.
+to repeat, address and rack, as of the last start that succeeded; `cluster.json` the cluster's id.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 METADATA_DIRECTORY: Final = "metadata"
 IDENTITY_FILE: Final = "directory.json"
 REMEMBERED_FILE: Final = "node.json"
+CLUSTER_FILE: Final = "cluster.json"
 FILE_BYTES_MAX: Final = 64 * 1024
 DIRECTORY_ID_BYTES: Final = 16
 
@@ -43,6 +44,10 @@ class Remembered(msgspec.Struct, frozen=True):
     listen: str | None = None
     advertised: str | None = None
     rack: str | None = None
+
+
+class _Cluster(msgspec.Struct, frozen=True):
+    cluster_id: str
 
 
 class FirstStart(Remembered, frozen=True):
@@ -150,6 +155,31 @@ def remember(disk: Disk, settings: NodeSettings) -> None:
         disk.replace(REMEMBERED_FILE, content)
     except DiskFullError as error:
         logger.warning("address and rack are not remembered for the next start: %s", error)
+
+
+def load_cluster_id(disk: Disk) -> str | None:
+    """The cluster that the directory's node belongs to; None before it knew. Blocks.
+
+    The metadata says so, too; but a voter that has been started again learns what of its log is
+    committed from other nodes only, and must know before that whether they are of its cluster.
+    Raises IdentityError, DiskError.
+    """
+    content = _read(disk, CLUSTER_FILE)
+    return None if content is None else _decode(content, _Cluster, CLUSTER_FILE).cluster_id
+
+
+def note_cluster_id(disk: Disk, cluster_id: str) -> None:
+    """Keep what the metadata says of the cluster. Blocks. Raises DiskError.
+
+    A full disk is no reason to stop: the next start tries again.
+    """
+    content = msgspec.json.encode(_Cluster(cluster_id))
+    if _read(disk, CLUSTER_FILE) == content:
+        return
+    try:
+        disk.replace(CLUSTER_FILE, content)
+    except DiskFullError as error:
+        logger.warning("the cluster's id is not kept: %s", error)
 
 
 def remembered_settings(data_dir: Path, *, listen: str | None = None) -> dict[str, Any]:

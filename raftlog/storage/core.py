@@ -38,6 +38,10 @@ UNFLUSHED_BYTES_MAX: Final = 32 << 20
 logger = logging.getLogger(__name__)
 
 
+UNKNOWN_ROOM_BYTES: Final = 1 << 62
+"""Before the first look at the disk."""
+
+
 class LogShared:
     """What the logs of a node share."""
 
@@ -47,8 +51,9 @@ class LogShared:
         self.files = files or OpenFiles(disk)
         self.flusher = Flusher(disk)
         self.cold_reads = asyncio.Semaphore(COLD_READS_MAX)
-        self.has_room = True
-        """Whether the disk has room beyond its reserve; appends are refused without it."""
+        self.room_bytes = UNKNOWN_ROOM_BYTES
+        """Room on the disk beyond its reserve, as of the last look, less what was appended since.
+        Appends that do not fit are refused: the reserve belongs to the metadata and checkpoints."""
         self.changed: dict[LogCore, float] = {}
         """Logs that took appends since their last checkpoint, with the time of the first."""
 
@@ -212,6 +217,7 @@ class LogCore:
     def wrote(self, size_bytes: int, batches: int) -> None:
         """Batches were appended: see to it that they become durable."""
         self._unflushed_bytes += size_bytes
+        self.shared.room_bytes -= size_bytes
         self.batches_since_recovery += batches
         self.mark_changed()
         if self.config.flush is FlushMode.SYNC or self._unflushed_bytes >= UNFLUSHED_BYTES_MAX:

@@ -289,10 +289,10 @@ class Log:
         """Check, write, and only then remember. None: a new segment must be begun first."""
         core = self._core
         core.require_online()
-        if not core.shared.has_room:
-            raise disk_full(self.directory)
         end_offset = core.segments.end_offset
         size_bytes, following = self._extent(batches, end_offset)
+        if size_bytes > core.shared.room_bytes:
+            raise disk_full(self.directory)
         active = core.segments.active
         now_ms = core.shared.clock.time_ms()
         if not active.fits(size_bytes, following, core.config.segment_bytes) or active.is_due(

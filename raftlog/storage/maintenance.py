@@ -98,7 +98,7 @@ class Maintenance:
         shared = self._shared
         now = shared.clock.monotonic()
         self.free_bytes = await shared.disk.run(shared.disk.free_bytes)
-        shared.has_room = self.free_bytes >= self._settings.reserve_bytes
+        shared.room_bytes = self.free_bytes - self._settings.reserve_bytes
         self._start_syncs(now)
         await self._advance_recovery_points(now)
         await self._apply_retention(now)

@@ -431,9 +431,11 @@ class FakeNode:
 
     async def offsets(self, request: web.Request, _: Fault) -> web.Response:
         answer: dict[str, Any] = {}
-        for name in orjson.loads(await request.read())["topics"]:
+        wanted = orjson.loads(await request.read())["topics"]
+        for name in wanted:
             self.cluster.partition(name, 0)
             topic = self.cluster.topics[name]
+            numbers = wanted[name] if isinstance(wanted, dict) else range(len(topic.partitions))
             answer[name] = {
                 "topic_id": topic.topic_id,
                 "partitions": {
@@ -442,7 +444,7 @@ class FakeNode:
                         "end_offset": partition.end_offset,
                         "high_watermark": partition.end_offset,
                     }
-                    for partition in topic.partitions
+                    for partition in (self._led(name, number) for number in numbers)
                 },
             }
         return web.json_response({"topics": answer})
@@ -453,7 +455,7 @@ class FakeNode:
             answer[name] = {}
             for number, timestamp in partitions.items():
                 answer[name][number] = None
-                for data in self.cluster.partition(name, int(number)).batches:
+                for data in self._led(name, int(number)).batches:
                     batch = RecordBatch(parse_header(data), data)
                     found = next(
                         (
@@ -481,18 +483,16 @@ class FakeNode:
         results = []
         for name, partitions in orjson.loads(await request.read())["offsets"].items():
             for number, offset in partitions.items():
-                partition = self.cluster.partition(name, int(number))
-                start = partition.end_offset if offset == -1 else offset
-                partition.log_start_offset = max(partition.log_start_offset, start)
-                results.append(
-                    {
-                        "topic": name,
-                        "partition": int(number),
-                        "log_start_offset": partition.log_start_offset,
-                        "error_code": None,
-                        "message": None,
-                    }
-                )
+                result = {"topic": name, "partition": int(number), "log_start_offset": -1}
+                try:
+                    partition = self._led(name, int(number))
+                except LogError as error:
+                    result |= {"error_code": error.entry.code, "message": error.message}
+                else:
+                    start = partition.end_offset if offset == -1 else offset
+                    partition.log_start_offset = max(partition.log_start_offset, start)
+                    result |= {"log_start_offset": partition.log_start_offset}
+                results.append({"error_code": None, "message": None} | result)
         return web.json_response({"results": results})
 
     async def create_topic(self, request: web.Request, _: Fault) -> web.Response:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from raftlog.metadata.image import PartitionImage
+from raftlog.metadata.image import BrokerImage, PartitionImage
 from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.errors import (
+    NO_LEADER,
     NOT_ENOUGH_REPLICAS,
     NOT_READY,
     OFFSET_OUT_OF_RANGE,
@@ -20,6 +21,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import (
+    BrokerEpoch,
     BrokerId,
     LeaderEpoch,
     Offset,
@@ -27,7 +29,7 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.partition import Acks, Partition
+from raftlog.replication.partition import Acks, Partition, not_led_here
 from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.results import AppendResult, ReadResult
 
@@ -120,6 +122,25 @@ async def test_acks_all_waits_for_the_sync() -> None:
     log.sync_returns()
     assert [(r.base_offset, r.last_offset) for r in await append] == [(0, 2)]
     assert partition.high_watermark == 3
+
+
+@pytest.mark.parametrize("acks", list(Acks))
+async def test_an_append_is_refused_once_the_node_may_not_act_as_a_leader(acks: Acks) -> None:
+    log, may_act = ManualLog(), True
+    partition = Partition(
+        topic="t",
+        topic_id=TopicId("0" * 32),
+        log=log,  # type: ignore[arg-type]  # the part of Log's surface that a partition uses
+        image=image(),
+        min_insync_replicas=1,
+        may_act=lambda: may_act,
+    )
+    await partition.append(batch_of(1), acks=Acks.LEADER, timeout_s=60)
+    may_act = False
+    with pytest.raises(LogError, match="lost touch") as caught:
+        await partition.append(batch_of(1), acks=acks, timeout_s=60)
+    assert caught.value.entry is NO_LEADER
+    assert log.log_end_offset == 1
 
 
 async def test_acks_leader_is_answered_before_the_sync_but_readers_see_nothing_yet() -> None:
@@ -252,3 +273,25 @@ async def test_delete_records_reaches_the_high_watermark_and_no_further() -> Non
         await partition.delete_records(Offset(4))
     assert caught.value.entry is OFFSET_OUT_OF_RANGE
     assert await partition.delete_records(Offset(-1)) == 3
+
+
+@pytest.mark.parametrize(
+    ("host", "address"), [("10.0.0.7", "10.0.0.7:8082"), ("fd00::7", "[fd00::7]:8082")]
+)
+def test_who_asks_the_wrong_node_is_told_where_to_ask(host: str, address: str) -> None:
+    leader = BrokerImage(
+        broker_id=BrokerId(7),
+        broker_epoch=BrokerEpoch(1),
+        directory_id="d",
+        incarnation="i",
+        host=host,
+        port=8082,
+        rack=None,
+        software_version="1",
+        command_version=1,
+        fenced=False,
+    )
+    error = not_led_here("t", 3, leader)
+    assert error.entry is NO_LEADER
+    assert "t-3" in error.message and address in error.message
+    assert "no broker" in not_led_here("t", 3, None).message

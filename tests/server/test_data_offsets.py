@@ -52,6 +52,13 @@ async def test_offsets_for_times() -> None:
         ("/v1/offsets", {"topics": [1]}, 42201),
         ("/v1/offsets", {"topics": ["none"]}, 40401),
         ("/v1/offsets", {"topics": ["six"], "x": 1}, 42201),
+        ("/v1/offsets", {"topics": {"six": 0}}, 42201),
+        ("/v1/offsets", {"topics": {"six": ["0"]}}, 42201),
+        ("/v1/offsets", {"topics": {"six": [-1]}}, 42201),
+        ("/v1/offsets", {"topics": {"six": None}}, 42201),
+        ("/v1/offsets", {"topics": {"six": [6]}}, 40402),
+        ("/v1/offsets", {"topics": {"none": []}}, 40401),
+        ("/v1/offsets", {"topics": {"none": [0]}}, 40401),
         ("/v1/offsets-for-times", {}, 42201),
         ("/v1/offsets-for-times", {"timestamps": {"one": {"0": -1}}}, 42201),
         ("/v1/offsets-for-times", {"timestamps": {"one": {"0": 2**63}}}, 42201),
@@ -70,6 +77,9 @@ async def test_bad_request_is_a_typed_error(path: str, body: Any, code: int) -> 
 async def test_number_of_partitions_is_bounded() -> None:
     async with data_node(few(partitions_per_request_max=5)) as one:
         assert (await post(one, "/v1/offsets", {"topics": ["six"]})).error_code == 42201
+        some = {"six": list(range(6))}
+        assert (await post(one, "/v1/offsets", {"topics": some})).error_code == 42201
+        assert (await post(one, "/v1/offsets", {"topics": {"six": [0, 1, 2]}})).status == 200
         wanted = {"six": {str(n): 1 for n in range(6)}}
         reply = await post(one, "/v1/offsets-for-times", {"timestamps": wanted})
         assert reply.error_code == 42201
@@ -79,3 +89,25 @@ async def test_partition_without_leader_is_told() -> None:
     async with data_node() as one:
         one.node.replicas.offline["six", 3] = LogError(NO_LEADER)
         assert (await post(one, "/v1/offsets", {"topics": ["six"]})).error_code == 50301
+
+
+async def test_offsets_of_some_partitions_only() -> None:
+    async with data_node() as one:
+        await post(one, "/topics/six/partitions/3", {"records": [{"value": 1}]})
+        # What another node leads, or nobody, is no hindrance to who does not ask for it.
+        one.node.replicas.offline["six", 5] = LogError(NO_LEADER)
+        wanted = {"six": [3, 0, 3], "one": []}
+        reply = await post(one, "/v1/offsets", {"topics": wanted})
+        topics = reply.json["topics"]
+        assert list(topics) == ["six", "one"]
+        assert {
+            number: row["end_offset"] for number, row in topics["six"]["partitions"].items()
+        } == {
+            "3": 1,
+            "0": 0,
+        }
+        assert topics["one"]["partitions"] == {}
+        assert topics["one"]["topic_id"] == one.node.metadata.image.topic("one").topic_id
+        assert (await post(one, "/v1/offsets", {"topics": {}})).json == {"topics": {}}
+        reply = await post(one, "/v1/offsets", {"topics": {"six": [0, 5]}})
+        assert reply.error_code == 50301

@@ -4,6 +4,8 @@ What ships runs in here unchanged, over a simulated clock, disk, network and cha
 (the event loop), `handles` (its callbacks and tasks), `life` (processes that die without a word),
 `world` (all of it together), `network`, `link`, `connection` (TCP's faults), `disk`, `disk_tree`,
 `disk_times`, `faults` (the nemesis), `clock`, `sample` (a cluster for the simulator's own tests).
+On top of it: `quorum/` (Raft members), `node_world` (whole nodes), `node_checker`, `records`,
+`node_histories` (random ones), `test_cluster_*` (directed ones), `runner` (many seeds at once).
 
 A test
 ------

@@ -74,6 +74,14 @@ class SimulatedNetwork:
             self.by_address[machine.address] = machine
         return machine
 
+    def move(self, node_id: int, address: str) -> None:
+        """Give a node whose process is down another address; one that nobody else has."""
+        machine = self.machine(node_id)
+        assert address not in self.by_address and machine.listener() is None
+        del self.by_address[machine.address]
+        machine.address = address
+        self.by_address[address] = machine
+
     def link(self, source: int, target: int) -> Link:
         """The direction from one node to another."""
         link = self._links.get((source, target))

@@ -78,10 +78,7 @@ class NodeWorld:
     @property
     def voters(self) -> str:
         """What the nodes that begin the cluster are given for --voters."""
-        return ",".join(
-            f"{node_id}@{self.world.address(node_id)}"
-            for node_id in self.first_voters
-        )
+        return ",".join(f"{node_id}@{self.world.address(node_id)}" for node_id in self.first_voters)
 
     def settings(self, node_id: int) -> NodeSettings:
         """What the node is started with: the same at every start."""
@@ -115,14 +112,13 @@ class NodeWorld:
         self.world.network.partition([node_id], rest)
 
     async def stop(self, node_id: int) -> None:
-        """Stop a node as SIGTERM does."""
-        process, core = self.world.processes[node_id], self.cores[node_id]
+        """Stop a node as SIGTERM does. Raises NodeDiedError if it is down or dies."""
 
-        async def stop() -> None:
+        async def stop(core: Core) -> None:
             await core.leave()
             await core.close()
 
-        await process.run(stop())
+        await self.call(node_id, stop)
         self.kill(node_id)
 
     async def _main(self, process: Process) -> None:
@@ -218,7 +214,7 @@ class NodeWorld:
             return False
         return found.write_refusal is None
 
-    async def until(self, condition: Callable[[], T], seconds: float = UNTIL_S) -> T:
+    async def until(self, condition: Callable[[], T | None], seconds: float = UNTIL_S) -> T:
         """Wait for a condition, in virtual time, and return what it gave."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -240,9 +236,7 @@ class NodeWorld:
                 return None
             return controller
 
-        controller = await self.until(is_whole)
-        assert controller is not None
-        return controller
+        return await self.until(is_whole)
 
     async def agreed(self) -> None:
         """Wait until all nodes that are up have applied the same, and hold the same image."""
@@ -267,12 +261,23 @@ class NodeWorld:
             node_id, lambda core: core.services.metadata.create_topic(name, **arguments)
         )
 
-    async def create_topic_at(self, leader: int, name: str) -> TopicImage:
-        """Create a topic whose only partition that node leads, whatever its name turns out as."""
+    async def create_led_by(self, leader: int, name: str) -> int:
+        """Create a topic with a partition for each node; the number of the one led by `leader`."""
         controller = await self.until(self.controller)
         topic = await self.create_topic(controller, name, partitions=self.node_count)
-        assert any(row.leader == leader for row in topic.partitions), topic
-        return topic
+        return next(row.partition for row in topic.partitions if row.leader == leader)
+
+    async def ended(self, node_id: int) -> str:
+        """Wait until the node's process has ended by itself, and return why."""
+        incarnation = self.world.processes[node_id].incarnation
+        await self.until(lambda: not self.world.is_up(node_id))
+        reasons = [
+            ending.reason
+            for ending in self.endings
+            if (ending.node_id, ending.incarnation) == (node_id, incarnation)
+        ]
+        assert reasons, f"node {node_id} did not end by itself"
+        return reasons[0]
 
     def check_endings(self) -> None:
         """No node has ended by itself."""
@@ -293,7 +298,7 @@ class NodeWorld:
                 f"{node_id}: {status} voters={sorted(core.quorum.voters.ids)} "
                 f"peers={sorted(core.quorum.peers())} brokers={sorted(image.brokers)} "
                 f"fenced={fenced} cut_off={core.controller.is_cut_off} "
-                f"not_ready={core.not_ready} rejected={core.quorum.rejections}"
+                f"not_ready={core.not_ready} rejected={core.quorum.rejected_by}"
             )
         return "\n".join(lines)
 

@@ -28,7 +28,9 @@ def try_seed(replay: Callable[[int], R], seed: int) -> tuple[int, R | str]:
     """The seed's report, or its failure as text."""
     try:
         return seed, replay(seed)
-    except BaseException:
+    except BaseException as error:
+        # The trace's end would hide what went wrong; whoever replays the seed is shown it.
+        error.__notes__ = []
         return seed, traceback.format_exc()
 
 

@@ -149,6 +149,12 @@ class World:
             disk.on_stop = partial(self._stopped, node_id)
         return disk
 
+    def wipe(self, node_id: int) -> None:
+        """Give a node whose process is down a new, empty disk."""
+        assert not self.is_up(node_id)
+        self.trace(f"disk {node_id} wiped")
+        del self._disks[node_id]
+
     def times(self, node_id: int) -> DiskTimes:
         """How fast the node's disk is."""
         times = self.disk(node_id).times

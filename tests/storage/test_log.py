@@ -283,7 +283,7 @@ async def test_what_must_be_refused_is_refused_with_nothing_written() -> None:
     with pytest.raises(LogError) as refused:
         await log.append([batch([b"b"])], LeaderEpoch(4))
     assert refused.value.entry is NO_LEADER
-    log.core.shared.has_room = False
+    log.core.shared.room_bytes = 0
     with pytest.raises(LogError) as refused:
         await log.append([batch([b"b"])], LeaderEpoch(5))
     assert refused.value.entry is DISK_FULL

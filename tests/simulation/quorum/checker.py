@@ -87,6 +87,7 @@ class Checker:
             if recovered > term:
                 # A conflicting append became durable just before the end. What was behind is gone.
                 break
+        self._forget_what_never_left(view, log)
         view.seen.clear()
         view.stamp = ()
         view.committed = view.applied = log.first_index
@@ -157,6 +158,16 @@ class Checker:
                 self._fail(f"{command!r} was refused, and applied at {self.applied_at[command]}")
 
     # Inside
+
+    def _forget_what_never_left(self, view: MemberView, log: RaftLog) -> None:
+        """Entries that only this member had, in memory, have never been: a new one may differ."""
+        for index, (_, _, term) in sorted(view.seen.items()):
+            is_there = index <= log.last_index and (
+                index < log.first_index or log.term_at(index) == term
+            )
+            others = [other.seen.get(index) for other in self.views.values() if other is not view]
+            if not is_there and not any(entry and entry[2] == term for entry in others):
+                self.entries.pop((index, term), None)
 
     def _check_log(self, node_id: int, view: MemberView, log: RaftLog) -> None:
         """Log Matching: entries of the same index and term are the same, and so are all before."""

@@ -8,27 +8,19 @@ test moves them, so that nobody begins an election or sends a heartbeat by itsel
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from raftlog.quorum.core import RaftCore, Timing
+from raftlog.quorum.core import RaftCore
 from raftlog.quorum.guards import REGULAR, VOTERS
 from raftlog.quorum.messages import Message
-from raftlog.quorum.outbox import Outbox
-from raftlog.quorum.raft_journal import PendingRecord
 from raftlog.quorum.raft_log import RaftLog
 from raftlog.quorum.raft_snapshot import SnapshotMeta
-from raftlog.quorum.raft_store import QuorumStore
 from raftlog.quorum.voters import Voter, VoterSet, encode_voters
-from tests.simulation.disk import SimulatedDisk
 from tests.simulation.quorum.checker import Checker
-from tests.simulation.quorum.ledger import Ledger
-from tests.simulation.world import SeededRandomness
+from tests.simulation.quorum.seat import TIMING, Seat
 
-DIRECTORY = "metadata"
-TIMING = Timing()
-ROUNDS = 3
+ROUNDS = 6
 """Of pre-votes that a member asks for: the first may only tell it of a newer term."""
 TURNS_MAX = 10_000
 """Of one exchange: a defect must not make a test run for ever."""
@@ -38,109 +30,34 @@ def voter_set(*node_ids: int) -> VoterSet:
     return VoterSet(tuple(Voter(node_id, f"n{node_id}.test", 8082) for node_id in node_ids))
 
 
-class HandClock:
-    """Stands still."""
+class Blind(Checker):
+    """Sees nothing: for tests that make messages up, of logs that nobody has."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    def recovered(self, node_id: int, log: RaftLog) -> None:
+        pass
 
-    def monotonic(self) -> float:
-        return self.now
+    def sent(self, node_id: int, peer: int, message: Message) -> None:
+        pass
 
+    def was_applied(self, index: int, command: bytes, state: str) -> None:
+        pass
 
-class Seat:
-    """One member, without what is around a core: `CoreHost`."""
-
-    def __init__(self, cores: Cores, node_id: int) -> None:
-        self.cores = cores
-        self.node_id = node_id
-        self.clock = HandClock()
-        self.disk = SimulatedDisk(node_id)
-        self.syncs_at_once = True
-        self.waiting: dict[tuple[int, int], bytes] = {}
-        """Index and term to the command of a client that waits here."""
-        self.wanted: set[int] = set()
-        """Peers that need the snapshot."""
-        self.connected: set[int] = set()
-        self.open()
-
-    def open(self) -> None:
-        """Begin a life with what is on the disk."""
-        self.store = QuorumStore(self.disk, DIRECTORY)
-        self.log = RaftLog(self.store.load(self.cores.voters))
-        self.ledger = Ledger(self.cores.checker.was_applied)
-        applied_index = self.log.first_index
-        restored = self.store.read_snapshot()
-        if restored is not None:
-            meta, pieces = restored
-            self.ledger.restore(meta.index, pieces)()
-            applied_index = meta.index
-        self.outbox = Outbox(self.log, self._transmit)
-        self._writing: tuple[list[PendingRecord], int] | None = None
-        self.core = RaftCore(
-            self.node_id,
-            self.log,
-            applied_index,
-            host=self,
-            clock=self.clock,  # type: ignore[arg-type]
-            randomness=SeededRandomness(random.Random(self.node_id)),
-            timing=TIMING,
-        )
-        self.be_patient()
-
-    def be_patient(self) -> None:
-        self.core._so._SyncObj__raftElectionDeadline = math.inf
-
-    # CoreHost
-
-    def send_message(self, peer: int, message: Message) -> None:
-        self.outbox.send(peer, message)
-
-    def apply(self, index: int, term: int, command: bytes) -> None:
-        if command[0] == REGULAR:
-            self.ledger.apply(index, command[1:])
-            mine = self.waiting.pop((index, term), None)
-            if mine is not None:
-                self.cores.checker.was_acknowledged(mine, index)
-
-    def snapshot_wanted(self, peer: int) -> None:
-        self.wanted.add(peer)
-
-    # The disk
-
-    def begin_write(self) -> None:
-        """Hand what is pending to the disk; it is durable only after `end_write`."""
-        self._writing = self.log.take_pending()
-
-    def end_write(self) -> None:
-        assert self._writing is not None
-        records, lsn = self._writing
-        self.store.write(records)
-        self.log.written(lsn)
-        self._writing = None
-
-    def sync(self) -> None:
-        """Make durable what is in the log."""
-        if self.log.rewrite_due:
-            content, lsn = self.log.content()
-            self.store.rewrite(content)
-            self.log.written(lsn)
-        else:
-            self.begin_write()
-            self.end_write()
-
-    def _transmit(self, peer: int, message: Message) -> None:
-        self.cores.checker.sent(self.node_id, peer, message)
-        self.cores.sent += 1
-        self.cores.on_way[self.node_id, peer].append(message)
+    def after_event(self, node_id: int, core: RaftCore) -> None:
+        pass
 
 
 class Cores:
     """A few members and the messages between them."""
 
-    def __init__(self, voters: Iterable[int], observers: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        voters: Iterable[int],
+        observers: Iterable[int] = (),
+        *,
+        checker: Checker | None = None,
+    ) -> None:
         self.voters = voter_set(*voters)
-        self.checker = Checker()
+        self.checker = checker or Checker()
         self.sent = 0
         self.delivered: list[tuple[int, int, Message]] = []
         node_ids = sorted({*self.voters.ids, *observers})
@@ -191,6 +108,16 @@ class Cores:
         self.checker.recovered(node_id, self[node_id].log)
         for peer in peers if connect else ():
             self.connect(node_id, peer)
+
+    def fill(self, node_id: int, terms: Iterable[int], term: int = 0) -> None:
+        """Let a member have been through entries of these terms; it starts again after that."""
+        log = self[node_id].log
+        for index, entry_term in enumerate(terms, log.last_index + 1):
+            log.add(bytes((REGULAR,)) + b"%d of %d" % (index, entry_term), index, entry_term)
+        if term:
+            log.setCurrentTerm(term, None)
+        self[node_id].sync()
+        self.restart(node_id)
 
     # Turns
 
@@ -294,11 +221,28 @@ class Cores:
                 break
         self.impatient = None
 
+    def lose_patience(self, node_id: int) -> None:
+        """A member asks the others, once, whether it may begin an election."""
+        seat = self[node_id]
+        seat.clock.now += TIMING.election_max_s
+        seat.core._so._SyncObj__raftElectionDeadline = -math.inf
+        self.impatient = node_id
+        self.pump(node_id)
+        self.impatient = None
+
     def elect(self, node_id: int, *others: int) -> None:
         """Let a member win with the votes of `others`, and let them exchange what follows."""
         self.campaign(node_id, *others)
         self.exchange(node_id, *others)
         assert self[node_id].core.is_leader, f"{node_id} was not elected by {others}"
+
+    def elect_briefly(self, node_id: int, *voters: int) -> None:
+        """Let a member win, and nothing follow: what it says as the leader is on its way."""
+        self.campaign(node_id, *voters)
+        for voter in voters:
+            self.deliver(node_id, voter)
+            self.deliver(voter, node_id)
+        assert self[node_id].core.is_leader, f"{node_id} was not elected by {voters}"
 
     def propose(self, node_id: int, *commands: bytes) -> None:
         """Clients of the leader: each command is a turn of its own."""
@@ -341,6 +285,23 @@ class Cores:
         seat.core.answer_covered(source, meta.index)
         self.pump(target)
 
+    def serve_snapshots(self, leader: int) -> None:
+        """Let the peers that need the leader's snapshot have it."""
+        for peer in sorted(self[leader].wanted):
+            self[leader].wanted.discard(peer)
+            core, mine = self[peer].core, self[leader].core
+            if not mine.needs_snapshot(peer) or peer not in self[leader].connected:
+                continue
+            meta, own = self[leader].store.snapshot, self[peer].store.snapshot
+            if meta is None or not core.heard_leader(leader, mine.term):
+                continue
+            covered = core.covers(meta.index, meta.term)
+            if covered is not None:
+                core.answer_covered(leader, covered)
+                self.pump(peer)
+            elif own is None or own.index < meta.index:
+                self.install(leader, peer)
+
     # What tests ask
 
     def commands(self, node_id: int) -> list[bytes]:
@@ -350,6 +311,11 @@ class Cores:
     def terms(self, node_id: int) -> list[int]:
         """The terms of a log's entries after the base."""
         return [term for _, _, term in self[node_id].log[1:]]
+
+    def last_said(self, source: int, target: int) -> Message | None:
+        """The newest message that is on its way."""
+        said = self.on_way[source, target]
+        return said[-1] if said else None
 
     def settle(self, leader: int) -> None:
         """Let everybody talk until nothing is left to say: all must agree with the leader."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,10 +25,13 @@ from raftlog.quorum.outbox import Outbox
 from raftlog.quorum.raft_journal import VoteRecord
 from raftlog.quorum.raft_log import BASE_COMMAND, RaftLog
 from raftlog.quorum.raft_snapshot import SnapshotMeta, decode_snapshot
+from raftlog.quorum.raft_snapshot_store import SnapshotStore
 from raftlog.quorum.transfer import SnapshotReceiver, _Stream
 from raftlog.quorum.voters import VoterSet
 from raftlog.quorum.wishes import Wishes
+from raftlog.quorum.writer import JournalWriter
 from raftlog.record.errors import NO_CONTROLLER, LogError
+from raftlog.world import DiskError
 from tests.simulation.life import SimulationError
 
 Patch = pytest.MonkeyPatch
@@ -160,6 +164,19 @@ def leader_counts_itself_early(patch: Patch) -> None:
     patch.setattr(RaftCore, "_entries", entries)
 
 
+def older_terms_are_counted(patch: Patch) -> None:
+    """Entries of older terms are committed by counting their copies."""
+    shipped = RaftCore._entries
+
+    def entries(
+        self: RaftCore, start: int, count: int | None = None, bytes_max: int | None = None
+    ) -> list[tuple[bytes, int, int]]:
+        found = shipped(self, start, count, bytes_max)
+        return [(command, index, self.term) for command, index, _ in found] if count == 1 else found
+
+    patch.setattr(RaftCore, "_entries", entries)
+
+
 def applied_before_durable(patch: Patch) -> None:
     """As pysyncobj has it: what is committed is applied."""
 
@@ -199,7 +216,34 @@ def names_are_not_synced(patch: Patch) -> None:
     patch.setattr(raft_store, "put_in_place", put_in_place)
 
 
+def failed_writes_pass(patch: Patch) -> None:
+    """As pysyncobj has it: an error of the disk is logged, and that is that."""
+    attempt = JournalWriter._try
+
+    async def try_once(self: JournalWriter, work: Callable[[], None]) -> bool:
+        try:
+            return await attempt(self, work)
+        except DiskError:
+            store = self._store
+            store._failed = False
+            store._synced_bytes, store._last_index = store.journal_bytes, self._log.last_index
+            return True
+
+    patch.setattr(JournalWriter, "_try", try_once)
+
+
 # Snapshots
+
+
+def older_snapshots_are_placed(patch: Patch) -> None:
+    """As pysyncobj's fork has it: whichever snapshot is finished last stays."""
+
+    def place_snapshot(self: SnapshotStore, temporary: str, meta: SnapshotMeta) -> bool:
+        raft_snapshot_store.put_in_place(self._disk, temporary, self._snapshot)
+        self._snapshot_meta = meta
+        return True
+
+    patch.setattr(SnapshotStore, "_place_snapshot", place_snapshot)
 
 
 def chunks_commit(patch: Patch) -> None:
@@ -306,6 +350,17 @@ def strangers_are_let_in(patch: Patch) -> None:
 
 
 # The member
+
+
+def replaced_entries_are_acknowledged(patch: Patch) -> None:
+    """Whatever is applied at a wish's index is taken for the wish."""
+    applied = Wishes.applied
+
+    def of_any_term(self: Wishes[Any], index: int, _term: int, result: Any) -> None:
+        for term in {term for term, _ in self._in_log.get(index, ())}:
+            applied(self, index, term, result)
+
+    patch.setattr(Wishes, "applied", of_any_term)
 
 
 def request_ids_restart(patch: Patch) -> None:

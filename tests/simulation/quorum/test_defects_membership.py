@@ -94,10 +94,7 @@ def two_leaders_change_voters() -> None:
     cores.exchange(1, 5)
     cores.isolate(1)
     # 2 is elected by 3 and 4, and before it has committed anything it removes 1.
-    cores.campaign(2, 3, 4)
-    for voter in (3, 4):
-        cores.deliver(2, voter)
-        cores.deliver(voter, 2)
+    cores.elect_briefly(2, 3, 4)
     cores.drop(2, 4)
     remove(cores, 2, 1)
     cores.drop(2, 4)
@@ -127,6 +124,37 @@ def test_change_before_the_leader_has_committed_without_guard_fails(monkeypatch:
     changes_at_any_time(monkeypatch)
     with violation(match="leader 1 of term 3 lacks committed 3"):
         two_leaders_change_voters()
+
+
+def a_leader_alone_removes_all_others() -> None:
+    cores = Cores((1, 2, 3))
+    cores.elect(1, 2, 3)
+    cores.settle(1)
+    assert remove(cores, 1, 2), "the first change begins"
+    remove(cores, 1, 3)
+    cores.propose(1, b"alone")
+    cores.isolate(1)
+    cores.elect(2, 3)
+    cores.propose(2, b"a")
+    cores.exchange(2, 3)
+    cores.settle(2)
+    assert cores[1].ledger.commands == [b"a"]
+
+
+def test_second_change_before_the_first_is_committed_holds() -> None:
+    """A leader that nobody hears can change itself into a majority, one voter after the other.
+
+    Source: the laboratory's scen_member.py (a); Ongaro 2014, section 4.1.
+    """
+    a_leader_alone_removes_all_others()
+
+
+def test_second_change_before_the_first_is_committed_without_guard_fails(
+    monkeypatch: Patch,
+) -> None:
+    changes_at_any_time(monkeypatch)
+    with violation(match="leader 2 of term 2 lacks committed 3"):
+        a_leader_alone_removes_all_others()
 
 
 async def a_voter_loses_its_disk(world: World) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from raftlog.quorum import core
-from raftlog.quorum.core import UnknownEntryError
+from raftlog.quorum.core_host import UnknownEntryError
 from raftlog.quorum.messages import Append, AppendAnswer
 from tests.simulation.quorum.checker import InvariantError
 from tests.simulation.quorum.cores import Cores

@@ -1,0 +1,168 @@
+"""Whole nodes whose disks fail, fill up or were damaged: the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import pytest
+
+from raftlog.record.errors import DISK_FULL, LogError
+from raftlog.replication.partition import Acks
+from tests.simulation.node_world import POLL_S, NodeWorld
+from tests.simulation.records import Ledger
+from tests.simulation.world import World, run
+
+ROOM_BYTES: Final = 64 * 1024
+
+
+def simulate(
+    test: Callable[[NodeWorld], Coroutine[Any, Any, None]], seed: int = 0, **arguments: Any
+) -> None:
+    async def main(world: World) -> None:
+        nodes = NodeWorld(world, **arguments)
+        nodes.start_all()
+        await nodes.ready()
+        await test(nodes)
+
+    run(seed, main)
+
+
+def rest(nodes: NodeWorld, node_id: int) -> list[int]:
+    return [other for other in nodes.node_ids if other != node_id]
+
+
+async def append(nodes: NodeWorld, node_id: int, number: int, ledger: Ledger) -> None:
+    await nodes.call(
+        node_id,
+        lambda core: ledger.append(
+            core.services.replicas.partition("t", number),
+            Acks.ALL,
+            nodes.world.random("append"),
+        ),
+    )
+
+
+@pytest.mark.parametrize("is_controller", [False, True])
+def test_a_node_whose_metadata_cannot_be_synced_ends(is_controller: bool) -> None:
+    async def test(nodes: NodeWorld) -> None:
+        controller = await nodes.until(nodes.controller)
+        victim = controller if is_controller else rest(nodes, controller)[0]
+        nodes.world.disk(victim).fail_next("sync", "metadata/journal")
+        other = rest(nodes, victim)[0]
+        # What the victim had proposed, or was told, the others commit without it.
+        while nodes.world.is_up(victim):
+            try:
+                await nodes.call(other, lambda core: core.services.metadata.allocate_producer_id())
+                await nodes.create_topic(other, f"t-{nodes.world.loop.steps}")
+            except LogError as error:
+                assert error.entry.outcome_unknown or error.entry.retriable, error
+        assert "DiskError" in await nodes.ended(victim)
+        await nodes.ready(*rest(nodes, victim))
+        nodes.start(victim)
+        await nodes.ready()
+        await nodes.agreed()
+
+    simulate(test)
+
+
+def test_a_node_with_a_damaged_journal_refuses_to_start() -> None:
+    async def test(nodes: NodeWorld) -> None:
+        await nodes.create_topic(1, "t", partitions=3)
+        nodes.kill(3)
+        size = len(nodes.world.disk(3).contents("metadata/journal"))
+        nodes.world.disk(3).flip_bit("metadata/journal", 8 * (size // 2))
+        before = nodes.world.disk(3).contents("metadata/journal")
+        nodes.start(3)
+        assert "damaged" in await nodes.ended(3)
+        assert nodes.world.disk(3).contents("metadata/journal") == before, "the evidence is kept"
+        await nodes.ready(1, 2)
+
+    simulate(test)
+
+
+async def fill(nodes: NodeWorld, victim: int) -> tuple[int, Ledger]:
+    """Fill a node's disk with records; the number of their partition, and what was written."""
+    number = await nodes.create_led_by(victim, "t")
+    await nodes.until(lambda: nodes.takes_writes(victim, "t", number))
+    ledger, disk = Ledger(), nodes.world.disk(victim)
+    disk.capacity_bytes = disk.used_bytes() + ROOM_BYTES
+    with pytest.raises(LogError) as caught:
+        while True:
+            await append(nodes, victim, number, ledger)
+    assert caught.value.entry is DISK_FULL
+    return number, ledger
+
+
+async def read(nodes: NodeWorld, node_id: int, number: int, ledger: Ledger) -> None:
+    partition = nodes.cores[node_id].services.replicas.partition("t", number)
+    await nodes.call(node_id, lambda _: ledger.check(partition))
+
+
+async def has_room(nodes: NodeWorld, node_id: int, number: int, ledger: Ledger) -> None:
+    """Append at last: the node looks for room from time to time."""
+    for _ in range(100):
+        try:
+            await append(nodes, node_id, number, ledger)
+        except LogError as error:
+            assert error.entry is DISK_FULL
+            await asyncio.sleep(POLL_S)
+        else:
+            return
+    raise AssertionError(f"node {node_id} has not found that there is room")
+
+
+async def is_changed(nodes: NodeWorld, node_id: int, name: str) -> bool:
+    """Create a topic at a node, asking again while nobody leads; whether that was done."""
+    for _ in range(50):
+        try:
+            await nodes.create_topic(node_id, name)
+        except LogError as error:
+            assert error.entry.retriable or error.entry.outcome_unknown or error.entry is DISK_FULL
+            await asyncio.sleep(0.1)
+        else:
+            return True
+    return False
+
+
+def test_a_full_disk_stops_the_writes_of_its_node_alone_and_not_the_reads() -> None:
+    async def test(nodes: NodeWorld) -> None:
+        controller = await nodes.until(nodes.controller)
+        victim = rest(nodes, controller)[0]
+        number, ledger = await fill(nodes, victim)
+        for other in rest(nodes, victim):
+            assert await is_changed(nodes, other, f"from-{other}")
+        await asyncio.sleep(5)
+        await read(nodes, victim, number, ledger)
+        nodes.world.disk(victim).capacity_bytes = None
+        await nodes.ready()
+        await has_room(nodes, victim, number, ledger)
+        await read(nodes, victim, number, ledger)
+        await nodes.agreed()
+        nodes.check_endings()
+
+    simulate(test)
+
+
+def test_a_node_with_a_full_disk_serves_reads_after_a_restart() -> None:
+    async def test(nodes: NodeWorld) -> None:
+        controller = await nodes.until(nodes.controller)
+        victim = rest(nodes, controller)[0]
+        number, ledger = await fill(nodes, victim)
+        nodes.kill(victim)
+        nodes.start(victim)
+        await nodes.until(lambda: nodes.is_ready(victim))
+        await read(nodes, victim, number, ledger)
+
+    simulate(test)
+
+
+def test_the_metadata_can_be_changed_though_the_controllers_disk_is_full() -> None:
+    async def test(nodes: NodeWorld) -> None:
+        controller = await nodes.until(nodes.controller)
+        await fill(nodes, controller)
+        for other in rest(nodes, controller):
+            assert await is_changed(nodes, other, f"from-{other}")
+
+    simulate(test)

@@ -1,0 +1,186 @@
+"""Clusters come to be, grow, and come back from their data directories: whole nodes, simulated."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from tests.simulation.node_world import SNAPSHOTS, NodeWorld
+from tests.simulation.world import World, run
+
+ORDERS = list(itertools.permutations((1, 2, 3)))
+
+
+def simulate(
+    test: Callable[[NodeWorld], Coroutine[Any, Any, None]], seed: int = 0, **arguments: Any
+) -> None:
+    async def main(world: World) -> None:
+        await test(NodeWorld(world, **arguments))
+
+    run(seed, main)
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 0.3, 4.0])
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_three_nodes_form_a_cluster_in_whatever_order_they_start(
+    order: tuple[int, ...], apart_s: float
+) -> None:
+    async def test(nodes: NodeWorld) -> None:
+        for node_id in order:
+            nodes.start(node_id)
+            await asyncio.sleep(apart_s)
+        await nodes.ready()
+        await nodes.create_topic(order[0], "t", partitions=3)
+        await nodes.agreed()
+        assert len({nodes.image(node_id).cluster_id for node_id in order}) == 1
+        nodes.check_endings()
+
+    simulate(test)
+
+
+def test_two_of_three_are_enough_and_one_alone_waits() -> None:
+    async def test(nodes: NodeWorld) -> None:
+        nodes.start(3)
+        await asyncio.sleep(10)
+        assert not nodes.is_ready(3)
+        assert nodes.controller() is None
+        nodes.start(1)
+        await nodes.ready(1, 3)
+        nodes.check_endings()
+
+    simulate(test)
+
+
+def test_a_node_without_voters_or_join_is_a_cluster_of_its_own() -> None:
+    async def test(nodes: NodeWorld) -> None:
+        nodes.start(1)
+        assert await nodes.ready() == 1
+        await nodes.create_topic(1, "t")
+        assert nodes.takes_writes(1, "t")
+
+    simulate(test, node_count=1, voter_count=1)
+
+
+@pytest.mark.parametrize("asked", [1, 2, 3])
+def test_a_fourth_node_joins_by_any_node_and_hosts_partitions(asked: int) -> None:
+    async def test(nodes: NodeWorld) -> None:
+        nodes.overrides[4] = {"join": nodes.world.address(asked)}
+        nodes.overrides[5] = {"join": nodes.world.address(4)}
+        for node_id in (1, 2, 3):
+            nodes.start(node_id)
+        await nodes.ready(1, 2, 3)
+        for node_id in (4, 5):
+            nodes.start(node_id)
+            await nodes.ready(node_id)
+        number = await nodes.create_led_by(5, "t")
+        await nodes.until(lambda: nodes.takes_writes(5, "t", number))
+        assert nodes.cores[5].quorum.voters.ids == {1, 2, 3}
+        await nodes.agreed()
+        nodes.check_endings()
+
+    simulate(test, node_count=5)
+
+
+def test_a_node_that_joins_waits_for_the_cluster_to_be_there() -> None:
+    async def test(nodes: NodeWorld) -> None:
+        nodes.start(4)
+        await asyncio.sleep(5)
+        for node_id in (1, 2, 3):
+            nodes.start(node_id)
+            await asyncio.sleep(1)
+        await nodes.ready()
+        nodes.check_endings()
+
+    simulate(test, node_count=4)
+
+
+def test_a_node_joins_by_a_snapshot_when_the_log_begins_later() -> None:
+    async def test(nodes: NodeWorld) -> None:
+        for node_id in (1, 2, 3):
+            nodes.start(node_id)
+        controller = await nodes.ready(1, 2, 3)
+        for number in range(40):
+            await nodes.create_topic(controller, f"t-{number}")
+        nodes.start(4)
+        await nodes.ready()
+        await nodes.agreed()
+        assert nodes.cores[4].quorum.status().snapshot_index > 0
+        assert len(nodes.image(4).topics_by_name) == 40
+
+    simulate(test, node_count=4, member_settings=SNAPSHOTS)
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("snapshots", [False, True])
+def test_nodes_restart_with_nothing_but_their_data_directories(
+    power: bool, snapshots: bool
+) -> None:
+    async def test(nodes: NodeWorld) -> None:
+        if snapshots:
+            nodes.member_settings = SNAPSHOTS
+        nodes.start_all()
+        controller = await nodes.ready()
+        for number in range(30):
+            await nodes.create_topic(controller, f"t-{number}")
+        cluster_id = nodes.image(controller).cluster_id
+        epochs = {node_id: nodes.broker(controller, node_id).broker_epoch for node_id in (1, 4)}
+        for node_id in nodes.node_ids:
+            nodes.kill(node_id, power=power)
+            nodes.overrides[node_id] = {"voters": None, "join": None}
+        nodes.start_all()
+        controller = await nodes.ready()
+        await nodes.agreed()
+        assert nodes.image(controller).cluster_id == cluster_id
+        assert len(nodes.image(controller).topics_by_name) == 30
+        for node_id, epoch in epochs.items():
+            assert nodes.broker(controller, node_id).broker_epoch > epoch
+        nodes.check_endings()
+
+    simulate(test, node_count=4)
+
+
+def test_the_voters_given_to_a_restart_do_not_count() -> None:
+    async def test(nodes: NodeWorld) -> None:
+        nodes.start_all()
+        await nodes.ready()
+        nodes.kill(2)
+        # Somebody has put a list right that is of no use any more.
+        nodes.overrides[2] = {"voters": f"2@{nodes.world.address(2)},7@elsewhere.test:8082"}
+        nodes.start(2)
+        await nodes.ready()
+        nodes.check_endings()
+
+    simulate(test)
+
+
+def test_a_voter_that_has_moved_is_found_by_all() -> None:
+    async def test(nodes: NodeWorld) -> None:
+        nodes.start_all()
+        await nodes.ready()
+        nodes.kill(2)
+        nodes.overrides = {node_id: {"voters": None} for node_id in nodes.node_ids}
+        nodes.world.network.move(2, "moved.test:9000")
+        nodes.start(2)
+        await nodes.ready()
+
+        def found(node_id: int) -> bool:
+            voter = nodes.cores[node_id].quorum.voters.find(2)
+            return voter is not None and voter.address == "moved.test:9000"
+
+        await nodes.until(lambda: all(map(found, nodes.node_ids)))
+        controller = await nodes.ready()
+        broker = nodes.broker(controller, 2)
+        assert (broker.host, broker.port) == ("moved.test", 9000)
+        # The others call it there, and it lives on from what it knows.
+        for node_id in nodes.node_ids:
+            nodes.kill(node_id)
+        nodes.start(2)
+        nodes.start(3)
+        await nodes.ready(2, 3)
+        nodes.check_endings()
+
+    simulate(test)
