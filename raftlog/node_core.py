@@ -19,12 +19,14 @@ from raftlog.controller.service import ControllerService
 from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.commands import ClusterCreated, RegisterBroker
+from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import BrokerImage
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.quorum import MemberIdentity, MemberSettings, RaftMember
 from raftlog.quorum.hello import PROTOCOL, Hello, is_passing
 from raftlog.quorum.joining import ask_cluster
 from raftlog.quorum.voters import NO_VOTERS, Voter, VoterSet, bootstrap_id, parse_voters
+from raftlog.record.advice import when_directory_is_lost
 from raftlog.record.errors import (
     DISK_FULL,
     ILLEGAL_STATE,
@@ -187,6 +189,7 @@ class Core:
             disk=disk,
             on_fatal=on_fatal,
         )
+        state_machine.subscribe(core._forget_directories)
         return core
 
     async def serve(self, address: str, rack: str | None) -> None:
@@ -364,6 +367,15 @@ class Core:
             )
         self.services.replicas.refuse_writes(refusal)
 
+    def _forget_directories(self, delta: MetadataDelta) -> None:
+        # A broker was unregistered: the directory that it is known with would keep the next one of
+        # its id out. A snapshot shows no more of it than another directory.
+        for broker_id in delta.brokers_gone:
+            self.quorum.forget(broker_id)
+        brokers = self._state_machine.image.brokers
+        for broker_id in delta.brokers:
+            self.quorum.forget(broker_id, unless=brokers[broker_id].directory_id)
+
     def _refused(self, reason: RefusalReason, message: str) -> None:
         self._on_fatal(f"The controller refuses this node ({reason.name.lower()}): {message}")
 
@@ -407,8 +419,8 @@ async def _cluster_of(
                 raise LogError(
                     ILLEGAL_STATE,
                     f"Node {identity.node_id} has a vote in this cluster, and its log is in "
-                    "another data directory. Start it with that one; if that is lost, take its "
-                    "vote by `raftlog quorum remove-voter` first.",
+                    "another data directory. Start it with that one. "
+                    f"{when_directory_is_lost(identity.node_id)}",
                 )
             return theirs.cluster_id, theirs.voters
         case Restart():

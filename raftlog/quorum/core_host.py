@@ -19,7 +19,8 @@ class Timing:
     """From a leader to each other member, if there is nothing else to say."""
     fallback_s: float = 0.6
     """A leader that has not heard a majority for this long steps down."""
-    tick_s: float = 0.03
+    tick_s: float = 0.05
+    """How often a member looks at the time. What happens is acted on at once."""
 
 
 class UnknownEntryError(Exception):

@@ -63,7 +63,6 @@ from raftlog.record.errors import (
     BODY_TOO_LARGE,
     NOT_READY,
     STORAGE_FAILED,
-    LogError,
 )
 from raftlog.world import Clock, Disk, Randomness
 from raftlog.world.network import Network, RejectedError
@@ -71,8 +70,6 @@ from raftlog.world.network import Network, RejectedError
 CALLBACKS_MAX: Final = 64
 STEP_ASIDE_AGAIN_S: Final = 10.0
 """After a leader without room has handed over, until it does so again: others may have none."""
-FAREWELL_S: Final = 0.5
-"""How long a closing leader waits for another to take over."""
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +105,7 @@ class RaftMember(Generic[R]):
         self._settings = settings
         self._cluster_id = cluster_id
         self._address = ""
-        self._outbox = Outbox(log, self._transmit)
+        self._outbox = Outbox(log, self._transmit, lambda: self._writer.is_stuck)
         self._core = RaftCore(
             identity.node_id,
             log,
@@ -332,6 +329,13 @@ class RaftMember(Generic[R]):
             return False
         return self._peers.send(node_id, encode_message(Control(self._core.term, message)))
 
+    def forget(self, node_id: int, *, unless: str | None = None) -> None:
+        """Let a node without a vote come with another data directory than it is known with here.
+
+        Nothing happens if that is the directory `unless`.
+        """
+        self._peers.forget(node_id, unless=unless)
+
     def on_role_changed(self, callback: Callable[[], None]) -> None:
         """Call back when leader, term or `is_active` have changed."""
         _register(self._on_role, callback)
@@ -352,13 +356,8 @@ class RaftMember(Generic[R]):
 
     async def step_aside(self) -> None:
         """If this member leads, let another voter lead, so that nobody need notice its end."""
-        if self._failure is not None or not self._core.is_leader or len(self._log.voters.ids) == 1:
-            return
-        try:
-            async with asyncio.timeout(FAREWELL_S):
-                await self._changes.hand_over(None)
-        except (LogError, TimeoutError) as error:
-            logger.info("nobody has taken over the lead of the quorum: %s", error)
+        if self._failure is None:
+            await self._changes.step_aside()
 
     async def close(self) -> None:
         """Make durable what was written, refuse the rest, release the disk."""

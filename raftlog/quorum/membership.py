@@ -12,6 +12,8 @@ over first, so that nobody counts votes for a set that it is not in.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -28,6 +30,9 @@ LAG_ENTRIES_MAX: Final = 1_000
 CATCH_UP_S: Final = 10.0
 TRANSFER_S: Final = 2.0
 POLL_S: Final = 0.02
+STEP_ASIDE_S: Final = 0.5
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -82,6 +87,17 @@ class VoterChanges:
                 asked_at = now
                 self.pump()
             await self.clock.sleep(POLL_S)
+
+    async def step_aside(self) -> None:
+        """If this member leads and another can, let it; give up soon, as nothing depends on it."""
+        core = self.core
+        if not core.is_leader or core.log.voters.ids == {core.me}:
+            return
+        try:
+            async with asyncio.timeout(STEP_ASIDE_S):
+                await self.hand_over(None)
+        except (LogError, TimeoutError) as error:
+            logger.info("nobody has taken over the lead of the quorum: %s", error)
 
     def refresh(self) -> None:
         """Put right where voters are found and whose directory they have, as they say themselves.

@@ -157,9 +157,13 @@ class Peers:
         if link is not None:
             self._lose(link, reason)
 
-    def forget(self, node_id: int) -> None:
-        """Let a node come with another data directory: a committed voter set dropped it."""
-        if not self._closing:
+    def forget(self, node_id: int, *, unless: str | None = None) -> None:
+        """Let a node come with another data directory than it is known with.
+
+        A committed voter set dropped it, or the cluster forgot it. Nothing happens if it is known
+        with the directory `unless`.
+        """
+        if not self._closing and (unless is None or self._known.directory_id(node_id) != unless):
             self._spawn(self._forget(node_id), f"quorum-forget-{node_id}")
 
     def address(self, node_id: int) -> str | None:

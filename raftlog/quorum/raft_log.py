@@ -49,6 +49,8 @@ class RaftLog:
         journal = loaded.journal
         self.lsn = 0
         self.durable_lsn = 0
+        self.term_lsn = 0
+        """The record of the present term, which must be durable before anything is said in it."""
         self.durable_index = journal.last_index
         self.on_voters_changed: Callable[[], None] | None = None
         self._base = journal.base_index
@@ -119,6 +121,7 @@ class RaftLog:
         self._term, self._vote = term, vote
         self._pending.append(VoteRecord(term, vote))
         self.lsn += 1
+        self.term_lsn = self.lsn
 
     def getCurrentTerm(self) -> int:
         """The newest term known."""
@@ -284,6 +287,7 @@ class RaftLog:
             self._term, self._vote = term, None
         self._pending.append(VoteRecord(self._term, self._vote))
         self.lsn += 1
+        self.term_lsn = self.lsn
         self._rewrite_lsn = self.lsn
         self._tell_if_changed(voters_before)
 

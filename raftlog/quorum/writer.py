@@ -18,6 +18,8 @@ from raftlog.quorum.raft_store import QuorumStore
 from raftlog.world import Clock, Disk, DiskFullError
 
 FULL_DISK_RETRY_S: Final = 0.5
+STUCK_S: Final = 0.1
+"""A write that takes longer than this is not one that is about to be done."""
 TRIM_WAITS_MAX: Final = 100
 """Writes that go before a trim. Under constant load there is always something to write."""
 
@@ -45,7 +47,14 @@ class JournalWriter:
         self._trim_waits = 0
         self._closing = False
         self.is_full = False
+        self._busy_since: float | None = None
         self.sync_times = SyncTimes()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the disk has been busy with one write for long, or has no room for it."""
+        since = self._busy_since
+        return self.is_full or (since is not None and self._clock.monotonic() - since > STUCK_S)
 
     def wake(self) -> None:
         """Something was added to the log."""
@@ -100,7 +109,7 @@ class JournalWriter:
             await self._clock.sleep(FULL_DISK_RETRY_S)
 
     async def _try(self, work: Callable[[], None]) -> bool:
-        started = self._clock.monotonic()
+        started = self._busy_since = self._clock.monotonic()
         try:
             await self._disk.run(work)
         except DiskFullError:
@@ -111,6 +120,7 @@ class JournalWriter:
         if self.is_full:
             logger.info("there is room for the metadata journal again")
         self.is_full = False
+        self._busy_since = None
         took_s = self._clock.monotonic() - started
         times = self.sync_times
         self.sync_times = SyncTimes(

@@ -131,7 +131,7 @@ async def remove_voter(request: Request, context: ServerContext) -> web.StreamRe
 
 async def remove_node(request: Request, context: ServerContext) -> web.StreamResponse:
     """Forget a node that is gone for good, so that its id may come with another directory."""
-    node_id = _node_number(request.path_parameters["node_id"])
+    node_id = _node_number(request.path_parameters["node"])
     await context.services.metadata.unregister_broker(BrokerId(node_id))
     return empty_response()
 
@@ -265,7 +265,7 @@ ROUTES: Final = (
     ),
     Route(
         "DELETE",
-        "/v1/nodes/{node_id}",
+        "/v1/nodes/{node}",
         remove_node,
         "Forget a node that is gone for good",
         tag="v1",

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from raftlog.quorum.raft_snapshot_store import SNAPSHOT_NAME
 from raftlog.quorum.raft_store import JOURNAL_NAME
+from raftlog.record.advice import when_directory_is_lost
 from raftlog.startup.settings import NodeSettings
 from raftlog.storage.manager import REPLICAS
 from raftlog.world import Disk, DiskFullError, Randomness
@@ -87,6 +88,7 @@ def load_state(disk: Disk) -> DirectoryState:
         if has_metadata:
             raise IdentityError(f"The data directory holds a node's data, but no {IDENTITY_FILE}.")
         return DirectoryState()
+    identity = _decode(content, Identity, IDENTITY_FILE)
     names = disk.list_directory(METADATA_DIRECTORY)
     has_journal = JOURNAL_NAME in names
     # A voter that has forgotten its votes could vote twice: only a directory that never served may
@@ -95,10 +97,9 @@ def load_state(disk: Disk) -> DirectoryState:
     if not has_journal and (has_served or disk.list_directory(REPLICAS)):
         raise IdentityError(
             f"The data directory has been in use, but its {METADATA_DIRECTORY}/{JOURNAL_NAME} is "
-            "missing: restore it. If it is lost, remove the whole directory, take the node's vote "
-            "by `raftlog quorum remove-voter`, and start it again with --join."
+            f"missing: restore it. {when_directory_is_lost(identity.node_id)}"
         )
-    return DirectoryState(_decode(content, Identity, IDENTITY_FILE), has_journal)
+    return DirectoryState(identity, has_journal)
 
 
 def as_asked(settings: NodeSettings, state: DirectoryState) -> NodeSettings:

@@ -135,6 +135,32 @@ def test_info_shows_roles_and_fences(run: Run, node: FakeNode) -> None:
     assert [row["fenced"] for row in document["nodes"]] == [False, False, True, False]
 
 
+def test_node_is_removed(run: Run, node: FakeNode) -> None:
+    node.metadata.register(4)
+    removed = run("cluster", "remove-node", "4")
+    assert removed.stderr.startswith("node 4 is forgotten: with an empty data directory")
+    assert removed.stdout == ""
+    node.metadata.register(4)
+    as_json = run("cluster", "remove-node", "4", "--format", "json")
+    assert json.loads(as_json.stdout) == {"node_id": 4, "is_registered": False}
+    assert as_json.stderr == ""
+    assert 4 not in node.metadata.image.brokers
+
+
+def test_node_that_is_needed_or_unknown_is_not_removed(run: Run, node: FakeNode) -> None:
+    hint = "  `raftlog cluster info` shows which nodes live and vote."
+    message, told = run("cluster", "remove-node", "4", code=1).stderr.splitlines()
+    assert message.startswith("raftlog: Broker 4 is alive: stop it first")
+    assert told == hint
+    node.metadata.register(3)
+    refused = run("cluster", "remove-node", "3", code=1).stderr
+    assert "`raftlog quorum remove-voter 3`" in refused
+    unknown = run("cluster", "remove-node", "9", code=3).stderr.splitlines()
+    assert unknown == ["raftlog: There is no broker 9. (40400)", hint]
+    for word in ("0", "x", "-1"):
+        run("cluster", "remove-node", "--", word, code=2)
+
+
 def test_health_is_well_with_a_leader_and_all_voters(run: Run) -> None:
     assert run("cluster", "health").stdout == "healthy\n"
 

@@ -122,6 +122,24 @@ async def test_votes_and_leadership_are_changed() -> None:
         assert not refused.value.retriable
 
 
+async def test_node_is_removed_or_the_refusal_says_why() -> None:
+    node = FakeNode(brokers=3, voters=2)
+    node.metadata.register(3)
+    async with (
+        running(node) as one,
+        Admin(bootstrap_servers=one.address) as admin,
+    ):
+        await admin.remove_node(3)
+        assert [found.node_id for found in await admin.describe_nodes()] == [1, 2]
+        with pytest.raises(ServerError) as unknown:
+            await admin.remove_node(3)
+        assert unknown.value.name == "NOT_FOUND"
+        with pytest.raises(ServerError, match="alive: stop it first") as refused:
+            await admin.remove_node(2)
+        assert refused.value.name == "ILLEGAL_STATE"
+        assert not refused.value.retriable
+
+
 async def test_change_without_a_controller_is_tried_until_there_is_one() -> None:
     async with running(FakeNode(voters=2)) as one:
         asked = one.node.quorum.asked

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from bench.cluster_processes import ClusterProcesses
 from bench.nemesis import FaultKind, Plan, Target
 from bench.node import NodeProcess
 from bench.quorum_soak import soak
+from raftlog.cli.main import cli
 from tests.integration.waiting import wait_for, wait_for_log
 from tests.linearizability.history import Kind, Outcome
 
@@ -220,3 +222,38 @@ def test_a_wiped_disk_is_refused_and_the_others_go_on(cluster: ClusterProcesses)
     said = cluster.quorum(1)
     assert said is not None
     assert [member["connected"] for member in said["voters"] if member["node_id"] == 3] == [False]
+
+
+def test_a_wiped_voter_comes_back_under_its_id_by_the_procedure_that_it_is_told(
+    cluster: ClusterProcesses,
+) -> None:
+    def raftlog(*words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(
+            cli, words, env={"RAFTLOG_SERVERS": cluster.nodes[leader].address}
+        )
+        assert done.exit_code == code, done.output
+        return done.output
+
+    leader = cluster.wait_active()
+    wiped, other = sorted(set(cluster.nodes) - {leader})
+    node = cluster.nodes[wiped]
+    cluster.kill(wiped)
+    shutil.rmtree(node.data_dir)
+    node.launch()
+    steps = (f"quorum remove-voter {wiped}", f"cluster remove-node {wiped}")
+    wait_for_log(node, *(f"`raftlog {step}`" for step in steps), "--join")
+    assert not is_ready(node)
+    node.kill()
+
+    wait_for("fence", lambda: f"fenced: node {wiped}" in raftlog("cluster", "health", code=1))
+    assert f"remove-voter {wiped}" in raftlog("cluster", "remove-node", str(wiped), code=1)
+    for step in steps:
+        raftlog(*step.split())
+    shutil.rmtree(node.data_dir)  # what its start without a cluster has begun
+    cluster.join(wiped)
+    assert members(cluster, other, "observers") == [wiped]
+    raftlog("quorum", "add-voter", str(wiped))
+    for node_id in cluster.nodes:
+        wait_for_voters(cluster, node_id, [1, 2, 3])
+    assert raftlog("cluster", "health") == "healthy\n"
+    set_value(cluster.nodes[wiped], "retention.ms", 8_888)

@@ -23,6 +23,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import BrokerEpoch, BrokerId, ProducerId
 from tests.metadata.strategies import (
     carry_out,
+    create,
     fence,
     ready,
     refusal_of,
@@ -62,6 +63,8 @@ def test_wiped_disk_under_a_known_id_is_refused() -> None:
     result = register(image, incarnation="second", directory_id="another")
     assert result.refusal is not None and result.refusal.entry is ILLEGAL_STATE
     assert "another data directory" in result.refusal.message
+    for step in ("`raftlog quorum remove-voter 1`", "`raftlog cluster remove-node 1`", "--join"):
+        assert step in result.refusal.message
 
 
 def test_number_of_brokers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,3 +170,30 @@ def test_broker_is_unregistered_only_without_life_and_replicas() -> None:
     epoch = register(image, 3, directory_id="new").broker().broker_epoch
     assert epoch > result.broker().broker_epoch
     assert refusal_of(image, command) is ILLEGAL_STATE
+
+
+@pytest.mark.parametrize(
+    ("topics", "words"),
+    [
+        ({"a": (1,)}, "replicas of 1 partition of 1 topic (a). Topics of replication factor 1"),
+        ({"b": (1, 2, 1), "a": (1,), "c": (2,)}, "replicas of 3 partitions of 2 topics (a, b)."),
+        (
+            {f"t{number}": (1, 1) for number in range(7)},
+            "replicas of 14 partitions of 7 topics (t0, t1, t2, t3, t4, …).",
+        ),
+    ],
+)
+def test_refusal_counts_what_a_broker_still_holds(
+    topics: dict[str, tuple[int, ...]], words: str
+) -> None:
+    image = MetadataImage()
+    for number in (1, 2):
+        register(image, number)
+    for number, (name, holders) in enumerate(topics.items()):
+        create(image, name, number, *((holder,) for holder in holders)).check()
+    fence(image, 1)
+    command = command_for(UnregisterBroker, image, 1)
+    refusal = apply(image, image.applied_index + 1, command).refusal
+    assert refusal is not None
+    assert words in refusal.message
+    assert "deleted first" in refusal.message

@@ -272,18 +272,24 @@ def test_eligible_replicas_do_not_take_over_from_a_leader_that_still_serves() ->
     assert image.partition("t", 0).leader == 2
 
 
-def test_only_fenced_brokers_are_unregistered() -> None:
+def test_only_fenced_brokers_without_a_vote_are_unregistered() -> None:
     image = three((2,))
     with pytest.raises(LogError) as raised:
-        plan_unregistration(image, BrokerId(9))
+        plan_unregistration(image, BrokerId(9), has_vote=False)
     assert raised.value.entry is NOT_FOUND
-    with pytest.raises(LogError) as raised:
-        plan_unregistration(image, ONE)
+    with pytest.raises(LogError, match="alive: stop it first") as raised:
+        plan_unregistration(image, ONE, has_vote=True)
     assert raised.value.entry is ILLEGAL_STATE
     fence(image, 1)
-    carry_out(image, plan_unregistration(image, ONE))
+    with pytest.raises(LogError, match="`raftlog quorum remove-voter 1`") as raised:
+        plan_unregistration(image, ONE, has_vote=True)
+    assert raised.value.entry is ILLEGAL_STATE
+    carry_out(image, plan_unregistration(image, ONE, has_vote=False))
     assert ONE not in image.brokers
+    # A voter that never registered is known, too.
+    with pytest.raises(LogError, match="still has a vote"):
+        plan_unregistration(image, ONE, has_vote=True)
     fence(image, 2)
     with pytest.raises(LogError, match="still holds replicas"):
-        carry_out(image, plan_unregistration(image, BrokerId(2)))
+        carry_out(image, plan_unregistration(image, BrokerId(2), has_vote=False))
     unfence(image, 2)

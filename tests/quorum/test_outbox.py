@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog.quorum import outbox as module
-from raftlog.quorum.messages import Message, Vote
+from raftlog.quorum.messages import Append, Message, Vote
 from raftlog.quorum.outbox import Outbox
 
 
 @dataclass
 class Log:
     lsn: int = 0
+    term_lsn: int = 0
     durable_lsn: int = 0
 
 
@@ -26,7 +27,8 @@ class Desk:
     def __init__(self, *peers: int) -> None:
         self.log = Log()
         self.left: list[tuple[int, int]] = []
-        self.outbox = Outbox(self.log, self.transmit)
+        self.disk_is_stuck = False
+        self.outbox = Outbox(self.log, self.transmit, lambda: self.disk_is_stuck)
         for peer in peers:
             self.outbox.connected(peer)
 
@@ -35,6 +37,9 @@ class Desk:
 
     def say(self, peer: int, number: int) -> None:
         self.outbox.send(peer, Vote(number))
+
+    def append(self, peer: int, number: int) -> None:
+        self.outbox.send(peer, Append(number, 1, 0, 1, 1, [(number, b"\x00entry")]))
 
 
 def test_what_rests_on_nothing_new_leaves_at_once() -> None:
@@ -55,14 +60,42 @@ def test_what_rests_on_a_record_waits_until_it_is_durable() -> None:
     assert desk.left == [(2, 1)]
 
 
+def test_an_append_goes_ahead_of_the_leaders_own_disk() -> None:
+    desk = Desk(2)
+    desk.log.lsn = 3
+    desk.say(2, 1)
+    desk.append(2, 2)
+    assert desk.left == [(2, 2)]
+
+
+def test_an_append_waits_for_the_term_it_is_made_in() -> None:
+    """Or, after a crash, another entry could come to have the same index and term."""
+    desk = Desk(2)
+    desk.log.lsn, desk.log.term_lsn, desk.log.durable_lsn = 4, 3, 2
+    desk.append(2, 1)
+    assert not desk.left
+    desk.log.durable_lsn = 4
+    desk.outbox.release()
+    assert desk.left == [(2, 1)]
+
+
+def test_a_leader_whose_disk_is_stuck_falls_silent() -> None:
+    desk = Desk(2)
+    desk.log.lsn = 1
+    desk.disk_is_stuck = True
+    desk.append(2, 1)
+    assert not desk.left
+    desk.log.durable_lsn = 1
+    desk.append(2, 2)
+    assert [number for _, number in desk.left] == [1, 2]
+
+
 def test_nothing_overtakes_what_waits() -> None:
     desk = Desk(2, 3)
     desk.log.lsn = 1
     desk.say(2, 1)
     desk.log.durable_lsn = 1
     desk.say(3, 2)
-    assert not desk.left
-    desk.outbox.release()
     assert desk.left == [(2, 1), (3, 2)]
 
 

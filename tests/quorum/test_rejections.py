@@ -64,7 +64,11 @@ def test_a_wiped_disk_is_refused_on_both_sides_until_it_is_forgotten(wiped: int)
         await asyncio.sleep(5)
         assert victim.connected == other.connected == []
         assert "another data directory than before" in only_rejection(other)
-        world.processes[3 - wiped].context.copy().run(other.live.forget, wiped)
+        context = world.processes[3 - wiped].context.copy()
+        context.run(other.live.forget, wiped, unless=f"directory-{wiped}")
+        await asyncio.sleep(5)
+        assert victim.connected == other.connected == []
+        context.run(other.live.forget, wiped, unless="new")
         await until(world, lambda: all_connected(members, 2), within_s=5)
         assert other.live.rejections == victim.live.rejections == {}
 

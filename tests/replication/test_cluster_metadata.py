@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 
 from raftlog.metadata.apply import ApplyResult
-from raftlog.metadata.commands import Command, RegisterBroker, UnfenceBroker, encode_command
+from raftlog.metadata.commands import (
+    Command,
+    CreateTopic,
+    FenceBroker,
+    RegisterBroker,
+    UnfenceBroker,
+    encode_command,
+)
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.quorum import Applied, Outcome, Quorum, Refused, Unknown
-from raftlog.record.errors import INVALID_CONFIG, NO_CONTROLLER, RETRIABLE, LogError
-from raftlog.record.types import BrokerId
+from raftlog.quorum.voters import Voter, VoterSet
+from raftlog.record.errors import (
+    ILLEGAL_STATE,
+    INVALID_CONFIG,
+    NO_CONTROLLER,
+    NOT_FOUND,
+    RETRIABLE,
+    LogError,
+)
+from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.topic_settings import TopicSettings
@@ -33,6 +48,15 @@ class DirectQuorum:
     state_machine: MetadataStateMachine
     ending: Refused | Unknown | None = None
     index: int = 0
+    voters: VoterSet = field(default_factory=lambda: VoterSet((Voter(1, "h", 1),)))
+    on_barrier: Callable[[], None] = lambda: None
+
+    async def read_barrier(self) -> int:
+        await asyncio.sleep(0)
+        if isinstance(self.ending, Refused):
+            raise LogError(self.ending.entry, self.ending.message)
+        self.on_barrier()
+        return self.index
 
     async def propose(self, command: bytes) -> Outcome[ApplyResult]:
         await asyncio.sleep(0)
@@ -60,6 +84,17 @@ class Cluster:
         return self.replicas.partition(topic, 0).log.config.retention_ms
 
 
+def registration(broker_id: int) -> RegisterBroker:
+    return RegisterBroker(
+        broker_id=BrokerId(broker_id),
+        directory_id=f"d{broker_id}",
+        incarnation=f"i{broker_id}",
+        host="h",
+        port=1,
+        software_version="0",
+    )
+
+
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
     state_machine = MetadataStateMachine()
@@ -78,16 +113,7 @@ async def cluster() -> AsyncIterator[Cluster]:
         settled=replicas.settled,
     )
     made = Cluster(quorum, metadata, replicas)
-    made.run(
-        RegisterBroker(
-            broker_id=BROKER,
-            directory_id="d1",
-            incarnation="i1",
-            host="h",
-            port=1,
-            software_version="0",
-        )
-    )
+    made.run(registration(BROKER))
     epoch = state_machine.image.brokers[BROKER].broker_epoch
     made.run(UnfenceBroker(broker_id=BROKER, broker_epoch=epoch))
     await replicas.start()
@@ -132,6 +158,51 @@ async def test_illegal_setting_is_not_proposed(cluster: Cluster) -> None:
         await cluster.metadata.alter_cluster_settings({"retention.ms": "soon"})
     assert refused.value.entry is INVALID_CONFIG
     assert cluster.quorum.index == before
+
+
+async def test_broker_without_life_vote_and_replicas_is_forgotten(cluster: Cluster) -> None:
+    cluster.run(registration(2))  # fenced: nobody has heard of it yet
+    await cluster.metadata.unregister_broker(BrokerId(2))
+    assert sorted(cluster.metadata.image.brokers) == [1]
+    before = cluster.quorum.index
+    for broker_id, entry in ((2, NOT_FOUND), (1, ILLEGAL_STATE)):
+        with pytest.raises(LogError) as refused:
+            await cluster.metadata.unregister_broker(BrokerId(broker_id))
+        assert refused.value.entry is entry
+    assert cluster.quorum.index == before, "neither was proposed"
+
+
+async def test_broker_is_forgotten_by_what_was_known_anywhere_before(cluster: Cluster) -> None:
+    """This node may not have heard yet that the vote was taken, or that the broker is fenced."""
+    quorum = cluster.quorum
+    with_vote = quorum.voters.add(Voter(2, "h", 2))
+    cluster.run(registration(2))
+
+    def catch_up() -> None:
+        quorum.voters = with_vote.remove(2)
+
+    quorum.voters, quorum.on_barrier = with_vote, catch_up
+    await cluster.metadata.unregister_broker(BrokerId(2))
+    cluster.run(registration(2))
+    quorum.voters, quorum.on_barrier = with_vote, lambda: None
+    with pytest.raises(LogError, match="`raftlog quorum remove-voter 2`") as refused:
+        await cluster.metadata.unregister_broker(BrokerId(2))
+    assert refused.value.entry is ILLEGAL_STATE
+
+
+async def test_broker_that_holds_replicas_is_not_forgotten(cluster: Cluster) -> None:
+    cluster.run(registration(2))
+    epoch = cluster.metadata.image.brokers[BrokerId(2)].broker_epoch
+    cluster.run(UnfenceBroker(broker_id=BrokerId(2), broker_epoch=epoch))
+    cluster.run(
+        CreateTopic(topic_id=TopicId("0" * 32), name="t", configs={}, assignments=((BrokerId(2),),))
+    )
+    cluster.run(FenceBroker(broker_id=BrokerId(2), broker_epoch=epoch))
+    with pytest.raises(LogError, match="1 partition of 1 topic") as refused:
+        await cluster.metadata.unregister_broker(BrokerId(2))
+    assert refused.value.entry is ILLEGAL_STATE
+    await cluster.metadata.delete_topic("t")
+    await cluster.metadata.unregister_broker(BrokerId(2))
 
 
 @pytest.mark.parametrize(

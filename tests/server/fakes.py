@@ -18,6 +18,7 @@ from raftlog.metadata.commands import (
     UnfenceBroker,
 )
 from raftlog.metadata.image import BrokerImage, MetadataImage, TopicImage
+from raftlog.metadata.liveness import plan_unregistration
 from raftlog.quorum import PeerStatus, QuorumStatus, Role, SyncTimes
 from raftlog.quorum.voters import Voter, VoterSet
 from raftlog.record.errors import NO_CONTROLLER, OFFSET_OUT_OF_RANGE, LogError
@@ -32,6 +33,7 @@ class FakeMetadata:
         self.image = MetadataImage()
         self.settings = SimpleNamespace(defaults={}, partitions_default=1)
         self._ids = 0
+        self.quorum: FakeQuorum | None = None
         self.run(ClusterCreated(cluster_id="fake-cluster", created_ms=0))
         for number in range(1, brokers + 1):
             self.register(number)
@@ -102,6 +104,12 @@ class FakeMetadata:
         settings = self.run(command)
         assert isinstance(settings, ClusterSettings)
         return self.image.applied_index, settings.values
+
+    async def unregister_broker(self, broker_id: BrokerId) -> None:
+        assert self.quorum is not None
+        await self.quorum.read_barrier()
+        has_vote = self.quorum.voters.find(broker_id) is not None
+        self.run(plan_unregistration(self.image, broker_id, has_vote=has_vote))
 
     async def allocate_producer_id(self) -> tuple[ProducerId, ProducerEpoch]:
         return ProducerId(self._next_id()), ProducerEpoch(0)
@@ -252,6 +260,7 @@ class FakeNode:
             1, VoterSet(tuple(Voter(n, f"10.0.0.{n}", 8082) for n in range(1, self.voters + 1)))
         )
         self.metadata = FakeMetadata(self.brokers)
+        self.metadata.quorum = self.quorum
         self.replicas = FakeReplicas(self.metadata)
         self.logs = FakeLogs()
         self.services: Any = SimpleNamespace(

@@ -160,6 +160,52 @@ async def test_what_is_no_node_number_is_not_found(path: str) -> None:
     assert node.quorum.asked == []
 
 
+@pytest.mark.parametrize("path", ["0", "-1", "x", "2147483648", "7"])
+async def test_unknown_node_is_not_found(path: str) -> None:
+    reply = await ask(cluster(), "DELETE", f"/v1/nodes/{path}")
+    assert reply.error_code == 40400
+    checked(reply, "delete", "/v1/nodes/{node}")
+
+
+async def test_node_is_forgotten_once_nothing_depends_on_it() -> None:
+    node = cluster()
+    (row,) = (await node.metadata.create_topic("t")).partitions
+    holder = row.replicas[0]
+    node.metadata.unfence(holder)
+
+    async def refused() -> str:
+        reply = await ask(node, "DELETE", f"/v1/nodes/{holder}")
+        assert reply.error_code == 40903
+        checked(reply, "delete", "/v1/nodes/{node}")
+        return str(reply.json["message"])
+
+    assert "alive: stop it first" in await refused()
+    node.metadata.register(holder)
+    assert f"`raftlog quorum remove-voter {holder}`" in await refused()
+    node.quorum.voters = node.quorum.voters.remove(holder)
+    assert "1 partition of 1 topic (t)" in await refused()
+    await node.metadata.delete_topic("t")
+    reply = await ask(node, "DELETE", f"/v1/nodes/{holder}")
+    assert (reply.status, reply.body) == (204, b"")
+    assert holder not in node.metadata.image.brokers
+    assert (await ask(node, "DELETE", f"/v1/nodes/{holder}")).error_code == 40400
+
+
+async def test_voter_that_never_registered_still_has_a_vote() -> None:
+    node = cluster()
+    node.quorum.voters = node.quorum.voters.add(Voter(7, "10.0.0.7", 8082))
+    reply = await ask(node, "DELETE", "/v1/nodes/7")
+    assert (reply.error_code, "remove-voter 7" in reply.json["message"]) == (40903, True)
+
+
+async def test_nothing_is_forgotten_without_a_quorum() -> None:
+    node = cluster()
+    node.metadata.register(4)
+    node.quorum.lose_majority()
+    assert (await ask(node, "DELETE", "/v1/nodes/4")).error_code == NO_CONTROLLER.code
+    assert 4 in node.metadata.image.brokers
+
+
 async def test_whether_a_node_votes_is_left_to_the_quorum() -> None:
     """This node may lag behind the change that gave the vote."""
     reply = await ask(cluster(), "DELETE", "/v1/quorum/voters/4")

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from raftlog.metadata.liveness import plan_unregistration
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.record.types import BrokerId
-from raftlog.replication.cluster_metadata import propose
 from tests.simulation.node_world import SNAPSHOTS, NodeWorld
 from tests.simulation.world import World, run
 
@@ -117,14 +115,47 @@ def test_a_removed_and_unregistered_voter_may_come_back_with_an_empty_disk() -> 
         # Without its vote it is heard; as a broker it is still the one that had the old disk.
         assert "registered with another data directory" in await nodes.ended(3)
         nodes.endings.clear()
-        unregister = plan_unregistration(nodes.image(1), BrokerId(3))
-        await nodes.call(1, lambda core: propose(core.quorum, unregister))
+        await nodes.call(2, lambda core: core.services.metadata.unregister_broker(BrokerId(3)))
         nodes.start(3)
         await nodes.ready()
         await add(nodes, 3, 3)
         await voters_are(nodes, 1, 2, 3)
 
     simulate(test)
+
+
+def test_an_unregistered_observer_may_come_back_with_an_empty_disk() -> None:
+    async def test(nodes: NodeWorld) -> None:
+        nodes.kill(4)
+        nodes.world.wipe(4)
+        nodes.start(4)
+        assert "another data directory" in await nodes.ended(4)
+        nodes.endings.clear()
+        await nodes.until(lambda: nodes.is_fenced(4))
+        await nodes.call(1, lambda core: core.services.metadata.unregister_broker(BrokerId(4)))
+        nodes.start(4)
+        await nodes.ready()
+
+    simulate(test, node_count=4)
+
+
+@pytest.mark.parametrize("away_for", [1, 30], ids=["log", "snapshot"])
+def test_a_voter_that_was_away_lets_in_who_was_unregistered_meanwhile(away_for: int) -> None:
+    async def test(nodes: NodeWorld) -> None:
+        nodes.kill(2)
+        nodes.kill(4)
+        nodes.world.wipe(4)
+        await nodes.until(lambda: nodes.is_fenced(4, seen_by=1))
+        await nodes.call(1, lambda core: core.services.metadata.unregister_broker(BrokerId(4)))
+        nodes.start(4)
+        controller = await nodes.ready(1, 3, 4)
+        for number in range(away_for):
+            await nodes.create_topic(controller, f"t-{number}")
+        nodes.start(2)
+        await nodes.ready()
+        await nodes.until(lambda: 4 in nodes.cores[2].quorum.peers())
+
+    simulate(test, node_count=4, member_settings=SNAPSHOTS)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -115,8 +115,10 @@ def test_directory_that_was_in_use_needs_its_journal(left: str) -> None:
             disk.make_directory(f"{REPLICAS}/t-0")
         case _:
             remember(disk, settings())
-    with pytest.raises(IdentityError, match="metadata/journal is missing: restore it"):
+    with pytest.raises(IdentityError, match="metadata/journal is missing: restore it") as refused:
         load_state(disk)
+    assert "`raftlog quorum remove-voter 2`" in str(refused.value)
+    assert "`raftlog cluster remove-node 2`" in str(refused.value)
 
 
 def test_metadata_without_an_identity_is_nobodys() -> None:
