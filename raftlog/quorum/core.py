@@ -71,6 +71,7 @@ class RaftCore:
         self.me = me
         self.log = log
         self.elections = 0
+        """Begun by this member since it was made."""
         self._host = host
         self._clock = clock
         self._randomness = randomness
@@ -181,10 +182,7 @@ class RaftCore:
     def tick(self) -> None:
         """Let time pass: elections, commitment, applying, heartbeats."""
         with self._entered:
-            was_leader, term = self.is_leader, self.term
             self._so.doTick(0)
-            if self.is_leader and (not was_leader or self.term != term):
-                self._became_leader()
 
     def append(self, kind: int, command: bytes) -> tuple[int, int]:
         """As the leader, add an entry; return its index and term. `tick` sends it."""
@@ -359,10 +357,7 @@ class RaftCore:
 
     def _on_vote(self, peer: int, message: Vote) -> None:
         if peer in self.log.voters.ids and self._guards.counts_vote(message.term, peer):
-            was_leader = self.is_leader
             self._deliver(peer, {"type": "response_vote", "term": message.term})
-            if self.is_leader and not was_leader:
-                self._became_leader()
 
     def _on_pre_vote(self, peer: int, message: PreVote) -> None:
         now = self._clock.monotonic()
@@ -515,19 +510,22 @@ class RaftCore:
         others = {node.id for node in self._so._SyncObj__otherNodes}
         if not self.is_voter:
             return False
-        if not others or self._so._SyncObj__transferInProgress:
-            return True
-        if self._prevotes.won(others):
-            self._prevotes.end()
-            return True
+        if others and not self._so._SyncObj__transferInProgress and not self._prevotes.won(others):
+            self._ask_for_prevotes(others)
+            return False
+        self._prevotes.end()
+        self.elections += 1
+        return True
+
+    def _ask_for_prevotes(self, others: set[int]) -> None:
         now = self._clock.monotonic()
-        if not self._prevotes.is_open(now):
-            number = self._prevotes.begin(now)
-            for peer in sorted(others & self._connected):
-                self._host.send_message(
-                    peer, PreVote(self.term, self.log.last_index, self.log.last_term, number)
-                )
-        return False
+        if self._prevotes.is_open(now):
+            return
+        number = self._prevotes.begin(now)
+        log = self.log
+        for peer in sorted(others & self._connected):
+            question = PreVote(self.term, log.last_index, log.last_term, number)
+            self._host.send_message(peer, question)
 
     def _entries(
         self, start: int, count: int | None = None, _bytes_max: int | None = None
@@ -553,9 +551,6 @@ class RaftCore:
             so._SyncObj__raftLastApplied = index
             self._host.apply(index, term, command)
         return (log.last_index, self.commit_index) != self._announced
-
-    def _became_leader(self) -> None:
-        self.elections += 1
 
     def _set_commit_index(self, index: int) -> None:
         self._so._SyncObj__raftCommitIndex = index
