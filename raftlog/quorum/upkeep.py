@@ -77,7 +77,7 @@ class Upkeep:
     def run(self) -> None:
         """Say something on every connection; end those on which the peer says nothing."""
         self._due_at = self._clock.monotonic() + PING_S
-        is_lonely = self._core.is_lonely(LONELY_S)
+        is_lonely = self._core.is_lonely(LONELY_S) or self._lacks_voters()
         if is_lonely != self._is_lonely:
             self._is_lonely = is_lonely
             self.retarget()
@@ -88,6 +88,17 @@ class Upkeep:
                 self._peers.disconnect(node_id, f"nothing was heard of it for {SILENCE_S_MAX} s")
             else:
                 self._send(node_id, ping)
+
+    def _lacks_voters(self) -> bool:
+        """Whether this member leads, and a voter that is to follow it is not connected.
+
+        That one may not know that it should call: by the newest set in its log, of which the entry
+        is about to be replaced, this member may be none of the voters.
+        """
+        core = self._core
+        return core.is_leader and any(
+            node_id != core.me and not core.is_connected(node_id) for node_id in core.log.voters.ids
+        )
 
     def forget_dropped_voters(self) -> None:
         """A voter that a committed set drops may come back with another data directory."""
@@ -103,7 +114,8 @@ class Upkeep:
         """Call those whom a member in this one's place calls.
 
         Voters wait to be called by those of higher ids. A voter that was removed while it was away
-        would wait for ever: nobody calls it any more, and nobody has told it.
+        would wait for ever: nobody calls it any more, and nobody has told it. A leader does not
+        wait for voters that it lacks, either.
         """
         log = self._core.log
         waits = self._core.is_voter and not self._is_lonely

@@ -12,9 +12,10 @@ from tests.simulation.quorum.schedules import replay
 from tests.simulation.runner import run_many
 
 SEEDS = range(500)
-REGRESSIONS = (15, 20, 25, 28, 37, 40, 50, 140, 190)
+REGRESSIONS = (15, 20, 25, 28, 37, 40, 50, 140, 190, 5557)
 """Seeds that once found a defect, most of a liveness that was lost: half-open connections, a voter
-that nobody called any more, a snapshot that was sent for ever, a commit that was not durable."""
+that nobody called any more, or that did not know its leader for a voter, a snapshot that was sent
+for ever, a commit that was not durable."""
 
 
 def test_invariants_hold_in_random_histories() -> None:
