@@ -15,7 +15,7 @@ from typing import Final
 from raftlog.quorum.core import RaftCore
 from raftlog.quorum.messages import Message, Ping
 from raftlog.quorum.peers import Peers
-from raftlog.quorum.voters import NO_VOTERS, VoterSet, decode_voters, encode_voters
+from raftlog.quorum.voters import NO_VOTERS, decode_voters, encode_voters
 from raftlog.record.errors import LogError
 from raftlog.world import Clock
 
@@ -40,7 +40,8 @@ class Upkeep:
         self._heard_at: dict[int, float] = {}
         self._due_at = 0.0
         self._is_lonely = False
-        self._newest_heard: tuple[int, VoterSet] = (0, NO_VOTERS)
+        self._heard = NO_VOTERS
+        self._turn = 0
         self._committed: tuple[int, frozenset[int]] = (0, frozenset())
         """The newest committed voter set that was looked at: its index, its voters."""
 
@@ -58,17 +59,15 @@ class Upkeep:
         return now - self._heard_at.get(node_id, now)
 
     def heard_of(self, node_id: int, ping: Ping) -> None:
-        """Remember the newest voters heard of: if they have left this member behind, call them."""
-        log = self._core.log
-        if ping.voters_index > max(self._newest_heard[0], log.voters_index):
-            try:
-                self._newest_heard = (ping.voters_index, decode_voters(ping.voters))
-            except LogError as error:
-                # The peer's fault, which says nothing of this member's log.
-                self._peers.disconnect(node_id, error.message)
-                return
-            if self._is_lonely:
-                self.retarget()
+        """Remember whom a peer takes for the voters, if this member has no leader by its own."""
+        try:
+            voters = decode_voters(ping.voters)
+        except LogError as error:
+            # The peer's fault, which says nothing of this member's log.
+            self._peers.disconnect(node_id, error.message)
+            return
+        if self._is_lonely and ping.voters_index != self._core.log.voters_index:
+            self._heard = voters
 
     def is_due(self) -> bool:
         """Whether it is time for `run`."""
@@ -78,9 +77,12 @@ class Upkeep:
         """Say something on every connection; end those on which the peer says nothing."""
         self._due_at = self._clock.monotonic() + PING_S
         is_lonely = self._core.is_lonely(LONELY_S) or self._lacks_voters()
-        if is_lonely != self._is_lonely:
+        if is_lonely or self._is_lonely:
             self._is_lonely = is_lonely
+            self._turn += 1
             self.retarget()
+        if not is_lonely:
+            self._heard = NO_VOTERS
         log = self._core.log
         ping = Ping(self._core.term, log.voters_index, encode_voters(log.voters))
         for node_id in sorted(self._peers.connected):
@@ -119,6 +121,7 @@ class Upkeep:
         """
         log = self._core.log
         waits = self._core.is_voter and not self._is_lonely
-        heard_index, heard = self._newest_heard
-        is_behind = self._is_lonely and heard_index > log.voters_index
-        self._peers.retarget(waits, heard if is_behind else log.voters)
+        # Which of two sets is out of date, a member without a leader cannot know: not even a newer
+        # one of its own, whose entry may never be committed. So it tries them in turns.
+        tries_heard = self._is_lonely and self._heard.voters and self._turn % 2
+        self._peers.retarget(waits, self._heard if tries_heard else log.voters)

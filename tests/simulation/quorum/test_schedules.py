@@ -12,7 +12,7 @@ from tests.simulation.quorum.schedules import replay
 from tests.simulation.runner import run_many
 
 SEEDS = range(500)
-REGRESSIONS = (15, 20, 25, 28, 37, 40, 50, 140, 190, 5557)
+REGRESSIONS = (15, 20, 25, 28, 37, 40, 50, 140, 190, 5557, 18055)
 """Seeds that once found a defect, most of a liveness that was lost: half-open connections, a voter
 that nobody called any more, or that did not know its leader for a voter, a snapshot that was sent
 for ever, a commit that was not durable."""
