@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import struct
-import time
 import tracemalloc
 
 import pytest
@@ -188,16 +187,13 @@ class TestFetchFrames:
         assert raised.value.entry is INVALID_BODY
 
     def test_a_large_frame_costs_its_size_once(self) -> None:
-        # Quadratic copying would take minutes here, and hold far more than the frame.
+        # Copying what has come at each chunk would take minutes here, and hold far more.
         body = body_of(fetched(data=bytes(32_000_000)))
         chunks = [body[start : start + 16_384] for start in range(0, len(body), 16_384)]
         reader = FetchFrameReader(frame_bytes_max=32_000_000)
         tracemalloc.start()
-        started = time.perf_counter()
         frames = [frame for chunk in chunks for frame in reader.feed(chunk)]
-        elapsed_s = time.perf_counter() - started
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert len(frames[0].data) == 32_000_000
         assert peak < 33_000_000
-        assert elapsed_s < 5

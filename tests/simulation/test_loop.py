@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import sys
-import time
 import warnings
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -39,9 +38,7 @@ def test_time_is_virtual() -> None:
         await asyncio.sleep(1800)
         return asyncio.get_running_loop().time() - began
 
-    began = time.perf_counter()
     assert run(main()) == pytest.approx(1800, abs=0.001)
-    assert time.perf_counter() - began < 10
 
 
 def test_time_moves_while_nobody_sleeps() -> None:
@@ -441,15 +438,3 @@ def test_an_abandoned_generator_is_closed_while_its_life_goes_on() -> None:
 
     run(main())
     assert sys.get_asyncgen_hooks().finalizer is None
-
-
-def test_it_is_fast() -> None:
-    async def spin() -> None:
-        for _ in range(10_000):
-            await asyncio.sleep(0)
-
-    loop = SimulatedLoop()
-    began = time.process_time()
-    run(spin(), loop)
-    # A tenth of what it does, for the slowest of machines.
-    assert loop.steps / (time.process_time() - began) > 20_000
