@@ -87,6 +87,8 @@ class Node:
         )
         core = await Core.open(
             settings,
+            state=state,
+            start=start,
             address=address,
             disk=disk,
             clock=clock,

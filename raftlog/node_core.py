@@ -41,13 +41,13 @@ from raftlog.replication.cluster_metadata import ClusterMetadata, propose
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.services import Services
 from raftlog.replication.topic_settings import TopicSettings
-from raftlog.startup.decide import Begin, Join, Restart, Start, decide_start
+from raftlog.startup.decide import Begin, Join, Restart, Start
 from raftlog.startup.directory import (
     METADATA_DIRECTORY,
+    DirectoryState,
     Identity,
     claim,
     load_cluster_id,
-    load_state,
     note_cluster_id,
 )
 from raftlog.startup.settings import NodeSettings, split_address
@@ -99,6 +99,8 @@ class Core:
         cls,
         settings: NodeSettings,
         *,
+        state: DirectoryState,
+        start: Start,
         address: str,
         disk: Disk,
         clock: Clock,
@@ -110,12 +112,11 @@ class Core:
     ) -> Core:
         """Recover the metadata. `address` (`host:port`) is where other nodes will reach this one.
 
-        `on_fatal` is given the reason if the node must end.
-        Raises LogError, DiskError, IdentityError or StartError.
+        `state` is what `load_state` found in the data directory, and `start` what `decide_start`
+        made of it. `on_fatal` is given the reason if the node must end.
+        Raises LogError, DiskError or IdentityError.
         """
         node_id = BrokerId(settings.node_id)
-        state = await disk.run(lambda: load_state(disk))
-        start = decide_start(settings, state)
         identity = await disk.run(lambda: claim(disk, settings, state, randomness))
         state_machine = MetadataStateMachine()
         known_cluster = await disk.run(lambda: load_cluster_id(disk))

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
-from raftlog.controller.alarm import Alarm
 from raftlog.controller.departures import Departures
 from raftlog.controller.messages import (
     Heartbeat,
@@ -40,7 +39,7 @@ from raftlog.metadata.liveness import plan_controlled_shutdown, plan_fencing, pl
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.quorum import Applied, ConnectionEvent, Quorum, Refused, Unknown
 from raftlog.record.types import BrokerId
-from raftlog.world import Clock, Randomness
+from raftlog.world import Alarm, Clock, Randomness
 
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from raftlog.controller.alarm import Alarm
 from raftlog.controller.lease import Lease
 from raftlog.controller.messages import (
     Heartbeat,
@@ -25,7 +24,7 @@ from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.apply import ApplyResult
 from raftlog.quorum import Quorum
 from raftlog.record.types import BrokerEpoch, BrokerId
-from raftlog.world import Clock, Randomness
+from raftlog.world import Alarm, Clock, Randomness
 
 LISTENERS_MAX: Final = 64
 

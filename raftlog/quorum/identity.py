@@ -18,7 +18,7 @@ import msgspec
 from crc32c import crc32c
 
 from raftlog.record.errors import ILLEGAL_STATE, OVERLOADED, STORAGE_FAILED, LogError
-from raftlog.world import Disk
+from raftlog.world import Disk, read_small_file
 
 KNOWN_PEERS_MAX: Final = 1_100
 """Voters and brokers of the largest cluster, with some to spare for those that went."""
@@ -49,17 +49,7 @@ class KnownPeers:
         Raises LogError(STORAGE_FAILED) if the file is damaged, and DiskError.
         """
         path = f"{directory}/{FILE_NAME}" if directory else FILE_NAME
-
-        def read() -> bytes | None:
-            if not disk.exists(path):
-                return None
-            file = disk.open(path)
-            try:
-                return file.read(0, min(file.size, _READ_BYTES_MAX))
-            finally:
-                file.close()
-
-        content = await disk.run(read)
+        content = await disk.run(lambda: read_small_file(disk, path, _READ_BYTES_MAX))
         return cls(disk, path, {} if content is None else decode_peers(path, content))
 
     def directory_id(self, node_id: int) -> str | None:

@@ -444,7 +444,7 @@ class RaftMember(Generic[R]):
 
     def _take(self, node_id: int, message: Message) -> None:
         is_installing = self._keeper.is_installing
-        if not isinstance(message, PreVote) and not is_installing:
+        if message.term > self.term and not is_installing and not isinstance(message, PreVote):
             # Before it counts as heard: a leader whose time is over must not go by such a sign.
             self._core.hear_term(message.term)
         self._upkeep.heard(node_id)

@@ -183,10 +183,6 @@ class RaftLog:
         assert index >= self._base, f"entry {index} is only in the snapshot"
         return self._log[index - self._base][2]
 
-    def term_at_or_below_base(self, index: int) -> int:
-        """Term of an entry; the base's, which is no lower, for those before it."""
-        return self._log[max(0, index - self._base)][2]
-
     def entries_from(
         self, index: int, *, count_max: int, bytes_max: int
     ) -> list[tuple[int, bytes]]:

@@ -10,7 +10,6 @@ Reading and writing happen off the event loop; a chunk is under way or being wri
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from raftlog.quorum.core import RaftCore
 from raftlog.quorum.messages import CHUNK_BYTES_MAX, Message, SnapshotAnswer, SnapshotChunk
 from raftlog.quorum.raft_snapshot import SnapshotMeta
 from raftlog.quorum.raft_store import QuorumStore, ReceivedSnapshotError, SnapshotReader
-from raftlog.world import Clock, Disk, DiskFullError
+from raftlog.world import Alarm, Clock, Disk, DiskFullError
 
 CHUNK_RESEND_S: Final = 1.0
 """An answer that has not come by then is taken for lost."""
@@ -53,7 +52,7 @@ class SnapshotSender:
         self._chunk_bytes = chunk_bytes
         self._reader: SnapshotReader | None = None
         self._position = 0
-        self._answered: asyncio.Event = asyncio.Event()
+        self._answered = Alarm(clock)
 
     async def run(self) -> None:
         """Send until the peer has it all, or is heard of no more."""
@@ -89,7 +88,7 @@ class SnapshotSender:
         # The same position again answers a heartbeat: the chunk is still under way.
         if answer.position != self._position:
             self._position = min(answer.position, reader.size)
-            self._answered.set()
+            self._answered.ring()
 
     async def _send_chunk(self, reader: SnapshotReader) -> None:
         position = self._position
@@ -98,14 +97,9 @@ class SnapshotSender:
             self._say(reader, position, data)
 
     async def _answer_or_timeout(self) -> None:
-        self._answered.clear()
-        deadline = asyncio.ensure_future(self._clock.sleep(CHUNK_RESEND_S))
-        answered = asyncio.ensure_future(self._answered.wait())
-        try:
-            await asyncio.wait((deadline, answered), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            deadline.cancel()
-            answered.cancel()
+        # What came while the chunk was read is no answer to it.
+        self._answered = Alarm(self._clock)
+        await self._answered.wait(self._clock.monotonic() + CHUNK_RESEND_S)
 
     def _say(self, reader: SnapshotReader, position: int, data: bytes) -> None:
         core, meta = self._core, reader.meta

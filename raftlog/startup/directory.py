@@ -21,7 +21,7 @@ from raftlog.quorum.raft_store import JOURNAL_NAME
 from raftlog.record.advice import when_directory_is_lost
 from raftlog.startup.settings import NodeSettings
 from raftlog.storage.manager import REPLICAS
-from raftlog.world import Disk, DiskFullError, Randomness
+from raftlog.world import Disk, DiskFullError, Randomness, read_small_file
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def load_state(disk: Disk) -> DirectoryState:
     Raises IdentityError if what is there cannot be a node's whole directory, and DiskError.
     """
     has_metadata = disk.exists(METADATA_DIRECTORY)
-    content = _read(disk, IDENTITY_FILE)
+    content = read_small_file(disk, IDENTITY_FILE, FILE_BYTES_MAX)
     if content is None:
         if has_metadata:
             raise IdentityError(f"The data directory holds a node's data, but no {IDENTITY_FILE}.")
@@ -150,7 +150,7 @@ def remember(disk: Disk, settings: NodeSettings) -> None:
     not remembered, and from now on a missing journal is a loss.
     """
     content = msgspec.json.encode(Remembered(settings.listen, _advertised(settings), settings.rack))
-    if _read(disk, REMEMBERED_FILE) == content:
+    if read_small_file(disk, REMEMBERED_FILE, FILE_BYTES_MAX) == content:
         return
     try:
         disk.replace(REMEMBERED_FILE, content)
@@ -165,7 +165,7 @@ def load_cluster_id(disk: Disk) -> str | None:
     committed from other nodes only, and must know before that whether they are of its cluster.
     Raises IdentityError, DiskError.
     """
-    content = _read(disk, CLUSTER_FILE)
+    content = read_small_file(disk, CLUSTER_FILE, FILE_BYTES_MAX)
     return None if content is None else _decode(content, _Cluster, CLUSTER_FILE).cluster_id
 
 
@@ -175,7 +175,7 @@ def note_cluster_id(disk: Disk, cluster_id: str) -> None:
     A full disk is no reason to stop: the next start tries again.
     """
     content = msgspec.json.encode(_Cluster(cluster_id))
-    if _read(disk, CLUSTER_FILE) == content:
+    if read_small_file(disk, CLUSTER_FILE, FILE_BYTES_MAX) == content:
         return
     try:
         disk.replace(CLUSTER_FILE, content)
@@ -213,16 +213,6 @@ def remembered_settings(data_dir: Path, *, listen: str | None = None) -> dict[st
 def _advertised(settings: NodeSettings) -> str | None:
     own = settings.own_voter()
     return own.address if settings.advertised is None and own is not None else settings.advertised
-
-
-def _read(disk: Disk, name: str) -> bytes | None:
-    if not disk.exists(name):
-        return None
-    file = disk.open(name)
-    try:
-        return file.read(0, min(file.size, FILE_BYTES_MAX))
-    finally:
-        file.close()
 
 
 def _read_path(path: Path) -> bytes | None:

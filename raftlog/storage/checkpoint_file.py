@@ -19,7 +19,7 @@ from raftlog.storage.checkpoints import (
     decode_checkpoint,
     encode_checkpoint,
 )
-from raftlog.world import Clock, Disk, DiskError, DiskFullError
+from raftlog.world import Clock, Disk, DiskError, DiskFullError, read_small_file
 
 CHECKPOINT_NAME: Final = "checkpoints.json"
 STARTED_NAME: Final = "checkpoints.json.started"
@@ -41,13 +41,9 @@ def read_checkpoint(disk: Disk) -> NodeCheckpoint | None:
     DiskError.
     """
     name = CHECKPOINT_NAME if disk.exists(CHECKPOINT_NAME) else STARTED_NAME
-    if not disk.exists(name):
+    data = read_small_file(disk, name, CHECKPOINT_BYTES_MAX)
+    if data is None:
         return None
-    file = disk.open(name)
-    try:
-        data = file.read(0, min(file.size, CHECKPOINT_BYTES_MAX))
-    finally:
-        file.close()
     checkpoint = decode_checkpoint(data)
     if isinstance(checkpoint, CheckpointUnreadable):
         logger.error("%s: %s; all logs are scanned.", name, checkpoint.reason)

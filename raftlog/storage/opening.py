@@ -41,7 +41,7 @@ from raftlog.storage.segment import (
     segment_name,
 )
 from raftlog.storage.swap import finish_swaps
-from raftlog.world import Disk, File
+from raftlog.world import Disk, File, read_small_file
 
 EPOCHS_NAME: Final = "leader-epoch-checkpoint"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
@@ -177,23 +177,10 @@ def load_snapshot(
     disk: Disk, directory: str, offset: Offset, now_ms: int
 ) -> ProducerStates | Damaged:
     """The producers as of `offset`. Blocks. Raises DiskError."""
-    data = read_small_file(disk, f"{directory}/{snapshot_name(offset)}")
+    data = read_small_file(disk, f"{directory}/{snapshot_name(offset)}", SMALL_FILE_BYTES_MAX)
     if data is None:
         return Damaged("missing")
     return ProducerStates.from_bytes(data, offset, now_ms=now_ms)
-
-
-def read_small_file(disk: Disk, path: str) -> bytes | None:
-    """The whole file; None if there is none, or it is absurdly large. Blocks. Raises DiskError."""
-    if not disk.exists(path):
-        return None
-    file = disk.open(path)
-    try:
-        if file.size > SMALL_FILE_BYTES_MAX:
-            return None
-        return file.read(0, file.size)
-    finally:
-        file.close()
 
 
 _NOTHING: Final = ReplicaCheckpoint(
@@ -307,7 +294,7 @@ def _load_derived(
     if checkpoint is None or checkpoint.recovery_point == 0:
         return _Derived()
     recovery_point = checkpoint.recovery_point
-    data = read_small_file(disk, f"{directory}/{EPOCHS_NAME}")
+    data = read_small_file(disk, f"{directory}/{EPOCHS_NAME}", SMALL_FILE_BYTES_MAX)
     epochs = Damaged("missing") if data is None else LeaderEpochs.from_bytes(data)
     if isinstance(epochs, Damaged):
         logger.warning("%s: leader epochs: %s; scanning the log.", directory, epochs.reason)

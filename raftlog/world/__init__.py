@@ -4,14 +4,28 @@ Purpose: clock, disk, network and randomness come in through here, so that the s
 very code that ships.
 
 Rules: interfaces hold no policy; the real ones (`real_*`) hold no decisions. Everything above asks
-for time, storage, other nodes and random bytes only through these interfaces.
+for time, storage, other nodes and random bytes only through these interfaces. What several of those
+above would write again on top of them stands here once (`alarm`, `small_files`).
 
 Must not know: records, logs, topics, HTTP. Imports nothing of raftlog.
 """
 
+from raftlog.world.alarm import Alarm
 from raftlog.world.clock import Clock
 from raftlog.world.disk import Buffer, Disk, DiskError, DiskFullError, File
 from raftlog.world.network import Network
 from raftlog.world.randomness import Randomness
+from raftlog.world.small_files import read_small_file
 
-__all__ = ["Buffer", "Clock", "Disk", "DiskError", "DiskFullError", "File", "Network", "Randomness"]
+__all__ = [
+    "Alarm",
+    "Buffer",
+    "Clock",
+    "Disk",
+    "DiskError",
+    "DiskFullError",
+    "File",
+    "Network",
+    "Randomness",
+    "read_small_file",
+]

@@ -268,6 +268,11 @@ def partition_changes(
 histories: st.SearchStrategy[list[Command]] = _histories()
 
 
+def ids(*numbers: int) -> tuple[BrokerId, ...]:
+    """Brokers by their numbers."""
+    return tuple(map(BrokerId, numbers))
+
+
 def run(history: list[Command], image: MetadataImage | None = None) -> MetadataImage:
     """The image after all of these."""
     image = MetadataImage() if image is None else image

@@ -25,6 +25,7 @@ from tests.metadata.strategies import (
     carry_out,
     create,
     fence,
+    ids,
     register,
     set_row,
     shut_down,
@@ -65,10 +66,6 @@ def change(image: MetadataImage, partition: int = 0) -> PartitionChange:
         partition_epoch=row.partition_epoch,
         min_isr_default=2,
     )
-
-
-def ids(*numbers: int) -> tuple[BrokerId, ...]:
-    return tuple(map(BrokerId, numbers))
 
 
 def refused(image: MetadataImage, command: AlterIsr) -> Reason:

@@ -23,15 +23,12 @@ from tests.metadata.strategies import (
     cluster_images,
     create,
     fence,
+    ids,
     register,
     set_row,
     shut_down,
     unfence,
 )
-
-
-def ids(*numbers: int) -> tuple[BrokerId, ...]:
-    return tuple(map(BrokerId, numbers))
 
 
 def row(replicas: tuple[int, ...], isr: tuple[int, ...], elr: tuple[int, ...]) -> PartitionImage:

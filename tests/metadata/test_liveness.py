@@ -28,6 +28,7 @@ from tests.metadata.strategies import (
     cluster_images,
     create,
     fence,
+    ids,
     register,
     set_row,
     shut_down,
@@ -44,10 +45,6 @@ def three(*rows: tuple[int, ...]) -> MetadataImage:
         register(image, number)
     create(image, "t", 1, *(rows or ((1, 2, 3),))).check()
     return image
-
-
-def ids(*numbers: int) -> tuple[BrokerId, ...]:
-    return tuple(map(BrokerId, numbers))
 
 
 def may_be_unclean(image: MetadataImage) -> set[str]:

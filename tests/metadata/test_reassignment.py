@@ -9,7 +9,6 @@ from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.metadata.invariants import check_invariants
 from raftlog.metadata.reassignment import plan_cancellation, plan_completions, plan_reassignment
 from raftlog.record.errors import ILLEGAL_STATE, INVALID_PARTITIONS, LogError
-from raftlog.record.types import BrokerId
 from tests.metadata.strategies import (
     BROKER_NUMBERS,
     carry_out,
@@ -17,15 +16,12 @@ from tests.metadata.strategies import (
     cluster_images,
     create,
     fence,
+    ids,
     register,
     set_row,
     shut_down,
     unfence,
 )
-
-
-def ids(*numbers: int) -> tuple[BrokerId, ...]:
-    return tuple(map(BrokerId, numbers))
 
 
 def five(*replicas: int) -> MetadataImage:

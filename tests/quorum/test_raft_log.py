@@ -148,8 +148,6 @@ def test_terms_and_entries_by_index() -> None:
     log = filled(1, 1, 4)
     log.trim(2)
     assert [log.term_at(index) for index in (2, 3, 4)] == [1, 1, 4]
-    assert log.term_at_or_below_base(1) == log.term_at_or_below_base(2) == 1
-    assert log.term_at_or_below_base(4) == 4
     assert log.entry(4) == (b"\x004", 4, 4)
     calls: list[Callable[[], object]] = [lambda: log.term_at(1), lambda: log.entry(2)]
     for call in calls:

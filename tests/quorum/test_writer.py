@@ -263,25 +263,28 @@ def test_a_log_that_was_reset_is_rewritten_first() -> None:
     on_bench(work)
 
 
+async def begin_constant_load(bench: Bench) -> None:
+    """From the next entry on, as by clients that are answered, and ask again at once."""
+    for _ in range(3):
+        bench.add()
+    await bench.all_durable()
+    prepared_for_trim(bench)
+
+    def more() -> None:
+        bench.durable()
+        bench.add()
+
+    bench.writer._on_durable = more
+
+
 def test_under_constant_load_the_journal_is_trimmed_all_the_same() -> None:
     async def work(bench: Bench) -> None:
-        for _ in range(3):
-            bench.add()
-        await bench.all_durable()
-        prepared_for_trim(bench)
-        load = bench.durable
-
-        def more() -> None:
-            # As clients that are answered, and ask again at once.
-            load()
-            bench.add()
-
-        bench.writer._on_durable = more
+        await begin_constant_load(bench)
         bench.add()
         bench.writer.trim()
         await asyncio.sleep(1.0)
         assert 1 <= bench.writes.index(-1) <= TRIM_WAITS_MAX + 2
-        bench.writer._on_durable = load
+        bench.writer._on_durable = bench.durable
         await bench.all_durable()
         assert bench.writes.count(-1) == 1
         last_index = bench.log.last_index
@@ -294,17 +297,7 @@ def test_under_constant_load_the_journal_is_trimmed_all_the_same() -> None:
 
 def test_under_constant_load_a_trim_without_room_does_not_stop_the_writing() -> None:
     async def work(bench: Bench) -> None:
-        for _ in range(3):
-            bench.add()
-        await bench.all_durable()
-        prepared_for_trim(bench)
-        load = bench.durable
-
-        def more() -> None:
-            load()
-            bench.add()
-
-        bench.writer._on_durable = more
+        await begin_constant_load(bench)
         bench.disk.fail_next("append", JOURNAL + ".tmp", DiskFullError)
         bench.add()
         bench.writer.trim()

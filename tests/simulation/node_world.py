@@ -18,12 +18,13 @@ from raftlog.metadata.image import NO_LEADER_ID, BrokerImage, MetadataImage, Top
 from raftlog.node_core import Core
 from raftlog.quorum.settings import MemberSettings
 from raftlog.record.errors import LogError
-from raftlog.startup.directory import IdentityError, remember
+from raftlog.startup.decide import decide_start
+from raftlog.startup.directory import IdentityError, load_state, remember
 from raftlog.startup.settings import NodeSettings
 from raftlog.world import DiskError
 from tests.simulation.life import Life, NodeDiedError
 from tests.simulation.node_checker import NodeChecker
-from tests.simulation.world import Process, World
+from tests.simulation.world import Process, World, run
 
 T = TypeVar("T")
 
@@ -70,6 +71,10 @@ class NodeWorld:
     @property
     def node_ids(self) -> list[int]:
         return list(range(1, self.node_count + 1))
+
+    def others(self, node_id: int | None) -> list[int]:
+        """All nodes but that one."""
+        return [other for other in self.node_ids if other != node_id]
 
     @property
     def first_voters(self) -> list[int]:
@@ -142,8 +147,11 @@ class NodeWorld:
 
     async def _open(self, process: Process, on_fatal: Callable[[str], None]) -> None:
         node_id, settings = process.node_id, self.settings(process.node_id)
+        state = await process.disk.run(lambda: load_state(process.disk))
         core = await Core.open(
             settings,
+            state=state,
+            start=decide_start(settings, state),
             address=process.address,
             disk=process.disk,
             clock=process.clock,
@@ -301,6 +309,36 @@ class NodeWorld:
                 f"not_ready={core.not_ready} rejected={core.quorum.rejected_by}"
             )
         return "\n".join(lines)
+
+
+def simulate(
+    test: Callable[[NodeWorld], Coroutine[Any, Any, None]], seed: int = 0, **arguments: Any
+) -> None:
+    """Run a test in a world whose nodes are still to be started."""
+
+    async def main(world: World) -> None:
+        await test(NodeWorld(world, **arguments))
+
+    run(seed, main)
+
+
+def simulate_cluster(
+    test: Callable[[NodeWorld], Coroutine[Any, Any, None]],
+    seed: int = 0,
+    *,
+    may_end: bool = False,
+    **arguments: Any,
+) -> None:
+    """Run a test on a cluster of which all nodes serve. No node ends by itself, unless it may."""
+
+    async def begun(nodes: NodeWorld) -> None:
+        nodes.start_all()
+        await nodes.ready()
+        await test(nodes)
+        if not may_end:
+            nodes.check_endings()
+
+    simulate(begun, seed, **arguments)
 
 
 def digest(image: MetadataImage) -> bytes:

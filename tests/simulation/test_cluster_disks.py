@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from raftlog.record.errors import DISK_FULL, LogError
 from raftlog.replication.partition import Acks
-from tests.simulation.node_world import POLL_S, NodeWorld
+from tests.simulation.node_world import POLL_S, NodeWorld, simulate_cluster
 from tests.simulation.records import Ledger
-from tests.simulation.world import World, run
 
 ROOM_BYTES: Final = 64 * 1024
-
-
-def simulate(
-    test: Callable[[NodeWorld], Coroutine[Any, Any, None]], seed: int = 0, **arguments: Any
-) -> None:
-    async def main(world: World) -> None:
-        nodes = NodeWorld(world, **arguments)
-        nodes.start_all()
-        await nodes.ready()
-        await test(nodes)
-
-    run(seed, main)
-
-
-def rest(nodes: NodeWorld, node_id: int) -> list[int]:
-    return [other for other in nodes.node_ids if other != node_id]
 
 
 async def append(nodes: NodeWorld, node_id: int, number: int, ledger: Ledger) -> None:
@@ -48,9 +30,9 @@ async def append(nodes: NodeWorld, node_id: int, number: int, ledger: Ledger) ->
 def test_a_node_whose_metadata_cannot_be_synced_ends(is_controller: bool) -> None:
     async def test(nodes: NodeWorld) -> None:
         controller = await nodes.until(nodes.controller)
-        victim = controller if is_controller else rest(nodes, controller)[0]
+        victim = controller if is_controller else nodes.others(controller)[0]
         nodes.world.disk(victim).fail_next("sync", "metadata/journal")
-        other = rest(nodes, victim)[0]
+        other = nodes.others(victim)[0]
         # What the victim had proposed, or was told, the others commit without it.
         while nodes.world.is_up(victim):
             try:
@@ -59,12 +41,12 @@ def test_a_node_whose_metadata_cannot_be_synced_ends(is_controller: bool) -> Non
             except LogError as error:
                 assert error.entry.outcome_unknown or error.entry.retriable, error
         assert "DiskError" in await nodes.ended(victim)
-        await nodes.ready(*rest(nodes, victim))
+        await nodes.ready(*nodes.others(victim))
         nodes.start(victim)
         await nodes.ready()
         await nodes.agreed()
 
-    simulate(test)
+    simulate_cluster(test, may_end=True)
 
 
 def test_a_node_with_a_damaged_journal_refuses_to_start() -> None:
@@ -79,7 +61,7 @@ def test_a_node_with_a_damaged_journal_refuses_to_start() -> None:
         assert nodes.world.disk(3).contents("metadata/journal") == before, "the evidence is kept"
         await nodes.ready(1, 2)
 
-    simulate(test)
+    simulate_cluster(test, may_end=True)
 
 
 async def fill(nodes: NodeWorld, victim: int) -> tuple[int, Ledger]:
@@ -129,9 +111,9 @@ async def is_changed(nodes: NodeWorld, node_id: int, name: str) -> bool:
 def test_a_full_disk_stops_the_writes_of_its_node_alone_and_not_the_reads() -> None:
     async def test(nodes: NodeWorld) -> None:
         controller = await nodes.until(nodes.controller)
-        victim = rest(nodes, controller)[0]
+        victim = nodes.others(controller)[0]
         number, ledger = await fill(nodes, victim)
-        for other in rest(nodes, victim):
+        for other in nodes.others(victim):
             assert await is_changed(nodes, other, f"from-{other}")
         await asyncio.sleep(5)
         await read(nodes, victim, number, ledger)
@@ -142,27 +124,27 @@ def test_a_full_disk_stops_the_writes_of_its_node_alone_and_not_the_reads() -> N
         await nodes.agreed()
         nodes.check_endings()
 
-    simulate(test)
+    simulate_cluster(test, may_end=True)
 
 
 def test_a_node_with_a_full_disk_serves_reads_after_a_restart() -> None:
     async def test(nodes: NodeWorld) -> None:
         controller = await nodes.until(nodes.controller)
-        victim = rest(nodes, controller)[0]
+        victim = nodes.others(controller)[0]
         number, ledger = await fill(nodes, victim)
         nodes.kill(victim)
         nodes.start(victim)
         await nodes.until(lambda: nodes.is_ready(victim))
         await read(nodes, victim, number, ledger)
 
-    simulate(test)
+    simulate_cluster(test, may_end=True)
 
 
 def test_the_metadata_can_be_changed_though_the_controllers_disk_is_full() -> None:
     async def test(nodes: NodeWorld) -> None:
         controller = await nodes.until(nodes.controller)
         await fill(nodes, controller)
-        for other in rest(nodes, controller):
+        for other in nodes.others(controller):
             assert await is_changed(nodes, other, f"from-{other}")
 
-    simulate(test)
+    simulate_cluster(test, may_end=True)

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
-from tests.simulation.node_world import SNAPSHOTS, NodeWorld
-from tests.simulation.world import World, run
+from tests.simulation.node_world import SNAPSHOTS, NodeWorld, simulate
 
 ORDERS = list(itertools.permutations((1, 2, 3)))
-
-
-def simulate(
-    test: Callable[[NodeWorld], Coroutine[Any, Any, None]], seed: int = 0, **arguments: Any
-) -> None:
-    async def main(world: World) -> None:
-        await test(NodeWorld(world, **arguments))
-
-    run(seed, main)
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 0.3, 4.0])

@@ -6,8 +6,7 @@ Times are those of raftlog/controller: a session of 1.5 s, heartbeats each 0.3 s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -16,9 +15,8 @@ from raftlog.record.errors import NO_LEADER, LogError
 from raftlog.replication.partition import Acks
 from tests.simulation.life import Life
 from tests.simulation.node_checker import InvariantError
-from tests.simulation.node_world import NodeWorld
+from tests.simulation.node_world import NodeWorld, simulate_cluster
 from tests.simulation.records import Ledger
-from tests.simulation.world import World, run
 
 SETTINGS: Final = ControllerSettings()
 SESSION_S: Final = SETTINGS.session_timeout_s
@@ -28,26 +26,13 @@ ELECTION_S: Final = 1.0
 NODES: Final = (1, 2, 3)
 
 
-def simulate(
-    test: Callable[[NodeWorld], Coroutine[Any, Any, None]], seed: int = 0, **arguments: Any
-) -> None:
-    async def main(world: World) -> None:
-        nodes = NodeWorld(world, **arguments)
-        nodes.start_all()
-        await nodes.ready()
-        await test(nodes)
-        nodes.check_endings()
-
-    run(seed, main)
-
-
 def now() -> float:
     return asyncio.get_running_loop().time()
 
 
 def others(nodes: NodeWorld) -> list[int]:
     """All but the active controller."""
-    return [node_id for node_id in nodes.node_ids if node_id != nodes.controller()]
+    return nodes.others(nodes.controller())
 
 
 def fenced_brokers(nodes: NodeWorld) -> list[int]:
@@ -77,7 +62,7 @@ def test_a_killed_broker_is_fenced_at_once_and_leads_again_when_it_is_back(seed:
         assert after.leader == victim
         assert after.leader_epoch > before.leader_epoch
 
-    simulate(test, seed)
+    simulate_cluster(test, seed)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -104,7 +89,7 @@ def test_a_broker_that_falls_silent_is_fenced_after_its_session(fault: str, seed
         await nodes.until(lambda: nodes.takes_writes(victim, "t", number))
         assert nodes.leader("t", number) == victim
 
-    simulate(test, seed)
+    simulate_cluster(test, seed)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -132,7 +117,7 @@ def test_a_leader_that_is_cut_off_takes_no_writes_before_it_is_fenced(
         nodes.world.network.heal()
         await nodes.until(lambda: nodes.takes_writes(victim, "t", number))
 
-    simulate(test, seed)
+    simulate_cluster(test, seed)
 
 
 async def append(nodes: NodeWorld, node_id: int, number: int) -> None:
@@ -162,7 +147,7 @@ def test_a_paused_leader_takes_no_write_that_waited_for_it(paused_s: float, seed
             await writer
         assert caught.value.entry is NO_LEADER
 
-    simulate(test, seed)
+    simulate_cluster(test, seed)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -183,7 +168,7 @@ def test_the_next_controller_fences_nobody_but_the_dead_one(seed: int) -> None:
         await nodes.ready()
         assert fenced == [first]
 
-    simulate(test, seed, node_count=5)
+    simulate_cluster(test, seed, node_count=5)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -204,7 +189,7 @@ def test_leases_outlive_a_change_of_controller(seed: int) -> None:
         await nodes.until(lambda: nodes.controller() not in (None, first))
         await asyncio.sleep(2 * SESSION_S)
 
-    simulate(test, seed)
+    simulate_cluster(test, seed)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -221,7 +206,7 @@ def test_a_controller_that_hangs_is_replaced_and_comes_back(seed: int) -> None:
         await nodes.agreed()
         assert fenced == [first]
 
-    simulate(test, seed)
+    simulate_cluster(test, seed)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -247,7 +232,7 @@ def test_a_node_that_stops_is_missed_by_nobody_for_long(is_controller: bool, see
         await asyncio.sleep(2 * SESSION_S)
         assert fenced == [victim]
 
-    simulate(test, seed)
+    simulate_cluster(test, seed)
 
 
 async def append_soon(nodes: NodeWorld, node_id: int, number: int) -> None:
@@ -265,4 +250,4 @@ def test_the_checker_finds_a_lease_that_is_too_long() -> None:
         await asyncio.sleep(3 * SESSION_S)
 
     with pytest.raises(InvariantError, match="acts as a leader"):
-        simulate(test, controller_settings=TooLong())
+        simulate_cluster(test, controller_settings=TooLong())

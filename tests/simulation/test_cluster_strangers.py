@@ -6,23 +6,11 @@ Each is told why in words that say what to do, ends, and never serves.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
 from tests.simulation.life import Life
-from tests.simulation.node_world import SNAPSHOTS, NodeWorld
-from tests.simulation.world import World, run
-
-
-def simulate(
-    test: Callable[[NodeWorld], Coroutine[Any, Any, None]], seed: int = 0, **arguments: Any
-) -> None:
-    async def main(world: World) -> None:
-        await test(NodeWorld(world, **arguments))
-
-    run(seed, main)
+from tests.simulation.node_world import SNAPSHOTS, NodeWorld, simulate
 
 
 def never_serves(nodes: NodeWorld, *strangers: int) -> None:

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.record.types import BrokerId
-from tests.simulation.node_world import SNAPSHOTS, NodeWorld
-from tests.simulation.world import World, run
-
-
-def simulate(
-    test: Callable[[NodeWorld], Coroutine[Any, Any, None]], seed: int = 0, **arguments: Any
-) -> None:
-    async def main(world: World) -> None:
-        nodes = NodeWorld(world, **arguments)
-        nodes.start_all()
-        await nodes.ready()
-        await test(nodes)
-        nodes.check_endings()
-
-    run(seed, main)
+from tests.simulation.node_world import SNAPSHOTS, NodeWorld, simulate_cluster
 
 
 async def voters_are(nodes: NodeWorld, *expected: int) -> None:
@@ -58,7 +42,7 @@ def test_a_fourth_node_gets_a_vote_and_it_counts(asked: int) -> None:
         await asyncio.sleep(3)
         assert nodes.controller() is None
 
-    simulate(test, node_count=4)
+    simulate_cluster(test, node_count=4)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -84,7 +68,7 @@ def test_all_voters_are_replaced_one_by_one(seed: int) -> None:
         )
         await nodes.until(lambda: nodes.takes_writes(1, "t", number))
 
-    simulate(test, seed, node_count=6, member_settings=SNAPSHOTS)
+    simulate_cluster(test, seed, node_count=6, member_settings=SNAPSHOTS)
 
 
 def test_a_removed_voter_goes_on_as_a_node_without_a_vote() -> None:
@@ -101,7 +85,7 @@ def test_a_removed_voter_goes_on_as_a_node_without_a_vote() -> None:
         nodes.start(controller)
         await nodes.ready()
 
-    simulate(test)
+    simulate_cluster(test)
 
 
 def test_a_removed_and_unregistered_voter_may_come_back_with_an_empty_disk() -> None:
@@ -121,7 +105,7 @@ def test_a_removed_and_unregistered_voter_may_come_back_with_an_empty_disk() -> 
         await add(nodes, 3, 3)
         await voters_are(nodes, 1, 2, 3)
 
-    simulate(test)
+    simulate_cluster(test)
 
 
 def test_an_unregistered_observer_may_come_back_with_an_empty_disk() -> None:
@@ -136,7 +120,7 @@ def test_an_unregistered_observer_may_come_back_with_an_empty_disk() -> None:
         nodes.start(4)
         await nodes.ready()
 
-    simulate(test, node_count=4)
+    simulate_cluster(test, node_count=4)
 
 
 @pytest.mark.parametrize("away_for", [1, 30], ids=["log", "snapshot"])
@@ -155,7 +139,7 @@ def test_a_voter_that_was_away_lets_in_who_was_unregistered_meanwhile(away_for: 
         await nodes.ready()
         await nodes.until(lambda: 4 in nodes.cores[2].quorum.peers())
 
-    simulate(test, node_count=4, member_settings=SNAPSHOTS)
+    simulate_cluster(test, node_count=4, member_settings=SNAPSHOTS)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -176,7 +160,7 @@ def test_the_lead_is_handed_over_without_a_gap(named: bool, seed: int) -> None:
         assert not fenced
         assert nodes.controller() == second
 
-    simulate(test, seed, node_count=4)
+    simulate_cluster(test, seed, node_count=4)
 
 
 def test_a_change_that_could_not_be_committed_is_refused() -> None:
@@ -193,4 +177,4 @@ def test_a_change_that_could_not_be_committed_is_refused() -> None:
             await add(nodes, alive, 9)
         await nodes.ready(controller, alive)
 
-    simulate(test)
+    simulate_cluster(test)

@@ -1,10 +1,10 @@
-"""Waiting for an event or a time, whichever comes first, on a world's clock."""
+"""Waiting for an event or a time, whichever comes first, on a clock."""
 
 from __future__ import annotations
 
 import asyncio
 
-from raftlog.world import Clock
+from raftlog.world.clock import Clock
 
 
 class Alarm:

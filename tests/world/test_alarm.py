@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from raftlog.controller.alarm import Alarm
+from raftlog.world import Alarm
 from tests.controller.clock import SteppedClock, settle
 
 

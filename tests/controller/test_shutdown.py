@@ -1,0 +1,73 @@
+"""Controlled shutdown: a node hands over what it leads, and does not wait in vain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from raftlog.record.types import BrokerId
+from tests.controller.clock import settle
+from tests.controller.running import running
+
+
+async def test_controlled_shutdown_leaves_nothing_to_lead() -> None:
+    async with running() as cluster:
+        cluster.create_topic(1, (2, 3), (2, 1), (3, 2))
+        await cluster.clock.advance(5.0)
+        stopping = asyncio.create_task(cluster.nodes[2].service.shut_down(10.0))
+        await cluster.clock.advance(0.1)
+        assert stopping.done() and await stopping
+        assert cluster.leaders(1) == [3, 1, 3]
+        assert cluster.nodes[2].image.brokers[BrokerId(2)].controlled_shutdown
+        assert cluster.fenced() == set()
+
+
+async def test_controlled_shutdown_does_not_wait_for_what_nobody_can_take_over() -> None:
+    async with running() as cluster:
+        cluster.create_topic(1, (2,))
+        stopping = asyncio.create_task(cluster.nodes[2].service.shut_down(10.0))
+        await cluster.clock.advance(0.1)
+        assert stopping.done() and await stopping
+
+
+async def test_controlled_shutdown_ends_when_the_node_itself_knows_what_it_lost() -> None:
+    async with running() as cluster:
+        cluster.create_topic(1, (2, 3))
+        await settle()
+        cluster.lagging.add(2)
+        stopping = asyncio.create_task(cluster.nodes[2].service.shut_down(10.0))
+        await cluster.clock.advance(1.0)
+        assert cluster.leaders(1) == [3]
+        assert not stopping.done()
+        cluster.nodes[2].quorum.catch_up()
+        await cluster.clock.advance(0.1)
+        assert stopping.done() and await stopping
+
+
+async def test_controlled_shutdown_does_not_wait_for_the_next_ordinary_heartbeat() -> None:
+    async with running() as cluster:
+        cluster.create_topic(1, (2, 3))
+        cluster.outcomes.extend(["applied", "refused"])
+        stopping = asyncio.create_task(cluster.nodes[2].service.shut_down(10.0))
+        await cluster.clock.advance(0.12)
+        assert cluster.outcomes == deque()
+        assert stopping.done() and await stopping
+
+
+async def test_controlled_shutdown_gives_up_in_time_without_a_controller() -> None:
+    async with running() as cluster:
+        await cluster.depose()
+        stopping = asyncio.create_task(cluster.nodes[2].service.shut_down(2.0))
+        await cluster.clock.advance(1.9)
+        assert not stopping.done()
+        await cluster.clock.advance(0.2)
+        assert await stopping is False
+
+
+async def test_controller_itself_can_be_shut_down() -> None:
+    async with running() as cluster:
+        cluster.create_topic(1, (1, 2))
+        stopping = asyncio.create_task(cluster.nodes[1].service.shut_down(10.0))
+        await cluster.clock.advance(0.1)
+        assert stopping.done() and await stopping
+        assert cluster.leaders(1) == [2]
