@@ -33,6 +33,7 @@ from raftlog.startup.settings import NodeSettings, join_address
 from raftlog.world import Clock, Disk, DiskError, Randomness
 from raftlog.world.real_clock import SystemClock
 from raftlog.world.real_disk import FileSystemDisk
+from raftlog.world.real_memory import keep_large_blocks
 from raftlog.world.real_randomness import SystemRandomness
 
 __all__ = ["Core", "IdentityError", "Node", "NodeSettings", "run_node"]
@@ -134,6 +135,7 @@ def run_node(settings: NodeSettings) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
+    keep_large_blocks()
     # A sync that returns must not wait 5 ms for a busy event loop to let its thread say so.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:

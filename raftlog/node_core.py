@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, NoReturn, TypeVar
 
 from raftlog import __version__
 from raftlog.controller.messages import RefusalReason
@@ -36,9 +36,9 @@ from raftlog.record.errors import (
     RETRIABLE,
     LogError,
 )
-from raftlog.record.types import BrokerId
-from raftlog.replication.cluster_metadata import ClusterMetadata, propose
-from raftlog.replication.manager import ReplicaManager
+from raftlog.record.types import BrokerEpoch, BrokerId
+from raftlog.replication.cluster_metadata import propose
+from raftlog.replication.data_path import DataPath
 from raftlog.replication.services import Services
 from raftlog.replication.topic_settings import TopicSettings
 from raftlog.startup.decide import Begin, Join, Restart, Start
@@ -65,6 +65,8 @@ SERVING_S: Final = 5.0
 LEAVE_S: Final = 2.0
 """How long a stopping node waits for others to take over."""
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 
@@ -77,6 +79,7 @@ class Core:
         services: Services,
         quorum: RaftMember[ApplyResult],
         controller: ControllerService,
+        data: DataPath,
         state_machine: MetadataStateMachine,
         identity: Identity,
         disk: Disk,
@@ -86,6 +89,7 @@ class Core:
         self.services = services
         self.quorum = quorum
         self.controller = controller
+        self.data = data
         self.identity = identity
         self.not_ready: str | None = "The node is starting."
         self._state_machine = state_machine
@@ -147,20 +151,19 @@ class Core:
             cluster=lambda: state_machine.image.cluster_settings,
         )
         logs = await LogManager.open(disk, clock)
-        replicas = ReplicaManager(
-            state_machine,
-            logs,
-            node_id,
-            topic_settings,
-            may_act=lambda: not controller.is_cut_off,
-        )
-        metadata = ClusterMetadata(
+        data = DataPath(
             state_machine=state_machine,
             quorum=quorum,
-            broker_id=node_id,
-            randomness=randomness,
+            logs=logs,
             settings=topic_settings,
-            settled=replicas.settled,
+            broker_id=node_id,
+            directory_id=identity.directory_id,
+            own_epoch=lambda: controller.broker_epoch,
+            may_act=lambda: not controller.is_cut_off,
+            clock=clock,
+            randomness=randomness,
+            network=network,
+            on_fatal=on_fatal,
         )
         controller = ControllerService(
             quorum=quorum,
@@ -172,19 +175,22 @@ class Core:
             on_fatal=on_fatal,
         )
         services = Services(
-            replicas=replicas,
-            metadata=metadata,
+            replicas=data.replicas,
+            partitions=data.partitions,
+            metadata=data.metadata,
             quorum=quorum,
             logs=logs,
             clock=clock,
             randomness=randomness,
             node_id=node_id,
+            replication=data.status,
             is_ready=lambda: core.not_ready,
         )
         core = cls(
             services=services,
             quorum=quorum,
             controller=controller,
+            data=data,
             state_machine=state_machine,
             identity=identity,
             disk=disk,
@@ -194,10 +200,11 @@ class Core:
         return core
 
     async def serve(self, address: str, rack: str | None) -> None:
-        """Take part in the cluster, register this start, and open the replicas.
+        """Take part in the cluster, register this start, open the replicas, and be electable.
 
-        Waits for as long as there is no majority of the voters. Raises LogError if the cluster
-        refuses this node.
+        In this order: the metadata must know what a replica here may have lost before it can be
+        elected. Waits for as long as there is no majority of the voters. Raises LogError if the
+        cluster refuses this node.
         """
         self.quorum.on_role_changed(self._role_changed)
         self.controller.on_lease_changed(lambda _valid: self._lease_changed())
@@ -214,21 +221,24 @@ class Core:
             software_version=__version__,
             rack=rack,
         )
+        epoch: BrokerEpoch | None = None
         try:
-            await self._first_of(self._register(registration), self._rejected_for_good())
+            epoch = await self._first_of(self._register(registration), self._rejected_for_good())
         except LogError as error:
             if error.entry is not DISK_FULL:
                 raise
             # The old leader epochs must not take new records; reading does not need a new one.
             logger.error("the disk is full: serving reads only until there is room")
             self._disk_full = error
-            self._spawn(self._register_later(registration), "register-later")
         self._update_writes()
         if self.services.cluster_id:
             await self._disk.run(lambda: note_cluster_id(self._disk, self.services.cluster_id))
-        await self.services.replicas.start()
+        await self.data.open()
         await self.services.logs.start()
-        if self._disk_full is None:
+        if epoch is None:
+            self._spawn(self._register_later(registration), "register-later")
+        else:
+            await self._join(epoch)
             await self._wait_until_serving()
         self.not_ready = None
 
@@ -247,14 +257,19 @@ class Core:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.services.replicas.close()
+        await self.data.close()
         await self.services.logs.close()
         await self.controller.close()
         await self.quorum.close()
 
     # Registration
 
-    async def _register(self, registration: RegisterBroker) -> None:
+    async def _join(self, epoch: BrokerEpoch) -> None:
+        """Take part in replication, and only then be heard of by the controller."""
+        await self.data.join()
+        self.controller.registered(epoch)
+
+    async def _register(self, registration: RegisterBroker) -> BrokerEpoch:
         while True:
             try:
                 broker = (await propose(self.quorum, registration)).broker()
@@ -268,14 +283,13 @@ class Core:
                 logger.info("not registered yet: %s", self._why_alone() or error)
                 await self.services.clock.sleep(REGISTRATION_RETRY_S)
             else:
-                self.controller.registered(broker.broker_epoch)
-                return
+                return broker.broker_epoch
 
     async def _register_later(self, registration: RegisterBroker) -> None:
         while True:
             await self.services.clock.sleep(DISK_FULL_RETRY_S)
             try:
-                await self._register(registration)
+                await self._join(await self._register(registration))
             except LogError as error:
                 if error.entry is DISK_FULL:
                     continue
@@ -286,7 +300,7 @@ class Core:
             self._update_writes()
             return
 
-    async def _rejected_for_good(self) -> None:
+    async def _rejected_for_good(self) -> NoReturn:
         """Raise LogError once this node has been rejected by all that it reaches for a while."""
         since: float | None = None
         while True:
@@ -300,8 +314,8 @@ class Core:
                 raise LogError(ILLEGAL_STATE, lasting[0].message)
             await self.services.clock.sleep(REGISTRATION_RETRY_S)
 
-    async def _first_of(self, *works: Coroutine[Any, Any, None]) -> None:
-        """Run several, until the first has ended; raise what it raised."""
+    async def _first_of(self, *works: Coroutine[Any, Any, T]) -> T:
+        """Run several, until the first has ended; return or raise what it did."""
         tasks = [asyncio.ensure_future(work) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -309,8 +323,7 @@ class Core:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
+        return next(iter(done)).result()
 
     async def _wait_until_serving(self) -> None:
         """Wait until the controller has unfenced this node, and it may act as a leader."""

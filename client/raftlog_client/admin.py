@@ -9,9 +9,12 @@ from urllib.parse import quote
 
 from raftlog_client.cluster_types import (
     ClusterSettings,
+    DecommissionProgress,
     NodeInfo,
     NodeList,
+    PartitionState,
     QuorumInfo,
+    ReassignmentList,
     decoded,
 )
 from raftlog_client.errors import (
@@ -22,6 +25,7 @@ from raftlog_client.errors import (
 )
 from raftlog_client.metadata import METADATA_PATIENCE_S, ClusterMetadata
 from raftlog_client.offset_queries import deleted_records, topic_offsets
+from raftlog_client.replica_states import replica_states
 from raftlog_client.retry import Backoff
 from raftlog_client.transport import Transport, parse_bootstrap
 from raftlog_client.types import (
@@ -52,8 +56,8 @@ class Admin:
         bootstrap_servers: str | Sequence[str] = "localhost:8082",
         client_id: str = "raftlog-client",
         request_timeout_ms: float = 15_000,
-        retry_backoff_ms: float = 50,
-        retry_backoff_max_ms: float = 500,
+        retry_backoff_ms: float = 20,
+        retry_backoff_max_ms: float = 250,
     ) -> None:
         for name, value in (
             ("request_timeout_ms", request_timeout_ms),
@@ -279,6 +283,64 @@ class Admin:
         directory, may then join under its id. Raises ServerError: NOT_FOUND, or ILLEGAL_STATE
         while it is alive, has a vote, or holds replicas."""
         await self._change("DELETE", f"/v1/nodes/{int(node_id)}")
+
+    async def decommission_node(self, node_id: int) -> None:
+        """Have everything that a node holds moved to others; see `describe_decommission`. Harmless
+        to repeat. Raises ServerError: NOT_FOUND, or ILLEGAL_STATE if the others are too few."""
+        await self._change("POST", f"/v1/nodes/{int(node_id)}/decommission")
+
+    async def cancel_decommission(self, node_id: int) -> None:
+        """Let a node keep what it still holds. Raises ServerError(NOT_FOUND)."""
+        await self._change("DELETE", f"/v1/nodes/{int(node_id)}/decommission")
+
+    async def describe_decommission(self, node_id: int) -> DecommissionProgress:
+        """How much a node still holds. Raises ServerError(NOT_FOUND)."""
+        answer = await self._read(f"/v1/nodes/{int(node_id)}/decommission")
+        return decoded(answer, DecommissionProgress, "a decommission")
+
+    async def set_maintenance(self, node_id: int, *, enabled: bool) -> None:
+        """Have a node lead only what nobody else can, or end that; lasts over its restarts. Raises
+        ServerError(NOT_FOUND)."""
+        method = "PUT" if enabled else "DELETE"
+        await self._change(method, f"/v1/nodes/{int(node_id)}/maintenance")
+
+    async def elect_leader(
+        self, topic: str, partition: int, broker: int | None = None, *, unclean: bool = False
+    ) -> None:
+        """Let a replica lead a partition; None: the best other one than the present leader.
+
+        `unclean`: also one that is not in sync, if nobody else can: what it lacks of the committed
+        records is lost for good. Raises TopicNotFoundError, ServerError(ILLEGAL_STATE).
+        """
+        path = f"/v1/topics/{quote(topic, safe='')}/partitions/{int(partition)}/leader"
+        await self._change("POST", path, {"broker": broker, "unclean": unclean})
+
+    async def describe_replicas(self, topic: str) -> dict[int, PartitionState]:
+        """By partition, how far its replicas are; what nobody can tell at the moment is left out.
+        Raises TopicNotFoundError."""
+        return await replica_states(self._metadata, await self.describe_topic(topic))
+
+    async def describe_reassignments(self) -> ReassignmentList:
+        """The partitions whose replicas are being moved."""
+        return decoded(await self._read("/v1/reassignments"), ReassignmentList, "reassignments")
+
+    async def reassign(self, replicas: Mapping[TopicPartition, Sequence[int]]) -> None:
+        """Have partitions held by these nodes, the preferred leader first; all are checked before
+        the first is begun, and records are copied in the background.
+
+        Raises TopicNotFoundError, ServerError (INVALID_PARTITIONS, ILLEGAL_STATE).
+        """
+        moves = [
+            {"topic": place.topic, "partition": place.partition, "replicas": list(nodes)}
+            for place, nodes in replicas.items()
+        ]
+        await self._change("POST", "/v1/reassignments", {"reassignments": moves})
+
+    async def cancel_reassignment(self, topic: str, partition: int) -> None:
+        """Leave a partition to the nodes that held it. Raises TopicNotFoundError, ServerError
+        (ILLEGAL_STATE: it is not being moved)."""
+        path = f"/v1/reassignments/{quote(topic, safe='')}/{int(partition)}"
+        await self._change("DELETE", path)
 
     async def transfer_leadership(self, node_id: int | None = None) -> None:
         """Let that voter lead the quorum, or any other than the present leader. Raises

@@ -56,7 +56,9 @@ class QuorumInfo:
 class NodeInfo:
     """A node of the cluster. `fenced`: it is kept from leading partitions until it is heard of.
 
-    What is not known is None; `broker_epoch` and `fenced`, if it never registered.
+    `maintenance` and `decommissioning` are an operator's wishes: that it leads nothing, that it
+    holds nothing. It leads `led` partitions, and has a replica of `held`. What is not known is
+    None; `broker_epoch` and `fenced`, if it never registered.
     """
 
     node_id: int
@@ -70,6 +72,10 @@ class NodeInfo:
     is_controller: bool
     connected: bool
     software_version: str | None
+    maintenance: bool | None = None
+    decommissioning: bool | None = None
+    led: int | None = None
+    held: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,65 @@ class ClusterSettings:
 
     values: Mapping[str, str]
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecommissionProgress:
+    """How far a node's decommission has got: `partitions_left` are still held by it,
+    `partitions_moving` of them are on their way. With none left it may be stopped and removed."""
+
+    node_id: int
+    decommissioning: bool
+    partitions_left: int
+    partitions_moving: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reassignment:
+    """A partition whose replicas are being moved: `adding` are still to join `replicas`, `removing`
+    leave them once those are in sync."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReassignmentList:
+    """Partitions whose replicas are being moved: as many of `total` as a node tells at once."""
+
+    total: int
+    reassignments: tuple[Reassignment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """A replica as the partition's leader sees it: `lag` records behind the leader's log end. None:
+    not known."""
+
+    broker_id: int
+    log_end_offset: int | None = None
+    lag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """What the leader of a partition knows of it beyond the metadata. `elr` are replicas that are
+    not in sync but may lead, as they have all that was committed; None: not known."""
+
+    partition: int
+    replicas: tuple[ReplicaState, ...] = ()
+    elr: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStates:
+    """The partitions of a topic, by number."""
+
+    partitions: tuple[PartitionState, ...]
 
 
 def decoded(answer: Any, kind: type[_T], what: str) -> _T:

@@ -65,8 +65,8 @@ class Consumer(Generic[K, V]):
         value_deserializer: Callable[[bytes], V] | None = None,
         check_crcs: bool = True,
         request_timeout_ms: float = 15_000,
-        retry_backoff_ms: float = 50,
-        retry_backoff_max_ms: float = 500,
+        retry_backoff_ms: float = 20,
+        retry_backoff_max_ms: float = 250,
         metadata_max_age_ms: float = 30_000,
     ) -> None:
         if group_id is not None:

@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 
 from raftlog.record.errors import (
     DUPLICATE_SEQUENCE,
+    NOT_READY,
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_FENCED,
     RECORD_TOO_LARGE,
@@ -294,7 +295,8 @@ def _can_be_parted(batches: Sequence[PendingBatch]) -> bool:
 def is_stale(error: RaftlogClientError) -> bool:
     """Whether the error suggests that the leader is another node by now."""
     if isinstance(error, ServerError):
-        return error.entry.refresh_metadata
+        # A node that starts or stops does not lead for long.
+        return error.entry.refresh_metadata or error.entry is NOT_READY
     return isinstance(error, ConnectionLostError)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import orjson
 
-from raftlog.record.errors import OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC
+from raftlog.record.errors import NOT_READY, OFFSET_OUT_OF_RANGE, STORAGE_FAILED, UNKNOWN_TOPIC
 from raftlog.record.frames import FetchFrame
 from raftlog_client.errors import (
     ConnectionLostError,
@@ -35,6 +35,12 @@ from raftlog_client.types import PartitionOffsets, TopicPartition
 
 FETCHES_PER_NODE_MAX: Final = 2
 PARTITIONS_PER_FETCH_MAX: Final = 1_000
+SLOW_S: Final = 0.5
+"""Beyond what a fetch may wait for records: a node that has been silent for so long may be gone
+without a word. Others are asked who leads, and again after each such time."""
+BROKEN_ATTEMPTS_MAX: Final = 40
+"""A leader whose storage failed is followed by another, if the partition is replicated: try this
+often (about 10 s) before the reader is told."""
 UNKNOWN_ATTEMPTS_MAX: Final = 3
 """A new topic may not be known on every node yet: ask so often before the reader is told."""
 
@@ -103,6 +109,7 @@ class Fetcher:
         """Set, and replaced, each time that positions were asked for."""
         self.position_error: RaftlogClientError | None = None
         """Why some partition has no position yet."""
+        self._watching: set[asyncio.Task[None]] = set()
         self._refresh_wanted: set[str] = set()
         self._refreshing: asyncio.Task[None] | None = None
         self._is_scheduled = False
@@ -118,6 +125,7 @@ class Fetcher:
         self._is_running = False
         tasks = [task for node in self._nodes.values() for task in node.requests]
         tasks += [task for task in (self._resetting, self._refreshing) if task is not None]
+        tasks += self._watching
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -216,6 +224,7 @@ class Fetcher:
                 request = FetchRequest({state: state.generation for state in states})
                 for state in states:
                     state.in_flight = request
+                    state.seen_leader = self._metadata.leadership(*state.source)
                 request.task = asyncio.ensure_future(self._fetch(node, request, max_bytes))
                 node.requests.add(request.task)
 
@@ -257,6 +266,9 @@ class Fetcher:
             }
         )
         timeout_s = self._transport.request_timeout_s + settings.max_wait_ms / 1000
+        slow = asyncio.get_running_loop().call_later(
+            settings.max_wait_ms / 1000 + SLOW_S, self._is_slow, node, request
+        )
         try:
             async for frames in self._transport.fetch(node.address, body, timeout_s):
                 for frame in frames:
@@ -264,17 +276,47 @@ class Fetcher:
                     if state is not None and request.states.get(state) == state.generation:
                         self._take_frame(state, frame)
         except RaftlogClientError as error:
+            if isinstance(error, ConnectionLostError):
+                self._metadata.suspect(node.address)
             for state, generation in list(request.states.items()):
                 if state.generation == generation:
                     self._failed(state, error)
         finally:
+            slow.cancel()
             self._asked_bytes -= max_bytes
             assert request.task is not None
             node.requests.discard(request.task)
+            request.task = None
             self._schedule()
         for state in list(request.states):
             state.in_flight = None
             self.want(state)
+
+    def _is_slow(self, node: NodeFetches, request: FetchRequest) -> None:
+        task = asyncio.ensure_future(self._watch(node, request))
+        # As many as there are requests.
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+    async def _watch(self, node: NodeFetches, request: FetchRequest) -> None:
+        """Ask other nodes who leads while a request waits in vain; ask who does."""
+        while request.task is not None and self._metadata.may_ask_others(node.address):
+            self._metadata.suspect(node.address)
+            try:
+                await self._metadata.refresh({state.source.topic for state in request.states})
+            except RaftlogClientError as error:
+                logger.info("%s is slow, and nobody else tells who leads: %s", node.address, error)
+            self._resume_moved()
+            for state in list(request.states):
+                if self._metadata.has_moved(*state.source, state.seen_leader):
+                    logger.warning(
+                        "%s-%d: %s does not answer, and another node leads by now",
+                        *state.source,
+                        node.address,
+                    )
+                    self.abandon(state)
+                    self.want(state)
+            await asyncio.sleep(SLOW_S)
 
     def _take_frame(self, state: PartitionState, frame: FetchFrame) -> None:
         if frame.error_code:
@@ -317,11 +359,16 @@ class Fetcher:
             is_lagging = (
                 isinstance(error, TopicNotFoundError) and state.attempts < UNKNOWN_ATTEMPTS_MAX
             )
-            if error.entry.refresh_metadata:
+            # A node that starts or stops, or whose storage failed, does not lead for long.
+            is_leaving = error.entry is NOT_READY or (
+                error.entry is STORAGE_FAILED
+                and self._metadata.is_replicated(*state.source)
+                and state.attempts < BROKEN_ATTEMPTS_MAX
+            )
+            if error.entry.refresh_metadata or is_leaving:
                 self._want_metadata(state.source.topic)
-            if (not error.retriable and not error.entry.refresh_metadata) or (
-                isinstance(error, TopicNotFoundError) and not is_lagging
-            ):
+            may_pass = error.retriable or error.entry.refresh_metadata or is_leaving
+            if not may_pass or (isinstance(error, TopicNotFoundError) and not is_lagging):
                 self._tell(state, error)
         else:
             self._want_metadata(state.source.topic)
@@ -357,6 +404,7 @@ class Fetcher:
 
     def _pause(self, state: PartitionState) -> None:
         state.is_waiting = True
+        state.seen_leader = self._metadata.leadership(*state.source)
         delay_s = self._backoff.delay_s(max(state.attempts - 1, 0))
         asyncio.get_running_loop().call_later(delay_s, self._resume, state)
 
@@ -380,12 +428,14 @@ class Fetcher:
                 # The partitions that wait for it ask again after their pause.
                 logger.warning("No metadata of %s: %s", ", ".join(sorted(names)), error)
                 return
-            for state in self._assigned.values():
-                # Those that only waited for a leader need not sit out their pause.
-                is_ours = state.is_waiting and not state.attempts and state.source.topic in names
-                if is_ours and self._metadata.leader_address(*state.source) is not None:
-                    state.is_waiting = False
-                    self.want(state)
+            self._resume_moved()
+
+    def _resume_moved(self) -> None:
+        """Those whose leader is another one, or there at last, need not sit out their pause."""
+        for state in self._assigned.values():
+            if state.is_waiting and self._metadata.has_moved(*state.source, state.seen_leader):
+                state.is_waiting = False
+                self.want(state)
 
     def _want_position(self) -> None:
         if (self._resetting is None or self._resetting.done()) and self._is_running:

@@ -136,6 +136,8 @@ class LeaderQuestions(Generic[T]):
             try:
                 outcomes = await self._question(address, some, timeout_s)
             except RaftlogClientError as error:
+                if isinstance(error, ConnectionLostError):
+                    self._metadata.suspect(address)
                 if len(some) > 1 and _is_of_one_partition(error):
                     # One that is offline must not keep the others' answers from us.
                     middle = len(some) // 2

@@ -1,7 +1,10 @@
 """The cluster as the client sees it: nodes, topics, leaders; refreshed when it proves stale.
 
 A view may always be out of date; what follows from it (a refused request) says so, and the answer
-is `refresh`. Concurrent refreshes share one request.
+is `refresh`. Concurrent refreshes share one request. Of a partition's leader nothing older is ever
+believed than what is known: the node that is asked may be behind the others.
+
+A node that could not be reached, or was silent, is *suspect* for a while: others are asked first.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from raftlog.record.errors import UNKNOWN_PARTITION, UNKNOWN_TOPIC
@@ -30,6 +33,10 @@ TOPICS_PER_REQUEST_MAX: Final = 50
 """Names in one query: request lines have a limit, and names may have 249 characters."""
 METADATA_PATIENCE_S: Final = 2.0
 """Nodes answer this from memory: one that is silent for so long is in trouble, another is not."""
+REFRESH_PATIENCE_S: Final = 0.5
+"""The same for who leads what: requests wait for it. Doubles when all nodes have been asked."""
+SUSPECT_S: Final = 10.0
+"""How long other nodes are asked first."""
 UNKNOWN_TOPIC_ATTEMPTS: Final = 3
 """A topic just created may not be known on every node yet: ask this often before believing it."""
 
@@ -48,6 +55,13 @@ class ClusterView:
         return ClusterInfo(self.cluster_id, self.controller_id, tuple(self.brokers.values()))
 
 
+class Leadership(NamedTuple):
+    """Who leads a partition (None: nobody), and in which epoch."""
+
+    leader: int | None
+    epoch: int
+
+
 class ClusterMetadata:
     """Keeps a `ClusterView` and answers where to send what."""
 
@@ -61,6 +75,8 @@ class ClusterMetadata:
         self._addresses: dict[int, NodeAddress] = {}
         self._refreshing: dict[frozenset[str] | None, asyncio.Task[ClusterView]] = {}
         self._turn = random.randrange(1 << 16)
+        self._suspects: dict[NodeAddress, float] = {}
+        """Until when each is suspect. Bounded by the cluster's size."""
 
     @property
     def request_timeout_s(self) -> float:
@@ -74,6 +90,34 @@ class ClusterMetadata:
             return None
         leader = description.partitions[partition].leader
         return None if leader is None else self._addresses.get(leader)
+
+    def leadership(self, topic: str, partition: int) -> Leadership | None:
+        """Who leads the partition; None if there is no such partition, as far as known."""
+        description = self.view.topics.get(topic)
+        if description is None or not 0 <= partition < len(description.partitions):
+            return None
+        info = description.partitions[partition]
+        return Leadership(info.leader, info.leader_epoch)
+
+    def has_moved(self, topic: str, partition: int, seen: Leadership | None) -> bool:
+        """Whether there is a leader that is not the one that was `seen`, or in another epoch."""
+        present = self.leadership(topic, partition)
+        return present is not None and present != seen and present.leader is not None
+
+    def is_replicated(self, topic: str, partition: int) -> bool:
+        """Whether another node may take over the partition, as far as known."""
+        description = self.view.topics.get(topic)
+        if description is None or not 0 <= partition < len(description.partitions):
+            return False
+        return len(description.partitions[partition].replicas) > 1
+
+    def suspect(self, address: NodeAddress) -> None:
+        """The node could not be reached, or is silent: ask others for a while, if there are any."""
+        self._suspects[address] = asyncio.get_running_loop().time() + SUSPECT_S
+
+    def may_ask_others(self, address: NodeAddress) -> bool:
+        """Whether there is a node besides that one that is worth asking."""
+        return any(other != address for other in self.addresses())
 
     def has_partition(self, topic: str, partition: int) -> bool:
         """Whether there is that partition, as far as known."""
@@ -138,10 +182,15 @@ class ClusterMetadata:
         attempt = 0
         while True:
             address = self._next_address()
-            timeout_s = min(max(deadline - loop.time(), 0.01), patience_s)
+            patience_now_s = patience_s * (1 << min(attempt // len(self.addresses()), 16))
+            timeout_s = min(max(deadline - loop.time(), 0.01), patience_now_s)
             try:
-                return await self._transport.call(address, method, path, body, timeout_s=timeout_s)
+                answer = await self._transport.call(
+                    address, method, path, body, timeout_s=timeout_s
+                )
             except (ConnectionLostError, ServerError) as error:
+                if isinstance(error, ConnectionLostError):
+                    self.suspect(address)
                 may_repeat = error.retriable and (is_idempotent or not error.outcome_unknown)
                 # Each known node gets one try at once; only then is it time to wait.
                 attempt += 1
@@ -149,6 +198,9 @@ class ClusterMetadata:
                 delay_s = self.backoff.delay_s(rounds - 1) if rounds else 0.0
                 if not may_repeat or loop.time() + delay_s >= deadline:
                     raise
+            else:
+                self._suspects.pop(address, None)
+                return answer
             await asyncio.sleep(delay_s)
 
     async def call_at(self, host: str, port: int, path: str, *, timeout_s: float) -> Any:
@@ -174,8 +226,14 @@ class ClusterMetadata:
 
     def _next_address(self) -> NodeAddress:
         addresses = self.addresses()
+        now = asyncio.get_running_loop().time()
+        # Those of nodes that are gone from the metadata go, too.
+        self._suspects = {
+            one: until for one, until in self._suspects.items() if until > now and one in addresses
+        }
+        trusted = [one for one in addresses if one not in self._suspects] or addresses
         self._turn += 1
-        return addresses[self._turn % len(addresses)]
+        return trusted[self._turn % len(trusted)]
 
     async def _refresh(self, wanted: frozenset[str] | None) -> ClusterView:
         if wanted is None:
@@ -189,7 +247,7 @@ class ClusterMetadata:
         return self.view
 
     async def _ask(self, path: str) -> Any:
-        return await self.call_any("GET", path, patience_s=METADATA_PATIENCE_S)
+        return await self.call_any("GET", path, patience_s=REFRESH_PATIENCE_S)
 
     def _apply(self, answer: Any, asked: Sequence[str] | None) -> None:
         """Take over a metadata answer about the topics `asked` for."""
@@ -209,7 +267,8 @@ class ClusterMetadata:
             for topic in answer["topics"]:
                 code = topic.get("error_code")
                 if not code:
-                    topics[topic["name"]] = _topic_from_json(topic)
+                    fresh = _topic_from_json(topic)
+                    topics[fresh.name] = _newest(self.view.topics.get(fresh.name), fresh)
                 elif code != UNKNOWN_TOPIC.code:
                     raise server_error(code, topic.get("message"))
             cluster_id, controller_id = answer["cluster_id"], answer.get("controller_id")
@@ -226,6 +285,19 @@ class ClusterMetadata:
 def _address(host: str, port: int) -> NodeAddress:
     """`host:port`, with the brackets that an IPv6 address needs in a URL."""
     return NodeAddress(f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}")
+
+
+def _newest(known: TopicDescription | None, fresh: TopicDescription) -> TopicDescription:
+    """What is newest of each partition: the node that answered may be behind the others."""
+    if known is None or known.topic_id != fresh.topic_id:
+        return fresh
+    rows = [
+        info if info.leader_epoch >= old.leader_epoch else old
+        for old, info in zip(known.partitions, fresh.partitions, strict=False)
+    ]
+    # Partitions are only ever added.
+    longer = max(known.partitions, fresh.partitions, key=len)
+    return TopicDescription(fresh.name, fresh.topic_id, (*rows, *longer[len(rows) :]))
 
 
 def _topic_from_json(topic: Mapping[str, Any]) -> TopicDescription:

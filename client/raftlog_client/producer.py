@@ -36,6 +36,14 @@ CLOSE_TIMEOUT_MS: Final = 10_000
 BATCH_BYTES_MIN: Final = 1_024
 
 
+class _Lookup:
+    """A topic that is being looked up, and the calls that wait for it in line."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.calls = 0
+
+
 class Producer(Generic[KeyIn, ValueIn]):
     """Writes records to topics; an async context manager.
 
@@ -76,8 +84,8 @@ class Producer(Generic[KeyIn, ValueIn]):
         compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none",
         delivery_timeout_ms: float = 60_000,
         request_timeout_ms: float = 15_000,
-        retry_backoff_ms: float = 50,
-        retry_backoff_max_ms: float = 500,
+        retry_backoff_ms: float = 20,
+        retry_backoff_max_ms: float = 250,
         metadata_max_age_ms: float = 300_000,
         idempotent: bool = True,
         key_serializer: Callable[[KeyIn], bytes] | None = None,
@@ -134,6 +142,8 @@ class Producer(Generic[KeyIn, ValueIn]):
         )
         self._metadata_max_age_s = metadata_max_age_ms / 1000
         self._topics = self._sender.topics
+        self._lookups: dict[str, _Lookup] = {}
+        """Topics that calls wait for, or have waited for until a moment ago."""
         self._refresher: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop that the producer runs in; None before `start` and after `close`."""
@@ -207,7 +217,11 @@ class Producer(Generic[KeyIn, ValueIn]):
         if loop is None:
             raise ClientClosedError("The producer is closed, or was never started.")
         queues = self._topics.get(topic)
-        if queues is None or (partition is not None and partition >= len(queues.queues)):
+        if (
+            queues is None
+            or (partition is not None and partition >= len(queues.queues))
+            or (self._lookups and topic in self._lookups)
+        ):
             queues = await self._load(topic, partition)
             if self._loop is None:
                 raise ClientClosedError("The producer was closed meanwhile.")
@@ -306,7 +320,21 @@ class Producer(Generic[KeyIn, ValueIn]):
         return set(range(len((await self._load(topic, None)).queues)))
 
     async def _load(self, topic: str, partition: int | None) -> TopicQueues:
-        """The queues of a topic that is not known yet, or not with that many partitions."""
+        """The queues of a topic that is not known yet, or not with that many partitions.
+
+        Calls that wait for the same topic go on in their order, and before any later one.
+        """
+        lookup = self._lookups.setdefault(topic, _Lookup())
+        lookup.calls += 1
+        try:
+            async with lookup.lock:
+                return await self._find(topic, partition)
+        finally:
+            lookup.calls -= 1
+            if not lookup.calls:
+                del self._lookups[topic]
+
+    async def _find(self, topic: str, partition: int | None) -> TopicQueues:
         if partition is None:
             description = await self._metadata.topic(topic)
         else:

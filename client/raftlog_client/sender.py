@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, Final
 
-from raftlog.record.errors import BODY_TOO_LARGE, UNKNOWN_TOPIC
+from raftlog.record.errors import BODY_TOO_LARGE, STORAGE_FAILED, UNKNOWN_TOPIC
 from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog_client.accumulator import TopicQueues
 from raftlog_client.batches import Acknowledged, ProducerIdentity
@@ -25,7 +25,7 @@ from raftlog_client.errors import (
     TopicNotFoundError,
     server_error,
 )
-from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.metadata import ClusterMetadata, Leadership
 from raftlog_client.retry import Backoff
 from raftlog_client.transport import NodeAddress, Part, Transport
 
@@ -37,12 +37,26 @@ SERVER_TIMEOUT_SHARE: Final = 0.9
 stop listening."""
 IDENTITY_PATIENCE_SHARE: Final = 0.5
 """Of the request timeout, how long a node may take for a producer id before another is asked."""
+SLOW_S: Final = 0.5
+"""A node that has not answered for so long may be gone without a word: others are asked who leads,
+and again after each such time."""
 TIMES_MISSING_MAX: Final = 3
 """Metadata answers in a row without the topic, after which it is believed to be gone."""
 
 logger = logging.getLogger("raftlog_client")
 
 Outcome = Acknowledged | RaftlogClientError
+
+
+@dataclass(eq=False, slots=True)
+class ProduceRequest:
+    """A request under way, and who led its partitions when it was sent."""
+
+    node: NodeState
+    queues: Sequence[PartitionQueue]
+    seen: Sequence[Leadership | None]
+    task: asyncio.Task[None] | None = None
+    is_abandoned: bool = False
 
 
 @dataclass(slots=True)
@@ -86,6 +100,9 @@ class Sender:
         self._identity_task: asyncio.Task[None] | None = None
         self._refresh_wanted: set[str] = set()
         self._refresh_task: asyncio.Task[None] | None = None
+        self._paused: dict[PartitionQueue, tuple[asyncio.TimerHandle, Leadership | None]] = {}
+        """Partitions that wait for their next attempt, and who led them at the last one."""
+        self._watching: set[asyncio.Task[None]] = set()
         self._is_scheduled = False
         self._is_closed = False
 
@@ -99,6 +116,9 @@ class Sender:
         self._is_closed = True
         tasks = [task for node in self._nodes.values() for task in node.requests]
         tasks += [task for task in (self._identity_task, self._refresh_task) if task is not None]
+        tasks += self._watching
+        for timer, _ in self._paused.values():
+            timer.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -122,12 +142,17 @@ class Sender:
         self._schedule()
 
     def apply_metadata(self) -> None:
-        """Take over partitions that were added to known topics."""
+        """Take over partitions that were added to known topics, and leaders that are new."""
         for name, topic in self.topics.items():
             description = self._metadata.view.topics.get(name)
             if description is not None:
                 topic.times_missing = 0
                 topic.grow(description, is_idempotent=self.is_idempotent)
+        for queue, (timer, seen) in list(self._paused.items()):
+            if self._metadata.has_moved(*queue.target, seen):
+                # What the last attempt failed by says nothing of this leader.
+                timer.cancel()
+                self._resume(queue)
 
     def _schedule(self) -> None:
         """Send soon: at the end of this turn of the loop, with all that it still adds."""
@@ -147,7 +172,9 @@ class Sender:
                 queues = self._collect(node)
                 if not queues:
                     break
-                task = asyncio.ensure_future(self._request(node, queues))
+                seen = [self._metadata.leadership(*queue.target) for queue in queues]
+                request = ProduceRequest(node, queues, seen)
+                task = request.task = asyncio.ensure_future(self._request(request))
                 node.requests.add(task)
                 task.add_done_callback(node.requests.discard)
 
@@ -178,7 +205,8 @@ class Sender:
             queues.append(queue)
         return queues
 
-    async def _request(self, node: NodeState, queues: Sequence[PartitionQueue]) -> None:
+    async def _request(self, request: ProduceRequest) -> None:
+        node, queues = request.node, request.queues
         parts: list[Part] = []
         size = 0
         for queue in queues:
@@ -189,26 +217,35 @@ class Sender:
             parts += (head, *frame)
             size += len(head) + frame_size
         outcomes: Sequence[Outcome]
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._is_slow, request)
         try:
             answer = await self._transport.produce(node.address, self._path, parts, size)
             outcomes = outcomes_from_json(answer, queues)
         except RaftlogClientError as error:
             outcomes = [self._request_error(error, node, queues)] * len(queues)
         except asyncio.CancelledError:
-            for queue in queues:
-                for batch in queue.in_flight:
-                    batch.outcome_unknown = True
-            raise
+            if not request.is_abandoned or self._is_closed:
+                for queue in queues:
+                    for batch in queue.in_flight:
+                        batch.outcome_unknown = True
+                raise
+            lost = ConnectionLostError(
+                f"{node.address} has not answered, and others lead by now.", outcome_unknown=True
+            )
+            outcomes = [lost] * len(queues)
         finally:
-            current = asyncio.current_task()
-            assert current is not None
-            node.requests.discard(current)
+            slow.cancel()
+            assert request.task is not None
+            node.requests.discard(request.task)
+            request.task = None
         self._settle(queues, outcomes)
 
     def _request_error(
         self, error: RaftlogClientError, node: NodeState, queues: Sequence[PartitionQueue]
     ) -> RaftlogClientError:
         """What the failure of a whole request means for each of its frames."""
+        if isinstance(error, ConnectionLostError):
+            self._metadata.suspect(node.address)
         is_too_large = isinstance(error, ServerError) and error.entry is BODY_TOO_LARGE
         if is_too_large and sum(len(queue.in_flight) for queue in queues) > 1:
             node.request_bytes_max = max(node.request_bytes_max // 2, 1)
@@ -216,11 +253,44 @@ class Sender:
             return RaftlogClientError(str(error), retriable=True)
         return error
 
+    def _is_slow(self, request: ProduceRequest) -> None:
+        task = asyncio.ensure_future(self._watch(request))
+        # As many as there are requests.
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+    async def _watch(self, request: ProduceRequest) -> None:
+        """Ask other nodes who leads while a request waits; give it up when it waits in vain.
+
+        What travels in it is sent again, to whoever leads then, and recognised there if the old
+        leader wrote it. What nobody would recognise is given up for lost only with all of the
+        request.
+        """
+        address = request.node.address
+        topics = {queue.target.topic for queue in request.queues}
+        while request.task is not None and self._metadata.may_ask_others(address):
+            self._metadata.suspect(address)
+            try:
+                await self._metadata.refresh(topics)
+            except RaftlogClientError as error:
+                logger.info("%s is slow, and nobody else tells who leads: %s", address, error)
+            self.apply_metadata()
+            moved = [
+                self._metadata.has_moved(*queue.target, seen)
+                for queue, seen in zip(request.queues, request.seen, strict=True)
+            ]
+            if request.task is not None and (any if self.is_idempotent else all)(moved):
+                logger.warning("%s does not answer, and another node leads by now", address)
+                request.is_abandoned = True
+                request.task.cancel()
+                return
+            await asyncio.sleep(SLOW_S)
+
     def _settle(self, queues: Sequence[PartitionQueue], outcomes: Sequence[Outcome]) -> None:
         now = asyncio.get_running_loop().time()
         for queue, outcome in zip(queues, outcomes, strict=True):
             identity = queue.identity
-            settlement = queue.settle(outcome, now)
+            settlement = queue.settle(self._judged(queue, outcome), now)
             if settlement.must_refresh:
                 self._want_metadata(queue.target.topic)
             self._check_identity(queue, identity)
@@ -230,13 +300,25 @@ class Sender:
                 self.ready(queue)
         self._schedule()
 
+    def _judged(self, queue: PartitionQueue, outcome: Outcome) -> Outcome:
+        """A leader whose storage failed is like one that is gone, if others hold the partition."""
+        if (
+            isinstance(outcome, ServerError)
+            and outcome.entry is STORAGE_FAILED
+            and self._metadata.is_replicated(*queue.target)
+        ):
+            return ConnectionLostError(str(outcome), outcome_unknown=True)
+        return outcome
+
     def _pause(self, queue: PartitionQueue) -> None:
-        """Try the partition again after a while."""
+        """Try the partition again after a while, or when another node leads it."""
         queue.is_waiting = True
         delay_s = self._backoff.delay_s(max(queue.attempts - 1, 0))
-        asyncio.get_running_loop().call_later(delay_s, self._resume, queue)
+        timer = asyncio.get_running_loop().call_later(delay_s, self._resume, queue)
+        self._paused[queue] = timer, self._metadata.leadership(*queue.target)
 
     def _resume(self, queue: PartitionQueue) -> None:
+        self._paused.pop(queue, None)
         queue.is_waiting = False
         if self._is_closed:
             return

@@ -11,6 +11,7 @@ interrupted (a reign's end, an unknown outcome) is not remembered but found agai
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from raftlog.controller.messages import (
 )
 from raftlog.controller.sessions import Action, Decision, Sessions
 from raftlog.controller.settings import ControllerSettings
+from raftlog.controller.upkeep import Upkeep
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.apply_partitions import PartitionsChanged
 from raftlog.metadata.commands import (
@@ -33,7 +35,7 @@ from raftlog.metadata.commands import (
     FenceBroker,
     encode_command,
 )
-from raftlog.metadata.elections import plan_elections, plan_preferred_leaders
+from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import BrokerImage, MetadataImage
 from raftlog.metadata.liveness import plan_controlled_shutdown, plan_fencing, plan_unfencing
 from raftlog.metadata.state_machine import MetadataStateMachine
@@ -47,6 +49,8 @@ BACKOFF_MAX_S: Final = 1.0
 PLAN_ROUNDS_MAX: Final = 10
 """Plans for one purpose in a row: changes that were stale are planned anew, but others want their
 turn, too."""
+CATCH_UP_S: Final = 0.01
+"""Between two looks whether a new reign has applied all that came before it."""
 CONFIRMATION_S: Final = 0.02
 """Between two looks at who was heard when: with many brokers, heartbeats come more often."""
 
@@ -69,14 +73,18 @@ class _MoreUrgentError(Exception):
 
 
 class _Reign:
-    """What this node knows as the active controller of one term."""
+    """What this node knows as the active controller, from one time on in one term.
 
-    def __init__(self, term: int, sessions: Sessions, preferred_at: float) -> None:
+    A node may be active, not any more, and again in the same term. What it proposed before may be
+    committed yet: before all of its log of the beginning (`first_index`) is applied, a reign knows
+    nothing, and gives no lease.
+    """
+
+    def __init__(self, term: int, first_index: int, sessions: Sessions, upkeep: Upkeep) -> None:
         self.term = term
+        self.first_index = first_index
         self.sessions = sessions
-        self.elections_due = True
-        """The controller before may have died between an unfencing and its elections."""
-        self.preferred_at = preferred_at
+        self.upkeep = upkeep
         self.retry_at = -math.inf
         self.backoff_s = BACKOFF_MIN_S
 
@@ -112,6 +120,12 @@ class ActiveController:
         self._follow_reign()
         self._alarm.ring()
 
+    def applied(self, delta: MetadataDelta) -> None:
+        """The metadata has changed."""
+        reign = self._reign
+        if reign is not None and reign.upkeep.applied(delta, self._image, self._clock.monotonic()):
+            self._alarm.ring()
+
     def connection_changed(self, node_id: int, event: ConnectionEvent) -> None:
         """To be told on every node, active or not: see departures.py."""
         broker_id = BrokerId(node_id)
@@ -136,7 +150,8 @@ class ActiveController:
         image = self._image
         if reign is None or confirmed_age_s > self._settings.session_timeout_s:
             return _refusal(heartbeat, RefusalReason.NOT_ACTIVE, "This node is no controller.")
-        if heartbeat.broker_epoch > image.applied_index:
+        behind = self._quorum.applied_index < reign.first_index
+        if behind or heartbeat.broker_epoch > image.applied_index:
             return _refusal(heartbeat, RefusalReason.NOT_ACTIVE, "The controller is behind.")
         broker = image.brokers.get(heartbeat.broker_id)
         if broker is None:
@@ -179,18 +194,20 @@ class ActiveController:
         """Act, for ever. Whatever it raises is a broken invariant, and must end the node."""
         while True:
             reign = self._follow_reign()
-            if reign is not None and self._clock.monotonic() >= reign.retry_at:
+            if reign is not None and self._quorum.applied_index < reign.first_index:
+                reign.retry_at = self._clock.monotonic() + CATCH_UP_S
+            elif reign is not None and self._clock.monotonic() >= reign.retry_at:
                 try:
                     await self._step(reign)
                     reign.backoff_s = BACKOFF_MIN_S
                 except _ReignEndedError:
                     continue
                 except _MoreUrgentError:
-                    reign.elections_due = True
+                    reign.upkeep.everything()
                     continue
                 except _NotProposedError as error:
-                    # Nobody knows how far the step got: look for partitions without a leader.
-                    reign.elections_due = True
+                    # Nobody knows how far the step got.
+                    reign.upkeep.everything()
                     reign.retry_at = self._clock.monotonic() + self._backoff_s(reign)
                     logger.warning("the controller could not commit a change: %s", error)
             await self._alarm.wait(self._wake_at(reign))
@@ -208,14 +225,14 @@ class ActiveController:
         elif self._reign is None or self._reign.term != self._quorum.term:
             now = self._clock.monotonic()
             image = self._image
-            sessions = Sessions(self._settings, image, now)
+            last_index = self._quorum.status().last_index
+            sessions = Sessions(self._settings, image, now, first_index=last_index)
             for broker in image.brokers.values():
                 if self._departures.is_dead(broker.broker_id, broker.broker_epoch):
                     sessions.lost(broker.broker_id, broker.broker_epoch, image, now)
-            interval_s = self._settings.preferred_leaders_s
-            self._reign = _Reign(
-                self._quorum.term, sessions, math.inf if interval_s is None else now + interval_s
-            )
+            # The controller before may have died between a change and what has to follow it.
+            upkeep = Upkeep(self._settings, image, now)
+            self._reign = _Reign(self._quorum.term, last_index, sessions, upkeep)
             logger.info(
                 "node %d is the active controller of term %d", self._broker_id, self._quorum.term
             )
@@ -246,7 +263,7 @@ class ActiveController:
             return None
         if reign.retry_at > self._clock.monotonic():
             return reign.retry_at
-        return min(reign.sessions.next_deadline(), reign.preferred_at)
+        return min(reign.sessions.next_deadline(), reign.upkeep.next_at())
 
     def _backoff_s(self, reign: _Reign) -> float:
         backoff_s = reign.backoff_s * self._randomness.uniform(0.5, 1.0)
@@ -269,13 +286,10 @@ class ActiveController:
             elif decision.action is Action.UNFENCE and self._broker(decision) is not None:
                 logger.info("broker %d is back", decision.broker_id)
                 await self._carry_out(reign, self._planned(decision, plan_unfencing))
-        if reign.elections_due:
-            await self._carry_out(reign, plan_elections)
-            reign.elections_due = False
-        if self._clock.monotonic() >= reign.preferred_at:
-            assert self._settings.preferred_leaders_s is not None
-            await self._carry_out(reign, plan_preferred_leaders)
-            reign.preferred_at = self._clock.monotonic() + self._settings.preferred_leaders_s
+        for plan in reign.upkeep.due(self._image, self._clock.monotonic()):
+            await self._carry_out(reign, plan)
+            # Each may have looked at every partition there is.
+            await asyncio.sleep(0)
 
     async def _fence(self, reign: _Reign, decision: Decision) -> None:
         broker = self._broker(decision)

@@ -2,7 +2,8 @@
 
 A heartbeat goes to whom the quorum's member takes for the leader, by the connection that the
 quorum keeps; if that is this node itself, by a call. It is sent every `heartbeat_s`, at once when
-leader, connection or registration have changed, and every `retry_s` while nobody takes it.
+leader, connection or registration have changed, and every `retry_s` while nobody takes it. A node
+that stops sends one every 10 ms, until it hears that it has been relieved of what it leads.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.world import Alarm, Clock, Randomness
 
 LISTENERS_MAX: Final = 64
+STOPPING_S: Final = 0.01
+"""Between two heartbeats of a node that waits to be relieved of what it leads, so as to stop."""
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +127,8 @@ class Heartbeats:
             now = self._clock.monotonic()
             if now >= deadline:
                 return False
-            await self._progress.wait(min(deadline, now + self._settings.retry_s))
+            # Not every entry that is applied is told of.
+            await self._progress.wait(min(deadline, now + STOPPING_S))
         return True
 
     async def run(self) -> None:
@@ -141,7 +145,8 @@ class Heartbeats:
             await self._alarm.wait(wake_at)
 
     def _interval_s(self) -> float:
-        return self._settings.retry_s if self._stopping else self._settings.heartbeat_s
+        waits = self._stopping and self._drained_index is None
+        return STOPPING_S if waits else self._settings.heartbeat_s
 
     def _send(self, now: float) -> None:
         if self._broker_epoch is None or self._refused:

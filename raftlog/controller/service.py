@@ -203,3 +203,4 @@ class ControllerService:
         # Fenced or not any more: the next answer says so, and the lease goes by it.
         if self._broker_id in delta.brokers:
             self._guarded(self._heartbeats.hurry)
+        self._guarded(lambda: self._active.applied(delta))

@@ -64,12 +64,18 @@ class _Session:
 class Sessions:
     """The sessions of all registered brokers in one reign of the active controller."""
 
-    def __init__(self, settings: ControllerSettings, image: MetadataImage, now: float) -> None:
+    def __init__(
+        self, settings: ControllerSettings, image: MetadataImage, now: float, *, first_index: int
+    ) -> None:
+        """`first_index`: the last of what may have been proposed before this reign, applied or not.
+
+        Nobody is heard, and nothing is asked, before it is applied.
+        """
         self._settings = settings
         self._sessions: dict[BrokerId, _Session] = {}
         self._looked_at = now
         self._grace_end = now + settings.grace_s
-        self._begun_index = image.applied_index
+        self._first_index = first_index
         self._followed_index = -1
         self._look(image, now)
 
@@ -186,7 +192,7 @@ class Sessions:
                 self._sessions[broker_id] = _Session(
                     broker_epoch=broker.broker_epoch,
                     heard_at=now,
-                    required_index=max(broker.broker_epoch, self._begun_index),
+                    required_index=max(broker.broker_epoch, self._first_index),
                 )
         if len(self._sessions) > len(image.brokers):
             for broker_id in sorted(self._sessions.keys() - image.brokers.keys()):

@@ -21,7 +21,10 @@ class ControllerSettings:
     lease_share: float = 0.9
     """A lease's length, as a share of the session timeout. The rest is a margin: see DESIGN.md."""
     preferred_leaders_s: float | None = 30.0
-    """Between two returns of leadership to preferred replicas; None: never."""
+    """A broker must have been back for so long before it is given leadership back as the preferred
+    replica, so that one that comes and goes does not move it each time; None: never."""
+    preferred_check_s: float = 10.0
+    """Between two looks at what preferred replicas could lead again."""
 
     def __post_init__(self) -> None:
         assert 0 < self.retry_s <= self.heartbeat_s
@@ -29,7 +32,8 @@ class ControllerSettings:
         assert 2 * self.heartbeat_s < self.lease_s
         assert 0 < self.lease_share < 1
         assert self.grace_s >= self.session_timeout_s
-        assert self.preferred_leaders_s is None or self.preferred_leaders_s > 0
+        assert self.preferred_leaders_s is None or self.preferred_leaders_s >= 0
+        assert self.preferred_check_s > 0
 
     @property
     def lease_s(self) -> float:

@@ -17,6 +17,7 @@ from raftlog.metadata.apply_brokers import (
     BROKERS_MAX,
     ProducerIdBlock,
     allocate_producer_ids,
+    alter_broker,
     fence_broker,
     register_broker,
     set_controlled_shutdown,
@@ -38,6 +39,7 @@ from raftlog.metadata.apply_topics import (
 from raftlog.metadata.commands import (
     AddPartitions,
     AllocateProducerIds,
+    AlterBroker,
     AlterClusterSettings,
     AlterIsr,
     AlterTopicConfigs,
@@ -160,6 +162,8 @@ def _transition(  # noqa: PLR0912 - one case for each command, each a line
             change = unfence_broker(image, command)
         case SetControlledShutdown():
             change = set_controlled_shutdown(image, command)
+        case AlterBroker():
+            change = alter_broker(image, command)
         case CreateTopic():
             change = create_topic(image, command)
         case DeleteTopic():

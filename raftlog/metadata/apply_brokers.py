@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from raftlog.metadata.apply_topics import put_topic
 from raftlog.metadata.commands import (
     AllocateProducerIds,
+    AlterBroker,
     FenceBroker,
     RegisterBroker,
     SetControlledShutdown,
@@ -18,7 +19,7 @@ from raftlog.metadata.commands import (
 )
 from raftlog.metadata.delta import NO_CHANGE, MetadataDelta, TopicChange
 from raftlog.metadata.image import BrokerImage, MetadataImage
-from raftlog.metadata.refusals import RefusedError, broker_of
+from raftlog.metadata.refusals import Reason, RefusedError, broker_of
 from raftlog.record.advice import counted, when_directory_is_lost
 from raftlog.record.errors import ILLEGAL_STATE
 from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch, ProducerId
@@ -66,6 +67,8 @@ def register_broker(
         software_version=command.software_version,
         command_version=command.command_version,
         fenced=True,
+        maintenance=known is not None and known.maintenance,
+        decommissioning=known is not None and known.decommissioning,
     )
     image.brokers[command.broker_id] = broker
     changes = _begin_leader_epochs(image, command.broker_id) if known is not None else ()
@@ -108,6 +111,19 @@ def set_controlled_shutdown(
     return _put_broker(image, broker, replace(broker, controlled_shutdown=True))
 
 
+def alter_broker(image: MetadataImage, command: AlterBroker) -> tuple[BrokerImage, MetadataDelta]:
+    """Lasts until it is altered again, or the broker unregistered."""
+    broker = image.brokers.get(command.broker_id)
+    if broker is None:
+        raise RefusedError(ILLEGAL_STATE, f"There is no broker {command.broker_id}.", Reason.GONE)
+    after = broker
+    if command.maintenance is not None:
+        after = replace(after, maintenance=command.maintenance)
+    if command.decommissioning is not None:
+        after = replace(after, decommissioning=command.decommissioning)
+    return _put_broker(image, broker, after)
+
+
 def allocate_producer_ids(image: MetadataImage, command: AllocateProducerIds) -> ProducerIdBlock:
     """The next block, for the present incarnation of a broker."""
     broker_of(image, command.broker_id, command.broker_epoch)
@@ -132,9 +148,9 @@ def _words_of_held(broker_id: BrokerId, held: dict[str, int]) -> str:
     listed = ", ".join(names[:TOPICS_NAMED_MAX]) + (", …" if len(names) > TOPICS_NAMED_MAX else "")
     return (
         f"Broker {broker_id} still holds replicas of {counted(sum(held.values()), 'partition')} "
-        f"of {counted(len(held), 'topic')} ({listed}). Topics of replication factor 1 have no "
-        "other copy, and have to be deleted first (`raftlog topic delete`); replicas of others "
-        "have to be moved."
+        f"of {counted(len(held), 'topic')} ({listed}). Decommission it first, so that they move to "
+        "other brokers; what has no other copy there is can only be deleted (`raftlog topic "
+        "delete`)."
     )
 
 

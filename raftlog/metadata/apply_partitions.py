@@ -163,19 +163,28 @@ def _changed_row(
     elr = next_elr(
         row, replicas=replicas, isr=isr, min_isr=min_isr, not_eligible=change.not_eligible
     )
-    if change.unclean and set(isr) - {*row.isr, *row.elr}:
-        # Others had what this leader may never have seen: they are no equals of it any more.
+    # Whatever the change says it is: the others had what these members may never have seen.
+    is_unclean = not {*row.isr, *row.elr}.issuperset(isr)
+    if is_unclean:
+        # They are no equals of the new members any more.
         elr = ()
+    # What a member acknowledged before it lost records must not count any more, nor may a proposal
+    # that rests on it be applied: both are of an older leader epoch then. And within one, a leader
+    # counts on it that only itself lets members in: what it knows of them is what they have.
+    has_entered = not set(isr) <= set(row.isr)
+    is_new_epoch = leader != row.leader or has_entered or bool(change.not_eligible)
+    leader_epoch = LeaderEpoch(row.leader_epoch + is_new_epoch)
     changed = PartitionImage(
         partition=row.partition,
         replicas=replicas,
         isr=isr,
         elr=elr,
         leader=leader,
-        leader_epoch=LeaderEpoch(row.leader_epoch + (leader != row.leader)),
+        leader_epoch=leader_epoch,
         partition_epoch=row.partition_epoch,
         adding=adding,
         removing=removing,
+        unclean_epoch=leader_epoch if is_unclean else row.unclean_epoch,
     )
     if changed == row:
         return row
@@ -192,8 +201,9 @@ def _check_replicas(
     for broker_id in replicas:
         if broker_id not in image.brokers:
             raise RefusedError(ILLEGAL_STATE, f"There is no broker {broker_id}.", Reason.GONE)
-    if {*row.isr, *row.elr}.isdisjoint(replicas):
-        # Whoever has what was committed must not be forgotten before others have it, too.
+    if {*row.isr, *row.elr}.isdisjoint(replicas) and not {*row.replicas} <= {*replicas}:
+        # Whoever has what was committed must not be forgotten before others have it, too; and
+        # where it is not known who has, nobody must.
         raise RefusedError(
             ILLEGAL_STATE, "No replica would be left that has all records.", Reason.INVALID
         )

@@ -158,13 +158,18 @@ def _new_partitions(
 ) -> tuple[PartitionImage, ...]:
     # One tuple stands for all equal assignments, and for the ISR, too: at 100,000 partitions
     # that is half of their memory. There is nothing to catch up with yet, so whoever is available
-    # is in sync; the others have to join like anybody else.
+    # is in sync; the others have to join like anybody else. Whoever is in maintenance leads only
+    # if nobody else can.
     shared: dict[tuple[BrokerId, ...], tuple[tuple[BrokerId, ...], tuple[BrokerId, ...]]] = {
         replicas: (
             replicas,
             in_order(replicas, [b for b in replicas if image.brokers[b].is_available]),
         )
         for replicas in assignments
+    }
+    leader_of = {
+        isr: min(isr, key=lambda broker_id: image.brokers[broker_id].maintenance)
+        for _, isr in shared.values()
     }
     rows = []
     for position, assignment in enumerate(assignments):
@@ -175,7 +180,7 @@ def _new_partitions(
                 replicas=replicas,
                 isr=isr,
                 elr=(),
-                leader=isr[0],
+                leader=leader_of[isr],
                 leader_epoch=LeaderEpoch(0),
                 partition_epoch=PartitionEpoch(0),
             )

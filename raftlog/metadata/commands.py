@@ -34,7 +34,7 @@ from raftlog.record.types import (
     TopicId,
 )
 
-COMMAND_VERSION: Final = 1
+COMMAND_VERSION: Final = 2
 """The newest command version that this node applies."""
 PRODUCER_ID_BLOCK: Final = 1_000
 """Producer ids that a broker is given at once."""
@@ -114,6 +114,18 @@ class SetControlledShutdown(_BrokerCommand, frozen=True, tag="set_controlled_shu
     """The broker is about to stop: it is given nothing new until its next start."""
 
 
+class AlterBroker(_Command, frozen=True, kw_only=True, tag="alter_broker"):
+    """An operator's wishes about a broker, whatever becomes of its process; None: as they are.
+
+    Partitions are touched by the ChangePartitions that follow.
+    """
+
+    v: _Count = 2
+    broker_id: BrokerId
+    maintenance: bool | None = None
+    decommissioning: bool | None = None
+
+
 class CreateTopic(_Command, frozen=True, tag="create_topic"):
     """Create a topic under a fresh id. Names and configs were validated by whoever decided it."""
 
@@ -187,7 +199,8 @@ class PartitionChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     adding: tuple[BrokerId, ...] | None = None
     removing: tuple[BrokerId, ...] | None = None
     not_eligible: tuple[BrokerId, ...] = ()
-    """Members that must not stay in the ELR, because they may have lost records."""
+    """Members that must not stay in the ELR, because they may have lost records. A new leader
+    epoch begins, so that nothing they acknowledged before counts any more."""
     unclean: bool = False
     """Whether a replica may enter the ISR that is in neither ISR nor ELR: loses records."""
     min_isr_default: _Count = 1
@@ -222,6 +235,7 @@ Command: TypeAlias = (
     | FenceBroker
     | UnfenceBroker
     | SetControlledShutdown
+    | AlterBroker
     | CreateTopic
     | DeleteTopic
     | AddPartitions

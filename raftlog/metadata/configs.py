@@ -29,6 +29,7 @@ VALUE_CHARACTERS_MAX: Final = 256
 
 MIN_ISR: Final = "min.insync.replicas"
 UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
+THROTTLED_RATE: Final = "leader.replication.throttled.rate"
 
 _NONE: Final[Mapping[str, str]] = {}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
@@ -125,6 +126,16 @@ _ENTRIES = (
         "Bytes of log between two entries of the offset index.",
         lower=0,
         upper=INT32_MAX,
+    ),
+    ConfigEntry(
+        THROTTLED_RATE,
+        ConfigType.LONG,
+        "0",
+        "Bytes per second that a leader sends to each node for replicas that a reassignment adds; "
+        "0: as fast as it can. Nothing else is throttled. It counts as set for the cluster: one "
+        "connection carries the replicas of all topics.",
+        lower=0,
+        upper=INT64_MAX,
     ),
     ConfigEntry(
         "max.message.bytes",
@@ -240,6 +251,15 @@ def min_isr_default(replication_factor: int) -> int:
     return 2 if replication_factor >= 3 else 1
 
 
+def throttled_rate(cluster: Mapping[str, str]) -> int:
+    """Bytes per second for replicas that a reassignment adds, by the cluster's settings; 0: any.
+
+    A value that cannot be parsed counts as none: no records are at stake.
+    """
+    value = cluster.get(THROTTLED_RATE, "0")
+    return max(0, int(value)) if _INTEGER.fullmatch(value) else 0
+
+
 def is_unclean_election_enabled(configs: Mapping[str, str], cluster: Mapping[str, str]) -> bool:
     """Whether the topic, or the cluster for it, asks for unclean elections.
 
@@ -275,6 +295,7 @@ class TopicConfig:
     delete_retention_ms: int
     flush: str
     index_interval_bytes: int
+    leader_replication_throttled_rate: int
     max_message_bytes: int
     message_timestamp_type: str
     min_cleanable_dirty_ratio: float
@@ -314,6 +335,7 @@ class TopicConfig:
             delete_retention_ms=integer("delete.retention.ms"),
             flush=text["flush"],
             index_interval_bytes=integer("index.interval.bytes"),
+            leader_replication_throttled_rate=integer(THROTTLED_RATE),
             max_message_bytes=integer("max.message.bytes"),
             message_timestamp_type=text["message.timestamp.type"],
             min_cleanable_dirty_ratio=_parse_float(

@@ -10,7 +10,6 @@ Between decision and application other commands may come: the command names what
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -19,28 +18,24 @@ from raftlog.metadata.commands import (
     AddPartitions,
     AlterClusterSettings,
     AlterTopicConfigs,
-    Assignments,
     CreateTopic,
 )
 from raftlog.metadata.configs import find_entry, validate_all
-from raftlog.metadata.image import BrokerImage, MetadataImage
+from raftlog.metadata.image import MetadataImage
 from raftlog.metadata.names import check_topic_name
+from raftlog.metadata.placement import place
 from raftlog.record.errors import (
     INVALID_CONFIG,
     INVALID_PARTITIONS,
-    NOT_ENOUGH_REPLICAS,
     TOPIC_EXISTS,
     LogError,
 )
-from raftlog.record.types import BrokerId, TopicId
+from raftlog.record.types import TopicId
 
 PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 PARTITIONS_PER_CLUSTER_MAX: Final = 100_000
 """Bounds the image: about 25 MB with three replicas each."""
 REPLICATION_FACTOR_DEFAULT: Final = 3
-REPLICATION_FACTOR_MAX: Final = 1
-"""For new topics. Followers do not replicate records yet: a second replica would stay empty, and
-count as in sync, so that it could be elected. All that comes below takes any number."""
 
 
 def plan_topic(
@@ -52,7 +47,7 @@ def plan_topic(
     configs: Mapping[str, str],
     topic_id: TopicId,
 ) -> CreateTopic:
-    """Create a topic. Without a replication factor: 3, or as many as there are brokers or allowed.
+    """Create a topic. Without a replication factor: 3, or as many as there are brokers.
 
     Raises LogError: INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG,
     NOT_ENOUGH_REPLICAS (too few brokers are available at the moment).
@@ -62,15 +57,9 @@ def plan_topic(
         raise LogError(TOPIC_EXISTS, f"Topic {name!r} exists already.")
     if replication_factor is None:
         # Brokers that are away count: a topic must not be less safe for having been created then.
-        replication_factor = max(
-            1, min(REPLICATION_FACTOR_DEFAULT, REPLICATION_FACTOR_MAX, len(image.brokers))
-        )
-    elif replication_factor > REPLICATION_FACTOR_MAX:
-        raise LogError(
-            INVALID_PARTITIONS,
-            f"A replication factor of {replication_factor} is not possible: this release does not "
-            f"replicate records yet, so that topics have {REPLICATION_FACTOR_MAX} replica.",
-        )
+        # Those that are to leave for good do not: it could not be created until they have left.
+        staying = sum(not broker.decommissioning for broker in image.brokers.values())
+        replication_factor = max(1, min(REPLICATION_FACTOR_DEFAULT, staying))
     _check_count(image, partitions, added=partitions)
     return CreateTopic(
         topic_id=topic_id,
@@ -141,91 +130,6 @@ def _removals(
         if name not in present:
             find_entry(name)
     return tuple(names)
-
-
-def place(image: MetadataImage, partitions: int, replication_factor: int) -> Assignments:
-    """Brokers for each of `partitions` new partitions, the preferred leader first.
-
-    The leader is the broker that leads the fewest partitions, then holds the fewest replicas, then
-    has the lowest id. Each follower is, in this order: in a rack that holds the fewest replicas of
-    the partition; the one that follows this leader least often, so that a dead leader's load
-    spreads over all others; the one that holds the fewest replicas; the lowest id.
-    Brokers that are fenced or about to stop are left out.
-    Raises LogError: INVALID_PARTITIONS if there are too few brokers, NOT_ENOUGH_REPLICAS if too few
-    of them are available at the moment.
-    """
-    known = [image.brokers[broker_id] for broker_id in sorted(image.brokers)]
-    if not 1 <= replication_factor <= len(known):
-        raise LogError(
-            INVALID_PARTITIONS,
-            f"A replication factor of {replication_factor} is not possible: there "
-            f"{'is 1 broker' if len(known) == 1 else f'are {len(known)} brokers'}.",
-        )
-    brokers = [broker for broker in known if broker.is_available]
-    if len(brokers) < replication_factor:
-        raise LogError(
-            NOT_ENOUGH_REPLICAS,
-            f"A replication factor of {replication_factor} is not possible now: of {len(known)} "
-            f"brokers only {len(brokers)} can take replicas; the others are fenced or stopping.",
-        )
-    load = _Load(image)
-    assignments = []
-    for _ in range(partitions):
-        # `min` takes the first of equals, and they are in order of their ids.
-        leader = min(brokers, key=load.of_leader)
-        chosen = [leader]
-        racks = Counter([_rack(leader)])
-        while len(chosen) < replication_factor:
-            rest = (broker for broker in brokers if broker not in chosen)
-            chosen.append(
-                min(rest, key=lambda broker: (racks[_rack(broker)], *load.of(leader, broker)))
-            )
-            racks[_rack(chosen[-1])] += 1
-        replicas = tuple(broker.broker_id for broker in chosen)
-        load.add(leader.broker_id, replicas, 1)
-        assignments.append(replicas)
-    return tuple(assignments)
-
-
-class _Load:
-    """Who leads, holds and follows how much; counts what is placed as if it were there already."""
-
-    def __init__(self, image: MetadataImage) -> None:
-        self._led: Counter[BrokerId] = Counter()
-        self._held: Counter[BrokerId] = Counter()
-        self._followed: Counter[tuple[BrokerId, BrokerId]] = Counter()
-        # Few combinations stand for many partitions: counting those first is what makes this
-        # fast enough for the event loop.
-        combinations = Counter(
-            (row.leader, row.replicas)
-            for topic in image.topics_by_id.values()
-            for row in topic.partitions
-        )
-        for (leader, replicas), count in combinations.items():
-            self.add(leader, replicas, count)
-
-    def add(self, leader: BrokerId, replicas: tuple[BrokerId, ...], count: int) -> None:
-        """Count so many partitions of these replicas."""
-        self._led[leader] += count
-        for broker_id in replicas:
-            self._held[broker_id] += count
-            self._followed[replicas[0], broker_id] += count
-
-    def of_leader(self, broker: BrokerImage) -> tuple[int, int]:
-        """Partitions led, then replicas held."""
-        return self._led[broker.broker_id], self._held[broker.broker_id]
-
-    def of(self, leader: BrokerImage, follower: BrokerImage) -> tuple[int, int]:
-        """Partitions in which the one follows the other as preferred leader, then replicas held."""
-        return (
-            self._followed[leader.broker_id, follower.broker_id],
-            self._held[follower.broker_id],
-        )
-
-
-def _rack(broker: BrokerImage) -> tuple[str, str | BrokerId]:
-    """A broker without a rack stands alone, and shares none with a rack of any name."""
-    return ("broker", broker.broker_id) if broker.rack is None else ("rack", broker.rack)
 
 
 def _check_count(image: MetadataImage, partitions: int, *, added: int) -> None:

@@ -4,9 +4,10 @@ A leader comes from the ISR, which has everything that was committed; else from 
 too (KIP-966). Another replica may have lost acknowledged records: it is elected only where the
 topic asks for that, or an operator. A broker that is fenced, or about to stop, is never elected.
 
-Among the candidates the preferred replica (the first one) comes first, because the placement has
-spread those over the brokers. Then comes whoever leads the fewest partitions, then the lowest id:
-arbitrary, but the same whoever decides.
+Among the candidates come those first that are not in maintenance: one that is leads only what
+nobody else can. Then comes the preferred replica (the first one), because the placement has spread
+those over the brokers, then whoever leads the fewest partitions, then the lowest id: arbitrary, but
+the same whoever decides.
 
 Plans are iterators, because one may touch every partition there is. Each step looks at the image as
 it is by then, and gives one command of bounded size; whoever stops half-way has lost nothing.
@@ -15,16 +16,16 @@ it is by then, and gives one command of bounded size; whoever stops half-way has
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from raftlog.metadata.commands import PARTITION_CHANGES_MAX, ChangePartitions, PartitionChange
 from raftlog.metadata.configs import is_unclean_election_enabled, min_isr_default
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage, TopicImage
-from raftlog.record.errors import ILLEGAL_STATE, LogError
-from raftlog.record.types import BrokerId
+from raftlog.record.types import BrokerId, PartitionId, TopicId
 
+PartitionKey: TypeAlias = tuple[TopicId, PartitionId]
 Chooser: TypeAlias = Callable[[TopicImage, PartitionImage], PartitionChange | None]
 """What is to change in one partition; None for nothing."""
 
@@ -45,17 +46,24 @@ def elect_leader(
     led: Mapping[BrokerId, int],
     isr: tuple[BrokerId, ...] | None = None,
     unclean: bool = False,
+    reluctant: Set[BrokerId] = frozenset(),
 ) -> Election | None:
     """Choose a leader among the partition's replicas; None if nobody may lead.
 
     `available` are the brokers that may be elected at all, `led` how many partitions each leads,
-    `isr` the ISR to choose from, if it is about to differ from the present one.
+    `isr` the ISR to choose from, if it is about to differ from the present one. `reluctant` are
+    those that are elected only where nobody else is.
     """
 
     def first(candidates: Iterable[BrokerId]) -> BrokerId | None:
         return min(
             (broker_id for broker_id in candidates if broker_id in available),
-            key=lambda broker_id: (broker_id != row.replicas[0], led.get(broker_id, 0), broker_id),
+            key=lambda broker_id: (
+                broker_id in reluctant,
+                broker_id != row.replicas[0],
+                led.get(broker_id, 0),
+                broker_id,
+            ),
             default=None,
         )
 
@@ -87,9 +95,8 @@ class Elections:
         """`including` and `excluding` are brokers that are about to be available, or not."""
         self._image = image
         self._available = (available_brokers(image) | including) - excluding
-        self._led = Counter(
-            row.leader for topic in image.topics_by_id.values() for row in topic.partitions
-        )
+        self._reluctant = brokers_in_maintenance(image)
+        self._led: Counter[BrokerId] | None = None
 
     def elect(
         self,
@@ -102,8 +109,17 @@ class Elections:
         """As `elect_leader`. `unclean`: None for what the topic asks for."""
         if unclean is None:
             unclean = is_unclean_election_enabled(topic.configs, self._image.cluster_settings)
+        if self._led is None:
+            # Not before it is needed: counting looks at every partition there is.
+            topics = self._image.topics_by_id.values()
+            self._led = Counter(row.leader for each in topics for row in each.partitions)
         election = elect_leader(
-            row, available=self._available, led=self._led, isr=isr, unclean=unclean
+            row,
+            available=self._available,
+            led=self._led,
+            isr=isr,
+            unclean=unclean,
+            reluctant=self._reluctant,
         )
         if election is not None:
             self._led[row.leader] -= 1
@@ -116,10 +132,15 @@ class Elections:
 
 
 def available_brokers(image: MetadataImage) -> frozenset[BrokerId]:
-    """The brokers that may be elected, and given replicas."""
+    """The brokers that may be elected."""
     return frozenset(
         broker_id for broker_id, broker in image.brokers.items() if broker.is_available
     )
+
+
+def brokers_in_maintenance(image: MetadataImage) -> frozenset[BrokerId]:
+    """The brokers that are to lead nothing that others can."""
+    return frozenset(broker_id for broker_id, broker in image.brokers.items() if broker.maintenance)
 
 
 def elected(topic: TopicImage, row: PartitionImage, election: Election) -> PartitionChange:
@@ -149,8 +170,13 @@ def change_of(
     )
 
 
-def in_batches(image: MetadataImage, choose: Chooser) -> Iterator[ChangePartitions]:
-    """The changes that `choose` makes of all partitions, a thousand to a command."""
+def in_batches(
+    image: MetadataImage, choose: Chooser, keys: Collection[PartitionKey] | None = None
+) -> Iterator[ChangePartitions]:
+    """The changes that `choose` makes of all partitions, or of these, a thousand to a command."""
+    if keys is not None:
+        yield from _in_batches_of(image, choose, keys)
+        return
     changes: list[PartitionChange] = []
     for topic_id in list(image.topics_by_id):
         number = 0
@@ -170,10 +196,32 @@ def in_batches(image: MetadataImage, choose: Chooser) -> Iterator[ChangePartitio
         yield ChangePartitions(changes=tuple(changes))
 
 
-def plan_elections(
-    image: MetadataImage, *, including: Set[BrokerId] = frozenset()
+def _in_batches_of(
+    image: MetadataImage, choose: Chooser, keys: Collection[PartitionKey]
 ) -> Iterator[ChangePartitions]:
-    """Give a leader to every partition that has none, and could have one.
+    changes: list[PartitionChange] = []
+    # Each once: the second change of a partition in one command would be stale.
+    for topic_id, number in dict.fromkeys(keys):
+        topic = image.topics_by_id.get(topic_id)
+        if topic is None or not 0 <= number < len(topic.partitions):
+            continue
+        change = choose(topic, topic.partitions[number])
+        if change is not None:
+            changes.append(change)
+            if len(changes) == PARTITION_CHANGES_MAX:
+                yield ChangePartitions(changes=tuple(changes))
+                changes.clear()
+    if changes:
+        yield ChangePartitions(changes=tuple(changes))
+
+
+def plan_elections(
+    image: MetadataImage,
+    *,
+    including: Set[BrokerId] = frozenset(),
+    keys: Collection[PartitionKey] | None = None,
+) -> Iterator[ChangePartitions]:
+    """Give a leader to every partition that has none, and could have one; `keys`: of these only.
 
     `including` are brokers that are about to be available.
     """
@@ -185,29 +233,34 @@ def plan_elections(
         election = elections.elect(topic, row)
         return None if election is None else elected(topic, row, election)
 
-    return in_batches(image, choose)
+    return in_batches(image, choose, keys)
 
 
-def plan_unclean_election(image: MetadataImage, *, name: str, partition: int) -> ChangePartitions:
-    """Let any living replica lead a partition that has no leader: an operator accepts the loss.
+def plan_relief(
+    image: MetadataImage, keys: Collection[PartitionKey] | None = None
+) -> Iterator[ChangePartitions]:
+    """Move what brokers in maintenance lead to others that are in sync, where there are any."""
+    relieved = brokers_in_maintenance(image)
+    elections = Elections(image, excluding=relieved)
 
-    Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, ILLEGAL_STATE.
+    def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
+        if row.leader not in relieved or not any(map(elections.is_available, row.isr)):
+            return None
+        election = elections.elect(topic, row, unclean=False)
+        assert election is not None and election.isr == row.isr
+        return elected(topic, row, election)
+
+    return in_batches(image, choose, keys) if relieved else iter(())
+
+
+def plan_preferred_leaders(
+    image: MetadataImage, *, excluding: Set[BrokerId] = frozenset()
+) -> Iterator[ChangePartitions]:
+    """Give leadership back to preferred replicas that are in sync and available.
+
+    Not to those in maintenance, nor to `excluding`: brokers that have not been back for long.
     """
-    topic = image.topic(name)
-    row = topic.partition(partition)
-    if row.leader != NO_LEADER_ID:
-        raise LogError(ILLEGAL_STATE, f"{name}-{partition} is led by broker {row.leader}.")
-    election = Elections(image).elect(topic, row, unclean=True)
-    if election is None:
-        raise LogError(
-            ILLEGAL_STATE, f"None of the replicas {list(row.replicas)} of {name}-{partition} lives."
-        )
-    return ChangePartitions(changes=(elected(topic, row, election),))
-
-
-def plan_preferred_leaders(image: MetadataImage) -> Iterator[ChangePartitions]:
-    """Give leadership back to preferred replicas that are in sync and available."""
-    available = available_brokers(image)
+    available = available_brokers(image) - brokers_in_maintenance(image) - excluding
 
     def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
         preferred = row.replicas[0]

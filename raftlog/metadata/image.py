@@ -29,6 +29,8 @@ from raftlog.record.types import (
 
 NO_LEADER_ID: Final = BrokerId(-1)
 """The leader of a partition that has none."""
+NO_EPOCH: Final = LeaderEpoch(-1)
+"""Where no leader epoch is meant."""
 
 
 class PartitionImage(
@@ -39,10 +41,13 @@ class PartitionImage(
     `isr` and `elr` are disjoint parts of `replicas`, in its order; the leader is in `isr`, or
     NO_LEADER_ID. A broker in `elr` (KIP-966) left the ISR when it fell below min.insync.replicas;
     nothing was committed since, so it may lead. `leader_epoch` grows with every change of leader
-    or of its incarnation, `partition_epoch` with every change at all: who proposes a change names
-    the one it has seen. While replicas are reassigned (KIP-455), `adding` and `removing` are
-    disjoint parts of `replicas`, neither of them all: those that are to join, and those that leave
-    once they have.
+    or of its incarnation, and when a replica has lost records; `partition_epoch` with every change
+    at all: who proposes a change names the one it has seen. While replicas are reassigned
+    (KIP-455), `adding` and `removing` are disjoint parts of `replicas`, neither of them all: those
+    that are to join, and those that leave once they have.
+
+    `unclean_epoch` is the leader epoch that began by the newest unclean election, or NO_EPOCH. What
+    was committed before it may be lost: only then may a follower fall below its high watermark.
     """
 
     partition: PartitionId
@@ -54,6 +59,7 @@ class PartitionImage(
     partition_epoch: PartitionEpoch
     adding: tuple[BrokerId, ...] = ()
     removing: tuple[BrokerId, ...] = ()
+    unclean_epoch: LeaderEpoch = NO_EPOCH
 
 
 class TopicImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -86,6 +92,10 @@ class BrokerImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
     A fenced broker leads nothing new and enters no ISR: it has just started, or is not heard of.
     One in controlled shutdown is given nothing new either, but goes on with what it does.
+
+    The last two fields are an operator's wishes, and outlast starts. A broker in maintenance keeps
+    its replicas, but leads only what nobody else can. One that is decommissioned is given no more
+    replicas, and what it holds moves to others.
     """
 
     broker_id: BrokerId
@@ -99,11 +109,18 @@ class BrokerImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     command_version: int
     fenced: bool
     controlled_shutdown: bool = False
+    maintenance: bool = False
+    decommissioning: bool = False
 
     @property
     def is_available(self) -> bool:
-        """Whether it may be given something to lead or to hold."""
+        """Whether it may be given something to lead, or enter an ISR."""
         return not self.fenced and not self.controlled_shutdown
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether it may be given replicas."""
+        return self.is_available and not self.decommissioning
 
 
 class MetadataImage:

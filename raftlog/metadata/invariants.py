@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from raftlog.metadata.apply_cluster import CLUSTER_SETTINGS_MAX
-from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
+from raftlog.metadata.image import NO_EPOCH, NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.metadata.names import topic_name_fault
 
 ROWS_PER_STEP: Final = 1_000
@@ -64,6 +64,7 @@ def _check_partition(image: MetadataImage, row: PartitionImage) -> None:
     assert row.leader == NO_LEADER_ID or row.leader in row.isr, f"leader out of sync: {row}"
     # Every new leader epoch is a change of the partition, too.
     assert 0 <= row.leader_epoch <= row.partition_epoch, f"epochs: {row}"
+    assert NO_EPOCH <= row.unclean_epoch <= row.leader_epoch, f"epochs: {row}"
 
 
 def _check_part(row: PartitionImage, members: tuple[int, ...], what: str) -> None:

@@ -6,16 +6,49 @@ Until then the partition has both, and a reassignment can be cancelled, or given
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from raftlog.metadata.commands import ChangePartitions, PartitionChange
 from raftlog.metadata.configs import min_isr_default
-from raftlog.metadata.elections import Elections, change_of, in_batches
+from raftlog.metadata.elections import Elections, PartitionKey, change_of, in_batches
 from raftlog.metadata.image import MetadataImage, PartitionImage, TopicImage
 from raftlog.record.errors import ILLEGAL_STATE, INVALID_PARTITIONS, LogError
 from raftlog.record.types import BrokerId
+
+
+class Move(NamedTuple):
+    """A partition, and the brokers that are to hold it, the preferred leader first."""
+
+    topic: str
+    partition: int
+    replicas: tuple[BrokerId, ...]
+
+
+def plan_reassignments(image: MetadataImage, moves: Sequence[Move]) -> Iterator[ChangePartitions]:
+    """Carry out all of these moves, each partition at most once among them.
+
+    All are checked before the first is carried out; those that are on their way already are left
+    out. Raises LogError, at once: as `plan_reassignment`, or INVALID_PARTITIONS for one that comes
+    twice.
+    """
+    if len({(move.topic, move.partition) for move in moves}) != len(moves):
+        raise LogError(INVALID_PARTITIONS, "A partition can be reassigned only once at a time.")
+    keys = {}
+    for move in moves:
+        topic = image.topic(move.topic)
+        row = topic.partition(move.partition)
+        _check_target(image, row, move.replicas)
+        keys[topic.topic_id, row.partition] = move.replicas
+
+    def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
+        change = reassigned(topic, row, keys[topic.topic_id, row.partition])
+        present = (row.replicas, row.adding, row.removing)
+        return None if (change.replicas, change.adding, change.removing) == present else change
+
+    return in_batches(image, choose, keys)
 
 
 def plan_reassignment(
@@ -28,6 +61,33 @@ def plan_reassignment(
     """
     topic = image.topic(name)
     row = topic.partition(partition)
+    _check_target(image, row, replicas)
+    return ChangePartitions(changes=(reassigned(topic, row, replicas),))
+
+
+def target_of(row: PartitionImage) -> tuple[BrokerId, ...]:
+    """The brokers that hold the partition once no reassignment is under way any more."""
+    return tuple(broker_id for broker_id in row.replicas if broker_id not in row.removing)
+
+
+def reassigned(
+    topic: TopicImage, row: PartitionImage, replicas: tuple[BrokerId, ...]
+) -> PartitionChange:
+    """The beginning of a reassignment to `replicas`, in place of one that is under way."""
+    removing = tuple(broker_id for broker_id in row.replicas if broker_id not in replicas)
+    adding = tuple(
+        broker_id
+        for broker_id in replicas
+        if broker_id not in row.replicas or broker_id in row.adding
+    )
+    return replace(
+        change_of(topic, row), replicas=replicas + removing, adding=adding, removing=removing
+    )
+
+
+def _check_target(
+    image: MetadataImage, row: PartitionImage, replicas: tuple[BrokerId, ...]
+) -> None:
     if not replicas or len(set(replicas)) != len(replicas):
         raise LogError(
             INVALID_PARTITIONS, f"A partition needs replicas, each once, not {list(replicas)}."
@@ -36,20 +96,11 @@ def plan_reassignment(
         broker = image.brokers.get(broker_id)
         if broker is None:
             raise LogError(INVALID_PARTITIONS, f"There is no broker {broker_id}.")
-        if broker_id not in row.replicas and not broker.is_available:
+        if broker_id not in row.replicas and not broker.may_hold:
+            why = "being decommissioned" if broker.decommissioning else "not available"
             raise LogError(
-                INVALID_PARTITIONS, f"Broker {broker_id} is not available to take a replica."
+                INVALID_PARTITIONS, f"Broker {broker_id} is {why}: it cannot take a replica."
             )
-    removing = tuple(broker_id for broker_id in row.replicas if broker_id not in replicas)
-    adding = tuple(
-        broker_id
-        for broker_id in replicas
-        if broker_id not in row.replicas or broker_id in row.adding
-    )
-    change = replace(
-        change_of(topic, row), replicas=replicas + removing, adding=adding, removing=removing
-    )
-    return ChangePartitions(changes=(change,))
 
 
 def plan_cancellation(image: MetadataImage, *, name: str, partition: int) -> ChangePartitions:
@@ -62,7 +113,7 @@ def plan_cancellation(image: MetadataImage, *, name: str, partition: int) -> Cha
     row = topic.partition(partition)
     if not row.adding and not row.removing:
         raise LogError(ILLEGAL_STATE, f"{name}-{partition} is not being reassigned.")
-    change = _with_replicas(Elections(image), topic, row, without=row.adding)
+    change = without_replicas(Elections(image), topic, row, without=row.adding)
     if change is None:
         raise LogError(
             ILLEGAL_STATE, f"None of the former replicas of {name}-{partition} is in sync."
@@ -70,8 +121,10 @@ def plan_cancellation(image: MetadataImage, *, name: str, partition: int) -> Cha
     return ChangePartitions(changes=(change,))
 
 
-def plan_completions(image: MetadataImage) -> Iterator[ChangePartitions]:
-    """End every reassignment whose new replicas are all in sync."""
+def plan_completions(
+    image: MetadataImage, keys: Collection[PartitionKey] | None = None
+) -> Iterator[ChangePartitions]:
+    """End every reassignment whose new replicas are all in sync; of these partitions, or of all."""
     elections = Elections(image)
 
     def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
@@ -79,12 +132,12 @@ def plan_completions(image: MetadataImage) -> Iterator[ChangePartitions]:
             return None
         if not {*row.replicas}.difference(row.removing) <= {*row.isr}:
             return None
-        return _with_replicas(elections, topic, row, without=row.removing)
+        return without_replicas(elections, topic, row, without=row.removing)
 
-    return in_batches(image, choose)
+    return in_batches(image, choose, keys)
 
 
-def _with_replicas(
+def without_replicas(
     elections: Elections, topic: TopicImage, row: PartitionImage, *, without: tuple[BrokerId, ...]
 ) -> PartitionChange | None:
     """The reassignment's end, by which `without` lose their replicas; None if nobody could lead."""

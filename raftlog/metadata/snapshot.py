@@ -27,8 +27,11 @@ from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, T
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.types import BrokerId, ProducerId, TopicId
 
-SNAPSHOT_VERSION: Final = 1
-"""The newest snapshot version that this node reads, and the one it writes."""
+SNAPSHOT_VERSION: Final = 2
+"""The newest snapshot version that this node reads, and the one it writes.
+
+1 has no `unclean_epoch` of partitions, and no `maintenance` and `decommissioning` of brokers.
+"""
 PIECE_BYTES_MIN: Final = 64 * 1024
 """Every piece but the last is at least this large ..."""
 PIECE_BYTES_MAX: Final = 1024 * 1024
@@ -231,6 +234,7 @@ def _topic(lines: _Lines, shared: dict[tuple[BrokerId, ...], tuple[BrokerId, ...
                 row.partition_epoch,
                 shared.setdefault(row.adding, row.adding),
                 shared.setdefault(row.removing, row.removing),
+                row.unclean_epoch,
             )
             for row in decoded
         ]

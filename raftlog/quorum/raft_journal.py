@@ -131,6 +131,9 @@ class _Header(msgspec.Struct, frozen=True):
     voters: VoterSet
 
 
+_HEADERS: Final = msgspec.json.Decoder(_Header)
+
+
 @dataclass(frozen=True, slots=True)
 class _Record:
     kind: int
@@ -228,7 +231,7 @@ class _Replay:
 
     def __init__(self, header: _Record) -> None:
         try:
-            first = msgspec.json.decode(header.payload, type=_Header)
+            first = _HEADERS.decode(header.payload)
         except msgspec.DecodeError as error:
             raise damaged(f"has a header that this raftlog does not understand: {error}") from error
         self._base_index, self._base_term = header.index, header.term

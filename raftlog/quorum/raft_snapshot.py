@@ -81,6 +81,9 @@ class _Meta(msgspec.Struct, frozen=True):
     voters: VoterSet
 
 
+_METAS: Final = msgspec.json.Decoder(_Meta)
+
+
 def encode_origin(*, received: bool) -> bytes:
     """The beginning of the file, which is not sent."""
     body = _RECEIVED.pack(received)
@@ -109,7 +112,7 @@ def decode_snapshot(read: Read, size: int) -> tuple[SnapshotMeta, Iterator[bytes
         raise SnapshotDamagedError("it has no valid beginning, or one of another format")
     records = _decode(read, size)
     try:
-        meta = msgspec.json.decode(next(records), type=_Meta)
+        meta = _METAS.decode(next(records))
     except msgspec.DecodeError as error:
         raise SnapshotDamagedError(f"its description is not understood: {error}") from error
     if meta.format != FORMAT:

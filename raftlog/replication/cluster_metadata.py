@@ -6,26 +6,34 @@ it through the quorum, and returns when this node acts by it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 from raftlog.metadata import controller, liveness
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.apply_cluster import ClusterSettings
+from raftlog.metadata.apply_partitions import PartitionsChanged
 from raftlog.metadata.commands import (
     AllocateProducerIds,
     Command,
     DeleteTopic,
     encode_command,
 )
+from raftlog.metadata.elections import PartitionKey
+from raftlog.metadata.failures import plan_replica_failures
 from raftlog.metadata.image import MetadataImage, TopicImage
+from raftlog.metadata.refusals import Reason
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.quorum import Applied, Quorum, Refused, Unknown
-from raftlog.record.errors import RETRIABLE, LogError
+from raftlog.record.errors import NOT_READY, RETRIABLE, LogError
 from raftlog.record.types import BrokerId, ProducerEpoch, ProducerId, TopicId
+from raftlog.replication.operations import Operations
 from raftlog.replication.topic_settings import TopicSettings
 from raftlog.world import Randomness
 
 TOPIC_ID_BYTES = 16
+PLAN_ROUNDS_MAX: Final = 20
+"""Plans for one purpose in a row, if others change the same partitions at the same time."""
 
 
 class ClusterMetadata:
@@ -48,6 +56,8 @@ class ClusterMetadata:
         self._settings = settings
         self._settled = settled
         self._producer_ids: range = range(0)
+        self.operations: Final = Operations(lambda: self.image, self._carry_out)
+        """What operators decide about brokers and replicas."""
 
     @property
     def image(self) -> MetadataImage:
@@ -124,9 +134,14 @@ class ClusterMetadata:
         await self._apply(command)
 
     async def allocate_producer_id(self) -> tuple[ProducerId, ProducerEpoch]:
-        """An id that no producer was ever given, with its first epoch."""
+        """An id that no producer was ever given, with its first epoch.
+
+        Raises LogError: NOT_READY before this node is registered; as `propose` does.
+        """
         while not self._producer_ids:
-            broker = self.image.brokers[self._broker_id]
+            broker = self.image.brokers.get(self._broker_id)
+            if broker is None:
+                raise LogError(NOT_READY, "This node is not registered in the cluster yet.")
             block = (
                 await self._apply(
                     AllocateProducerIds(broker_id=self._broker_id, broker_epoch=broker.broker_epoch)
@@ -136,10 +151,58 @@ class ClusterMetadata:
         producer_id, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
         return ProducerId(producer_id), ProducerEpoch(0)
 
+    async def fail_replicas(self, keys: Collection[PartitionKey]) -> None:
+        """Take this node out of ISR and ELR of these partitions: its replicas cannot be trusted.
+
+        When this returns it is in neither, and knows it: only then may the files be touched. Does
+        not wait for what follows on this node's disk, so that whoever works on that may call it.
+        Raises LogError, after which nothing may be done to the files: NO_CONTROLLER, RETRIABLE.
+        """
+        left = keys
+        for _ in range(PLAN_ROUNDS_MAX):
+            stale: list[PartitionKey] = []
+            for command in plan_replica_failures(self.image, self._broker_id, left):
+                changed = (await propose(self._quorum, command)).partitions()
+                stale += [(each.topic_id, each.partition) for each in changed.stale]
+            if not stale:
+                return
+            left = stale
+        raise _restless()
+
+    async def _carry_out(self, plan: Callable[[], Iterable[Command]]) -> None:
+        """Propose what `plan` gives, anew as long as some of it was stale when it was applied.
+
+        Raises what the plan and `propose` raise, and LogError(RETRIABLE) after many rounds.
+        """
+        index = 0
+        for _ in range(PLAN_ROUNDS_MAX):
+            stale = False
+            for command in plan():
+                result = await propose(self._quorum, command)
+                if isinstance(result.value, PartitionsChanged) and result.value.stale:
+                    _check_worth_another(result.value)
+                    stale = True
+                index = result.index if result.delta else index
+            if not stale:
+                await self._settled(index)
+                return
+        raise _restless()
+
     async def _apply(self, command: Command) -> ApplyResult:
         result = await propose(self._quorum, command)
         await self._settled(result.index if result.delta else 0)
         return result
+
+
+def _check_worth_another(changed: PartitionsChanged) -> None:
+    """Raise LogError if a change was not merely stale: it would be refused again."""
+    for each in changed.stale:
+        if each.refusal.reason is Reason.INVALID:
+            raise LogError(each.refusal.entry, each.refusal.message)
+
+
+def _restless() -> LogError:
+    return LogError(RETRIABLE, "The same partitions changed again and again: try again.")
 
 
 async def propose(quorum: Quorum[ApplyResult], command: Command) -> ApplyResult:

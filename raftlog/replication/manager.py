@@ -1,121 +1,122 @@
-"""The partitions of this node, kept in step with the applied metadata.
+"""The replicas of this node, kept in step with the applied metadata.
 
-What a metadata change means here is done in two parts. At once, while the image changes: new
+What a metadata change means here is done in two parts. At once, while the image changes: new roles,
 epochs and configs reach the partitions, and a deleted topic stops being served. Later, in order,
-because it takes the disk: replicas are created, opened and removed. `settled` waits for that.
+because it takes the disk: replicas are created, opened and removed (replica_disk.py).
 
-A replica that cannot be opened is offline alone: its partition answers with the reason.
+A replica that cannot be opened, or fails, is offline alone: its partition answers with the reason,
+and whoever repairs (repair.py) is told.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Protocol
 
-from raftlog.metadata.delta import MetadataDelta
-from raftlog.metadata.image import MetadataImage, PartitionImage, TopicImage
+from raftlog.metadata.delta import MetadataDelta, TopicChange
+from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.record.errors import NOT_READY, STORAGE_FAILED, UNKNOWN_TOPIC, LogError
+from raftlog.record.errors import (
+    NOT_READY,
+    STORAGE_FAILED,
+    UNKNOWN_TOPIC,
+    LogError,
+)
 from raftlog.record.types import BrokerId, Offset, PartitionId, TopicId
-from raftlog.replication.partition import Partition, not_led_here
+from raftlog.replication.partition import Host, Partition, not_led_here
+from raftlog.replication.replica_disk import ReplicaDisk
 from raftlog.replication.topic_settings import TopicSettings
+from raftlog.replication.waiting import wait_for_data
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
-from raftlog.world import DiskError
+from raftlog.storage.results import LogState
 
 logger = logging.getLogger(__name__)
 
-OPENS_AT_ONCE_MAX = 16
-"""Replicas being opened at once; storage bounds how many of them work at a time."""
-PENDING_CHANGES_MAX = 100_000
-"""Metadata changes applied but not yet carried out on disk."""
+
+class Streams(Protocol):
+    """Where followers get their records from (follower.py)."""
+
+    def follow(self, partition: Partition, leader: BrokerImage) -> None:
+        """Fetch from that broker, in the partition's present leader epoch."""
+        ...
+
+    def unfollow(self, partition: Partition) -> None:
+        """Fetch no more; harmless if nothing is fetched."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    index: int
-    delta: MetadataDelta
+class _NoStreams:
+    def follow(self, partition: Partition, leader: BrokerImage) -> None:
+        """Nothing is fetched."""
+
+    def unfollow(self, partition: Partition) -> None:
+        """Nothing was."""
 
 
 class ReplicaManager:
-    """All partitions that this node leads. Lives in the event loop."""
+    """All replicas of this node. Lives in the event loop."""
 
     def __init__(
         self,
         state_machine: MetadataStateMachine,
         logs: LogManager,
-        broker_id: BrokerId,
         settings: TopicSettings,
-        may_act: Callable[[], bool] = lambda: True,
+        host: Host,
+        streams: Streams | None = None,
     ) -> None:
-        """`may_act`: whether this node may act as a leader, at the moment of asking."""
         self._state_machine = state_machine
-        self._logs = logs
-        self._broker_id = broker_id
+        self._broker_id = host.broker_id
         self._settings = settings
-        self._may_act = may_act
+        self._host = host
+        self._streams = streams or _NoStreams()
         self._partitions: dict[str, dict[int, Partition]] = {}
-        self._offline: dict[tuple[str, int], LogError] = {}
-        self._changes: deque[_Change] = deque()
-        self._settled_index = 0
-        self._progress = asyncio.Condition()
-        self._worker: asyncio.Task[None] | None = None
-        self._failure: BaseException | None = None
+        self._by_id: dict[tuple[TopicId, PartitionId], Partition] = {}
+        self._disk = ReplicaDisk(self, logs, host.broker_id, settings)
         self._write_refusal: LogError | None = None
-        self._on_topics_changed: list[Callable[[], None]] = []
+        self._closing = False
+        self.isr_shrinks = 0
+        """Changes after which somebody was in sync no more, of partitions led here; so are the
+        others after which somebody was."""
+        self.isr_expands = 0
+        self.on_replica_failed: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
+        """Told of each replica here whose log cannot be opened or used, or that has damage."""
+        self.on_replica_distrusted: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
+        """Told of each one that may lack what it had acknowledged."""
+        self.on_fatal: Callable[[str], None] = lambda _reason: None
+        """Told if the metadata cannot be followed any more, and the node must end."""
 
     @property
     def image(self) -> MetadataImage:
         """The applied metadata."""
         return self._state_machine.image
 
-    def on_topics_changed(self, callback: Callable[[], None]) -> None:
-        """Be told when topics came, went or changed, for what is derived from them."""
-        self._on_topics_changed.append(callback)
+    @property
+    def settings(self) -> TopicSettings:
+        """What topics default to on this node."""
+        return self._settings
 
     def refuse_writes(self, error: LogError | None) -> None:
         """Refuse all appends with `error` while reads go on; None: take them again."""
         self._write_refusal = error
-        for partitions in self._partitions.values():
-            for partition in partitions.values():
-                self._refuse(partition)
-
-    def _refuse(self, partition: Partition) -> None:
-        """Have a partition refuse appends if the node does, or does not lead it."""
-        if self._write_refusal is None and partition.leader != self._broker_id:
-            name, number = partition.topic, partition.partition
-            leader = self.image.brokers.get(partition.leader)
-            partition.write_refusal = not_led_here(name, number, leader)
-        else:
-            partition.write_refusal = self._write_refusal
+        for partition in self._by_id.values():
+            partition.refuse_writes(error)
 
     async def start(self) -> None:
         """Open every replica that the metadata gives this node, then follow its changes."""
         self._state_machine.subscribe(self._apply)
-        index = self.image.applied_index
-        gate = asyncio.Semaphore(OPENS_AT_ONCE_MAX)
-
-        async def open_gated(topic: TopicImage, partition: PartitionImage) -> None:
-            async with gate:
-                await self._open(topic, partition)
-
-        topics = list(self.image.topics_by_id.values())
-        await asyncio.gather(*(open_gated(t, p) for t in topics for p in t.partitions))
-        self._settled_index = index
-        await self._sort_strays()
-        self._worker = asyncio.create_task(self._carry_out(), name="replica-manager")
+        await self._disk.start()
 
     async def close(self) -> None:
         """Stop serving and following; the logs are closed by their manager."""
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
-        for partitions in self._partitions.values():
-            for partition in partitions.values():
-                partition.close(LogError(NOT_READY, "The node is stopping."))
+        self._closing = True
+        await self._disk.close()
+        for partition in list(self._by_id.values()):
+            self._streams.unfollow(partition)
+            partition.close(LogError(NOT_READY, "The node is stopping."))
+
+    # What is here
 
     def partition(self, topic: str, partition: int) -> Partition:
         """The partition, which this node leads.
@@ -123,68 +124,103 @@ class ReplicaManager:
         Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NO_LEADER, STORAGE_FAILED, NOT_READY.
         """
         try:
-            return self._partitions[topic][partition]
+            found = self._partitions[topic][partition]
         except KeyError:
             raise self._why_not(topic, partition) from None
+        if not found.is_leader and not found.is_closed:
+            raise self._why_not(topic, partition)
+        return found
 
-    def partitions_of(self, topic: str) -> list[Partition]:
-        """All partitions of a topic, in order. Raises LogError as `partition` does."""
-        count = len(self.image.topic(topic).partitions)
-        return [self.partition(topic, number) for number in range(count)]
+    def replica(self, topic_id: TopicId, partition: PartitionId) -> Partition | None:
+        """The replica on this node, leader or follower; None if there is none that is open."""
+        return self._by_id.get((topic_id, partition))
+
+    def replicas(self) -> Iterator[Partition]:
+        """All open replicas."""
+        return iter(list(self._by_id.values()))
+
+    def led(self) -> Iterator[Partition]:
+        """All partitions that this node leads."""
+        return (partition for partition in self.replicas() if partition.is_leader)
+
+    @property
+    def offline_count(self) -> int:
+        """Replicas that serve nobody: not opened, failed, or damaged."""
+        closed = sum(partition.is_closed for partition in self._by_id.values())
+        return self._disk.offline_count + closed
 
     async def wait_for_data(
         self, wants: Sequence[tuple[Partition, Offset]], *, min_bytes: int, timeout_s: float
     ) -> None:
         """Return when any partition has a committed record at its offset, or the time is up.
 
-        With `min_bytes` > 1, wait until about that many bytes have arrived meanwhile; what was
-        there before the call counts as enough.
+        With `min_bytes` > 1, wait until about that many bytes have been committed meanwhile.
         """
-        if any(partition.high_watermark > offset for partition, offset in wants):
-            return
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        sizes = [partition.log.size_bytes for partition, _ in wants]
-        while await _any_moves(wants, deadline):
-            arrived = sum(
-                max(0, partition.log.size_bytes - size)
-                for (partition, _), size in zip(wants, sizes, strict=True)
-            )
-            if arrived >= min_bytes:
-                return
-            wants = [(p, max(offset, p.high_watermark)) for p, offset in wants]
+        await wait_for_data(wants, min_bytes=min_bytes, timeout_s=timeout_s)
 
     async def settled(self, index: int) -> None:
         """Return once the metadata up to `index` is carried out on this node's disk."""
-        async with self._progress:
-            await self._progress.wait_for(
-                lambda: self._settled_index >= index or self._failure is not None
-            )
-        if self._failure is not None:
-            raise LogError(STORAGE_FAILED, f"Following the metadata failed: {self._failure}")
+        await self._disk.settled(index)
+
+    # Metadata
 
     def _apply(self, delta: MetadataDelta) -> None:
         for topic in delta.deleted:
-            for partition in self._partitions.pop(topic.name, {}).values():
-                partition.close(LogError(UNKNOWN_TOPIC, f"Topic {topic.name!r} was deleted."))
-            for row in topic.partitions:
-                self._offline.pop((topic.name, row.partition), None)
+            gone = LogError(UNKNOWN_TOPIC, f"Topic {topic.name!r} was deleted.")
+            for number in list(self._partitions.get(topic.name, ())):
+                self._drop(topic, PartitionId(number), gone)
+            self._partitions.pop(topic.name, None)
         for change in delta.changed:
-            served = self._partitions.get(change.after.name, {})
-            for number, partition in served.items():
-                image = change.after.partitions[number]
-                partition.update(image, self._settings.min_insync_replicas(change.after))
-                self._refuse(partition)
-                if change.configs_changed:
-                    partition.log.configure(self._settings.log_config(change.after))
+            self._apply_change(change)
         if delta.cluster_settings:
             self._configure_all(delta.cluster_settings)
-        assert len(self._changes) < PENDING_CHANGES_MAX
-        self._changes.append(_Change(self.image.applied_index, delta))
-        for callback in self._on_topics_changed:
-            callback()
-        if self._worker is not None:
-            asyncio.get_running_loop().create_task(self._notify())
+        if delta.brokers:
+            self._follow_brokers(delta.brokers)
+        self._disk.applied(delta)
+
+    def _apply_change(self, change: TopicChange) -> None:
+        topic = change.after
+        served = self._partitions.get(topic.name)
+        if served is None:
+            return
+        min_insync_replicas = self._settings.min_insync_replicas(topic)
+        log_config = self._settings.log_config(topic) if change.configs_changed else None
+        # What a topic's minimum of replicas is may follow from its configs, and from their number.
+        is_new_rule = change.configs_changed or (
+            change.before.replication_factor != topic.replication_factor
+        )
+        numbers = list(served) if is_new_rule else change.partitions
+        for number in numbers:
+            partition = served.get(number)
+            if partition is None:
+                continue
+            row = topic.partitions[number]
+            if self._broker_id not in row.replicas:
+                self._drop(topic, PartitionId(number), self._moved_away(topic, row))
+                continue
+            if partition.is_leader:
+                self._count_isr(partition.image, row)
+            partition.update(row, min_insync_replicas)
+            self._follow(partition)
+            if log_config is not None:
+                partition.log.configure(log_config)
+
+    def _count_isr(self, before: PartitionImage, after: PartitionImage) -> None:
+        if before.isr != after.isr:
+            self.isr_shrinks += not set(before.isr) <= set(after.isr)
+            self.isr_expands += not set(after.isr) <= set(before.isr)
+
+    def _drop(self, topic: TopicImage, number: PartitionId, error: LogError) -> None:
+        """Stop serving a replica. Its files are somebody else's business."""
+        partition = self._partitions.get(topic.name, {}).pop(number, None)
+        if partition is not None:
+            self._by_id.pop((topic.topic_id, number), None)
+            self._disk.left(partition)
+            self._streams.unfollow(partition)
+            partition.close(error)
+
+    def _moved_away(self, topic: TopicImage, row: PartitionImage) -> LogError:
+        return not_led_here(topic.name, row.partition, self.image.brokers.get(row.leader))
 
     def _configure_all(self, names: Collection[str]) -> None:
         """Carry out cluster settings, in topics that do not set all of these themselves."""
@@ -198,75 +234,69 @@ class ReplicaManager:
                 partition.update(topic.partitions[number], min_insync_replicas)
                 partition.log.configure(log_config)
 
-    async def _notify(self) -> None:
-        async with self._progress:
-            self._progress.notify_all()
+    def _follow_brokers(self, broker_ids: Collection[BrokerId]) -> None:
+        """Brokers were started again, perhaps elsewhere."""
+        for partition in self._by_id.values():
+            if partition.leader in broker_ids:
+                self._follow(partition)
 
-    async def _carry_out(self) -> None:
-        try:
-            while True:
-                async with self._progress:
-                    await self._progress.wait_for(lambda: bool(self._changes))
-                while self._changes:
-                    change = self._changes[0]
-                    await self._carry_out_one(change.delta)
-                    self._changes.popleft()
-                    self._settled_index = change.index
-                await self._notify()
-        except Exception as error:
-            self._failure = error
-            logger.exception("following the metadata failed")
-            await self._notify()
-            raise
+    def refresh(self, partition: Partition) -> None:
+        """Have a replica take the role that the metadata gives it: it could not until now."""
+        topic = self.image.topics_by_id.get(partition.topic_id)
+        if topic is not None and self.replica(partition.topic_id, partition.partition) is partition:
+            row = topic.partitions[partition.partition]
+            partition.update(row, self._settings.min_insync_replicas(topic))
+            self._follow(partition)
 
-    async def _carry_out_one(self, delta: MetadataDelta) -> None:
-        for topic in delta.deleted:
-            await self._logs.delete_topic(topic.topic_id)
-        for topic in delta.created:
-            await self._open_all(topic, [row.partition for row in topic.partitions])
-        for change in delta.changed:
-            known = len(change.before.partitions)
-            await self._open_all(change.after, [p for p in change.partitions if p >= known])
+    def _follow(self, partition: Partition) -> None:
+        leader = self.image.brokers.get(partition.leader)
+        idle = partition.is_closed or partition.is_distrusted
+        if leader is None or leader.broker_id == self._broker_id or idle:
+            self._streams.unfollow(partition)
+        else:
+            self._streams.follow(partition, leader)
 
-    async def _open_all(self, topic: TopicImage, numbers: Sequence[PartitionId]) -> None:
-        for number in numbers:
-            # A later change may have deleted the topic, or changed the row, meanwhile.
-            newest = self.image.topics_by_id.get(topic.topic_id)
-            if newest is not None:
-                await self._open(newest, newest.partitions[number])
+    # The disk's part
 
-    async def _open(self, topic: TopicImage, row: PartitionImage) -> None:
-        if self._broker_id not in row.replicas:
-            return
-        key = (topic.name, row.partition)
-        try:
-            log = await self._logs.open_replica(
-                topic.topic_id, row.partition, self._settings.log_config(topic), create=True
-            )
-        except (LogError, DiskError) as error:
-            logger.error("%s-%d cannot be opened: %s", *key, error)
-            self._offline[key] = LogError(STORAGE_FAILED, f"{key[0]}-{key[1]} is offline: {error}")
-            return
-        newest = self.image.topics_by_id.get(topic.topic_id)
-        if newest is not None:
-            self._serve(newest, newest.partitions[row.partition], log)
+    async def open_again(self, topic_id: TopicId, number: PartitionId) -> None:
+        """Try once more to open a replica that is not here. Raises LogError as it is offline now.
 
-    async def _sort_strays(self) -> None:
-        """Remove replicas of topics known to be deleted; keep and report all others.
-
-        A node that was down, or died, when its topics were deleted finds them again.
+        When it returns it is served, or not wanted; it may still be damaged.
         """
-        strays = self._logs.strays()
-        deleted = {
-            stray.partition("/")[0] for stray in strays
-        } & self.image.deleted_topic_ids.keys()
-        for topic_id in sorted(deleted):
-            logger.info("removing the replicas of topic %s, which was deleted", topic_id)
-            await self._logs.delete_topic(TopicId(topic_id))
-        for stray in self._logs.strays():
-            logger.warning("replica %s is on disk but not in the metadata; it is kept", stray)
+        await self._disk.open_again(topic_id, number)
 
-    def _serve(self, topic: TopicImage, row: PartitionImage, log: Log) -> None:
+    def lacks_room(self, topic_id: TopicId, number: PartitionId) -> bool:
+        """Whether the replica could not be opened because the disk was full."""
+        return self._disk.lacks_room(topic_id, number)
+
+    async def renew(self, topic_id: TopicId, number: PartitionId) -> None:
+        """Begin a replica anew, empty, and keep the files of the one that cannot be used.
+
+        Whoever asks has seen to it that nobody counts on what it had. Raises LogError.
+        """
+        topic = self.image.topics_by_id.get(topic_id)
+        if topic is None or self._broker_id not in topic.partitions[number].replicas:
+            return
+        self._drop(topic, number, LogError(STORAGE_FAILED, "The replica is being begun anew."))
+        await self._disk.renew(topic_id, number)
+
+    def cannot_open(self, topic_id: TopicId, partition: PartitionId) -> None:
+        """See `replica_disk.Owner`."""
+        if not self._closing:
+            self.on_replica_failed(topic_id, partition)
+
+    def cannot_follow(self, reason: str) -> None:
+        """See `replica_disk.Owner`."""
+        self.on_fatal(reason)
+
+    def serve(self, topic: TopicImage, row: PartitionImage, log: Log) -> None:
+        """See `replica_disk.Owner`."""
+        present = self._by_id.get((topic.topic_id, row.partition))
+        if present is not None and present.log is log:
+            # Whoever else opened it was faster. Two of them would lead and follow by one log.
+            return
+        if present is not None:
+            self._drop(topic, row.partition, LogError(NOT_READY, "The replica was begun anew."))
         config = self._settings.log_config(topic)
         if log.config != config:
             # Settings of the topic or the cluster have changed while the log was being opened.
@@ -277,42 +307,45 @@ class ReplicaManager:
             log=log,
             image=row,
             min_insync_replicas=self._settings.min_insync_replicas(topic),
-            may_act=self._may_act,
+            host=self._host,
         )
-        self._refuse(partition)
+        partition.write_refusal = self._write_refusal
+        key = (topic.topic_id, row.partition)
         self._partitions.setdefault(topic.name, {})[row.partition] = partition
-        for callback in self._on_topics_changed:
-            callback()
+        self._by_id[key] = partition
+        partition.on_trusted = lambda: self.refresh(partition)
+        log.on_failed(lambda _: self._log_ended(partition))
+        log.on_damaged(lambda _: self._damage_found(partition))
+        if partition.is_closed:
+            self._log_ended(partition)
+        elif log.damage_found is not None:
+            self._damage_found(partition)
+        if partition.is_distrusted and not self._closing:
+            self.on_replica_distrusted(*key)
+        self._follow(partition)
+
+    def _log_ended(self, partition: Partition) -> None:
+        """Have a log that cannot be used repaired, unless it was closed on purpose."""
+        key = (partition.topic_id, partition.partition)
+        is_served = self._by_id.get(key) is partition and not self._closing
+        if is_served and partition.log.state in {LogState.FAILED, LogState.DAMAGED}:
+            self._streams.unfollow(partition)
+            self.on_replica_failed(*key)
+
+    def _damage_found(self, partition: Partition) -> None:
+        """Have a log repaired in which somebody met damage. It goes on serving what is whole."""
+        key = (partition.topic_id, partition.partition)
+        if self._by_id.get(key) is partition and not self._closing:
+            self.on_replica_failed(*key)
 
     def _why_not(self, topic: str, partition: int) -> LogError:
         try:
             row = self.image.partition(topic, partition)
         except LogError as error:
             return error
-        offline = self._offline.get((topic, partition))
+        offline = self._disk.offline(topic, partition)
         if offline is not None:
             return LogError(offline.entry, offline.message)
         if row.leader != self._broker_id:
             return not_led_here(topic, partition, self.image.brokers.get(row.leader))
         return LogError(NOT_READY, f"{topic}-{partition} is being opened.")
-
-
-async def _any_moves(wants: Sequence[tuple[Partition, Offset]], deadline: float) -> bool:
-    """Wait until a high watermark passes its offset; False when the deadline came first."""
-    loop = asyncio.get_running_loop()
-    moved: asyncio.Future[bool] = loop.create_future()
-
-    def settle(outcome: bool) -> None:
-        if not moved.done():
-            moved.set_result(outcome)
-
-    timer = loop.call_at(deadline, settle, False)
-    handles: list[tuple[Partition, int]] = []
-    try:
-        for partition, offset in wants:
-            handles.append((partition, partition.add_read_waiter(offset, lambda: settle(True))))
-        return await moved
-    finally:
-        timer.cancel()
-        for partition, handle in handles:
-            partition.remove_read_waiter(handle)

@@ -1,16 +1,25 @@
-"""One partition on the node that leads it: append, commit, read.
-
-State of a partition and what moves it:
+"""One replica on this node, in the role that the applied metadata gives it: leader or follower.
 
 =================  =====================================================================
 `log_end_offset`   moves when a batch is written; owned by the log
 `flushed_offset`   moves when a sync returns; owned by the log
-`high_watermark`   the smallest durable end offset over the in-sync replicas; moves when the
-                   slowest of them reports; never falls within one leader epoch
+`high_watermark`   leader: the smallest durable end over the in-sync replicas; follower: what its
+                   leader says, as far as its own log goes; never falls within a leader epoch
 =================  =====================================================================
 
+Roles, and what moves a replica from one to another:
+
+=========  ================================================================================
+LEADER     the applied row names this node, in this epoch; ends with any other row's epoch
+FOLLOWER   the row names another broker, or none
+WAITING    this node is to lead, but a cut or a fetched append is not over yet
+CLOSED     the log failed, the topic is gone, or the node stops; for good
+=========  ================================================================================
+
 Invariants: `log_start_offset <= high_watermark <= log_end_offset`; an `acks=all` answer is given
-only for offsets below the high watermark; a reader is given only offsets below it.
+only for offsets below the high watermark; a reader is given only offsets below it; what changes a
+follower's log names the leader epoch it comes from, and is refused in any other; nobody leads while
+such a change is under way.
 
 What counts as durable is the log's flush mode: with `sync` what was synced to disk, with `async`
 what was handed to the operating system (promises 1 and 2).
@@ -19,59 +28,32 @@ what was handed to the operating system (promises 1 and 2).
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
-from raftlog.metadata.image import BrokerImage, PartitionImage
+from raftlog.metadata.image import PartitionImage
 from raftlog.record.batch import RecordBatch
-from raftlog.record.errors import (
-    NO_LEADER,
-    NOT_ENOUGH_REPLICAS,
-    OFFSET_OUT_OF_RANGE,
-    OVERLOADED,
-    RETRIABLE,
-    LogError,
-)
-from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId, TopicId
-from raftlog.storage.config import FlushMode
+from raftlog.record.errors import NOT_READY, OFFSET_OUT_OF_RANGE, LogError
+from raftlog.record.types import BrokerId, Buffer, LeaderEpoch, Offset, PartitionId, TopicId
+from raftlog.replication.fetching import BelowStart, Diverging, Feed, FetchPosition
+from raftlog.replication.following import Following
+from raftlog.replication.leading import Leading
+from raftlog.replication.replica import Acks, Fetched, Host, Replica, not_led_here
+from raftlog.replication.state import IsrWish, LeaderState
 from raftlog.storage.log import AppendResult, Log
+from raftlog.storage.results import ReadResult
 
-COMMIT_WAITERS_MAX = 100_000
-"""Appends of one partition that may wait for their commit at once; more are refused."""
-READ_WAITERS_MAX = 100_000
-"""Readers of one partition that may wait for records at once; more are refused."""
+__all__ = ["Acks", "Fetched", "Host", "Partition", "not_led_here"]
 
+TRUST_RETRY_S: Final = 0.5
+"""Between two attempts to write down that a possible loss is dealt with: the disk is full."""
 
-class Acks(IntEnum):
-    """How far a batch must have come before its writer is answered."""
-
-    NONE = 0
-    LEADER = 1
-    ALL = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """Committed record batches, whole, the first of them holding the offset asked for."""
-
-    data: bytes | memoryview
-    next_offset: Offset
-    high_watermark: Offset
-    log_start_offset: Offset
-
-
-@dataclass(frozen=True, slots=True)
-class ReadWaiter:
-    """A reader that waits for the high watermark to pass `offset`."""
-
-    offset: Offset
-    wake: Callable[[], None]
+logger = logging.getLogger(__name__)
 
 
 class Partition:
-    """The leader's view of one partition. Lives in the event loop; not for other threads."""
+    """One replica. Lives in the event loop; not for other threads."""
 
     def __init__(
         self,
@@ -81,45 +63,94 @@ class Partition:
         log: Log,
         image: PartitionImage,
         min_insync_replicas: int,
-        may_act: Callable[[], bool] = lambda: True,
+        host: Host,
     ) -> None:
-        """`may_act` is asked at each append: whether this node may act as a leader right now."""
+        """Takes the role that `image` gives to the host's broker at once."""
         self.topic = topic
         self.topic_id = topic_id
         self.log = log
-        self.image = image
-        self.min_insync_replicas = min_insync_replicas
-        self._may_act = may_act
-        self._high_watermark = log.high_watermark = self._durable_end_offset()
-        self._commits: list[tuple[Offset, int, asyncio.Future[None]]] = []
-        self._commit_count = 0
-        self._readers: dict[int, ReadWaiter] = {}
-        self._reader_count = 0
-        self._closed: LogError | None = log.failure
         self.write_refusal: LogError | None = None
-        """Why appends are refused though reads go on."""
+        """Why the node takes no appends, if it takes none."""
+        self._replica = Replica(
+            topic=topic,
+            topic_id=topic_id,
+            log=log,
+            image=image,
+            min_insync_replicas=min_insync_replicas,
+            host=host,
+        )
+        self._is_distrusted = log.possible_loss is not None and len(image.replicas) > 1
+        self._opened_in_epoch = image.leader_epoch
+        self._trusting: asyncio.Task[None] | None = None
+        self.on_trusted: Callable[[], None] = lambda: None
+        """Told when it takes part after all."""
+        self._leading: Leading | None = None
+        self._following = Following(
+            self._replica,
+            is_distrusted=lambda: self._is_distrusted,
+            on_rearranged=self._take_role,
+        )
         log.on_flushed(self._on_flushed)
-        log.on_failed(self._fail)
+        log.on_failed(self.close)
+        log.on_appended(self._on_appended)
+        self._take_role()
+
+    # What is known of it
+
+    @property
+    def image(self) -> PartitionImage:
+        """The partition's row of the applied metadata."""
+        return self._replica.image
+
+    @property
+    def min_insync_replicas(self) -> int:
+        """In-sync replicas that `acks=all` needs."""
+        return self._replica.min_insync_replicas
 
     @property
     def partition(self) -> PartitionId:
         """The partition's number in its topic."""
-        return self.image.partition
+        return self._replica.image.partition
 
     @property
     def leader(self) -> BrokerId:
         """The broker that leads, as of the applied metadata."""
-        return self.image.leader
+        return self._replica.image.leader
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
         """The epoch that batches appended now are stamped with."""
-        return self.image.leader_epoch
+        return self._replica.image.leader_epoch
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this replica leads the partition."""
+        return self._leading is not None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it serves nobody any more."""
+        return self._replica.closed is not None
+
+    @property
+    def state(self) -> LeaderState | None:
+        """What the leader knows of its followers; None if this is none."""
+        return None if self._leading is None else self._leading.state
+
+    @property
+    def feeds(self) -> Mapping[BrokerId, Feed]:
+        """The followers that are being fed."""
+        return {} if self._leading is None else self._leading.feeds
 
     @property
     def high_watermark(self) -> Offset:
-        """First offset that is not committed yet."""
-        return self._high_watermark
+        """First offset that is not known here to be committed."""
+        return self._replica.high_watermark
+
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes that have become committed here since the replica was opened, more or less."""
+        return self._replica.bytes.total
 
     @property
     def log_start_offset(self) -> Offset:
@@ -131,65 +162,216 @@ class Partition:
         """Offset that the next record gets."""
         return self.log.log_end_offset
 
+    @property
+    def durable_end(self) -> Offset:
+        """Everything below is durable on this node, as the flush mode has it."""
+        return self._replica.durable_end
+
+    @property
+    def on_durable(self) -> Callable[[], None] | None:
+        """Called when `durable_end` of a follower, or its log start, has moved."""
+        return self._following.on_durable
+
+    @on_durable.setter
+    def on_durable(self, callback: Callable[[], None] | None) -> None:
+        self._following.on_durable = callback
+
+    # Roles
+
     def update(self, image: PartitionImage, min_insync_replicas: int) -> None:
         """Take over newer applied metadata of this partition."""
-        if image.partition_epoch < self.image.partition_epoch:
-            raise AssertionError(f"{self.topic}-{self.partition}: metadata went back")
-        self.image = image
-        self.min_insync_replicas = min_insync_replicas
+        replica = self._replica
+        before = replica.image
+        if image.partition_epoch < before.partition_epoch:
+            raise AssertionError(f"{replica.name}: metadata went back")
+        is_joined = len(before.replicas) == 1 < len(image.replicas)
+        if is_joined and self.log.possible_loss is not None and not self._is_distrusted:
+            # Alone it could only say what it may have lost. Others will copy what it has now.
+            self.trust()
+        replica.image = image
+        replica.min_insync_replicas = min_insync_replicas
+        self._take_role()
+
+    def _take_role(self) -> None:
+        row, leading = self._replica.image, self._leading
+        leads = self._may_lead()
+        if leads and leading is not None and leading.state.row.leader_epoch == row.leader_epoch:
+            leading.update(row)
+            return
+        if leading is not None:
+            self._stop_leading(self._replica.not_led_here())
+        if self.is_closed or self._following.is_busy:
+            return
+        # An epoch in which nothing was written is no part of the log's history: what a new leader
+        # sends may be older.
+        self.log.leader_epochs.truncate_from_end(self.log.log_end_offset)
+        if leads:
+            self._begin_leading()
+
+    def _may_lead(self) -> bool:
+        row = self._replica.image
+        if row.leader != self._replica.host.broker_id or self.is_closed:
+            return False
+        is_elected_since = row.leader_epoch > self._opened_in_epoch
+        if self._is_distrusted and is_elected_since and row.unclean_epoch == row.leader_epoch:
+            # Elected for want of anyone better, by who knows what that means. Not in an epoch from
+            # before: what this log may lack was perhaps acknowledged in that very epoch.
+            self.trust()
+        return not self._is_distrusted
+
+    @property
+    def is_distrusted(self) -> bool:
+        """Whether this log may lack what it had acknowledged, and the metadata does not know yet.
+
+        Until it does, this replica neither leads nor follows.
+        """
+        return self._is_distrusted
+
+    def trust(self) -> asyncio.Task[None]:
+        """The metadata knows: this replica is in sync no more, and may be again.
+
+        It takes part once that is durable, which is tried until it succeeds: after a crash its log
+        would be distrusted again, and with it all that others have come to count on since. Returns
+        who does it, for who wants to wait.
+        """
+        if self._trusting is None:
+            self._trusting = asyncio.get_running_loop().create_task(self._trust())
+            self._trusting.add_done_callback(self._trusted)
+        return self._trusting
+
+    @property
+    def is_being_trusted(self) -> bool:
+        """Whether `trust` is at work."""
+        return self._trusting is not None
+
+    async def _trust(self) -> None:
+        while self.log.possible_loss is not None and not self.is_closed:
+            try:
+                await self.log.forget_possible_loss()
+            except LogError as error:
+                logger.info("%s: not trusted yet: %s", self._replica.name, error.message)
+                await self._replica.host.clock.sleep(TRUST_RETRY_S)
+
+    def _trusted(self, task: asyncio.Task[None]) -> None:
+        self._trusting = None
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            logger.critical("%s: trusting failed", self._replica.name, exc_info=error)
+        elif self._is_distrusted and not self.is_closed:
+            self._is_distrusted = False
+            self._take_role()
+            self.on_trusted()
+
+    def _begin_leading(self) -> None:
+        try:
+            self._leading = Leading(self._replica)
+        except LogError as error:
+            logger.error("%s cannot be led here: %s", self._replica.name, error.message)
+            self.close(error)
+
+    def _stop_leading(self, error: LogError) -> None:
+        leading, self._leading = self._leading, None
+        if leading is not None:
+            leading.end(error)
+            self._replica.readers.wake_all()
+
+    async def until_idle(self) -> None:
+        """Return when no change of the log is under way: only then may another replica use it."""
+        await self._following.until_idle()
+
+    def close(self, error: LogError) -> None:
+        """Stop serving: every present and later caller gets `error`."""
+        if self._replica.closed is None:
+            self._replica.closed = error
+        self._stop_leading(error)
+        self._replica.readers.wake_all()
+        self._following.close()
+        if self._trusting is not None:
+            self._trusting.cancel()
+
+    def _require_leading(self) -> Leading:
+        if self._leading is None:
+            self._replica.require_open()
+            raise self._replica.not_led_here()
+        return self._leading
+
+    def _on_flushed(self, _flushed_offset: Offset) -> None:
+        if self._leading is not None:
+            self._leading.advance()
+        elif self._following.on_durable is not None:
+            self._following.on_durable()
+
+    def _on_appended(
+        self, base: Offset, following: Offset, buffers: Sequence[Buffer], size_bytes: int
+    ) -> None:
+        self._replica.bytes.appended(following, size_bytes)
+        if self._leading is not None:
+            self._leading.on_appended(base, following, buffers, size_bytes)
+
+    # Writers and readers
+
+    def refuse_writes(self, error: LogError | None) -> None:
+        """Refuse all appends with `error`, of this node, not of this partition; None: take them.
+
+        Who waits for records finds out by reading whether the node may still tell of any.
+        """
+        self.write_refusal = error
+        if error is not None:
+            self._replica.readers.wake_all()
 
     async def append(
         self, batches: Sequence[RecordBatch], *, acks: Acks, timeout_s: float
     ) -> list[AppendResult]:
         """Append batches, whole or not at all, and return once `acks` is fulfilled.
 
-        Raises LogError: NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE and
-        the like mean that nothing was written; RETRIABLE (not committed within `timeout_s`) and
-        STORAGE_FAILED mean that the outcome is unknown.
+        Raises LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED,
+        OUT_OF_ORDER_SEQUENCE and the like mean that nothing was written; RETRIABLE (not committed
+        within `timeout_s`) and STORAGE_FAILED mean that the outcome is unknown.
         """
-        self._require_open()
+        leading = self._require_leading()
         if self.write_refusal is not None:
             raise LogError(self.write_refusal.entry, self.write_refusal.message)
-        if not self._may_act():
-            # Asked, not told: a process that was stopped finds what waited for it before it is
-            # told that its time as a leader is over (promise 7).
-            raise LogError(
-                NO_LEADER,
-                f"{self.topic}-{self.partition}: this node has lost touch with the controller.",
-            )
-        if acks is Acks.ALL:
-            if len(self.image.isr) < self.min_insync_replicas:
-                raise LogError(
-                    NOT_ENOUGH_REPLICAS,
-                    f"{self.topic}-{self.partition} has {len(self.image.isr)} in-sync replicas; "
-                    f"min.insync.replicas is {self.min_insync_replicas}.",
-                )
-            if len(self._commits) >= COMMIT_WAITERS_MAX:
-                raise LogError(OVERLOADED, f"{self.topic}-{self.partition}: too many writers wait.")
-        results = await self.log.append(batches, self.image.leader_epoch)
-        if self.log.config.flush is FlushMode.ASYNC:
-            self._advance(self.log.log_end_offset)
-        if acks is Acks.ALL:
-            # The append may have waited for a new segment, and the log have failed behind it:
-            # whoever began to wait now would not be told.
-            if self._closed is not None:
-                raise _in_doubt(self._closed)
-            last_offset = max(result.last_offset for result in results)
-            if last_offset >= self._high_watermark:
-                await self._committed(last_offset, timeout_s)
-        return results
+        return await leading.append(batches, acks=acks, timeout_s=timeout_s)
+
+    async def delete_records(self, before: Offset) -> Offset:
+        """Make the records below `before` unreadable for good; return the new log start offset.
+
+        -1 means all committed records. When it returns it is durable here, and every in-sync
+        replica has done the same. Raises LogError; RETRIABLE: not all replicas have, yet.
+        """
+        return await self._require_leading().delete_records(before)
+
+    def end_offset(self) -> Offset:
+        """The offset behind the last committed record, which never moves back.
+
+        Raises LogError: NO_LEADER; NOT_READY while a new leader does not know yet how much of
+        what its predecessors wrote was committed.
+        """
+        return self._require_leading().end_offset()
 
     async def read(
-        self, offset: Offset, *, max_bytes: int, end_offset: Offset | None = None
+        self,
+        offset: Offset,
+        *,
+        max_bytes: int,
+        end_offset: Offset | None = None,
+        any_replica: bool = False,
     ) -> Fetched:
         """Committed batches from the one that holds `offset`; at least one if there is any.
 
-        Empty if nothing at `offset` is committed yet. With `end_offset`, no batch that starts at
-        or after it. Raises LogError: OFFSET_OUT_OF_RANGE, STORAGE_FAILED.
+        Empty if nothing at `offset` is known to be committed yet. With `end_offset`, no batch that
+        starts at or after it. `any_replica`: also if this replica only follows, from what it knows.
+        Raises LogError: NO_LEADER, OFFSET_OUT_OF_RANGE, STORAGE_FAILED.
         """
-        self._require_open()
+        if not any_replica:
+            leading = self._require_leading()
+            if offset >= self._replica.high_watermark:
+                # What is below is committed, whoever leads. Where it ends only a leader can tell.
+                leading.require_lead_to_tell()
+        self._replica.require_open()
         self._check_range(offset)
-        high_watermark = self._high_watermark
+        high_watermark = self._replica.high_watermark
         end = high_watermark if end_offset is None else min(end_offset, high_watermark)
         if offset >= end:
             return Fetched(b"", offset, high_watermark, self.log.log_start_offset)
@@ -198,134 +380,118 @@ class Partition:
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int] | None:
         """Offset and timestamp of the first committed record at or after a time; None if none."""
-        self._require_open()
-        return await self.log.offset_for_timestamp(timestamp_ms, end=self._high_watermark)
-
-    async def delete_records(self, before: Offset) -> Offset:
-        """Make the records below `before` unreadable for good; return the new log start offset.
-
-        -1 means all committed records. Durable when it returns. Raises LogError.
-        """
-        self._require_open()
-        target = self._high_watermark if before == -1 else before
-        if target < 0 or target > self._high_watermark:
-            raise LogError(
-                OFFSET_OUT_OF_RANGE,
-                f"Records of {self.topic}-{self.partition} can be deleted up to the high watermark "
-                f"{self._high_watermark}, not up to {before}.",
-            )
-        return await self.log.delete_records_before(target)
+        self._require_leading()
+        return await self.log.offset_for_timestamp(timestamp_ms, end=self._replica.high_watermark)
 
     def add_read_waiter(self, offset: Offset, wake: Callable[[], None]) -> int:
         """Call `wake` once when the high watermark passes `offset`; return a handle to forget it.
 
-        Never called at once: look at `high_watermark` first. Also called when the partition closes
-        or fails, so that the reader finds out by reading.
+        Never called at once: look at `high_watermark` first. Also called when the partition closes,
+        fails, or is not led here any more, so that the reader finds out by reading.
         """
-        if len(self._readers) >= READ_WAITERS_MAX:
-            raise LogError(OVERLOADED, f"{self.topic}-{self.partition}: too many readers wait.")
-        self._reader_count += 1
-        self._readers[self._reader_count] = ReadWaiter(offset, wake)
-        return self._reader_count
+        return self._replica.readers.add(offset, wake)
 
     def remove_read_waiter(self, handle: int) -> None:
         """Forget a waiter, woken or not."""
-        self._readers.pop(handle, None)
-
-    def close(self, error: LogError) -> None:
-        """Stop serving: every present and later caller gets `error`."""
-        self._fail(error)
-
-    def _require_open(self) -> None:
-        if self._closed is not None:
-            raise LogError(self._closed.entry, self._closed.message)
+        self._replica.readers.remove(handle)
 
     def _check_range(self, offset: Offset) -> None:
-        start, end = self.log.log_start_offset, self.log.log_end_offset
-        if not start <= offset <= end:
+        if not self.log.log_start_offset <= offset <= self.log.log_end_offset:
             raise LogError(
                 OFFSET_OUT_OF_RANGE,
-                f"Offset {offset} of {self.topic}-{self.partition} is out of range: "
-                f"{start} to {self._high_watermark} can be read.",
+                f"Offset {offset} of {self._replica.name} is out of range: "
+                f"{self.log.log_start_offset} to {self._replica.high_watermark} can be read.",
             )
 
-    def _durable_end_offset(self) -> Offset:
-        if self.log.config.flush is FlushMode.ASYNC:
-            return self.log.log_end_offset
-        return self.log.flushed_offset
+    # Followers of this leader
 
-    def _on_flushed(self, flushed_offset: Offset) -> None:
-        self._advance(flushed_offset)
+    def attach(self, feed: Feed, position: FetchPosition) -> Diverging | BelowStart | None:
+        """Begin to feed a follower that stands at `position`; None if its log is a part of ours.
 
-    def _advance(self, durable_end_offset: Offset) -> None:
-        """Move the high watermark up, and wake who waits for it.
-
-        Alone in its in-sync set, the leader's durable end offset is the smallest of all.
+        Otherwise nothing has begun. Raises LogError: NO_LEADER if this is not the leader of that
+        epoch any more, NOT_READY if it is not yet, ILLEGAL_STATE for who is no replica.
         """
-        if durable_end_offset <= self._high_watermark:
-            return
-        self._high_watermark = self.log.high_watermark = durable_end_offset
-        commits = self._commits
-        while commits and commits[0][0] < durable_end_offset:
-            future = heapq.heappop(commits)[2]
-            if not future.done():
-                future.set_result(None)
-        if self._readers:
-            self._wake_readers(durable_end_offset)
+        if position.leader_epoch > self.leader_epoch:
+            raise LogError(NOT_READY, f"{self._replica.name}: that leader epoch is not known yet.")
+        return self._require_leading().attach(feed, position)
 
-    def _wake_readers(self, high_watermark: Offset) -> None:
-        due = [h for h, waiter in self._readers.items() if waiter.offset < high_watermark]
-        for handle in due:
-            self._readers.pop(handle).wake()
+    def detach(self, feed: Feed) -> None:
+        """Stop feeding; harmless if that is done already."""
+        if self._leading is not None:
+            self._leading.detach(feed)
 
-    async def _committed(self, last_offset: Offset, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        self._commit_count += 1
-        heapq.heappush(self._commits, (last_offset, self._commit_count, future))
-        timer = loop.call_later(timeout_s, self._expire, future)
-        try:
-            await future
-        finally:
-            timer.cancel()
+    def acked(self, feed: Feed, durable_end: Offset, log_start_offset: Offset) -> None:
+        """A follower has everything below `durable_end` durably, and begins at that offset."""
+        if self._leading is not None:
+            self._leading.acked(feed, durable_end, log_start_offset)
 
-    def _expire(self, future: asyncio.Future[None]) -> None:
-        if not future.done():
-            future.set_exception(
-                LogError(
-                    RETRIABLE,
-                    f"{self.topic}-{self.partition}: written, but not committed in time; the "
-                    "outcome is unknown.",
-                )
-            )
+    async def read_uncommitted(self, offset: Offset, *, max_bytes: int) -> ReadResult:
+        """Batches up to the end of the log, for followers. Raises LogError."""
+        return await self._require_leading().read_uncommitted(offset, max_bytes=max_bytes)
 
-    def _fail(self, error: LogError) -> None:
-        self._closed = error
-        commits, self._commits = self._commits, []
-        for _, _, future in commits:
-            if not future.done():
-                future.set_exception(_in_doubt(error))
-        readers, self._readers = self._readers, {}
-        for waiter in readers.values():
-            waiter.wake()
+    def isr_wish(self, lag_max_s: float) -> IsrWish | None:
+        """The in-sync set that this leader wants now, if it is another one."""
+        return None if self._leading is None else self._leading.isr_wish(lag_max_s)
 
+    # As a follower: see following.py
 
-def _in_doubt(error: LogError) -> LogError:
-    """What a writer is told whose batch is in the log when its partition ends with `error`.
+    def position(self) -> FetchPosition:
+        """Where this follower stands. Raises LogError: NO_LEADER, NOT_READY while it changes."""
+        return self._following.position()
 
-    It may yet be committed: an error that says "not written" would have a client use its sequence
-    numbers for other records.
-    """
-    if error.entry.outcome_unknown:
-        return LogError(error.entry, error.message)
-    return LogError(RETRIABLE, f"{error.message} The outcome of the write is unknown.")
+    def append_fetched_now(
+        self,
+        data: Buffer,
+        *,
+        leader_epoch: LeaderEpoch,
+        high_watermark: Offset,
+        log_start_offset: Offset,
+    ) -> bool:
+        """Append what the leader of that epoch has sent, if it can be done without waiting.
 
+        Raises LogError: NO_LEADER, CORRUPT_BATCH, DISK_FULL, STORAGE_FAILED.
+        """
+        return self._following.append_fetched_now(
+            data,
+            leader_epoch=leader_epoch,
+            high_watermark=high_watermark,
+            log_start_offset=log_start_offset,
+        )
 
-def not_led_here(topic: str, partition: int, leader: BrokerImage | None) -> LogError:
-    """The error for a partition that another broker leads, or none: with where to ask instead."""
-    if leader is None:
-        where = "no broker leads it at the moment"
-    else:
-        host = f"[{leader.host}]" if ":" in leader.host else leader.host
-        where = f"broker {leader.broker_id} leads it, ask there: {host}:{leader.port}"
-    return LogError(NO_LEADER, f"{topic}-{partition} is not led by this node; {where}.")
+    async def append_fetched(
+        self,
+        data: Buffer,
+        *,
+        leader_epoch: LeaderEpoch,
+        high_watermark: Offset,
+        log_start_offset: Offset,
+    ) -> None:
+        """As `append_fetched_now`, also where a segment must be begun first."""
+        await self._following.append_fetched(
+            data,
+            leader_epoch=leader_epoch,
+            high_watermark=high_watermark,
+            log_start_offset=log_start_offset,
+        )
+
+    def learned(
+        self, *, leader_epoch: LeaderEpoch, high_watermark: Offset, log_start_offset: Offset
+    ) -> None:
+        """Take over the leader's marks. Raises LogError(NO_LEADER)."""
+        self._following.learned(
+            leader_epoch=leader_epoch,
+            high_watermark=high_watermark,
+            log_start_offset=log_start_offset,
+        )
+
+    async def truncate_for(self, diverging: Diverging, *, leader_epoch: LeaderEpoch) -> None:
+        """Cut what the leader of that epoch does not have, as far as its answer tells.
+
+        Raises LogError: NO_LEADER; ILLEGAL_STATE if committed records would be lost by it, or
+        nothing would come of it; STORAGE_FAILED.
+        """
+        await self._following.truncate_for(diverging, leader_epoch=leader_epoch)
+
+    async def restart_at(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> None:
+        """Empty the log, and begin anew at `offset`: what is below, the leader has deleted."""
+        await self._following.restart_at(offset, leader_epoch=leader_epoch)

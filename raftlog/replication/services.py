@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from raftlog.metadata.apply import ApplyResult
 from raftlog.quorum import Quorum
 from raftlog.record.types import BrokerId
+from raftlog.replication.access import Partitions
 from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.manager import ReplicaManager
+from raftlog.replication.status import ReplicationStatus
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Randomness
 
@@ -19,12 +21,16 @@ class Services:
     """The node as the HTTP layer sees it."""
 
     replicas: ReplicaManager
+    partitions: Partitions
+    """All partitions of the cluster, wherever they are led."""
     metadata: ClusterMetadata
     quorum: Quorum[ApplyResult]
     logs: LogManager
     clock: Clock
     randomness: Randomness
     node_id: BrokerId
+    replication: Callable[[], ReplicationStatus]
+    """Sums over all replicas of this node, for metrics."""
     is_ready: Callable[[], str | None]
     """None when the node serves; otherwise why it does not (it starts, or stops): then every
     request is refused. A node without an active controller serves; see server/readiness.py."""

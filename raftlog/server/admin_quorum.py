@@ -7,6 +7,7 @@ far the others are: elsewhere `match_index` and `lag` are null for all but the n
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Final
 
 import msgspec
@@ -76,6 +77,14 @@ class NodeView(msgspec.Struct, frozen=True):
     """Of its last start; null if it never registered."""
     fenced: bool | None
     """Whether the controller keeps it from leading partitions; null if it never registered."""
+    maintenance: bool | None
+    """Whether it is to lead nothing that others can; null if it never registered."""
+    decommissioning: bool | None
+    """Whether all it holds is to move to others; null if it never registered."""
+    led: int
+    """Partitions that it leads."""
+    held: int
+    """Partitions of which it has a replica."""
     is_voter: bool
     is_controller: bool
     connected: bool
@@ -123,7 +132,7 @@ async def add_voter(request: Request, context: ServerContext) -> web.StreamRespo
 
 async def remove_voter(request: Request, context: ServerContext) -> web.StreamResponse:
     """Take a voter's vote."""
-    node_id = _node_number(request.path_parameters["node"])
+    node_id = node_number(request.path_parameters["node"])
     # Whether it is a voter only the leader knows: a voter added just now may be unknown here.
     await context.services.quorum.remove_voter(node_id)
     return empty_response()
@@ -131,7 +140,7 @@ async def remove_voter(request: Request, context: ServerContext) -> web.StreamRe
 
 async def remove_node(request: Request, context: ServerContext) -> web.StreamResponse:
     """Forget a node that is gone for good, so that its id may come with another directory."""
-    node_id = _node_number(request.path_parameters["node"])
+    node_id = node_number(request.path_parameters["node"])
     await context.services.metadata.unregister_broker(BrokerId(node_id))
     return empty_response()
 
@@ -153,7 +162,8 @@ class _Members:
         self._status: QuorumStatus = services.quorum.status()
         self._peers = services.quorum.peers()
         self._voters = services.quorum.voters
-        self._brokers = services.metadata.image.brokers
+        self._image = services.metadata.image
+        self._brokers = self._image.brokers
 
     def view(self) -> QuorumView:
         status = self._status
@@ -174,7 +184,19 @@ class _Members:
 
     def nodes(self) -> NodeList:
         known = self._brokers.keys() | self._voters.ids | self._peers.keys()
-        return NodeList([self._node(node_id) for node_id in sorted(known)])
+        # Few combinations stand for many partitions.
+        combinations = Counter(
+            (row.leader, row.replicas)
+            for topic in self._image.topics_by_id.values()
+            for row in topic.partitions
+        )
+        led: Counter[int] = Counter()
+        held: Counter[int] = Counter()
+        for (leader, replicas), count in combinations.items():
+            led[leader] += count
+            for broker_id in replicas:
+                held[broker_id] += count
+        return NodeList([self._node(each, led[each], held[each]) for each in sorted(known)])
 
     def _member(self, node_id: int) -> QuorumMember:
         status, peer = self._status, self._peers.get(node_id)
@@ -194,7 +216,7 @@ class _Members:
             last_heard_ms=heard_ms,
         )
 
-    def _node(self, node_id: int) -> NodeView:
+    def _node(self, node_id: int, led: int, held: int) -> NodeView:
         broker = self._broker(node_id)
         host, port = self._address(node_id)
         return NodeView(
@@ -205,6 +227,10 @@ class _Members:
             directory_id=self._directory_id(node_id),
             broker_epoch=broker.broker_epoch if broker else None,
             fenced=broker.fenced if broker else None,
+            maintenance=broker.maintenance if broker else None,
+            decommissioning=broker.decommissioning if broker else None,
+            led=led,
+            held=held,
             is_voter=self._voters.find(node_id) is not None,
             is_controller=node_id == self._status.leader_id,
             connected=node_id == self._node_id or node_id in self._peers,
@@ -229,7 +255,8 @@ class _Members:
         return broker.directory_id if broker else None
 
 
-def _node_number(text: str) -> int:
+def node_number(text: str) -> int:
+    """The number of a node in a path; LogError NOT_FOUND if it is none."""
     node_id = whole_number(text)
     if node_id is None or not 1 <= node_id <= NODE_ID_MAX:
         raise LogError(NOT_FOUND, f"There is no node {text[:40]!r}.")

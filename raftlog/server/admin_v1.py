@@ -166,7 +166,7 @@ async def _delete(
     context: ServerContext, topic: str, partition: int, before: int
 ) -> DeletedPartition:
     try:
-        found = context.services.replicas.partition(topic, partition)
+        found = context.services.partitions.find(topic, partition)
         start = await found.delete_records(Offset(before))
     except LogError as error:
         return DeletedPartition(topic, partition, -1, error.entry.code, error.message)

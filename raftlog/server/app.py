@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from raftlog.server import (
+    admin_cluster,
+    admin_partitions,
     admin_quorum,
     admin_settings,
     admin_v1,
@@ -36,6 +38,8 @@ def route_table() -> tuple[Route, ...]:
         *data_routes.ROUTES,
         *admin_v1.ROUTES,
         *admin_quorum.ROUTES,
+        *admin_cluster.ROUTES,
+        *admin_partitions.ROUTES,
         *admin_settings.ROUTES,
         *admin_v3.ROUTES,
         *health.ROUTES,

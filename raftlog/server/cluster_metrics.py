@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
@@ -14,41 +15,86 @@ from raftlog.server.readiness import unready
 
 if TYPE_CHECKING:
     from raftlog.replication.services import Services
+    from raftlog.replication.status import ReplicationStatus
+
+
+MANAGER: Final = "kafka_server_replicamanager"
+CONTROLLER: Final = "kafka_controller_kafkacontroller"
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Of all partitions, by the applied metadata."""
+
+    partitions: int = 0
+    offline: int = 0
+    not_preferred: int = 0
+    replicas: int = 0
+    leaders: int = 0
+    under_replicated: int = 0
+
+
+def _count(services: Services) -> _Counts:
+    """One pass over the image, which may have 100,000 partitions."""
+    node_id = services.node_id
+    counts = _Counts()
+    for topic in services.metadata.image.topics_by_id.values():
+        counts.partitions += len(topic.partitions)
+        for row in topic.partitions:
+            leader, replicas = row.leader, row.replicas
+            if leader == NO_LEADER_ID:
+                counts.offline += 1
+            if leader != replicas[0]:
+                counts.not_preferred += 1
+            if node_id in replicas:
+                counts.replicas += 1
+                if leader == node_id:
+                    counts.leaders += 1
+                    if len(row.isr) < len(replicas):
+                        counts.under_replicated += 1
+    return counts
 
 
 def service_metrics(services: Services, topic_labels_max: int) -> Iterator[Metric]:
-    """Families about replicas, the cluster and the disk, as of now. One pass over the image."""
+    """Families about replicas, the cluster and the disk, as of now."""
     image = services.metadata.image
-    node_id = services.node_id
-    counts: Counter[str] = Counter()
-    for topic in image.topics_by_id.values():
-        for row in topic.partitions:
-            counts["partitions"] += 1
-            counts["replicas"] += node_id in row.replicas
-            counts["leaders"] += row.leader == node_id
-            counts["offline"] += row.leader == NO_LEADER_ID
-            counts["under_replicated"] += row.leader == node_id and len(row.isr) < len(row.replicas)
-    manager = "kafka_server_replicamanager"
-    controller = "kafka_controller_kafkacontroller"
-    yield gauge(f"{manager}_partitioncount", "Replicas on this node.", counts["replicas"])
-    yield gauge(f"{manager}_leadercount", "Partitions led by this node.", counts["leaders"])
+    counts = _count(services)
+    status = services.replication()
+    yield gauge(f"{MANAGER}_partitioncount", "Replicas on this node.", counts.replicas)
+    yield gauge(f"{MANAGER}_leadercount", "Partitions led by this node.", counts.leaders)
     yield gauge(
-        f"{manager}_underreplicatedpartitions",
+        f"{MANAGER}_underreplicatedpartitions",
         "Partitions led by this node with replicas that are not in sync.",
-        counts["under_replicated"],
+        counts.under_replicated,
     )
-    yield gauge(f"{controller}_globaltopiccount", "Topics.", len(image.topics_by_id))
-    yield gauge(f"{controller}_globalpartitioncount", "Partitions.", counts["partitions"])
     yield gauge(
-        f"{controller}_offlinepartitionscount", "Partitions without a leader.", counts["offline"]
+        f"{MANAGER}_underminisrpartitioncount",
+        "Partitions led by this node with fewer in-sync replicas than min.insync.replicas.",
+        status.under_min_isr,
+    )
+    yield gauge(
+        f"{MANAGER}_atminisrpartitioncount",
+        "Those with just as many: no more may be missed.",
+        status.at_min_isr,
+    )
+    yield from _replication_metrics(status)
+    yield gauge(f"{CONTROLLER}_globaltopiccount", "Topics.", len(image.topics_by_id))
+    yield gauge(f"{CONTROLLER}_globalpartitioncount", "Partitions.", counts.partitions)
+    yield gauge(
+        f"{CONTROLLER}_offlinepartitionscount", "Partitions without a leader.", counts.offline
+    )
+    yield gauge(
+        f"{CONTROLLER}_preferredreplicaimbalancecount",
+        "Partitions that their first replica does not lead.",
+        counts.not_preferred,
     )
     fenced = sum(broker.fenced for broker in image.brokers.values())
     yield gauge(
-        f"{controller}_activebrokercount",
+        f"{CONTROLLER}_activebrokercount",
         "Brokers that are not fenced.",
         len(image.brokers) - fenced,
     )
-    yield gauge(f"{controller}_fencedbrokercount", "Brokers that are fenced.", fenced)
+    yield gauge(f"{CONTROLLER}_fencedbrokercount", "Brokers that are fenced.", fenced)
     yield gauge(
         "raftlog_metadata_applied_index", "Last metadata command applied.", image.applied_index
     )
@@ -60,7 +106,76 @@ def service_metrics(services: Services, topic_labels_max: int) -> Iterator[Metri
     yield counter("raftlog_log_syncs", "fsync calls that returned.", totals.syncs)
     yield gauge("raftlog_log_failed_replicas", "Replicas whose disk failed.", totals.failed)
     yield gauge("raftlog_log_damaged_replicas", "Replicas with damaged data.", totals.damaged)
+    yield counter(
+        "raftlog_log_scrubbed_bytes", "Read again to look for damage.", totals.scrubbed_bytes
+    )
+    yield counter(
+        "raftlog_log_scrub_damage", "Segments in which damage was found.", totals.scrub_damage
+    )
     yield gauge("raftlog_disk_free_bytes", "Room left in the data directory.", totals.free_bytes)
+
+
+def _replication_metrics(status: ReplicationStatus) -> Iterator[Metric]:
+    topics = "kafka_server_brokertopicmetrics"
+    prefix = "raftlog_replication"
+    yield counter(
+        f"{MANAGER}_isrshrinks",
+        "Changes that took members out of in-sync sets, of partitions led by this node.",
+        status.isr_shrinks,
+    )
+    yield counter(
+        f"{MANAGER}_isrexpands", "Changes that took members in, likewise.", status.isr_expands
+    )
+    yield gauge(
+        f"{MANAGER}_offlinereplicacount",
+        "Replicas on this node that serve nobody: failed, damaged, or not opened.",
+        status.offline,
+    )
+    yield counter(
+        f"{topics}_replicationbytesin",
+        "Bytes of record batches received from leaders.",
+        status.bytes_in,
+    )
+    yield counter(
+        f"{topics}_replicationbytesout",
+        "Bytes of record batches sent to followers.",
+        status.bytes_out,
+    )
+    yield gauge(
+        f"{prefix}_leaders_connected",
+        "Connections to nodes that this one follows.",
+        status.leaders_connected,
+    )
+    yield gauge(
+        f"{prefix}_followers_connected",
+        "Connections of nodes that follow this one.",
+        status.followers_connected,
+    )
+    lags = GaugeMetricFamily(
+        f"{prefix}_follower_lag_records_max",
+        "The most records of one partition led here that a follower does not have durably.",
+        labels=["follower"],
+    )
+    # Bounded by the nodes of the cluster.
+    for broker_id, lag in sorted(status.lag_records.items()):
+        lags.add_metric([str(broker_id)], lag)
+    yield lags
+    yield gauge(
+        f"{prefix}_distrusted_replicas",
+        "Replicas on this node that may lack what they acknowledged, until the cluster knows.",
+        status.distrusted,
+    )
+    yield gauge(f"{prefix}_repairs", "Replicas on this node that are under repair.", status.repairs)
+    yield counter(
+        "raftlog_forwarding_requests_sent",
+        "Requests passed on to the node that leads.",
+        status.requests_forwarded,
+    )
+    yield counter(
+        "raftlog_forwarding_requests_taken",
+        "Requests carried out for other nodes.",
+        status.requests_taken,
+    )
 
 
 def _log_sizes(services: Services, topic_labels_max: int) -> Metric:

@@ -24,7 +24,8 @@ from raftlog.record.errors import INVALID_BODY, RECORD_TOO_LARGE, TOPIC_EXISTS, 
 from raftlog.record.header import parse_header
 from raftlog.record.partitioner import partition_for_key
 from raftlog.record.types import TopicId
-from raftlog.replication.partition import Acks, Partition
+from raftlog.replication.access import PartitionAccess
+from raftlog.replication.partition import Acks
 from raftlog.server.context import ServerContext
 from raftlog.server.data_gather import RECORD_OVERHEAD_BYTES, REQUEST_BYTES_MAX, Gatherer
 from raftlog.server.data_options import ProduceOptions
@@ -41,8 +42,8 @@ class PartitionWrite:
     """A request's records for one partition."""
 
     number: int
-    partition: Partition | None
-    """None if this node does not serve it: `outcome` says why."""
+    partition: PartitionAccess | None
+    """None if there is none: `outcome` says why."""
     indexes: Sequence[int]
     """Where the records stood in the request."""
     records: Sequence[StoredRecord] = ()
@@ -158,12 +159,12 @@ def plan(
     is_small = size_bytes <= REQUEST_BYTES_MAX and not options.is_idempotent
     for number, indexes in groups.items():
         try:
-            partition = context.services.replicas.partition(topic.name, number)
+            partition = context.services.partitions.find(topic.name, number)
         except LogError as error:
             writes.append(PartitionWrite(number, None, indexes, outcome=error))
             continue
         own = records if len(indexes) == len(records) else [records[index] for index in indexes]
-        size_max = partition.log.config.max_message_bytes
+        size_max = partition.max_message_bytes
         batches = None
         if not is_small or size_bytes > size_max:
             batches = pack(own, indexes, size_max, options)

@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from raftlog.record.batch import split_batches
-from raftlog.record.errors import INVALID_BODY, UNKNOWN_TOPIC, LogError
+from raftlog.record.errors import INVALID_BODY, NO_LEADER, UNKNOWN_TOPIC, LogError
 from raftlog.record.frames import (
     BATCHES_MEDIA_TYPE,
     FetchFrame,
@@ -46,6 +46,14 @@ NO_OFFSET = -1
 NO_TIMESTAMP = -1
 
 
+class LeaderAddress(msgspec.Struct, frozen=True):
+    """A node that leads, and where to reach it."""
+
+    node_id: int
+    host: str
+    port: int
+
+
 class ProduceResult(msgspec.Struct, frozen=True):
     """What became of one frame."""
 
@@ -58,6 +66,10 @@ class ProduceResult(msgspec.Struct, frozen=True):
     log_start_offset: int = NO_OFFSET
     error_code: int | None = None
     message: str | None = None
+    leader: LeaderAddress | msgspec.UnsetType = msgspec.UNSET
+    """With error 50301: who leads the partition, as far as this node knows."""
+    leader_epoch: int | msgspec.UnsetType = msgspec.UNSET
+    """With error 50301: the newest one that this node knows."""
 
 
 class ProduceResults(msgspec.Struct, frozen=True):
@@ -82,6 +94,8 @@ class FetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_bytes: Annotated[int, Meta(ge=1, le=INT64_MAX)] | None = None
     min_bytes: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 1
     max_wait_ms: Annotated[int, Meta(ge=0, le=INT64_MAX)] = MAX_WAIT_MS_DEFAULT
+    any_replica: bool = False
+    """Whether this node may answer from what it follows, up to what it knows to be committed."""
 
 
 _fetch_decoder = msgspec.json.Decoder(FetchRequest)
@@ -121,7 +135,7 @@ async def _produce_frame(
             counters = context.metrics.topic(topic)
             counters.produce_requests += 1
             counters.failed_produce_requests += 1
-        return ProduceResult(topic, number, error_code=error.entry.code, message=error.message)
+        return _refused(topic, number, error, context)
     counters = context.metrics.topic(topic)
     counters.produce_requests += 1
     counters.bytes_in += len(data)
@@ -137,6 +151,29 @@ async def _produce_frame(
     )
 
 
+def _refused(
+    topic: str, number: PartitionId, error: LogError, context: ServerContext
+) -> ProduceResult:
+    leader: LeaderAddress | msgspec.UnsetType = msgspec.UNSET
+    epoch: int | msgspec.UnsetType = msgspec.UNSET
+    if error.entry is NO_LEADER:
+        image = context.services.metadata.image
+        row = image.partition(topic, number)
+        epoch = row.leader_epoch
+        broker = image.brokers.get(row.leader)
+        # This node itself is none, if it leads by the metadata and yet refuses.
+        if broker is not None and row.leader != context.services.node_id:
+            leader = LeaderAddress(broker.broker_id, broker.host, broker.port)
+    return ProduceResult(
+        topic,
+        number,
+        error_code=error.entry.code,
+        message=error.message,
+        leader=leader,
+        leader_epoch=epoch,
+    )
+
+
 @dataclass(slots=True)
 class _Want:
     """How far the answer has come with one partition."""
@@ -148,6 +185,7 @@ class _Want:
     partition: Partition | None = None
     error: LogError | None = None
     frames_sent: int = 0
+    any_replica: bool = False
 
     def is_at_end(self) -> bool:
         """Whether nothing is to be read now: then a wait makes sense."""
@@ -165,7 +203,7 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
     if not asked.partitions:
         raise LogError(INVALID_BODY, "The body is not valid: there are no partitions.")
     limits = context.limits
-    wants = [_want(one, context) for one in asked.partitions]
+    wants = [_want(one, context, any_replica=asked.any_replica) for one in asked.partitions]
     if all(want.is_at_end() for want in wants):
         await wait_for_data(
             context,
@@ -195,15 +233,31 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
     return response
 
 
-def _want(asked: FetchPartition, context: ServerContext) -> _Want:
+def _want(asked: FetchPartition, context: ServerContext, *, any_replica: bool) -> _Want:
     want = _Want(asked.topic, PartitionId(asked.partition), Offset(asked.offset), asked.max_bytes)
     try:
         want.partition = context.services.replicas.partition(asked.topic, asked.partition)
     except LogError as error:
-        want.error = error
+        if any_replica:
+            want.partition = _followed(asked, context)
+            want.any_replica = True
+        if want.partition is None:
+            want.error = error
     else:
         context.metrics.topic(asked.topic).fetch_requests += 1
     return want
+
+
+def _followed(asked: FetchPartition, context: ServerContext) -> Partition | None:
+    """This node's replica, if it follows and is far enough; otherwise the leader must be asked."""
+    topic = context.services.metadata.image.topics_by_name.get(asked.topic)
+    if topic is None:
+        return None
+    found = context.services.replicas.replica(topic.topic_id, PartitionId(asked.partition))
+    if found is None or found.is_closed:
+        return None
+    is_there = found.log_start_offset <= asked.offset <= found.log_end_offset
+    return found if is_there else None
 
 
 async def _frames(
@@ -240,7 +294,9 @@ async def _next_frame(want: _Want, max_bytes: int, context: ServerContext) -> Fe
             if max_bytes <= 0:
                 high, start = partition.high_watermark, partition.log_start_offset
                 return FetchFrame(want.topic, want.number, 0, high, start, want.offset, b"")
-            fetched = await partition.read(want.offset, max_bytes=max_bytes)
+            fetched = await partition.read(
+                want.offset, max_bytes=max_bytes, any_replica=want.any_replica
+            )
         except LogError as failure:
             want.error = failure
             context.metrics.topic(partition.topic).failed_fetch_requests += 1

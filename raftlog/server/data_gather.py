@@ -20,7 +20,8 @@ from typing import TypeAlias
 
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import LogError
-from raftlog.replication.partition import Acks, Partition
+from raftlog.replication.access import PartitionAccess
+from raftlog.replication.partition import Acks
 from raftlog.server.json_records import StoredRecord
 
 REQUEST_BYTES_MAX = 16 * 1024
@@ -30,7 +31,7 @@ RECORD_OVERHEAD_BYTES = 64
 
 Pack: TypeAlias = Callable[[Sequence[StoredRecord], int], list[RecordBatch]]
 """Packs records into batches of at most so many bytes."""
-_Key: TypeAlias = tuple[Partition, Acks, float]
+_Key: TypeAlias = tuple[PartitionAccess, Acks, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Gatherer:
 
     def append(
         self,
-        partition: Partition,
+        partition: PartitionAccess,
         records: Sequence[StoredRecord],
         *,
         acks: Acks,
@@ -88,7 +89,7 @@ class Gatherer:
 async def _append(key: _Key, gathering: _Gathering) -> None:
     partition, acks, timeout_s = key
     try:
-        batches = gathering.pack(gathering.records, partition.log.config.max_message_bytes)
+        batches = gathering.pack(gathering.records, partition.max_message_bytes)
         results = await partition.append(batches, acks=acks, timeout_s=timeout_s)
         base_offset, append_time_ms = results[0].base_offset, results[0].log_append_time_ms
         assert results[-1].last_offset == base_offset + len(gathering.records) - 1, (

@@ -98,7 +98,7 @@ async def bulk_offsets(request: Request, context: ServerContext) -> web.StreamRe
 
 
 def _offsets(partition: Partition) -> PartitionOffsets:
-    end = partition.high_watermark
+    end = partition.end_offset()
     return PartitionOffsets(partition.log_start_offset, end, end)
 
 

@@ -11,13 +11,15 @@ from aiohttp import web
 from raftlog.record.batch import iterate_batches
 from raftlog.record.errors import BAD_REQUEST, LogError
 from raftlog.record.types import Buffer, Offset, PartitionId
-from raftlog.replication.partition import Fetched, Partition
+from raftlog.replication.access import PartitionAccess, RoutedPartition
+from raftlog.replication.partition import Fetched
 from raftlog.server.context import ServerContext
 from raftlog.server.data_answers import RecordAnswer, decode_within_budget, record_answer
-from raftlog.server.data_wait import wait_for_data
+from raftlog.server.data_wait import wait_anywhere
 from raftlog.server.json_records import RecordFormat
 from raftlog.server.parameters import (
     INT64_MAX,
+    choice_parameter,
     integer_parameter,
     partition_parameter,
     whole_number,
@@ -29,6 +31,10 @@ HIGH_WATERMARK_HEADER = "X-Raftlog-High-Watermark"
 NEXT_OFFSET_HEADER = "X-Raftlog-Next-Offset"
 LOG_START_HEADER = "X-Raftlog-Log-Start-Offset"
 
+LEADER = "leader"
+ANY = "any"
+REPLICAS = (LEADER, ANY)
+"""Who may serve a read."""
 MAX_BYTES_DEFAULT = 1024 * 1024
 MAX_RECORDS_DEFAULT = 10_000
 READ_STEP_BYTES = 256 * 1024
@@ -62,8 +68,9 @@ class _Poll:
 async def read_records(request: Request, context: ServerContext) -> web.StreamResponse:
     """GET …/records: records from an offset on; waits for the first for up to `timeout` ms."""
     content_type = negotiate(request, _OFFERED)
-    partition = context.services.replicas.partition(
-        request.path_parameters["topic"], partition_parameter(request)
+    near = choice_parameter(request, "replica", LEADER, REPLICAS) == ANY
+    partition = context.services.partitions.find(
+        request.path_parameters["topic"], partition_parameter(request), any_replica=near
     )
     counters = context.metrics.topic(partition.topic)
     counters.fetch_requests += 1
@@ -84,7 +91,10 @@ async def read_records(request: Request, context: ServerContext) -> web.StreamRe
 
 
 async def _parse(
-    request: Request, context: ServerContext, partition: Partition, record_format: RecordFormat
+    request: Request,
+    context: ServerContext,
+    partition: PartitionAccess,
+    record_format: RecordFormat,
 ) -> _Poll:
     limits = context.limits
     end_offset = integer_parameter(request, "end_offset", -1, minimum=0)
@@ -107,23 +117,23 @@ async def _parse(
     )
 
 
-async def start_offset(request: Request, partition: Partition) -> Offset:
+async def start_offset(request: Request, partition: PartitionAccess) -> Offset:
     """Where to read from: `offset` (a number, earliest, latest) or `timestamp` (ms)."""
     given = request.query_parameters
     if "timestamp" in given:
         if "offset" in given:
             raise LogError(BAD_REQUEST, "Give offset or timestamp, not both.")
         found = await partition.offset_for_timestamp(integer_parameter(request, "timestamp", 0))
-        return partition.high_watermark if found is None else found[0]
-    return named_offset(given.get("offset", "earliest"), partition)
+        return (await partition.bounds())[1] if found is None else found[0]
+    return await named_offset(given.get("offset", "earliest"), partition)
 
 
-def named_offset(text: str, partition: Partition) -> Offset:
+async def named_offset(text: str, partition: PartitionAccess) -> Offset:
     """The offset that `text` names: a number, earliest or latest. LogError BAD_REQUEST."""
     if text == "earliest":
-        return partition.log_start_offset
+        return (await partition.bounds())[0]
     if text == "latest":
-        return partition.high_watermark
+        return (await partition.bounds())[1]
     number = whole_number(text)
     if number is None or not 0 <= number <= INT64_MAX:
         raise LogError(
@@ -193,7 +203,7 @@ class _Answer:
 
 
 async def _collect(
-    request: Request, context: ServerContext, partition: Partition, poll: _Poll
+    request: Request, context: ServerContext, partition: RoutedPartition, poll: _Poll
 ) -> tuple[_Answer, Fetched]:
     """Records until one of the bounds is reached, and the last look at the log."""
     clock = context.services.clock
@@ -226,5 +236,5 @@ async def _collect(
             is_at_end = poll.end_offset is not None and offset >= poll.end_offset
             if answer.count or is_at_end or remaining_s <= 0 or context.closing.is_set():
                 break
-            await wait_for_data(context, [(partition, offset)], timeout_s=remaining_s)
+            await wait_anywhere(context, [(partition, offset)], timeout_s=remaining_s)
     return answer, fetched

@@ -74,6 +74,13 @@ _RECORDS_QUERY = (
         data_records.MAX_BYTES_DEFAULT,
     ),
     QueryParameter("max_records", int, "Most records to answer.", data_records.MAX_RECORDS_DEFAULT),
+    QueryParameter(
+        "replica",
+        str,
+        "leader; or any: the node that is asked may answer from its own replica, up to what it "
+        "knows to be committed.",
+        data_records.LEADER,
+    ),
 )
 _TAIL_QUERY = (
     QueryParameter("partition", str, "Partition numbers, such as 0,2; all if left out."),

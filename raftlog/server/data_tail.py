@@ -20,12 +20,12 @@ from aiohttp import web
 from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.errors import BAD_REQUEST, LogError
 from raftlog.record.types import Offset, PartitionId
-from raftlog.replication.partition import Partition
+from raftlog.replication.access import RoutedPartition
 from raftlog.server.context import ServerContext
 from raftlog.server.data_answers import decode_within_budget, record_answer
 from raftlog.server.data_offsets import partition_list
 from raftlog.server.data_records import named_offset
-from raftlog.server.data_wait import wait_for_data
+from raftlog.server.data_wait import wait_anywhere
 from raftlog.server.json_records import RecordFormat
 from raftlog.server.parameters import choice_parameter, whole_number
 from raftlog.server.request import Request
@@ -55,7 +55,7 @@ class TailError(msgspec.Struct, frozen=True, omit_defaults=True):
 class _Position:
     """How far the tail has come in one partition."""
 
-    partition: Partition
+    partition: RoutedPartition
     number: PartitionId
     offset: Offset
 
@@ -102,7 +102,7 @@ async def tail_topic(request: Request, context: ServerContext) -> web.StreamResp
     record_format = RecordFormat(
         choice_parameter(request, "format", RecordFormat.JSON, tuple(RecordFormat))
     )
-    positions = _positions(request, context)
+    positions = await _positions(request, context)
     for position in positions:
         # An offset out of range is best told by the status, before the answer begins.
         await position.partition.read(position.offset, max_bytes=1)
@@ -135,9 +135,11 @@ async def _idle(
     context: ServerContext,
 ) -> None:
     """Wait for records; after a while without any, send what is only there to find readers gone."""
+    clock, idle_s = context.services.clock, context.limits.tail_idle_s
     wants = [(one.partition, one.offset) for one in positions]
-    await wait_for_data(context, wants, timeout_s=context.limits.tail_idle_s)
-    if all(partition.high_watermark <= offset for partition, offset in wants):
+    begun_s = clock.monotonic()
+    await wait_anywhere(context, wants, timeout_s=idle_s)
+    if clock.monotonic() - begun_s >= idle_s:
         await response.write(writer.idle)
 
 
@@ -208,7 +210,7 @@ def _slices(documents: Iterator[bytes]) -> list[bytes]:
     return pieces
 
 
-def _positions(request: Request, context: ServerContext) -> list[_Position]:
+async def _positions(request: Request, context: ServerContext) -> list[_Position]:
     """Where to begin: `partition` and `offset` of the query, or Last-Event-ID."""
     topic = context.services.metadata.image.topic(request.path_parameters["topic"])
     parameters = request.query_parameters
@@ -222,17 +224,19 @@ def _positions(request: Request, context: ServerContext) -> list[_Position]:
             f"One tail can follow {TAIL_PARTITIONS_MAX} partitions, not {len(numbers)}: name some "
             "by partition=0,1,2.",
         )
-    partitions = [context.services.replicas.partition(topic.name, one) for one in numbers]
+    partitions = [context.services.partitions.find(topic.name, one) for one in numbers]
     seen = request.headers.get("Last-Event-ID") or parameters.get("last_event_id") or ""
     if seen:
         resumed = parse_event_id(seen)
         # A partition that the id does not know came later: all it holds is new to the reader.
         return [
-            _Position(one, one.partition, resumed.get(one.partition, one.log_start_offset))
+            _Position(one, one.partition, resumed[one.partition])
+            if one.partition in resumed
+            else _Position(one, one.partition, (await one.bounds())[0])
             for one in partitions
         ]
     start = parameters.get("offset", "latest")
-    return [_Position(one, one.partition, named_offset(start, one)) for one in partitions]
+    return [_Position(one, one.partition, await named_offset(start, one)) for one in partitions]
 
 
 def parse_event_id(text: str) -> dict[PartitionId, Offset]:

@@ -92,8 +92,8 @@ async def describe_partition(request: Request, context: ServerContext) -> web.St
 
 async def partition_offsets(request: Request, context: ServerContext) -> web.StreamResponse:
     """GET /topics/{topic}/partitions/{partition}/offsets."""
-    partition = context.services.replicas.partition(
+    partition = context.services.partitions.find(
         request.path_parameters["topic"], partition_parameter(request)
     )
-    answer = OffsetsAnswer(partition.log_start_offset, partition.high_watermark)
+    answer = OffsetsAnswer(*await partition.bounds())
     return json_response(answer, content_type=negotiate(request, V2_OFFERED))

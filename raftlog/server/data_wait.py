@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from raftlog.record.types import Offset
+from raftlog.replication.access import RoutedPartition
 from raftlog.replication.partition import Partition
 from raftlog.server.context import ServerContext
 
@@ -20,9 +22,26 @@ async def wait_for_data(
     """Return when any partition has a committed record at its offset, or nothing will come."""
     if timeout_s <= 0 or context.closing.is_set() or not wants:
         return
-    data = asyncio.ensure_future(
-        context.services.replicas.wait_for_data(wants, min_bytes=min_bytes, timeout_s=timeout_s)
+    await _until_closing(
+        context,
+        context.services.replicas.wait_for_data(wants, min_bytes=min_bytes, timeout_s=timeout_s),
     )
+
+
+async def wait_anywhere(
+    context: ServerContext,
+    wants: Sequence[tuple[RoutedPartition, Offset]],
+    *,
+    timeout_s: float,
+) -> None:
+    """The same for partitions wherever they are led. Raises LogError OVERLOADED."""
+    if timeout_s <= 0 or context.closing.is_set() or not wants:
+        return
+    await _until_closing(context, context.services.partitions.wait_for_data(wants, timeout_s))
+
+
+async def _until_closing(context: ServerContext, wait: Coroutine[Any, Any, None]) -> None:
+    data = asyncio.ensure_future(wait)
     closing = asyncio.ensure_future(context.closing.wait())
     try:
         await asyncio.wait((data, closing), return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,7 @@ from raftlog.quorum.raft_snapshot_store import SNAPSHOT_NAME
 from raftlog.quorum.raft_store import JOURNAL_NAME
 from raftlog.record.advice import when_directory_is_lost
 from raftlog.startup.settings import NodeSettings
-from raftlog.storage.manager import REPLICAS
+from raftlog.storage.aside import REPLICAS
 from raftlog.world import Disk, DiskFullError, Randomness, read_small_file
 
 logger = logging.getLogger(__name__)

@@ -10,13 +10,15 @@ before anything else is written: a marker that is seen was true.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import crc32c
 import msgspec
 
 from raftlog.record.types import Offset
 from raftlog.storage.compaction import CompactionHistory
+from raftlog.storage.config import FlushMode
+from raftlog.storage.results import PossibleLoss
 
 CHECKPOINT_VERSION = 1
 CHECKPOINT_BYTES_MAX = 64 << 20
@@ -68,6 +70,14 @@ class ReplicaCheckpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=Tr
     """Why the replica is offline, until it is repaired: later starts must not forget it."""
     first_appends: tuple[FirstAppend, ...] = ()
     """Of the first segment, the last one that is not empty, and some between them; rising."""
+    possible_loss: PossibleLoss | None = None
+    """What a power cut may have taken, until the owner has dealt with it."""
+    restart_at: Offset | None = None
+    """The log is being emptied, to begin again here: files of it are left over."""
+    flush: FlushMode | None = None
+    """ASYNC: records may have been acknowledged before they were synced, since this was written or
+    before. The topic's setting at the next start says nothing of that: it may be another one by
+    then. None: written by a version that did not tell."""
 
 
 class NodeCheckpoint(msgspec.Struct, frozen=True):
@@ -83,6 +93,10 @@ class _Envelope(msgspec.Struct, frozen=True):
     version: int
     crc32c: int
     content: msgspec.Raw
+
+
+_ENVELOPES: Final = msgspec.json.Decoder(_Envelope)
+_CHECKPOINTS: Final = msgspec.json.Decoder(NodeCheckpoint)
 
 
 class CheckpointUnreadable(NamedTuple):
@@ -102,13 +116,13 @@ def encode_checkpoint(checkpoint: NodeCheckpoint) -> bytes:
 def decode_checkpoint(data: bytes) -> NodeCheckpoint | CheckpointUnreadable:
     """The file's content, or why it cannot be trusted."""
     try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
+        envelope = _ENVELOPES.decode(data)
         if envelope.version != CHECKPOINT_VERSION:
             return CheckpointUnreadable(f"version {envelope.version} is not known here")
         content = bytes(envelope.content)
         if crc32c.crc32c(content) != envelope.crc32c:
             return CheckpointUnreadable("the CRC does not match")
-        return msgspec.json.decode(content, type=NodeCheckpoint)
+        return _CHECKPOINTS.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return CheckpointUnreadable(f"not a checkpoint: {error}")
 

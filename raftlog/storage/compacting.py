@@ -50,6 +50,7 @@ async def compact_log(
             return await _Compaction(core, upkeep, reader, now_ms, go_on=go_on).run()
     except DamageFoundError as error:
         logger.error("%s: compaction stopped at damage: %s", core.directory, error.reason)
+        core.found_damage(error.reason)
         return None
     finally:
         core.is_compacting = False

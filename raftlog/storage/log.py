@@ -1,16 +1,14 @@
 """One replica's log: append, flush, read.
 
 ==================  =======================================================================
-`log_start_offset`  first offset that can be read; moves up only
+`log_start_offset`  first offset that can be read; moves up only, but for `restart_at`
 `flushed_offset`    every record below is durable; moves when a sync has returned
 `log_end_offset`    offset that the next record gets; moves when a batch has been written
 ==================  =======================================================================
 
 `log_start_offset <= flushed_offset <= log_end_offset`.
 
-An append is one gathered write, made in the event loop without a chance for another one to come
-between: no state moves unless it succeeded, and all of it moves together. Only where a new segment
-must be begun first do appends wait, in the order in which they came.
+Appends are in `appending`, for leaders and for followers.
 
 Operations that rearrange files (`upkeep`) go on to their end even if their caller stops waiting. An
 I/O error ends the log's service for good: what the disk holds is not known any more, and trying
@@ -21,32 +19,26 @@ Lives in the event loop; not for other threads.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
-from raftlog.record.batch import RecordBatch, stamped, with_log_append_time
+from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import (
-    CORRUPT_BATCH,
     ILLEGAL_STATE,
-    NO_LEADER,
     OFFSET_OUT_OF_RANGE,
-    OVERLOADED,
-    RECORD_TOO_LARGE,
     STORAGE_FAILED,
     LogError,
 )
 from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.storage.appending import Appender
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compacting import compact_log
-from raftlog.storage.compaction_pass import refuse_keyless
 from raftlog.storage.config import FlushMode, LogConfig
-from raftlog.storage.core import LogCore, LogShared, disk_full, publish_nothing
-from raftlog.storage.index import POSITION_MAX, RELATIVE_OFFSET_MAX
+from raftlog.storage.core import Appended, LogCore, LogShared, publish_nothing
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.opening import open_log
-from raftlog.storage.producer_state import NO_TIME, AppendPlan, Duplicate, ProducerStates
+from raftlog.storage.producer_state import ProducerStates
 from raftlog.storage.reader import DamageFoundError, LogReader
 from raftlog.storage.results import (
     AppendResult,
@@ -59,20 +51,12 @@ from raftlog.storage.results import (
 )
 from raftlog.storage.timestamps import find_offset_for_timestamp
 from raftlog.storage.upkeep import Upkeep
-from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError
+from raftlog.world import Buffer, Clock, Disk, DiskError
 
 __all__ = ["AppendResult", "Log", "LogShared", "ReadResult"]
 
-WRITERS_WAITING_MAX: Final = 10_000
-"""Appends of one log that may wait while a segment is begun; more are refused."""
 DAMAGED_RANGES_MAX: Final = 16
 """Damaged places of one log that are remembered for its status."""
-
-KEYED_BATCH_BYTES_MAX: Final = 16 << 20
-"""What a batch for a compacted topic may unpack to. It is unpacked in the event loop, so that the
-order of appends holds, and must not keep it for long; compaction can read four times as much."""
-
-_T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +68,7 @@ class Log:
         self._core = core
         self._upkeep = Upkeep(core)
         self._reader = LogReader(core)
-        self._writers_waiting = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._appender = Appender(core, self._upkeep)
         self._damaged_ranges: dict[tuple[Offset, int], DamagedRange] = {}
 
     @classmethod
@@ -141,6 +124,12 @@ class Log:
     def config(self) -> LogConfig:
         """Its settings."""
         return self._core.config
+
+    @property
+    def flush_mode(self) -> FlushMode:
+        """What counts as durable now: a change of `config` to ASYNC holds once it is known to the
+        next start."""
+        return self._core.flush_mode
 
     @property
     def state(self) -> LogState:
@@ -206,8 +195,33 @@ class Log:
 
     @property
     def possible_loss(self) -> PossibleLoss | None:
-        """What the last power cut may have taken (flush=async)."""
+        """What power cuts may have taken (flush=async), until it is forgotten; kept over starts."""
         return self._core.possible_loss
+
+    async def forget_possible_loss(self) -> None:
+        """The owner has dealt with it: forget it, durably, or not at all.
+
+        Only then may others count on the log: a start that still tells of the loss would have them
+        give up what was acknowledged since. Raises LogError; after DISK_FULL it may be tried again.
+        """
+        await self._core.to_its_end(self._core.forget_possible_loss())
+
+    @property
+    def last_epoch(self) -> LeaderEpoch:
+        """The epoch of the last record; -1 if there is none."""
+        return self._core.last_epoch
+
+    @property
+    def damage_found(self) -> str | None:
+        """What `on_damaged` told, or would have."""
+        return self._core.damage_found
+
+    def declare_damaged(self, reason: str) -> None:
+        """End the log's service: it is DAMAGED until it is renewed, over later starts, too.
+
+        A log whose service has ended already stays as it is.
+        """
+        self._core.declare_damaged(reason)
 
     @property
     def damaged_ranges(self) -> tuple[DamagedRange, ...]:
@@ -231,128 +245,70 @@ class Log:
 
     def configure(self, config: LogConfig) -> None:
         """Use other settings from now on."""
-        self._core.config = config
-        if config.flush is FlushMode.SYNC:
-            self._core.request_sync()
+        self._core.configure(config)
 
     def on_flushed(self, callback: Callable[[Offset], None]) -> None:
         """Be told in the event loop whenever `flushed_offset` moved."""
-        self._core.flushed_callbacks.append(callback)
+        self._core.told.flushed.append(callback)
 
     def on_failed(self, callback: Callable[[LogError], None]) -> None:
         """Be told in the event loop when the log fails for good; at most once."""
-        self._core.failed_callbacks.append(callback)
+        self._core.told.failed.append(callback)
+
+    def on_appended(self, callback: Appended) -> None:
+        """Be told in the event loop right after each `append` (not `append_fetched`) was written.
+
+        With base offset, next offset, the buffers as written, which stay as they are for as long
+        as somebody holds them, and their bytes. It must not raise, nor use the log.
+        """
+        self._core.told.appended.append(callback)
+
+    def on_damaged(self, callback: Callable[[str], None]) -> None:
+        """Be told, once, why the log needs repair, when a reader or the scrubber met damage.
+
+        The log goes on serving what is whole until `declare_damaged`. See `damage_found`. It must
+        not raise; after `restart_at` it can be told again.
+        """
+        self._core.told.damaged.append(callback)
 
     # Append
 
     async def append(
-        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch
+        self,
+        batches: Sequence[RecordBatch],
+        leader_epoch: LeaderEpoch,
+        *,
+        guard: Callable[[], None] | None = None,
     ) -> list[AppendResult]:
         """Append batches, whole or not at all, and start their way to durability.
 
-        Returns when they are written, not when they are durable. Raises LogError: nothing was
-        written, unless it is STORAGE_FAILED, whose outcome is unknown.
+        `guard` is called right before anything is decided, each time it is tried, and may raise:
+        the append may have waited for a segment. Returns when they are written, not when they are
+        durable. Raises LogError: nothing was written, unless it is STORAGE_FAILED, whose outcome
+        is unknown.
         """
-        if self._core.config.compacts:
-            for batch in batches:
-                refuse_keyless(batch, decompressed_bytes_max=KEYED_BATCH_BYTES_MAX)
-        if not self._writers_waiting and not self._core.write_lock.locked():
-            results = self._append_now(batches, leader_epoch)
-            if results is not None:
-                return results
-        if self._writers_waiting >= WRITERS_WAITING_MAX:
-            raise LogError(OVERLOADED, f"{self.directory}: too many appends wait for a segment.")
-        self._writers_waiting += 1
-        return await self._to_its_end(self._append_in_turn(batches, leader_epoch))
+        return await self._appender.append(batches, leader_epoch, guard)
 
-    async def _append_in_turn(
-        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch
-    ) -> list[AppendResult]:
-        """Wait for the log to be free, begin a segment if need be, and append."""
-        try:
-            await self._core.write_lock.acquire()
-        finally:
-            self._writers_waiting -= 1
-        try:
-            results = self._append_now(batches, leader_epoch)
-            if results is None:
-                await self._upkeep.roll()
-                results = self._append_now(batches, leader_epoch)
-            assert results is not None, "a new segment takes any append"
-            return results
-        finally:
-            self._core.write_lock.release()
+    def append_fetched_now(self, data: Buffer, leader_epoch: LeaderEpoch) -> bool:
+        """Append what the leader of `leader_epoch` sent: whole batches, as they are.
 
-    def _append_now(
-        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch
-    ) -> list[AppendResult] | None:
-        """Check, write, and only then remember. None: a new segment must be begun first."""
-        core = self._core
-        core.require_online()
-        end_offset = core.segments.end_offset
-        size_bytes, following = self._extent(batches, end_offset)
-        if size_bytes > core.shared.room_bytes:
-            raise disk_full(self.directory)
-        active = core.segments.active
-        now_ms = core.shared.clock.time_ms()
-        if not active.fits(size_bytes, following, core.config.segment_bytes) or active.is_due(
-            now_ms, core.config.segment_ms
-        ):
-            return None
-        if not core.leader_epochs.accepts(leader_epoch, end_offset):
-            raise LogError(
-                NO_LEADER, f"{self.directory}: leader epoch {leader_epoch} has been replaced."
-            )
-        stamp_ms = now_ms if core.config.log_append_time else NO_TIME
-        plan = core.producers.prepare(
-            [batch.header for batch in batches],
-            end_offset,
-            now_ms=core.shared.monotonic_ms(),
-            log_append_time_ms=stamp_ms,
-        )
-        results, placed = _place(batches, plan, end_offset, stamp_ms)
-        if not placed:
-            return results
-        buffers: list[Buffer] = []
-        for batch, base_offset in placed:
-            buffers.extend(stamped(batch, base_offset, leader_epoch))
-        try:
-            position = active.file.append(buffers)
-        except DiskFullError as error:
-            raise disk_full(self.directory) from error
-        except DiskError as error:
-            raise core.fail(error) from error
-        # From here on nothing can fail: the batches are in the log.
-        assert position == active.size_bytes, f"{active.path}: written behind foreign bytes"
-        core.leader_epochs.assign(leader_epoch, end_offset)
-        core.producers.apply(plan)
-        if active.first_append_ms is None:
-            active.first_append_ms = now_ms
-        interval = core.config.index_interval_bytes
-        for batch, base_offset in placed:
-            active.note(batch.header, position, base_offset, interval)
-            position += batch.header.size_bytes
-        core.wrote(size_bytes, len(placed))
-        return results
+        False, and nothing was done: something must be made durable first, or other writers wait;
+        then `append_fetched` does it. The log's end must be where the leader was asked to begin:
+        a later first offset is taken for what compaction left out, an earlier one is refused.
+        Raises LogError, nothing was written: CORRUPT_BATCH, DISK_FULL; or STORAGE_FAILED.
+        """
+        return self._appender.append_fetched_now(data, leader_epoch)
 
-    def _extent(self, batches: Sequence[RecordBatch], end_offset: Offset) -> tuple[int, Offset]:
-        """How many bytes the batches take, and where the log would end behind them."""
-        size_bytes_max = self._core.config.max_message_bytes
-        size_bytes = 0
-        following = end_offset
-        for batch in batches:
-            header = batch.header
-            if header.size_bytes > size_bytes_max:
-                raise LogError(
-                    RECORD_TOO_LARGE,
-                    f"A record batch has {header.size_bytes} bytes; max.message.bytes is "
-                    f"{size_bytes_max}.",
-                )
-            size_bytes += header.size_bytes
-            following = Offset(following + header.last_offset_delta + 1)
-        if following - end_offset > RELATIVE_OFFSET_MAX or size_bytes > POSITION_MAX:
-            raise LogError(CORRUPT_BATCH, "The batches are more than one segment can hold.")
-        return size_bytes, following
+    async def append_fetched(self, data: Buffer, leader_epoch: LeaderEpoch) -> None:
+        """The same, waiting for what must come first."""
+        await self._appender.append_fetched(data, leader_epoch)
+
+    def become_leader(self, leader_epoch: LeaderEpoch) -> None:
+        """Begin `leader_epoch` at the log end in the epoch history, before its first append.
+
+        Raises LogError: NO_LEADER if the history knows a newer one.
+        """
+        self._appender.become_leader(leader_epoch)
 
     # Durability
 
@@ -369,7 +325,7 @@ class Log:
 
         Raises LogError; after DISK_FULL the recovery point is where it was.
         """
-        return await self._to_its_end(self._upkeep.checkpoint())
+        return await self._core.to_its_end(self._upkeep.checkpoint())
 
     def current_checkpoint(self) -> ReplicaCheckpoint:
         """What may be written down as durable now."""
@@ -394,8 +350,9 @@ class Log:
         except DamageFoundError as error:
             raise self._found_damage(error) from error
         except DiskError as error:
-            # The log goes on: one place that cannot be read says nothing of the others.
-            raise LogError(STORAGE_FAILED, f"Offset {start} cannot be read: {error}") from error
+            raise self._cannot_read(start, error) from error
+        # What was read while the log ended may be of other files under the same names.
+        self._core.require_online()
         if not result.data:
             # Retention may have been faster.
             self._check_range(start)
@@ -416,7 +373,7 @@ class Log:
         except DamageFoundError as error:
             raise self._found_damage(error) from error
         except DiskError as error:
-            raise LogError(STORAGE_FAILED, f"{self.directory} cannot be read: {error}") from error
+            raise self._cannot_read(None, error) from error
 
     def _check_range(self, offset: Offset) -> None:
         if not self.log_start_offset <= offset <= self.log_end_offset:
@@ -431,7 +388,14 @@ class Log:
         if place not in self._damaged_ranges and len(self._damaged_ranges) < DAMAGED_RANGES_MAX:
             self._damaged_ranges[place] = error.damaged
             logger.error("damage on disk: %s", error.reason)
+        self._core.found_damage(error.reason)
         return LogError(STORAGE_FAILED, f"Damaged on disk and not served: {error.reason}.")
+
+    def _cannot_read(self, offset: Offset | None, error: DiskError) -> LogError:
+        # The log goes on: one place that cannot be read says nothing of the others.
+        what = self.directory if offset is None else f"{self.directory}: offset {offset}"
+        self._core.found_damage(f"{what} cannot be read: {error}")
+        return LogError(STORAGE_FAILED, f"{what} cannot be read: {error}")
 
     # Rearrange
 
@@ -440,7 +404,24 @@ class Log:
 
         Raises LogError: OFFSET_OUT_OF_RANGE below the log start offset, STORAGE_FAILED.
         """
-        await self._to_its_end(self._upkeep.truncate_to(offset))
+        await self._core.to_its_end(self._upkeep.truncate_to(offset))
+
+    async def restart_at(self, offset: Offset) -> None:
+        """Empty the log and begin it at `offset`, below or above its present end. Durable.
+
+        Epoch history, producers and all else that followed from its records go, too; the high
+        watermark is `offset` afterwards. Raises LogError: DISK_FULL if nothing was changed.
+        """
+        await self._core.to_its_end(self._upkeep.restart_at(offset))
+        self._damaged_ranges.clear()
+
+    def advance_log_start(self, offset: Offset) -> Offset:
+        """A follower's leader begins at `offset` now: do so, too, as far as it is committed here.
+
+        Costs nothing: it becomes durable with a later checkpoint, and files go with retention.
+        Returns the log start offset.
+        """
+        return self._upkeep.advance_log_start(offset)
 
     async def delete_records_before(self, offset: Offset) -> Offset:
         """Move the log start offset up to `offset`, and return it. Durable when it returns.
@@ -448,21 +429,21 @@ class Log:
         While a compaction runs, the files that lie below stay until retention comes by.
         Raises LogError: OFFSET_OUT_OF_RANGE beyond the log end offset, DISK_FULL, STORAGE_FAILED.
         """
-        return await self._to_its_end(self._upkeep.delete_records_before(offset))
+        return await self._core.to_its_end(self._upkeep.delete_records_before(offset))
 
     async def apply_retention(self, now_ms: int) -> int:
         """Remove segments that are due by age or size; return how many. Raises LogError.
 
         Removes none while a compaction runs: what is due stays due.
         """
-        return await self._to_its_end(self._upkeep.apply_retention(now_ms))
+        return await self._core.to_its_end(self._upkeep.apply_retention(now_ms))
 
     async def compact(self, now_ms: int, *, go_on: bool = False) -> CompactionReport | None:
         """Remove records that a newer one of the same key replaces, if it is worth it.
 
         After a partial pass, call it again at once with `go_on`. Raises LogError.
         """
-        return await self._to_its_end(
+        return await self._core.to_its_end(
             compact_log(self._core, self._upkeep, self._reader, now_ms, go_on=go_on)
         )
 
@@ -471,7 +452,7 @@ class Log:
 
         Raises LogError if the last checkpoint could not be taken; the log is closed all the same.
         """
-        await self._to_its_end(self._close())
+        await self._core.to_its_end(self._close())
 
     async def _close(self) -> None:
         core = self._core
@@ -486,6 +467,21 @@ class Log:
             core.arrangers_waiting -= 1
             self.discard(closed)
 
+    async def retire(self, reason: LogError) -> None:
+        """Discard the log, and return when nothing of it touches its directory any more."""
+        await self._core.to_its_end(self._retire(reason))
+
+    async def _retire(self, reason: LogError) -> None:
+        self.discard(reason)
+        core = self._core
+        core.arrangers_waiting += 1
+        try:
+            async with core.arrange_lock, core.write_lock, core.derived_lock:
+                # What was on its way has come to its end, and may have opened files again.
+                self.discard(reason)
+        finally:
+            core.arrangers_waiting -= 1
+
     def discard(self, reason: LogError) -> None:
         """Let go of the files as they are, for good: whoever uses the log is told `reason`."""
         core = self._core
@@ -495,31 +491,3 @@ class Log:
             segment.let_go()
             for path in segment.paths:
                 core.shared.files.forget(path)
-
-    async def _to_its_end(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do `work` to its end, even if the caller stops waiting in the middle."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
-
-
-def _place(
-    batches: Sequence[RecordBatch], plan: AppendPlan, end_offset: Offset, stamp_ms: int
-) -> tuple[list[AppendResult], list[tuple[RecordBatch, Offset]]]:
-    """What to answer for each batch, and the new ones with the offsets they get."""
-    results: list[AppendResult] = []
-    placed: list[tuple[RecordBatch, Offset]] = []
-    offset = end_offset
-    for batch, outcome in zip(batches, plan.outcomes, strict=True):
-        if isinstance(outcome, Duplicate):
-            base_offset, last_offset = outcome.base_offset, outcome.last_offset
-            time_ms = outcome.log_append_time_ms
-            results.append(AppendResult(base_offset, last_offset, time_ms, duplicate=True))
-            continue
-        new = batch if stamp_ms == NO_TIME else with_log_append_time(batch, stamp_ms)
-        placed.append((new, offset))
-        last_offset = Offset(offset + batch.header.last_offset_delta)
-        results.append(AppendResult(offset, last_offset, stamp_ms))
-        offset = Offset(last_offset + 1)
-    return results, placed

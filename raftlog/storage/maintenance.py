@@ -8,7 +8,8 @@
 | write the checkpoint file | the node, once a second while logs change |
 | retention | some logs, in turn |
 | one compaction at a time | logs with cleanup.policy=compact, in turn |
-| remove files | deleted topics |
+| remove files | deleted topics and replicas |
+| read finished segments again | damage that nobody met: see `scrub` |
 
 A log that fails is left out; that is reported by the log. Anything else that goes wrong ends
 maintenance, and `failure` says so: a node without it must not go on for long.
@@ -30,6 +31,7 @@ from raftlog.storage.core import LogCore, LogShared
 from raftlog.storage.log import Log
 from raftlog.storage.results import LogState
 from raftlog.storage.retention import SteadyClock
+from raftlog.storage.scrub import Scrubber
 from raftlog.storage.settings import StorageSettings
 from raftlog.world import Disk, DiskError, DiskFullError
 
@@ -51,6 +53,7 @@ class Maintenance:
     ) -> None:
         self.failure: str | None = None
         self.free_bytes = 0
+        self.scrubber = Scrubber(shared, settings, logs)
         self._shared = shared
         self._settings = settings
         self._logs = logs
@@ -104,6 +107,7 @@ class Maintenance:
         await self._apply_retention(now)
         self._start_compaction()
         await self._remove_some()
+        await self.scrubber.scrub_some()
 
     async def _run(self) -> None:
         interval = self._settings.tick_interval_ms / 1000
@@ -140,14 +144,16 @@ class Maintenance:
         await asyncio.gather(
             *(self._checkpoint(log) for _, log in due[: settings.checkpoints_per_tick_max])
         )
-        if (changed or due) and (
+        if (changed or due or self._shared.file_is_behind) and (
             (now - self._written_at) * 1000 >= settings.checkpoint_interval_ms
         ):
             self._written_at = now
+            self._shared.file_is_behind = False
             try:
                 await self._file.write()
             except DiskFullError as error:
-                # The old content stands: a restart scans more, that is all.
+                # The old content stands: a restart scans more, or finds damage once more.
+                self._shared.file_is_behind = True
                 logger.warning("the checkpoint file could not be written: %s", error)
 
     async def _checkpoint(self, log: Log) -> None:

@@ -1,7 +1,7 @@
 """All logs of a node: open, create, delete, check on them, close.
 
     replicas/<topic id>/<partition>/   one log each
-    deleted/<topic id>/                topics on their way out
+    deleted/, damaged/                 put aside: see `aside`
     checkpoints.json                   what is durable of each log, and how the node stopped
 
 Directories that nobody asks for are strays: they are kept, reported, and never deleted, since
@@ -12,14 +12,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any
 
 import msgspec
 
 from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import PartitionId, TopicId
+from raftlog.storage.aside import (
+    DAMAGED,
+    DAMAGED_KEPT_MAX,
+    DELETED,
+    REPLICAS,
+    free_number,
+    names_below,
+    put_damaged_aside,
+    put_deleted_aside,
+    put_topic_aside,
+    replica_name,
+)
 from raftlog.storage.checkpoint_file import CheckpointFile, read_checkpoint, take_marker_away
 from raftlog.storage.checkpoints import (
     NodeCheckpoint,
@@ -38,9 +51,6 @@ from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
 __all__ = ["LogManager", "StorageSettings", "StorageTotals"]
 
-REPLICAS: Final = "replicas"
-DELETED: Final = "deleted"
-
 logger = logging.getLogger(__name__)
 
 
@@ -56,6 +66,10 @@ class StorageTotals:
     open_files: int
     syncs: int
     free_bytes: int
+    scrubbed_bytes: int
+    """Read again by the scrubber since the start."""
+    scrub_damage: int
+    """Segments in which it found damage."""
 
 
 class LogManager:
@@ -69,6 +83,7 @@ class LogManager:
         *,
         found: NodeCheckpoint | None,
         names: list[str],
+        set_aside: list[str],
     ) -> None:
         self._disk = disk
         self._settings = settings
@@ -76,10 +91,13 @@ class LogManager:
         self._found = found
         self._boot_id = disk.boot_id()
         self._stray_names = dict.fromkeys(names)
+        self._set_aside = set_aside
         self._checkpoints = _as_found(found)
         self._logs: dict[tuple[TopicId, PartitionId], Log] = {}
         self._opening: dict[str, asyncio.Task[Log]] = {}
         self._opens = asyncio.Semaphore(settings.opens_at_once_max)
+        self._unfinished: set[str] = set()
+        """Replicas that were begun and not written down: the disk was full. Nothing is in them."""
         self._closed_clean: set[str] = set()
         self._clean_shutdown = False
         self._closing = False
@@ -94,8 +112,15 @@ class LogManager:
 
         Opens no log: that is `open_replica`'s. Raises DiskError.
         """
-        found, names = await disk.run(partial(_look, disk))
-        manager = cls(disk, clock, settings or StorageSettings(), found=found, names=names)
+        found, names, set_aside = await disk.run(partial(_look, disk))
+        manager = cls(
+            disk,
+            clock,
+            settings or StorageSettings(),
+            found=found,
+            names=names,
+            set_aside=set_aside,
+        )
         try:
             await manager._file.write()
         except DiskFullError:
@@ -116,33 +141,45 @@ class LogManager:
         """Replica directories, `<topic id>/<partition>`, that nobody has opened."""
         return sorted(self._stray_names)
 
+    def set_aside(self) -> list[str]:
+        """Damaged replicas that repair left behind, `<topic id>/<partition>-<n>`, all kept."""
+        return sorted(self._set_aside)
+
     async def open_replica(
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig, *, create: bool
     ) -> Log:
         """Open a replica's log, or with `create` begin one. Opening an open one returns it.
 
         Many may be opened at once; so many at a time are worked on as the settings say. Durable
-        when it returns. A damaged log is returned too; its `state` tells. Raises LogError.
+        when it returns. A damaged log is returned too; its `state` tells. A replica that is known
+        and has no directory is damaged: it is not begun anew here. Raises LogError.
         """
         if self._closing:
             raise LogError(ILLEGAL_STATE, "The node is stopping.")
         log = self._logs.get((topic_id, partition))
-        if log is not None:
-            return log
-        name = _replica_name(topic_id, partition)
+        name = replica_name(topic_id, partition)
         task = self._opening.get(name)
         if task is None:
-            task = asyncio.get_running_loop().create_task(
-                self._open(topic_id, partition, config, create=create)
-            )
-            self._opening[name] = task
-            task.add_done_callback(lambda _: self._opening.pop(name, None))
+            if log is not None:
+                return log
+            task = self._begin_opening(name, self._open(topic_id, partition, config, create=create))
         return await asyncio.shield(task)
+
+    def _begin_opening(self, name: str, work: Coroutine[Any, Any, Log]) -> asyncio.Task[Log]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._opening[name] = task
+        task.add_done_callback(lambda _: self._opening.pop(name, None))
+        return task
+
+    async def _opened(self, name: str) -> None:
+        """Return when nobody opens or renews the replica."""
+        while (task := self._opening.get(name)) is not None:
+            await asyncio.wait([task])
 
     async def _open(
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig, *, create: bool
     ) -> Log:
-        name = _replica_name(topic_id, partition)
+        name = replica_name(topic_id, partition)
         checkpoint = self._checkpoints.get(name)
         start = start_kind(self._found, name, self._boot_id)
         try:
@@ -161,9 +198,13 @@ class LogManager:
             # Before the first append: a crash from here on must be known for one of this boot.
             await self._file.write()
         except DiskFullError as error:
-            if checkpoint is None:
+            if checkpoint is None or checkpoint.restart_at is not None:
+                # The file does not know the log, or would empty it again at the next start.
                 del self._logs[topic_id, partition]
                 self._maintenance.closed(log)
+                self._checkpoints.pop(name, None)
+                if checkpoint is not None:
+                    self._checkpoints[name] = checkpoint
                 full = disk_full(name)
                 log.discard(full)
                 raise full from error
@@ -171,6 +212,7 @@ class LogManager:
             logger.warning("%s: the disk is full: %s", name, error)
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be opened: {error}") from error
+        self._unfinished.discard(name)
         return log
 
     def _open_blocking(
@@ -184,12 +226,16 @@ class LogManager:
     ) -> Log:
         directory = f"{REPLICAS}/{name}"
         topic_directory = directory.rpartition("/")[0]
-        if not self._disk.exists(directory):
+        if name in self._unfinished:
+            # Begun before, and given up: found as it is, it would count as one after a power cut.
+            self._disk.remove_tree(directory)
+        if checkpoint is None and not self._disk.exists(directory):
             if not create:
                 raise DiskError(f"{directory} is missing; it is not made anew without being asked")
+            self._unfinished.add(name)
             self._disk.make_directory(directory)
             start = StartKind.PROCESS_CRASH if start is StartKind.CLEAN else start
-        if start is not StartKind.CLEAN:
+        if start is not StartKind.CLEAN and self._disk.exists(directory):
             # Also where it exists: a crash may have come between its making and these.
             self._disk.sync_directory(topic_directory)
             self._disk.sync_directory(REPLICAS)
@@ -214,16 +260,129 @@ class LogManager:
             log = self._logs.pop(key)
             log.discard(gone)
             self._maintenance.closed(log)
-            self._checkpoints.pop(_replica_name(*key), None)
+            self._checkpoints.pop(replica_name(*key), None)
         for name in [name for name in self._stray_names if name.startswith(f"{topic_id}/")]:
             del self._stray_names[name]
             self._checkpoints.pop(name, None)
         try:
-            await self._disk.run(partial(_put_aside, self._disk, topic_id))
+            await self._disk.run(partial(put_topic_aside, self._disk, topic_id))
             await self._file.write()
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{topic_id} cannot be deleted: {error}") from error
         self._maintenance.remove_later(f"{DELETED}/{topic_id}")
+
+    async def release_topic(self, topic_id: TopicId) -> None:
+        """Close the topic's logs, and keep their files as strays. Raises LogError.
+
+        Nothing reads, ages or compacts them then, until somebody opens them again.
+        """
+        for key in [key for key in self._logs if key[0] == topic_id]:
+            name = replica_name(*key)
+            await self._opened(name)
+            log = self._logs.get(key)
+            if log is None:
+                continue
+            self._maintenance.closed(log)
+            try:
+                await self._close_one(key)
+            finally:
+                log.discard(LogError(UNKNOWN_TOPIC, "The topic is not known here any more."))
+                del self._logs[key]
+                checkpoint = msgspec.structs.replace(
+                    log.current_checkpoint(), boot_id=self._boot_id, clean=False
+                )
+                self._closed_clean.discard(name)
+                self._stray_names[name] = None
+                self._checkpoints[name] = checkpoint
+                if self._found is not None:
+                    # Opened again in this run, it is one that this run has left.
+                    self._found.replicas[name] = checkpoint
+        try:
+            await self._file.write()
+        except DiskError as error:
+            raise LogError(STORAGE_FAILED, f"{topic_id} is not closed: {error}") from error
+
+    async def delete_replica(self, topic_id: TopicId, partition: PartitionId) -> None:
+        """Close one log and put its directory aside, durably; the rest is done later.
+
+        Deleting what is not there is no error. A crash before it returns can leave a stray.
+        Raises LogError.
+        """
+        name = replica_name(topic_id, partition)
+        await self._opened(name)
+        log = self._logs.pop((topic_id, partition), None)
+        if log is not None:
+            self._maintenance.closed(log)
+            await log.retire(LogError(ILLEGAL_STATE, f"Replica {name} has been deleted here."))
+        self._checkpoints.pop(name, None)
+        self._stray_names.pop(name, None)
+        try:
+            # First: a replica that the file knows and that has no directory counts as damaged.
+            await self._file.write()
+        except DiskFullError as error:
+            logger.warning("%s: deleted, with the disk full: %s", name, error)
+        except DiskError as error:
+            raise LogError(STORAGE_FAILED, f"{name} cannot be deleted: {error}") from error
+        try:
+            aside = await self._disk.run(
+                partial(put_deleted_aside, self._disk, topic_id, partition)
+            )
+        except DiskError as error:
+            raise LogError(STORAGE_FAILED, f"{name} cannot be deleted: {error}") from error
+        if aside is not None:
+            self._maintenance.remove_later(aside)
+
+    async def renew_replica(
+        self, topic_id: TopicId, partition: PartitionId, config: LogConfig
+    ) -> Log:
+        """Put the files of a replica that is out of service under damaged/, and begin an empty one.
+
+        To be called when the metadata no longer counts on the replica's records: from here on they
+        are gone as far as this node is concerned. Nothing is deleted. Durable when it returns; a
+        crash before leaves the old files, a damaged replica, or the new one. Raises LogError:
+        ILLEGAL_STATE if the log is in service, or if too many copies are kept already.
+        """
+        if self._closing:
+            raise LogError(ILLEGAL_STATE, "The node is stopping.")
+        name = replica_name(topic_id, partition)
+        await self._opened(name)
+        return await asyncio.shield(
+            self._begin_opening(name, self._renew(topic_id, partition, config))
+        )
+
+    async def _renew(self, topic_id: TopicId, partition: PartitionId, config: LogConfig) -> Log:
+        name = replica_name(topic_id, partition)
+        log = self._logs.get((topic_id, partition))
+        if log is not None and log.state is LogState.ONLINE:
+            raise LogError(ILLEGAL_STATE, f"{name} is in service: it needs no renewal.")
+        try:
+            self._set_aside = await self._disk.run(partial(names_below, self._disk, DAMAGED))
+            number = free_number(self._set_aside, topic_id, partition)
+            if number is None:
+                raise LogError(
+                    ILLEGAL_STATE,
+                    f"{name} was damaged {DAMAGED_KEPT_MAX} times before; look at {DAMAGED}/ and "
+                    "remove what is not needed.",
+                )
+            if log is not None:
+                self._checkpoints[name] = log.current_checkpoint()
+                del self._logs[topic_id, partition]
+                self._maintenance.closed(log)
+                await log.retire(LogError(ILLEGAL_STATE, f"{name} has been renewed."))
+            if name not in self._unfinished:
+                await self._disk.run(
+                    partial(put_damaged_aside, self._disk, topic_id, partition, number)
+                )
+            self._set_aside = await self._disk.run(partial(names_below, self._disk, DAMAGED))
+        except DiskFullError as error:
+            raise disk_full(name) from error
+        except DiskError as error:
+            raise LogError(STORAGE_FAILED, f"{name} cannot be renewed: {error}") from error
+        # Until the next write of the file a start finds it known, and its directory missing or
+        # empty: damaged again.
+        self._checkpoints.pop(name, None)
+        self._stray_names.pop(name, None)
+        return await self._open(topic_id, partition, config, create=True)
 
     def totals(self) -> StorageTotals:
         """Sums for metrics."""
@@ -237,6 +396,8 @@ class LogManager:
             open_files=len(self._shared.files),
             syncs=self._shared.flusher.syncs,
             free_bytes=self._maintenance.free_bytes,
+            scrubbed_bytes=self._maintenance.scrubber.scrubbed_bytes,
+            scrub_damage=self._maintenance.scrubber.damage_found,
         )
 
     async def start(self) -> None:
@@ -266,7 +427,7 @@ class LogManager:
         self._shared.files.close()
 
     async def _close_one(self, key: tuple[TopicId, PartitionId]) -> None:
-        name = _replica_name(*key)
+        name = replica_name(*key)
         log = self._logs[key]
         async with self._opens:
             was_damaged = log.state is LogState.DAMAGED
@@ -281,7 +442,7 @@ class LogManager:
     def _collect(self) -> NodeCheckpoint:
         """What the checkpoint file should say now."""
         for key, log in self._logs.items():
-            name = _replica_name(*key)
+            name = replica_name(*key)
             self._checkpoints[name] = msgspec.structs.replace(
                 log.current_checkpoint(), boot_id=self._boot_id, clean=False
             )
@@ -301,9 +462,9 @@ class LogManager:
     def _published(self, checkpoint: NodeCheckpoint) -> None:
         """Tell each log what the checkpoint file says of it now."""
         for key, log in self._logs.items():
-            replica = checkpoint.replicas.get(_replica_name(*key))
+            replica = checkpoint.replicas.get(replica_name(*key))
             if replica is not None:
-                log.core.published_recovery_point = replica.recovery_point
+                log.core.published(replica)
 
 
 def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
@@ -318,26 +479,10 @@ def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
     }
 
 
-def _replica_name(topic_id: TopicId, partition: PartitionId) -> str:
-    return f"{topic_id}/{partition}"
-
-
-def _look(disk: Disk) -> tuple[NodeCheckpoint | None, list[str]]:
-    """The checkpoint file, and all replica directories."""
+def _look(disk: Disk) -> tuple[NodeCheckpoint | None, list[str], list[str]]:
+    """The checkpoint file, all replica directories, and the damaged ones put aside."""
     found = read_checkpoint(disk)
     disk.make_directory(REPLICAS)
     disk.make_directory(DELETED)
     disk.sync_directory("")
-    names = [
-        f"{topic_id}/{partition}"
-        for topic_id in disk.list_directory(REPLICAS)
-        for partition in disk.list_directory(f"{REPLICAS}/{topic_id}")
-    ]
-    return found, names
-
-
-def _put_aside(disk: Disk, topic_id: TopicId) -> None:
-    if disk.exists(f"{REPLICAS}/{topic_id}"):
-        disk.rename(f"{REPLICAS}/{topic_id}", f"{DELETED}/{topic_id}")
-        disk.sync_directory(DELETED)
-        disk.sync_directory(REPLICAS)
+    return found, names_below(disk, REPLICAS), names_below(disk, DAMAGED)

@@ -91,8 +91,11 @@ def open_log(
 
     `now_ms` is the monotonic time that producers' ages are told in.
     """
-    if checkpoint is not None and checkpoint.damage:
-        return _refused(files, disk, directory, checkpoint, Damage(checkpoint.damage))
+    known_damage = _known_damage(disk, directory, checkpoint)
+    if known_damage is not None:
+        return _refused(files, disk, directory, checkpoint, known_damage)
+    if checkpoint is not None and checkpoint.restart_at is not None:
+        return _begin_again(disk, files, directory, checkpoint.restart_at)
     finish_swaps(disk, directory)
     names = _sweep(disk, directory)
     if start is not StartKind.CLEAN:
@@ -101,10 +104,11 @@ def open_log(
         disk.sync_directory(directory)
     bases = sorted(base for name in names if (base := base_offset_of(name, LOG_SUFFIX)) is not None)
     if not bases:
-        if checkpoint is not None and checkpoint.flushed_offset > 0:
-            damage = Damage(f"all segments are missing; offset {checkpoint.flushed_offset} existed")
+        flushed_offset = Offset(0) if checkpoint is None else checkpoint.flushed_offset
+        if flushed_offset > 0:
+            damage = Damage(f"all segments are missing; offset {flushed_offset} existed")
             return _refused(files, disk, directory, checkpoint, damage)
-        return _begin(disk, files, directory)
+        return _begin(disk, files, directory, Offset(0))
     facts = [_facts(files, directory, base, last=base == bases[-1]) for base in bases]
     derived = _load_derived(disk, directory, names, checkpoint, now_ms)
     plan = plan_recovery(
@@ -137,6 +141,19 @@ def open_log(
             active = opened.segments[-1]
             active.hold(files.lease(active.path))
     return opened
+
+
+def _known_damage(
+    disk: Disk, directory: str, checkpoint: ReplicaCheckpoint | None
+) -> Damage | None:
+    """What the checkpoint alone tells: a log that it knows does not begin anew by itself."""
+    if checkpoint is None:
+        return None
+    if checkpoint.damage:
+        return Damage(checkpoint.damage)
+    if not disk.exists(directory):
+        return Damage("its directory is missing")
+    return None
 
 
 def _start_over(disk: Disk, files: OpenFiles, directory: str, opened: Opened) -> None:
@@ -206,9 +223,18 @@ def _sweep(disk: Disk, directory: str) -> list[str]:
     return kept
 
 
-def _begin(disk: Disk, files: OpenFiles, directory: str) -> Opened:
-    segment = create_segment(disk, files, directory, Offset(0))
-    return Opened([segment], Offset(0), LeaderEpochs(), ProducerStates())
+def _begin(disk: Disk, files: OpenFiles, directory: str, offset: Offset) -> Opened:
+    segment = create_segment(disk, files, directory, offset)
+    return Opened([segment], offset, LeaderEpochs(), ProducerStates())
+
+
+def _begin_again(disk: Disk, files: OpenFiles, directory: str, offset: Offset) -> Opened:
+    """The log was being emptied. It counts as empty since that was written down."""
+    for name in disk.list_directory(directory):
+        files.forget(f"{directory}/{name}")
+        disk.remove(f"{directory}/{name}")
+    logger.warning("%s: begins again at offset %d, empty, as was asked.", directory, offset)
+    return _begin(disk, files, directory, offset)
 
 
 def create_segment(disk: Disk, files: OpenFiles, directory: str, base_offset: Offset) -> Segment:
@@ -467,6 +493,10 @@ class _Recovery:
         log_start_offset = segments[0].base_offset
         if self._checkpoint is not None:
             log_start_offset = max(log_start_offset, self._checkpoint.log_start_offset)
+        if damage is None:
+            # The history that was written down may end before records that were deleted since.
+            # They would count as its last epoch's, and followers be told to cut far too much.
+            self._derived.leader_epochs.truncate_from_start(log_start_offset)
         return Opened(
             segments,
             log_start_offset,
@@ -481,4 +511,7 @@ class _Recovery:
 
     def _may_have_lost(self) -> bool:
         # Without a checkpoint the start counts as one after a power cut: it may have been one.
-        return self._start is StartKind.POWER_LOSS and self._config.flush is FlushMode.ASYNC
+        if self._start is not StartKind.POWER_LOSS:
+            return False
+        known = None if self._checkpoint is None else self._checkpoint.flush
+        return (known or self._config.flush) is FlushMode.ASYNC

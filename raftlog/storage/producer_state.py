@@ -121,6 +121,11 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     producers: list[_Producer]
 
 
+_SNAPSHOTS: Final = msgspec.msgpack.Decoder(_Snapshot)
+"""Made here, once: disk threads that let msgspec find out about the type at the same time have been
+seen to end the process (msgspec 0.22, SIGSEGV)."""
+
+
 @dataclass(frozen=True, slots=True)
 class AppendPlan:
     """The answer to one request: what to write, and what to remember once it is written."""
@@ -295,7 +300,7 @@ class ProducerStates:
         if isinstance(content, Damaged):
             return content
         try:
-            snapshot = msgspec.msgpack.decode(content, type=_Snapshot)
+            snapshot = _SNAPSHOTS.decode(content)
         except msgspec.DecodeError as error:
             return Damaged(f"not a producer snapshot: {error}")
         if snapshot.offset != offset:

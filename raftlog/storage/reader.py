@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from crc32c import crc32c
 
-from raftlog.record.errors import LogError
+from raftlog.record.errors import OVERLOADED, LogError
 from raftlog.record.header import CRC_START, HEADER_SIZE, BatchHeader, parse_header
 from raftlog.record.types import Offset
 from raftlog.storage.core import LogCore
@@ -78,7 +78,7 @@ class LogReader:
     async def read(self, start: Offset, *, end: Offset, max_bytes: int) -> ReadResult:
         """Whole batches from the one that holds `start`, which the log must have; see `Log.read`.
 
-        Raises DiskError, DamageFoundError.
+        Raises DiskError, DamageFoundError, LogError(OVERLOADED) if its files keep changing.
         """
         segments = self._segments
         wanted_bytes = min(max(max_bytes, READ_BYTES_MIN), READ_BYTES_MAX)
@@ -116,7 +116,7 @@ class LogReader:
                 return ReadResult(b"", end)
             # Compaction left nothing of this segment at or behind `start`.
             segment, entry = segments.holding(offset), None
-        raise DiskError(f"{segment.path}: its files kept changing while it was read")
+        raise LogError(OVERLOADED, f"{segment.path}: its files kept changing while it was read.")
 
     async def _locate(self, segment: Segment, offset: Offset) -> OffsetEntry:
         """A batch at or before `offset`, and where it lies."""

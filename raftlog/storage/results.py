@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from raftlog.record.types import Offset
+from raftlog.record.types import LeaderEpoch, Offset
 
 NO_TIMESTAMP = -1
+NO_EPOCH = LeaderEpoch(-1)
+"""Of the last record of a log that has none."""
 
 
 @dataclass(frozen=True, slots=True)

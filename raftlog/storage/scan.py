@@ -61,13 +61,17 @@ class Expectation(NamedTuple):
 def mismatch(header: BatchHeader, expected: Expectation) -> str | None:
     """Why a batch cannot follow here; None if it can."""
     base_offset = header.base_offset
-    if base_offset != expected.next_offset and not (
-        expected.next_offset < base_offset < expected.gaps_below
-    ):
+    if not _may_begin_at(base_offset, expected):
         return f"base offset {base_offset} where {expected.next_offset} follows"
     if header.partition_leader_epoch < expected.leader_epoch:
         return f"leader epoch {header.partition_leader_epoch} after epoch {expected.leader_epoch}"
     return None
+
+
+def _may_begin_at(base_offset: int, expected: Expectation) -> bool:
+    return base_offset == expected.next_offset or (
+        expected.next_offset < base_offset < expected.gaps_below
+    )
 
 
 def scan(file: File, position: int, end: int, expected: Expectation, visit: Visit) -> ScanEnd:
@@ -105,10 +109,10 @@ def scan(file: File, position: int, end: int, expected: Expectation, visit: Visi
 
 def _incomplete(rest: bytes, position: int, expected: Expectation) -> ScanEnd:
     """Fewer bytes are left than a header has. A torn write left the beginning of a valid one."""
-    begins_well = (
-        len(rest) < OFFSET_BYTES
-        or int.from_bytes(rest[:OFFSET_BYTES], "big", signed=True) == expected.next_offset
-    ) and (len(rest) <= 16 or rest[16] == MAGIC)
+    begins_well = len(rest) < OFFSET_BYTES or _may_begin_at(
+        int.from_bytes(rest[:OFFSET_BYTES], "big", signed=True), expected
+    )
+    begins_well = begins_well and (len(rest) <= 16 or rest[16] == MAGIC)
     stop = Stop.INCOMPLETE if begins_well else Stop.INVALID
     return ScanEnd(position, expected.next_offset, stop, f"{len(rest)} bytes of a header")
 

@@ -42,6 +42,13 @@ class Segments:
         """Log end offset."""
         return self._segments[-1].next_offset
 
+    def clamp(self, high_watermark: Offset) -> Offset:
+        """A high watermark from a checkpoint, for the log as it was found.
+
+        What is not here is not committed here; and all that was deleted had been committed.
+        """
+        return max(min(high_watermark, self.end_offset), self.log_start_offset)
+
     @property
     def all(self) -> tuple[Segment, ...]:
         """All of them, oldest first."""
@@ -106,11 +113,6 @@ class Segments:
         self._bases = [segment.base_offset for segment in self._segments]
         self._positions.clear()
         assert self._segments
-
-    def touched(self) -> None:
-        """A segment's file is about to change: forget what was known of positions."""
-        self.generation += 1
-        self._positions.clear()
 
     def remember(self, offset: Offset, segment: Segment, position: int) -> None:
         """The batch with base offset `offset` lies, or will lie, at `position`."""

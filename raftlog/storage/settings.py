@@ -31,3 +31,7 @@ class StorageSettings:
     """Open files of old segments and indexes that nobody uses at the moment."""
     opens_at_once_max: int = 4
     """Logs that are opened, or closed, at the same time."""
+    scrub_bytes_per_s: int = 8 << 20
+    """How fast finished segments are read again to find damage; 0: they are not."""
+    scrub_interval_s: int = 7 * 24 * 3600
+    """Each segment is read again once in this time at most."""

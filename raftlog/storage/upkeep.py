@@ -6,6 +6,7 @@
 | checkpoint | sync the log; indexes; leader epochs; producer snapshot; then the number moves |
 | delete records, retention | write down the log start offset; then remove files |
 | truncate | write down the lower promises; remove segments from the last one down; cut; sync |
+| restart | write down that the log is empty; remove all; begin; write down that it is done |
 
 Whatever a crash leaves half done is a log that is longer than it need be, never one that lacks what
 was promised.
@@ -13,7 +14,8 @@ was promised.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -22,15 +24,18 @@ import msgspec
 from raftlog.record.errors import DISK_FULL, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint
-from raftlog.storage.core import LogCore
+from raftlog.storage.compaction import CompactionHistory
+from raftlog.storage.core import LogCore, beginning_at
+from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.opening import (
     EPOCHS_NAME,
+    NO_GAPS,
     create_segment,
     remove_snapshots,
     snapshot_name,
     snapshot_offsets,
 )
-from raftlog.storage.producer_state import Truncation
+from raftlog.storage.producer_state import ProducerStates, Truncation
 from raftlog.storage.retention import SegmentInfo, plan_retention
 from raftlog.storage.segment import DELETED_SUFFIX, IndexTails, Segment
 from raftlog.storage.truncation import Cut, find_cut, rebuild_producers
@@ -172,6 +177,16 @@ class Upkeep:
         await self.apply_retention(0, by_start_only=True)
         return segments.log_start_offset
 
+    def advance_log_start(self, offset: Offset) -> Offset:
+        """Move the log start offset up in memory; a later checkpoint writes it down."""
+        core = self._core
+        segments = core.segments
+        target = min(offset, core.high_watermark, core.flushed_offset)
+        if target > segments.log_start_offset:
+            segments.log_start_offset = target
+            core.mark_changed()
+        return segments.log_start_offset
+
     async def apply_retention(self, now_ms: int, *, by_start_only: bool = False) -> int:
         """Remove segments that are due; return how many. Raises LogError.
 
@@ -186,8 +201,9 @@ class Upkeep:
         core, config = self._core, self._core.config
         core.require_online()
         segments = core.segments
+        infos = self.segment_infos()
         plan = plan_retention(
-            self.segment_infos(),
+            infos,
             now_ms=now_ms,
             retention_ms=config.retention_ms,
             retention_bytes=config.retention_bytes,
@@ -202,8 +218,17 @@ class Upkeep:
         if plan.roll_first:
             async with core.write_lock:
                 await self.roll()
+            if segments.all[drops - 1].next_offset != infos[drops - 1].next_offset:
+                # An append was faster: what it wrote is not due, nor perhaps committed.
+                drops -= 1
+                if not drops:
+                    return 0
         # What was due stays due: segments change only behind the ones that go.
         dropped = segments.all[:drops]
+        if core.recovery.recovery_point < segments.all[drops].base_offset:
+            # A start would not find any more what followed from the records that go: who wrote
+            # them, and with which sequence.
+            await self.checkpoint()
         segments.log_start_offset = max(segments.log_start_offset, segments.all[drops].base_offset)
         core.leader_epochs.truncate_from_start(segments.log_start_offset)
         await core.publish()
@@ -222,6 +247,12 @@ class Upkeep:
 
     async def truncate_to(self, offset: Offset) -> None:
         """Forget every batch with a record at or above `offset`. Raises LogError."""
+        async with self._arranging():
+            await self._truncate_to(offset)
+
+    @asynccontextmanager
+    async def _arranging(self) -> AsyncIterator[None]:
+        """Hold `arrange_lock`; a compaction gives way."""
         core = self._core
         core.arrangers_waiting += 1
         try:
@@ -229,7 +260,7 @@ class Upkeep:
         finally:
             core.arrangers_waiting -= 1
         try:
-            await self._truncate_to(offset)
+            yield
         finally:
             core.arrange_lock.release()
 
@@ -266,7 +297,7 @@ class Upkeep:
             # No await from here to the cut in memory: a sync that began in between would take the
             # old end for flushed.
             core.flushed_offset = cut.next_offset
-            core.high_watermark = min(core.high_watermark, offset)
+            core.high_watermark = min(core.high_watermark, cut.next_offset)
             core.compaction = core.compaction.truncate_to(cut.next_offset)
             core.gaps_below = min(core.gaps_below, cut.next_offset)
             dropped = segments.all[number + 1 :]
@@ -297,6 +328,60 @@ class Upkeep:
         await self.checkpoint()
         await core.publish()
 
+    async def restart_at(self, offset: Offset, segment_base: Offset | None = None) -> None:
+        """Empty the log and begin it at `offset`. Raises LogError; DISK_FULL: nothing was done.
+
+        Its first segment begins at `segment_base`, if that is told, so that a batch which holds
+        `offset` has room there; until that batch comes, the log ends below its start.
+        """
+        core = self._core
+        async with self._arranging(), core.write_lock, core.derived_lock:
+            await core.flush()
+            core.restart_at = offset
+            try:
+                await core.publish()
+            except LogError as error:
+                if error.entry is DISK_FULL:
+                    core.restart_at = None
+                raise
+            # From here on there is no way back: the next start would empty the log.
+            base = offset if segment_base is None else segment_base
+            try:
+                await self._begin_again(offset, base)
+                core.restart_at = None
+                # Before the first append: it would go with the rest.
+                await core.publish()
+            except LogError as error:
+                raise core.fail(error) from error
+            core.mark_changed()
+
+    async def _begin_again(self, offset: Offset, base: Offset) -> None:
+        core = self._core
+        segments = core.segments
+        old = segments.all
+        segments.active.let_go()
+        # First in memory: no reader may meet the files while they go, and call it damage.
+        segments.replace(0, len(old), [Segment(core.shared.files, core.directory, base)])
+        segments.log_start_offset = core.high_watermark = offset
+        core.flushed_offset = base
+        core.recovery = beginning_at(base)
+        core.batches_since_recovery = 0
+        core.leader_epochs, core.producers = LeaderEpochs(), ProducerStates()
+        core.compaction, core.gaps_below = CompactionHistory(), NO_GAPS
+        core.unreadable = core.damage_found = None
+        new = await core.run(self._empty_directory, old, base)
+        segments.replace(0, 1, [new])
+
+    def _empty_directory(self, old: Sequence[Segment], base: Offset) -> Segment:
+        directory = self._core.directory
+        for segment in reversed(old):
+            for path in segment.paths:
+                self._core.shared.files.forget(path)
+        # The newest first: should the checkpoint file get lost, what is left is a shorter log.
+        for name in reversed(self._disk.list_directory(directory)):
+            self._disk.remove(f"{directory}/{name}")
+        return create_segment(self._disk, self._core.shared.files, directory, base)
+
     async def _start_over(self) -> None:
         """The batch that held the log start offset went, too: go on from there, empty."""
         core = self._core
@@ -306,7 +391,7 @@ class Upkeep:
         old = segments.all
         segments.active.let_go()
         segments.replace(0, len(old), [new])
-        core.flushed_offset = offset
+        core.flushed_offset = core.high_watermark = offset
         # Left behind by a crash, they lie below the log start offset and go at the next start.
         await core.run(self._remove, old)
 

@@ -85,6 +85,16 @@ class FakePartition:
     producers: dict[int, ProducerState] = field(default_factory=dict)
     appended: asyncio.Event = field(default_factory=asyncio.Event)
     append_count: int = 0
+    replicas: list[int] = field(default_factory=list)
+    """Who holds it; only the leader if it is left empty."""
+
+    def lead(self, leader: int) -> None:
+        """Another node leads from now on, or (-1) none."""
+        self.leader = leader
+        self.leader_epoch += 1
+        # Who waits for records finds out.
+        self.appended.set()
+        self.appended = asyncio.Event()
 
     def append_frame(self, batches: Sequence[RecordBatch]) -> tuple[int, int]:
         """Append all batches or none; first and last offset."""
@@ -243,6 +253,12 @@ class FakeNode:
         self.cluster = cluster
         self.broker_id = broker_id
         self.port = 0
+        self.stopped: asyncio.Event | None = None
+        """Set to an event to stop the process as SIGSTOP does, until the event is set."""
+        self.stopped_after: asyncio.Event | None = None
+        """The same, once a request is carried out and not answered yet."""
+        self.view: dict[str, Any] | None = None
+        """The metadata of topics that this node knows, if it is behind the others."""
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -281,6 +297,8 @@ class FakeNode:
                 _drop(request)
                 return web.Response()
             await request.read()
+            if self.stopped is not None:
+                await self.stopped.wait()
             if fault.delay_s:
                 await asyncio.sleep(fault.delay_s)
             try:
@@ -292,6 +310,8 @@ class FakeNode:
                     {"error_code": error.entry.code, "message": error.message},
                     status=error.entry.http_status,
                 )
+            if self.stopped_after is not None:
+                await self.stopped_after.wait()
             if fault.drop_after:
                 _drop(request)
             if fault.answer is not None:
@@ -416,7 +436,7 @@ class FakeNode:
                     for node in self.cluster.nodes
                 ],
                 "topics": [
-                    _topic_json(topics[name])
+                    (self.view or {}).get(name) or topic_json(topics[name])
                     if name in topics
                     else {
                         "name": name,
@@ -509,7 +529,7 @@ class FakeNode:
         return found
 
 
-def _topic_json(topic: FakeTopic) -> dict[str, Any]:
+def topic_json(topic: FakeTopic) -> dict[str, Any]:
     return {
         "name": topic.name,
         "topic_id": topic.topic_id,
@@ -519,8 +539,8 @@ def _topic_json(topic: FakeTopic) -> dict[str, Any]:
                 "partition": partition.partition,
                 "leader": partition.leader,
                 "leader_epoch": partition.leader_epoch,
-                "replicas": [partition.leader],
-                "isr": [partition.leader],
+                "replicas": partition.replicas or [partition.leader],
+                "isr": partition.replicas or [partition.leader],
             }
             for partition in topic.partitions
         ],

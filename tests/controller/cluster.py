@@ -30,6 +30,8 @@ from raftlog.quorum import (
     PeerStatus,
     QuorumStatus,
     Refused,
+    Role,
+    SyncTimes,
     Unknown,
 )
 from raftlog.quorum.voters import Voter, VoterSet
@@ -60,6 +62,8 @@ class FakeQuorum:
     term: int = 0
     term_since: float = 0.0
     claims_activity: bool = False
+    unapplied: int = 0
+    """Entries of its log that are not applied yet."""
     handlers: list[Callable[[int, bytes], None]] = field(default_factory=list)
     connection_handlers: list[Callable[[int, ConnectionEvent], None]] = field(default_factory=list)
     role_handlers: list[Callable[[], None]] = field(default_factory=list)
@@ -109,7 +113,21 @@ class FakeQuorum:
         return Applied(result.index, result)
 
     def status(self) -> QuorumStatus:
-        raise NotImplementedError
+        index = self.applied_index
+        return QuorumStatus(
+            role=Role.LEADER if self.leader_id == self.node_id else Role.FOLLOWER,
+            leader_id=self.leader_id,
+            is_active=self.is_active,
+            term=self.term,
+            last_index=index + self.unapplied,
+            commit_index=index,
+            applied_index=index,
+            snapshot_index=0,
+            journal_bytes=0,
+            elections=0,
+            syncs=SyncTimes(),
+            failure=None,
+        )
 
     async def read_barrier(self) -> int:
         raise NotImplementedError

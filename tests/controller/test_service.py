@@ -8,6 +8,7 @@ import pytest
 
 from raftlog.controller import RefusalReason
 from raftlog.metadata.commands import (
+    ClusterCreated,
     FenceBroker,
     UnfenceBroker,
     UnregisterBroker,
@@ -228,6 +229,28 @@ async def test_controller_that_is_behind_a_registration_does_not_end_its_broker(
         cluster.nodes[2].service.registered(BrokerEpoch(1_000))
         await cluster.clock.advance(1.0)
         assert cluster.nodes[2].refusals == []
+
+
+async def test_reign_gives_no_lease_before_it_has_applied_what_it_may_have_proposed() -> None:
+    async with running() as cluster:
+        await past_grace(cluster)
+        quorum = cluster.nodes[1].quorum
+        assert quorum.is_active
+
+        def become(active: bool) -> None:
+            quorum.claims_activity = active
+            for handler in quorum.role_handlers:
+                handler()
+
+        become(False)
+        quorum.unapplied = 1
+        become(True)
+        await cluster.clock.advance(3.0)
+        assert cluster.holders() == set()
+        quorum.unapplied = 0
+        cluster.commit(encode_command(ClusterCreated(cluster_id="c", created_ms=0)))
+        await cluster.clock.advance(1.0)
+        assert cluster.holders() == {1, 2, 3}
 
 
 async def test_restart_is_not_fenced_for_the_death_of_the_process_before() -> None:

@@ -39,8 +39,9 @@ class Table:
             self.commit(UnfenceBroker, number)
         self.reign()
 
-    def reign(self) -> None:
-        self.sessions = Sessions(self.settings, self.image, self.now)
+    def reign(self, *, unapplied: int = 0) -> None:
+        first_index = self.image.applied_index + unapplied
+        self.sessions = Sessions(self.settings, self.image, self.now, first_index=first_index)
 
     def epoch(self, number: int) -> BrokerEpoch:
         return self.image.brokers[BrokerId(number)].broker_epoch
@@ -222,6 +223,18 @@ def test_fenced_broker_from_before_the_reign_must_have_applied_all_of_that_time(
     table.start(1)
     table.reign()
     table.heard(2, applied_index=table.image.applied_index - 1)
+    assert table.due() == {}
+    table.heard(2)
+    assert table.due() == {2: Action.UNFENCE}
+
+
+def test_broker_whose_fencing_was_proposed_before_the_reign_must_have_applied_it() -> None:
+    """The same controller, active again: what it had proposed is committed only now."""
+    table = Table()
+    begun = table.image.applied_index
+    table.reign(unapplied=1)
+    table.commit(FenceBroker, 2)
+    table.heard(2, applied_index=begun)
     assert table.due() == {}
     table.heard(2)
     assert table.due() == {2: Action.UNFENCE}

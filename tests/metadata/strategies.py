@@ -15,6 +15,7 @@ from raftlog.metadata.apply_topics import put_topic
 from raftlog.metadata.commands import (
     AddPartitions,
     AllocateProducerIds,
+    AlterBroker,
     AlterClusterSettings,
     AlterIsr,
     AlterTopicConfigs,
@@ -130,6 +131,12 @@ commands: st.SearchStrategy[Command] = st.one_of(
     *(
         st.builds(kind, broker_id=broker_ids, broker_epoch=broker_epochs)
         for kind in (UnregisterBroker, FenceBroker, UnfenceBroker, SetControlledShutdown)
+    ),
+    st.builds(
+        AlterBroker,
+        broker_id=broker_ids,
+        maintenance=st.none() | st.booleans(),
+        decommissioning=st.none() | st.booleans(),
     ),
     st.builds(
         AlterIsr,
@@ -337,6 +344,22 @@ def shut_down(image: MetadataImage, broker_id: int) -> None:
     )
 
 
+def alter_broker(
+    image: MetadataImage,
+    broker_id: int,
+    *,
+    maintenance: bool | None = None,
+    decommissioning: bool | None = None,
+) -> None:
+    """An operator has these wishes about the broker; its partitions stay as they are."""
+    carry_out(
+        image,
+        AlterBroker(
+            broker_id=BrokerId(broker_id), maintenance=maintenance, decommissioning=decommissioning
+        ),
+    )
+
+
 def create(
     image: MetadataImage,
     name: str,
@@ -396,8 +419,13 @@ BROKER_NUMBERS = range(1, 6)
 
 
 @st.composite
-def cluster_images(draw: st.DrawFn, *, min_isr: bool = True) -> MetadataImage:
-    """A valid image of five brokers, in any state, and topics of one to four replicas."""
+def cluster_images(
+    draw: st.DrawFn, *, min_isr: bool = True, all_lost: bool = True
+) -> MetadataImage:
+    """A valid image of five brokers, in any state, and topics of one to four replicas.
+
+    `all_lost`: also with partitions of which all replicas may have lost records.
+    """
     image = MetadataImage()
     for number in BROKER_NUMBERS:
         register(image, number)
@@ -414,22 +442,31 @@ def cluster_images(draw: st.DrawFn, *, min_isr: bool = True) -> MetadataImage:
         rows = draw(st.lists(replicas, min_size=1, max_size=4))
         topic = create(image, f"t{number}", number, *rows, configs=configs).topic()
         for row in topic.partitions:
-            _any_state(draw, image, topic.name, row)
+            _any_state(draw, image, topic.name, row, all_lost=all_lost)
     for number in BROKER_NUMBERS:
         state = draw(st.sampled_from(["alive", "alive", "alive", "fenced", "stopping"]))
         if state == "fenced":
             fence(image, number)
         elif state == "stopping":
             shut_down(image, number)
+        wish = draw(st.sampled_from(["none", "none", "none", "maintenance", "decommissioning"]))
+        alter_broker(
+            image,
+            number,
+            maintenance=wish == "maintenance",
+            decommissioning=wish == "decommissioning",
+        )
     return image
 
 
-def _any_state(draw: st.DrawFn, image: MetadataImage, name: str, row: PartitionImage) -> None:
+def _any_state(
+    draw: st.DrawFn, image: MetadataImage, name: str, row: PartitionImage, *, all_lost: bool
+) -> None:
     replicas = row.replicas
     places = [draw(st.sampled_from(["isr", "isr", "elr", "out"])) for _ in replicas]
     isr = tuple(b for b, place in zip(replicas, places, strict=True) if place == "isr")
     elr = tuple(b for b, place in zip(replicas, places, strict=True) if place == "elr")
-    if not isr and not elr:
+    if not isr and not elr and not all_lost:
         elr = replicas[:1]
     adding: tuple[BrokerId, ...] = ()
     removing: tuple[BrokerId, ...] = ()
@@ -446,6 +483,7 @@ def _any_state(draw: st.DrawFn, image: MetadataImage, name: str, row: PartitionI
         leader=draw(st.sampled_from([*isr, NO_LEADER_ID])),
         leader_epoch=1,
         partition_epoch=draw(st.integers(1, 3)),
+        unclean_epoch=draw(st.sampled_from([-1, 0, 1])),
         adding=adding,
         removing=removing,
     )

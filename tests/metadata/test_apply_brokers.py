@@ -9,7 +9,9 @@ from raftlog.metadata.apply import apply
 from raftlog.metadata.apply_brokers import ProducerIdBlock
 from raftlog.metadata.commands import (
     AllocateProducerIds,
+    AlterBroker,
     Command,
+    DeleteTopic,
     FenceBroker,
     SetControlledShutdown,
     UnfenceBroker,
@@ -175,7 +177,7 @@ def test_broker_is_unregistered_only_without_life_and_replicas() -> None:
 @pytest.mark.parametrize(
     ("topics", "words"),
     [
-        ({"a": (1,)}, "replicas of 1 partition of 1 topic (a). Topics of replication factor 1"),
+        ({"a": (1,)}, "replicas of 1 partition of 1 topic (a). Decommission it first"),
         ({"b": (1, 2, 1), "a": (1,), "c": (2,)}, "replicas of 3 partitions of 2 topics (a, b)."),
         (
             {f"t{number}": (1, 1) for number in range(7)},
@@ -196,4 +198,24 @@ def test_refusal_counts_what_a_broker_still_holds(
     refusal = apply(image, image.applied_index + 1, command).refusal
     assert refusal is not None
     assert words in refusal.message
-    assert "deleted first" in refusal.message
+    assert "only be deleted (`raftlog topic delete`)" in refusal.message
+
+
+def test_wishes_about_a_broker_outlast_its_starts_but_not_its_registration() -> None:
+    image = ready()
+    command = AlterBroker(broker_id=BrokerId(2), maintenance=True, decommissioning=True)
+    result = carry_out(image, command)
+    assert result.broker() is image.brokers[BrokerId(2)]
+    assert result.delta == MetadataDelta(brokers=(BrokerId(2),))
+    assert carry_out(image, command).delta is NO_CHANGE
+    register(image, 2, incarnation="second")
+    carry_out(image, AlterBroker(broker_id=BrokerId(2), maintenance=False))
+    broker = image.brokers[BrokerId(2)]
+    assert (broker.maintenance, broker.decommissioning) == (False, True)
+    carry_out(image, DeleteTopic(topic_id=image.topic("a").topic_id))
+    fence(image, 2)
+    carry_out(image, command_for(UnregisterBroker, image, 2))
+    register(image, 2)
+    assert not image.brokers[BrokerId(2)].decommissioning
+    unknown = AlterBroker(broker_id=BrokerId(9), maintenance=True)
+    assert refusal_of(image, unknown) is ILLEGAL_STATE

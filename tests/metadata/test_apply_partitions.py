@@ -293,6 +293,39 @@ def test_replica_beyond_isr_and_elr_enters_only_if_marked_as_unclean() -> None:
     row = image.partition("t", 0)
     assert (row.leader, row.isr) == (3, (3,))
     assert row.elr == (), "who had more records than the new leader is no equal of it"
+    assert (row.leader_epoch, row.unclean_epoch) == (1, 1)
+    changed(image, replace(change(image), leader=NO_LEADER_ID, isr=()))
+    changed(image, replace(change(image), leader=BrokerId(3), isr=ids(3)))
+    row = image.partition("t", 0)
+    assert (row.leader_epoch, row.unclean_epoch) == (3, 1), "an election from the ELR is clean"
+
+
+def test_unclean_entry_begins_a_leader_epoch_even_without_another_leader() -> None:
+    image = three()
+    set_row(image, "t", isr=ids(1), elr=())
+    changed(image, replace(change(image), isr=ids(1, 2), unclean=True))
+    row = image.partition("t", 0)
+    assert (row.leader, row.leader_epoch, row.unclean_epoch) == (1, 1, 1)
+
+
+def test_whoever_enters_the_isr_begins_a_leader_epoch_even_from_the_elr() -> None:
+    """Within a leader epoch only its leader lets anybody in: it counts on that."""
+    image = three()
+    set_row(image, "t", isr=ids(1), elr=ids(2))
+    changed(image, replace(change(image), isr=ids(1, 2)))
+    row = image.partition("t", 0)
+    assert (row.leader, row.isr, row.elr) == (1, (1, 2), ())
+    assert (row.leader_epoch, row.unclean_epoch) == (1, -1)
+    # Who only leaves takes nobody's certainty away.
+    changed(image, replace(change(image), isr=ids(1)))
+    assert image.partition("t", 0).leader_epoch == 1
+
+
+def test_change_marked_as_unclean_that_loses_nothing_is_clean() -> None:
+    image = three()
+    changed(image, replace(change(image), leader=BrokerId(2), unclean=True))
+    row = image.partition("t", 0)
+    assert (row.leader, row.leader_epoch, row.unclean_epoch) == (2, 1, -1)
 
 
 def test_whoever_has_everything_cannot_be_forgotten() -> None:
@@ -301,6 +334,14 @@ def test_whoever_has_everything_cannot_be_forgotten() -> None:
     assert stale(image, replace(change(image), replicas=ids(2, 3, 4))) is Reason.INVALID
     changed(image, replace(change(image), replicas=ids(1, 4)))
     assert image.partition("t", 0).elr == (1,)
+
+
+def test_nobody_is_forgotten_where_it_is_not_known_who_has_everything() -> None:
+    image = three()
+    set_row(image, "t", isr=(), elr=(), leader=NO_LEADER_ID)
+    assert stale(image, replace(change(image), replicas=ids(1, 2))) is Reason.INVALID
+    changed(image, replace(change(image), replicas=ids(4, 1, 2, 3), adding=ids(4)))
+    assert image.partition("t", 0).adding == (4,)
 
 
 def test_elr_is_elected_without_being_unclean() -> None:
@@ -315,7 +356,12 @@ def test_members_known_to_have_lost_records_leave_the_elr() -> None:
     image = three()
     set_row(image, "t", isr=ids(1), elr=ids(2, 3))
     changed(image, replace(change(image), not_eligible=ids(2)))
-    assert image.partition("t", 0).elr == (3,)
+    row = image.partition("t", 0)
+    assert (row.elr, row.leader) == ((3,), 1)
+    assert (row.leader_epoch, row.partition_epoch) == (1, 1), "what they acknowledged is void"
+    changed(image, replace(change(image), not_eligible=ids(2)))
+    row = image.partition("t", 0)
+    assert (row.leader_epoch, row.partition_epoch) == (2, 2), "whatever they were in"
 
 
 def test_replicas_are_replaced_with_all_that_depends_on_them() -> None:

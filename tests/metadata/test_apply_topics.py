@@ -22,6 +22,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import BrokerId, TopicId
 from tests.metadata.strategies import (
+    alter_broker,
     create,
     fence,
     ready,
@@ -42,6 +43,15 @@ def test_new_topic_is_led_by_its_first_replicas() -> None:
         (2, (2, 1), (), 0),
         (1, (1, 2), (), 0),
     ]
+
+
+def test_broker_in_maintenance_leads_a_new_topic_only_if_nobody_else_can() -> None:
+    image = ready()
+    alter_broker(image, 2, maintenance=True)
+    rows = create(image, "b", 2, (2, 1), (1, 2)).topic().partitions
+    assert [(row.leader, row.isr) for row in rows] == [(1, (2, 1)), (1, (1, 2))]
+    (row,) = create(image, "c", 3, (2,)).topic().partitions
+    assert (row.leader, row.isr) == (2, (2,))
 
 
 def test_repeated_creation_is_harmless_but_another_topic_of_the_name_is_refused() -> None:

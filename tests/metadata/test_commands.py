@@ -12,6 +12,7 @@ from raftlog.metadata.commands import (
     PARTITION_CHANGES_MAX,
     AddPartitions,
     AllocateProducerIds,
+    AlterBroker,
     AlterClusterSettings,
     AlterIsr,
     AlterTopicConfigs,
@@ -59,7 +60,7 @@ GOLDEN: list[tuple[Command, bytes]] = [
             rack="r",
         ),
         b'{"type":"register_broker","v":1,"broker_id":1,"directory_id":"d","incarnation":"i",'
-        b'"host":"h","port":8082,"software_version":"0.1.0","rack":"r","command_version":1}',
+        b'"host":"h","port":8082,"software_version":"0.1.0","rack":"r","command_version":2}',
     ),
     (
         CreateTopic(
@@ -148,6 +149,10 @@ GOLDEN: list[tuple[Command, bytes]] = [
         b'{"topic_id":"0123456789abcdef0123456789abcdef","partition":1,"partition_epoch":0}]}',
     ),
     (
+        AlterBroker(broker_id=BrokerId(1), maintenance=True),
+        b'{"type":"alter_broker","v":2,"broker_id":1,"maintenance":true,"decommissioning":null}',
+    ),
+    (
         AlterClusterSettings(values={"flush": "sync"}, removals=("retention.ms",)),
         b'{"type":"alter_cluster_settings","v":1,"values":{"flush":"sync"},'
         b'"removals":["retention.ms"]}',
@@ -195,10 +200,11 @@ def test_every_command_of_a_newer_version_is_refused() -> None:
 
 
 def test_every_field_that_has_no_default_is_needed() -> None:
+    wishes = {"maintenance", "decommissioning"}
     for command, encoded in GOLDEN:
         for name in json.loads(encoded).keys() - {"type", "v"}:
             less = {key: value for key, value in json.loads(encoded).items() if key != name}
-            if name in {"rack", "command_version", "removals", "count"}:
+            if name in {*wishes, "rack", "command_version", "removals", "count"}:
                 assert type(decode_command(json.dumps(less).encode())) is type(command)
             else:
                 with pytest.raises(MetadataVersionError):

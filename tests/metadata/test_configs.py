@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from raftlog.metadata.configs import (
     CONFIG_TABLE,
+    THROTTLED_RATE,
     ConfigSource,
     TopicConfig,
     describe,
     is_unclean_election_enabled,
+    throttled_rate,
     validate,
     validate_all,
 )
@@ -31,6 +33,7 @@ def test_defaults_are_kafkas() -> None:
         delete_retention_ms=86_400_000,
         flush="sync",
         index_interval_bytes=4096,
+        leader_replication_throttled_rate=0,
         max_message_bytes=1_048_588,
         message_timestamp_type="CreateTime",
         min_cleanable_dirty_ratio=0.5,
@@ -196,3 +199,13 @@ def test_value_that_cannot_be_read_is_never_guessed() -> None:
         with pytest.raises(LogError) as raised:
             in_force({name: "a week"})
         assert raised.value.entry is INVALID_CONFIG
+
+
+@pytest.mark.parametrize(("value", "rate"), [(None, 0), ("1000", 1000), ("-5", 0), ("fast", 0)])
+def test_throttle_is_the_clusters(value: str | None, rate: int) -> None:
+    assert throttled_rate({} if value is None else {THROTTLED_RATE: value}) == rate
+    if value == "1000":
+        assert validate(THROTTLED_RATE, value) == value
+    elif value is not None:
+        with pytest.raises(LogError):
+            validate(THROTTLED_RATE, value)

@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from raftlog.metadata import controller
 from raftlog.metadata.apply import apply
 from raftlog.metadata.commands import AlterClusterSettings, Command
 from raftlog.metadata.controller import (
-    place,
     plan_cluster_settings,
     plan_configs,
     plan_partitions,
@@ -28,7 +23,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import TopicId
-from tests.metadata.strategies import create, fence, register, shut_down
+from tests.metadata.strategies import alter_broker, create, fence, register
 
 NEW_ID = TopicId("f" * 32)
 
@@ -69,20 +64,10 @@ def test_planned_topic_can_be_applied() -> None:
     assert topic.configs == {"retention.ms": "7"}
 
 
-def test_new_topics_have_one_replica_as_long_as_records_are_not_replicated() -> None:
-    image = cluster(None, None, None)
-    carry_out(image, plan(image))
-    assert image.topic("t").replication_factor == 1
-    with pytest.raises(LogError, match="does not replicate records yet") as raised:
-        plan(image, name="u", replication_factor=2)
-    assert raised.value.entry is INVALID_PARTITIONS
-
-
 @pytest.mark.parametrize(("brokers", "factor"), [(1, 1), (2, 2), (3, 3), (5, 3)])
 def test_default_replication_factor_is_three_or_the_clusters_size(
-    brokers: int, factor: int, monkeypatch: pytest.MonkeyPatch
+    brokers: int, factor: int
 ) -> None:
-    monkeypatch.setattr(controller, "REPLICATION_FACTOR_MAX", 1_000)
     image = cluster(*[None] * brokers)
     carry_out(image, plan(image))
     assert image.topic("t").replication_factor == factor
@@ -174,74 +159,18 @@ def test_config_of_another_release_can_be_removed() -> None:
     assert image.topic("known").configs == {}
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    racks=st.lists(st.sampled_from([None, "a", "b", "c"]), min_size=1, max_size=8),
-    partitions=st.integers(1, 60),
-    data=st.data(),
-)
-def test_placement_spreads_leaders_and_racks(
-    racks: list[str | None], partitions: int, data: st.DataObject
-) -> None:
-    image = cluster(*racks)
-    factor = data.draw(st.integers(1, len(racks)))
-    assignments = place(image, partitions, factor)
-    assert assignments == place(image, partitions, factor), "the same image, the same decision"
-    assert len(assignments) == partitions
-    names = {
-        broker_id: broker.rack or f"alone {broker_id}"
-        for broker_id, broker in image.brokers.items()
-    }
-    for replicas in assignments:
-        assert len(set(replicas)) == len(replicas) == factor
-        used = {names[broker_id] for broker_id in replicas}
-        assert len(used) == min(factor, len(set(names.values())))
-    leaders = Counter(replicas[0] for replicas in assignments)
-    counts = [leaders[broker_id] for broker_id in image.brokers]
-    assert max(counts) - min(counts) <= 1
-
-
-def test_replicas_are_balanced_and_a_brokers_partners_are_many() -> None:
-    image = cluster(*[None] * 6)
-    assignments = place(image, 120, 3)
-    held = Counter(broker_id for replicas in assignments for broker_id in replicas)
-    assert max(held.values()) - min(held.values()) <= 2
-    for broker_id in image.brokers:
-        partners = {other for row in assignments if row[0] == broker_id for other in row[1:]}
-        assert len(partners) == 5, "when it dies, all others share its load"
-
-
-def test_new_partitions_go_where_the_least_is_led() -> None:
+def test_brokers_that_are_to_leave_do_not_count_for_the_default_factor() -> None:
     image = cluster(None, None, None)
-    create(image, "busy", 1, (1,), (1,), (3,))
-    assert place(image, 4, 1) == ((2,), (2,), (3,), (1,))
+    alter_broker(image, 3, decommissioning=True)
+    carry_out(image, plan(image))
+    assert image.partition("t", 0).replicas == (1, 2)
 
 
-def test_broker_without_a_rack_shares_none() -> None:
-    # A rack may be called like anything, even like a broker's id.
-    image = cluster("2", None, "2")
-    assert all(2 in replicas for replicas in place(image, 9, 2))
-
-
-def test_brokers_that_are_away_get_no_replicas() -> None:
-    image = cluster(None, None, None, None)
-    fence(image, 1)
-    shut_down(image, 3)
-    assert {b for replicas in place(image, 6, 2) for b in replicas} == {2, 4}
-    with pytest.raises(LogError, match="only 2 can take replicas") as raised:
-        place(image, 1, 3)
-    assert raised.value.entry is NOT_ENOUGH_REPLICAS and raised.value.entry.retriable
-    with pytest.raises(LogError, match="there are 4 brokers") as raised:
-        place(image, 1, 5)
-    assert raised.value.entry is INVALID_PARTITIONS
-
-
-def test_default_replication_factor_does_not_fall_because_a_broker_is_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(controller, "REPLICATION_FACTOR_MAX", 3)
+def test_default_replication_factor_does_not_fall_because_a_broker_is_away() -> None:
     image = cluster(None, None, None)
     fence(image, 1)
+    assert {len(replicas) for replicas in plan(image).assignments} == {3}
+    fence(image, 2)
     with pytest.raises(LogError) as raised:
         plan(image)
     assert raised.value.entry is NOT_ENOUGH_REPLICAS

@@ -9,8 +9,9 @@ from raftlog.metadata.commands import (
 )
 from raftlog.metadata.delta import NO_CHANGE, MetadataDelta, difference, share_rows
 from raftlog.metadata.image import MetadataImage
+from raftlog.metadata.reassignment import plan_completions, plan_reassignment
 from raftlog.record.types import BrokerId
-from tests.metadata.strategies import carry_out, create, register
+from tests.metadata.strategies import carry_out, create, ids, register
 
 
 def ready() -> MetadataImage:
@@ -98,3 +99,19 @@ def test_equal_rows_under_other_configs_are_shared_but_not_the_topic() -> None:
     assert after.topic("a").configs == {"flush": "async"}
     assert after.partition("a", 0) is before.partition("a", 0)
     assert difference(before, after).changed[0].configs_changed
+
+
+def test_replica_that_was_moved_away_is_a_change_of_its_partition_also_by_a_snapshot() -> None:
+    """What a node may remove: it sees a row that names it, and then one that does not."""
+    before, after = ready(), ready()
+    for image in (before, after):
+        register(image, 2)
+        create(image, "moved", 3, (1, 2), (1, 2))
+    carry_out(after, plan_reassignment(after, name="moved", partition=1, replicas=ids(1)))
+    for command in plan_completions(after):
+        carry_out(after, command)
+    share_rows(before, after)
+    (change,) = difference(before, after).changed
+    assert change.partitions == (1,)
+    assert [row.replicas for row in change.before.partitions] == [(1, 2), (1, 2)]
+    assert [row.replicas for row in change.after.partitions] == [(1, 2), (1,)]

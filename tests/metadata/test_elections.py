@@ -12,12 +12,12 @@ from raftlog.metadata.elections import (
     in_batches,
     plan_elections,
     plan_preferred_leaders,
-    plan_unclean_election,
+    plan_relief,
 )
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
-from raftlog.record.errors import ILLEGAL_STATE, LogError
-from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch, PartitionId
+from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch, PartitionId, TopicId
 from tests.metadata.strategies import (
+    alter_broker,
     carry_out,
     carry_out_plan,
     cluster_images,
@@ -27,7 +27,6 @@ from tests.metadata.strategies import (
     register,
     set_row,
     shut_down,
-    unfence,
 )
 
 
@@ -165,22 +164,6 @@ def test_cluster_setting_allows_unclean_elections_but_no_guess_does() -> None:
     assert (image.partition("t", 0).leader, image.partition("t", 0).isr) == (2, (2,))
 
 
-def test_operator_can_accept_the_loss_of_records_where_nobody_leads() -> None:
-    image = brokers()
-    create(image, "t", 1, (1, 2))
-    with pytest.raises(LogError, match="is led by broker 1") as raised:
-        plan_unclean_election(image, name="t", partition=0)
-    assert raised.value.entry is ILLEGAL_STATE
-    set_row(image, "t", isr=(), elr=ids(1), leader=NO_LEADER_ID)
-    fence(image, 1)
-    fence(image, 2)
-    with pytest.raises(LogError, match="None of the replicas"):
-        plan_unclean_election(image, name="t", partition=0)
-    unfence(image, 2)
-    carry_out(image, plan_unclean_election(image, name="t", partition=0))
-    assert image.partition("t", 0).leader == 2
-
-
 def test_preferred_replica_leads_again_once_it_is_in_sync_and_available() -> None:
     image = brokers()
     create(image, "t", 1, (1, 2, 3))
@@ -197,6 +180,81 @@ def test_preferred_replica_leads_again_once_it_is_in_sync_and_available() -> Non
     assert image.partition("t", 0).leader == 1
     set_row(image, "t", leader=NO_LEADER_ID)
     assert not list(plan_preferred_leaders(image)), "that takes an election"
+
+
+def test_preferred_replica_in_maintenance_or_back_too_lately_is_given_nothing() -> None:
+    image = brokers()
+    create(image, "t", 1, (1, 2, 3))
+    set_row(image, "t", leader=2)
+    alter_broker(image, 1, maintenance=True)
+    assert not list(plan_preferred_leaders(image))
+    alter_broker(image, 1, maintenance=False)
+    assert not list(plan_preferred_leaders(image, excluding={BrokerId(1)}))
+    carry_out_plan(image, plan_preferred_leaders(image))
+    assert image.partition("t", 0).leader == 1
+
+
+def test_broker_in_maintenance_is_elected_only_if_nobody_else_can_be() -> None:
+    image = brokers()
+    create(image, "t", 1, (1, 2))
+    alter_broker(image, 1, maintenance=True)
+    set_row(image, "t", leader=NO_LEADER_ID)
+    carry_out_plan(image, plan_elections(image))
+    assert image.partition("t", 0).leader == 2
+    set_row(image, "t", leader=NO_LEADER_ID, isr=ids(1))
+    carry_out_plan(image, plan_elections(image))
+    assert image.partition("t", 0).leader == 1
+
+
+def test_elections_can_be_held_in_some_partitions_only() -> None:
+    image = brokers()
+    topic = create(image, "t", 1, (1, 2), (1, 2)).topic()
+    for number in (0, 1):
+        set_row(image, "t", number, leader=NO_LEADER_ID)
+    key, nowhere = (topic.topic_id, PartitionId(1)), (topic.topic_id, PartitionId(2))
+    gone = (TopicId("f" * 32), PartitionId(0))
+    (command,) = plan_elections(image, keys=[key, gone, nowhere, key])
+    assert [change.partition for change in command.changes] == [1]
+
+
+def test_maintenance_leaves_a_broker_only_what_nobody_else_can_lead() -> None:
+    image = brokers()
+    create(image, "t", 1, (1, 2), (1, 2), (2, 1))
+    set_row(image, "t", 1, isr=ids(1), elr=ids(2))
+    before = image.topic("t").partitions
+    assert not list(plan_relief(image))
+    alter_broker(image, 1, maintenance=True)
+    carry_out_plan(image, plan_relief(image))
+    rows = image.topic("t").partitions
+    assert [each.leader for each in rows] == [2, 1, 2]
+    assert [each.isr for each in rows] == [each.isr for each in before]
+    set_row(image, "t", 1, isr=ids(1, 2), elr=())
+    shut_down(image, 2)
+    assert not list(plan_relief(image))
+
+
+@settings(max_examples=50, deadline=None)
+@given(cluster_images())
+def test_relief_settles_in_one_round_and_leaves_every_isr(image: MetadataImage) -> None:
+    before = {
+        (topic.topic_id, each.partition): (each.isr, each.leader)
+        for topic in image.topics_by_id.values()
+        for each in topic.partitions
+    }
+    carry_out_plan(image, plan_relief(image))
+    assert not list(plan_relief(image))
+    available = available_brokers(image)
+    for topic in image.topics_by_id.values():
+        for each in topic.partitions:
+            isr, leader = before[topic.topic_id, each.partition]
+            assert each.isr == isr
+            if leader == NO_LEADER_ID:
+                assert each.leader == NO_LEADER_ID
+                continue
+            if image.brokers[each.leader].maintenance:
+                assert all(b not in available or image.brokers[b].maintenance for b in isr)
+            else:
+                assert each.leader == leader or image.brokers[leader].maintenance
 
 
 @settings(max_examples=50, deadline=None)

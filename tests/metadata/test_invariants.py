@@ -40,6 +40,8 @@ def three() -> MetadataImage:
         ({"isr": (2, 3)}, "leader out of sync"),
         ({"leader_epoch": 1}, "epochs"),
         ({"leader_epoch": -1}, "epochs"),
+        ({"unclean_epoch": 1}, "epochs"),
+        ({"unclean_epoch": -2}, "epochs"),
     ],
 )
 def test_contradictions_of_a_partition_are_found(fields: dict[str, Any], words: str) -> None:

@@ -64,7 +64,7 @@ def who_had_all(image: MetadataImage) -> dict[tuple[str, int], set[BrokerId]]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(cluster_images(), brokers_of_images)
+@given(cluster_images(all_lost=False), brokers_of_images)
 def test_fenced_broker_neither_leads_nor_is_in_sync(
     image: MetadataImage, broker_id: BrokerId
 ) -> None:
@@ -98,7 +98,7 @@ def test_fenced_broker_neither_leads_nor_is_in_sync(
 
 
 @settings(max_examples=100, deadline=None)
-@given(cluster_images(), st.data())
+@given(cluster_images(all_lost=False), st.data())
 def test_cluster_that_was_wholly_fenced_comes_back_whole(
     image: MetadataImage, data: st.DataObject
 ) -> None:

@@ -20,23 +20,39 @@ from raftlog.metadata.snapshot import (
 )
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.types import BrokerId, TopicId
-from tests.metadata.strategies import carry_out, create, histories, register, run, set_row
+from tests.metadata.strategies import (
+    alter_broker,
+    carry_out,
+    create,
+    histories,
+    register,
+    run,
+    set_row,
+)
 
 # These bytes are on disks: whoever changes them raises SNAPSHOT_VERSION, and keeps reading these.
 GOLDEN = (
-    b'{"format":"raftlog-metadata","v":1,"index":6,"cluster_id":null,"created_ms":0,'
+    b'{"format":"raftlog-metadata","v":2,"index":7,"cluster_id":null,"created_ms":0,'
     b'"next_producer_id":0,"cluster_settings":{"flush":"async"},"deleted_topic_ids":1,'
     b'"brokers":2,"topics":1}\n'
     b'["00000000000000000000000000000009"]\n'
     b'{"broker_id":1,"broker_epoch":1,"directory_id":"d","incarnation":"first",'
-    b'"host":"localhost","port":8082,"rack":null,"software_version":"0.1.0","command_version":1,'
-    b'"fenced":false,"controlled_shutdown":false}\n'
+    b'"host":"localhost","port":8082,"rack":null,"software_version":"0.1.0","command_version":2,'
+    b'"fenced":false,"controlled_shutdown":false,"maintenance":true,"decommissioning":false}\n'
     b'{"broker_id":2,"broker_epoch":3,"directory_id":"d","incarnation":"first",'
-    b'"host":"localhost","port":8082,"rack":null,"software_version":"0.1.0","command_version":1,'
-    b'"fenced":true,"controlled_shutdown":false}\n'
+    b'"host":"localhost","port":8082,"rack":null,"software_version":"0.1.0","command_version":2,'
+    b'"fenced":true,"controlled_shutdown":false,"maintenance":false,"decommissioning":false}\n'
     b'{"topic_id":"00000000000000000000000000000007","name":"t","configs":{"a":"b"},'
     b'"partitions":2}\n'
-    b"[[0,[1],[1],[],1,0,0,[],[]],[1,[1,2],[],[1],-1,3,4,[2],[1]]]\n"
+    b"[[0,[1],[1],[],1,0,0,[],[],-1],[1,[1,2],[],[1],-1,3,4,[2],[1],2]]\n"
+)
+# What the release before wrote.
+GOLDEN_1 = (
+    GOLDEN.replace(b'"v":2', b'"v":1')
+    .replace(b',"maintenance":true,"decommissioning":false', b"")
+    .replace(b',"maintenance":false,"decommissioning":false', b"")
+    .replace(b",[],[],-1]", b",[],[]]")
+    .replace(b",[2],[1],2]", b",[2],[1]]")
 )
 
 
@@ -46,6 +62,7 @@ def small() -> MetadataImage:
     register(image, 2, fenced=True)
     create(image, "t", 7, (1,), (1,), configs={"a": "b"})
     carry_out(image, AlterClusterSettings(values={"flush": "async"}))
+    alter_broker(image, 1, maintenance=True)
     image.applied_index += 1
     image.deleted_topic_ids[TopicId(f"{9:032x}")] = None
     one, two = BrokerId(1), BrokerId(2)
@@ -61,8 +78,18 @@ def small() -> MetadataImage:
         partition_epoch=4,
         adding=(two,),
         removing=(one,),
+        unclean_epoch=2,
     )
     return image
+
+
+def test_snapshot_of_the_release_before_is_read() -> None:
+    image = small()
+    alter_broker(image, 1, maintenance=False)
+    image.applied_index -= 1
+    set_row(image, "t", 1, unclean_epoch=-1)
+    assert len(GOLDEN_1) < len(GOLDEN) - 90
+    assert from_snapshot([GOLDEN_1]) == image
 
 
 def whole(image: MetadataImage) -> bytes:
@@ -149,7 +176,7 @@ def test_equal_brokers_are_one_tuple_after_a_restore() -> None:
 
 
 def test_newer_snapshot_is_not_guessed_at() -> None:
-    newer = GOLDEN.replace(b'"v":1', b'"v":%d,"new":{}' % (SNAPSHOT_VERSION + 1))
+    newer = GOLDEN.replace(b'"v":2', b'"v":%d,"new":{}' % (SNAPSHOT_VERSION + 1))
     with pytest.raises(MetadataVersionError, match="upgrade this node"):
         from_snapshot([newer])
 
@@ -157,10 +184,10 @@ def test_newer_snapshot_is_not_guessed_at() -> None:
 @pytest.mark.parametrize(
     ("known", "changed"),
     [
-        (b'"index":6', b'"new":1,"index":6'),
+        (b'"index":7', b'"new":1,"index":7'),
         (b'"host":"localhost"', b'"new":1,"host":"localhost"'),
         (b'"name":"t"', b'"new":1,"name":"t"'),
-        (b",1,0,0,[],[]]", b",1,0,0,[],[],9]"),
+        (b",1,0,0,[],[],-1]", b",1,0,0,[],[],-1,9]"),
     ],
 )
 def test_unknown_field_is_not_lost_silently(known: bytes, changed: bytes) -> None:

@@ -32,6 +32,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.manager import ReplicaManager
+from raftlog.replication.partition import Host
 from raftlog.replication.topic_settings import TopicSettings
 from raftlog.storage.manager import LogManager
 from raftlog.world.real_clock import SystemClock
@@ -103,7 +104,8 @@ async def cluster() -> AsyncIterator[Cluster]:
         {"retention.ms": "700"}, cluster=lambda: state_machine.image.cluster_settings
     )
     logs = await LogManager.open(SimulatedDisk(1), SystemClock())
-    replicas = ReplicaManager(state_machine, logs, BROKER, settings)
+    host = Host(broker_id=BROKER, clock=SystemClock(), brokers=lambda: state_machine.image.brokers)
+    replicas = ReplicaManager(state_machine, logs, settings, host)
     metadata = ClusterMetadata(
         state_machine=state_machine,
         quorum=cast(Quorum[ApplyResult], quorum),

@@ -29,9 +29,11 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.partition import Acks, Partition, not_led_here
+from raftlog.replication.partition import Acks, Host, Partition, not_led_here
 from raftlog.storage.config import FlushMode, LogConfig
+from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.results import AppendResult, ReadResult
+from raftlog.world.real_clock import SystemClock
 
 
 class ManualLog:
@@ -39,12 +41,15 @@ class ManualLog:
 
     def __init__(self, flush: FlushMode = FlushMode.SYNC) -> None:
         self.config = LogConfig(flush=flush)
+        self.flush_mode = flush
         self.log_start_offset = Offset(0)
         self.log_end_offset = Offset(0)
         self.flushed_offset = Offset(0)
         self.high_watermark = Offset(0)
         self.failure: LogError | None = None
         self.epochs: list[LeaderEpoch] = []
+        self.leader_epochs = LeaderEpochs()
+        self.possible_loss = None
         self._flushed: Callable[[Offset], None] | None = None
         self._failed: Callable[[LogError], None] | None = None
 
@@ -54,9 +59,20 @@ class ManualLog:
     def on_failed(self, callback: Callable[[LogError], None]) -> None:
         self._failed = callback
 
+    def on_appended(self, callback: object) -> None:
+        """Nobody is fed."""
+
+    def become_leader(self, leader_epoch: LeaderEpoch) -> None:
+        self.leader_epochs.assign(leader_epoch, self.log_end_offset)
+
     async def append(
-        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch
+        self,
+        batches: Sequence[RecordBatch],
+        leader_epoch: LeaderEpoch,
+        *,
+        guard: Callable[[], None],
     ) -> list[AppendResult]:
+        guard()
         results = []
         for batch in batches:
             base = self.log_end_offset
@@ -94,6 +110,10 @@ def image(isr: tuple[int, ...] = (1,), epoch: int = 3) -> PartitionImage:
     )
 
 
+def host(may_act: Callable[[], bool] = lambda: True) -> Host:
+    return Host(broker_id=BrokerId(1), clock=SystemClock(), brokers=dict, may_act=may_act)
+
+
 def partition_over(log: ManualLog, min_insync_replicas: int = 1) -> Partition:
     return Partition(
         topic="t",
@@ -101,6 +121,7 @@ def partition_over(log: ManualLog, min_insync_replicas: int = 1) -> Partition:
         log=log,  # type: ignore[arg-type]  # the part of Log's surface that a partition uses
         image=image(),
         min_insync_replicas=min_insync_replicas,
+        host=host(),
     )
 
 
@@ -133,7 +154,7 @@ async def test_an_append_is_refused_once_the_node_may_not_act_as_a_leader(acks: 
         log=log,  # type: ignore[arg-type]  # the part of Log's surface that a partition uses
         image=image(),
         min_insync_replicas=1,
-        may_act=lambda: may_act,
+        host=host(lambda: may_act),
     )
     await partition.append(batch_of(1), acks=Acks.LEADER, timeout_s=60)
     may_act = False
@@ -188,9 +209,13 @@ async def test_a_failed_sync_fails_every_waiting_and_every_later_writer() -> Non
 async def test_a_writer_whose_log_fails_behind_its_append_is_told_at_once() -> None:
     class FailsAfterwards(ManualLog):
         async def append(
-            self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch
+            self,
+            batches: Sequence[RecordBatch],
+            leader_epoch: LeaderEpoch,
+            *,
+            guard: Callable[[], None],
         ) -> list[AppendResult]:
-            results = await super().append(batches, leader_epoch)
+            results = await super().append(batches, leader_epoch, guard=guard)
             self.sync_fails()
             return results
 

@@ -11,14 +11,18 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+from raftlog.metadata.image import MetadataImage
 from raftlog.record.batch import RecordBatch, stamped
 from raftlog.record.codec import BatchBuilder, Record, decode
 from raftlog.record.compression import Compression
 from raftlog.record.errors import OUT_OF_ORDER_SEQUENCE, LogError
 from raftlog.record.header import parse_header
-from raftlog.record.types import BrokerId, LeaderEpoch, Offset
+from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId, TopicId
+from raftlog.replication.access import Partitions
+from raftlog.replication.forwarding import Forwarder
 from raftlog.replication.manager import ReplicaManager
-from raftlog.replication.partition import Partition
+from raftlog.replication.partition import Host, Partition, not_led_here
+from raftlog.server import admin_v1
 from raftlog.server.budget import BytesInFlight
 from raftlog.server.context import ServerContext
 from raftlog.server.data_routes import ROUTES
@@ -30,12 +34,14 @@ from raftlog.server.settings import ServerLimits, ServerSettings
 from raftlog.storage.config import LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.results import AppendResult, ReadResult
+from raftlog.world.real_clock import SystemClock
 
 from .fakes import FakeMetadata
 from .http_peers import RawPeer
 
 NOW_MS = 1_700_000_000_000
 NOTHING = Offset(0)
+MAX_MESSAGE_BYTES = 1_048_588
 
 
 @dataclass
@@ -55,10 +61,14 @@ class MemoryLog:
     size_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.flushed_offset = Offset(0)
+        self.flushed_offset = self.high_watermark = Offset(0)
+        self.flush_mode = self.config.flush
+        self.possible_loss = None
+        self.leader_epochs = SimpleNamespace(truncate_from_end=lambda _: None)
         self._bases: list[int] = []
         self._producers: dict[tuple[int, int], tuple[int, int, AppendResult]] = {}
         self._flushed: Callable[[Offset], None] = lambda offset: None
+        self._appended: Callable[..., None] = lambda *_: None
 
     def on_flushed(self, callback: Callable[[Offset], None]) -> None:
         self._flushed = callback
@@ -66,11 +76,23 @@ class MemoryLog:
     def on_failed(self, callback: Callable[[LogError], None]) -> None:
         self._failed = callback
 
+    def on_appended(self, callback: Callable[..., None]) -> None:
+        self._appended = callback
+
+    def become_leader(self, leader_epoch: LeaderEpoch) -> None:
+        """There is no history of epochs."""
+
     async def append(
-        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch
+        self,
+        batches: Sequence[RecordBatch],
+        leader_epoch: LeaderEpoch,
+        *,
+        guard: Callable[[], None] | None = None,
     ) -> list[AppendResult]:
         if self.append_error is not None:
             raise self.append_error
+        if guard is not None:
+            guard()
         self.appends += 1
         results = [self._append(batch, leader_epoch) for batch in batches]
         if not self.hold_flush:
@@ -93,6 +115,7 @@ class MemoryLog:
         self.batches.append(data)
         self.size_bytes += len(data)
         self.log_end_offset = Offset(offset + header.last_offset_delta + 1)
+        self._appended(offset, self.log_end_offset, [data], len(data))
         result = AppendResult(offset, Offset(self.log_end_offset - 1), self.now_ms)
         if header.producer_id >= 0:
             self._producers[identity] = (header.base_sequence, header.record_count, result)
@@ -124,6 +147,10 @@ class MemoryLog:
             next_offset = parse_header(data).next_offset
         return ReadResult(b"".join(taken), Offset(next_offset))
 
+    async def delete_records_before(self, offset: Offset) -> Offset:
+        self.log_start_offset = max(self.log_start_offset, offset)
+        return self.log_start_offset
+
     async def offset_for_timestamp(
         self, timestamp_ms: int, *, end: Offset
     ) -> tuple[Offset, int] | None:
@@ -140,26 +167,51 @@ class MemoryLog:
 class MemoryReplicas:
     """What ReplicaManager offers the data endpoints."""
 
-    def __init__(self, metadata: FakeMetadata) -> None:
+    def __init__(self, metadata: FakeMetadata, node_id: int = 1) -> None:
         self.metadata = metadata
+        self.node_id = node_id
+        self.host = Host(
+            broker_id=BrokerId(node_id),
+            clock=SystemClock(),
+            brokers=lambda: metadata.image.brokers,
+        )
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.offline: dict[tuple[str, int], LogError] = {}
+
+    @property
+    def image(self) -> MetadataImage:
+        return self.metadata.image
 
     def partition(self, topic: str, partition: int) -> Partition:
         row = self.metadata.image.partition(topic, partition)
         if (topic, partition) in self.offline:
             raise self.offline[topic, partition]
+        if row.leader != self.node_id:
+            raise not_led_here(topic, partition, self.image.brokers.get(row.leader))
+        return self.here(topic, partition)
+
+    def replica(self, topic_id: TopicId, partition: PartitionId) -> Partition | None:
+        topic = self.image.topics_by_id[topic_id]
+        held = self.node_id in topic.partitions[partition].replicas
+        return self.here(topic.name, partition) if held else None
+
+    def here(self, topic: str, partition: int) -> Partition:
+        """The replica, whoever leads."""
+        row = self.metadata.image.partition(topic, partition)
         found = self.partitions.get((topic, partition))
         if found is None:
             image = self.metadata.image.topic(topic)
-            size = int(image.configs.get("max.message.bytes", 1_048_588))
+            size = int(image.configs.get("max.message.bytes", MAX_MESSAGE_BYTES))
             found = self.partitions[topic, partition] = Partition(
                 topic=topic,
                 topic_id=image.topic_id,
                 log=cast(Log, MemoryLog(LogConfig(max_message_bytes=size))),
                 image=row,
                 min_insync_replicas=1,
+                host=self.host,
             )
+        elif found.image is not row:
+            found.update(row, 1)
         return found
 
     def partitions_of(self, topic: str) -> list[Partition]:
@@ -177,21 +229,36 @@ class MemoryReplicas:
 class DataNode:
     """The services, with topics `one` (1 partition) and `six` (6)."""
 
-    def __init__(self) -> None:
-        self.metadata = FakeMetadata(brokers=1)
-        self.replicas = MemoryReplicas(self.metadata)
+    def __init__(
+        self,
+        metadata: FakeMetadata | None = None,
+        node_id: int = 1,
+        forwarder: Forwarder | None = None,
+    ) -> None:
+        self.metadata = metadata or FakeMetadata(brokers=1)
+        self.replicas = MemoryReplicas(self.metadata, node_id)
+        self.partitions = Partitions(
+            self.replicas,
+            broker_id=BrokerId(node_id),
+            max_message_bytes=lambda topic: int(
+                topic.configs.get("max.message.bytes", MAX_MESSAGE_BYTES)
+            ),
+            forwarder=forwarder,
+        )
         self.services: Any = SimpleNamespace(
             replicas=self.replicas,
+            partitions=self.partitions,
             metadata=self.metadata,
             clock=SimpleNamespace(time_ms=lambda: NOW_MS, monotonic=time.monotonic),
-            node_id=BrokerId(1),
+            node_id=BrokerId(node_id),
             cluster_id="fake-cluster",
+            quorum=SimpleNamespace(leader_id=1),
             is_ready=lambda: None,
         )
 
     def log(self, topic: str = "one", partition: int = 0) -> MemoryLog:
         """A partition's log."""
-        return cast(MemoryLog, cast(object, self.replicas.partition(topic, partition).log))
+        return cast(MemoryLog, cast(object, self.replicas.here(topic, partition).log))
 
     def record_count(self) -> int:
         """Records in all partitions."""
@@ -205,6 +272,11 @@ class DataPeer:
     node: DataNode
     server: HttpServer
     peer: RawPeer
+
+
+def waiting_readers(partition: Partition) -> int:
+    """Readers that wait at a partition."""
+    return len(partition._replica.readers)
 
 
 def records_of(data: bytes) -> Sequence[Record]:
@@ -239,6 +311,15 @@ async def data_node(
     node = DataNode()
     await node.metadata.create_topic("one", partitions=1)
     await node.metadata.create_topic("six", partitions=6)
+    async with serving(node, limits, auto_create_topics=auto_create_topics) as one:
+        yield one
+
+
+@asynccontextmanager
+async def serving(
+    node: DataNode, limits: ServerLimits | None = None, *, auto_create_topics: bool = False
+) -> AsyncIterator[DataPeer]:
+    """A server of the node, and a peer connected to it."""
     context = ServerContext(
         services=node.services,
         settings=ServerSettings(
@@ -249,7 +330,7 @@ async def data_node(
         metrics=ServerMetrics(10),
         budget=BytesInFlight((limits or few()).bytes_in_flight_max),
     )
-    dispatcher = Dispatcher(Router(ROUTES), context)
+    dispatcher = Dispatcher(Router((*ROUTES, *admin_v1.ROUTES)), context)
     server = await HttpServer.start(dispatcher, context, "127.0.0.1", 0)
     try:
         async with RawPeer.connected(server.port) as peer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +23,8 @@ from raftlog.quorum import PeerStatus, QuorumStatus, Role, SyncTimes
 from raftlog.quorum.voters import Voter, VoterSet
 from raftlog.record.errors import NO_CONTROLLER, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import BrokerId, Offset, ProducerEpoch, ProducerId, TopicId
+from raftlog.replication.operations import Operations
+from raftlog.replication.status import ReplicationStatus
 from raftlog.world.real_clock import SystemClock
 
 
@@ -34,6 +36,7 @@ class FakeMetadata:
         self.settings = SimpleNamespace(defaults={}, partitions_default=1)
         self._ids = 0
         self.quorum: FakeQuorum | None = None
+        self.operations = Operations(lambda: self.image, self._carry_out)
         self.run(ClusterCreated(cluster_id="fake-cluster", created_ms=0))
         for number in range(1, brokers + 1):
             self.register(number)
@@ -110,6 +113,10 @@ class FakeMetadata:
         await self.quorum.read_barrier()
         has_vote = self.quorum.voters.find(broker_id) is not None
         self.run(plan_unregistration(self.image, broker_id, has_vote=has_vote))
+
+    async def _carry_out(self, plan: Callable[[], Iterable[Command]]) -> None:
+        for command in plan():
+            self.run(command)
 
     async def allocate_producer_id(self) -> tuple[ProducerId, ProducerEpoch]:
         return ProducerId(self._next_id()), ProducerEpoch(0)
@@ -244,6 +251,8 @@ class FakeLogs:
             open_files=0,
             syncs=0,
             free_bytes=0,
+            scrubbed_bytes=4096,
+            scrub_damage=2,
         )
 
 
@@ -263,13 +272,16 @@ class FakeNode:
         self.metadata.quorum = self.quorum
         self.replicas = FakeReplicas(self.metadata)
         self.logs = FakeLogs()
+        self.replication = ReplicationStatus()
         self.services: Any = SimpleNamespace(
             replicas=self.replicas,
+            partitions=SimpleNamespace(find=self.replicas.partition),
             metadata=self.metadata,
             quorum=self.quorum,
             logs=self.logs,
             clock=SystemClock(),
             node_id=BrokerId(1),
+            replication=lambda: self.replication,
             cluster_id="fake-cluster",
             is_ready=lambda: self.not_ready,
         )

@@ -12,7 +12,6 @@ from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
-from raftlog.metadata import controller
 from raftlog.record.types import TopicId
 from raftlog.server.app import Server, route_table
 from raftlog.server.metrics import OTHER_TOPICS, ServerMetrics
@@ -151,13 +150,6 @@ def test_deleted_topic_gives_its_label_to_another_and_loses_no_count() -> None:
 # Admin, v3 convention
 
 
-@pytest.fixture
-def replicated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let topics have several replicas, as far as the metadata goes."""
-    monkeypatch.setattr(controller, "REPLICATION_FACTOR_MAX", 3)
-
-
-@pytest.mark.usefixtures("replicated")
 async def test_topic_lives_from_creation_to_deletion() -> None:
     async with running(FakeNode(brokers=3)) as peer:
         body = (
@@ -299,7 +291,6 @@ async def test_unknown_config_topic_and_broker_are_typed_errors() -> None:
             assert (await peer.request("GET", ADMIN + path)).error_code == code, path
 
 
-@pytest.mark.usefixtures("replicated")
 async def test_partitions_and_replicas_show_leader_and_isr() -> None:
     node = FakeNode(brokers=3)
     await node.metadata.create_topic("t", partitions=2, replication_factor=2)
@@ -339,7 +330,6 @@ async def test_garbage_in_the_host_header_does_not_come_back(host: str) -> None:
 # Admin, ours
 
 
-@pytest.mark.usefixtures("replicated")
 async def test_metadata_names_leaders_and_unknown_topics() -> None:
     node = FakeNode(brokers=2)
     await node.metadata.create_topic("a", partitions=2, replication_factor=2)

@@ -21,7 +21,7 @@ from raftlog.record.frames import (
 from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
 from raftlog.server.data_batches import FETCH_CHUNK_BYTES
 
-from .data_fakes import DataPeer, contents, data_node, few
+from .data_fakes import DataPeer, contents, data_node, few, waiting_readers
 from .http_peers import RawPeer, Reply, eventually
 
 
@@ -258,11 +258,11 @@ async def test_fetch_waits_for_the_first_of_many_partitions() -> None:
         body = {"partitions": [want("six", n) for n in range(6)], "max_wait_ms": 60_000}
         asked = asyncio.create_task(waiting.request("POST", "/v1/fetch", json.dumps(body).encode()))
         partition = one.node.replicas.partition("six", 3)
-        await eventually(lambda: partition._readers)
+        await eventually(lambda: waiting_readers(partition))
         await produce(one, frames(("six", 3, batch(b"a"))))
         found = parsed((await asked).body)
         assert [len(frame.data) > 0 for frame in found] == [n == 3 for n in range(6)]
-        assert not partition._readers
+        assert not waiting_readers(partition)
 
 
 async def test_fetch_does_not_wait_when_a_partition_has_an_error() -> None:
@@ -276,9 +276,9 @@ async def test_min_bytes_waits_for_more() -> None:
         body = {"partitions": [want("one", 0)], "max_wait_ms": 60_000, "min_bytes": 130}
         asked = asyncio.create_task(waiting.request("POST", "/v1/fetch", json.dumps(body).encode()))
         partition = one.node.replicas.partition("one", 0)
-        await eventually(lambda: partition._readers)
+        await eventually(lambda: waiting_readers(partition))
         await produce(one, frames(("one", 0, batch(b"a"))))
-        await eventually(lambda: partition._readers)
+        await eventually(lambda: waiting_readers(partition))
         assert not asked.done()
         await produce(one, frames(("one", 0, batch(b"a"))))
         assert len(records_in(parsed((await asked).body)[0])) == 2
@@ -288,7 +288,7 @@ async def test_fetch_ends_when_the_server_closes() -> None:
     async with data_node() as one:
         asked = asyncio.create_task(fetch(one, want("one", 0), max_wait_ms=60_000))
         partition = one.node.replicas.partition("one", 0)
-        await eventually(lambda: partition._readers)
+        await eventually(lambda: waiting_readers(partition))
         await one.server.close()
         assert [frame.data for frame in await asked] == [b""]
 

@@ -8,7 +8,7 @@ import pytest
 
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import NOT_ENOUGH_REPLICAS, LogError
-from raftlog.replication.partition import Acks, Partition
+from raftlog.replication.partition import Acks
 from raftlog.server.data_append import _pack_shared
 from raftlog.server.data_gather import Gatherer, Placed
 from raftlog.server.json_records import StoredRecord
@@ -28,7 +28,7 @@ class Gathering:
 
     async def start(self) -> Gathering:
         await self.node.metadata.create_topic("one", configs=self.configs)
-        self.partition: Partition = self.node.replicas.partition("one", 0)
+        self.partition = self.node.partitions.find("one", 0)
         self.log = self.node.log()
         return self
 
@@ -87,7 +87,7 @@ async def test_failure_reaches_everyone_who_shared_it_as_an_error_of_their_own()
 async def test_broken_invariant_reaches_everyone_too() -> None:
     one = await Gathering().start()
 
-    async def broken(batches: Sequence[RecordBatch], epoch: int) -> Any:
+    async def broken(batches: Sequence[RecordBatch], epoch: int, **_: Any) -> Any:
         raise AssertionError("broken")
 
     one.log.append = broken  # type: ignore[method-assign,assignment]

@@ -13,7 +13,7 @@ from raftlog.record.batch import RecordBatch, sealed
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch
 
-from .data_fakes import NOW_MS, DataPeer, batch_of, data_node, few
+from .data_fakes import NOW_MS, DataPeer, batch_of, data_node, few, waiting_readers
 from .http_peers import RawPeer, Reply, eventually
 
 RECORDS = "/topics/one/partitions/0/records"
@@ -182,7 +182,7 @@ async def test_long_poll_returns_with_the_first_record() -> None:
     async with data_node() as one, RawPeer.connected(one.server.port) as waiting:
         asked = asyncio.create_task(waiting.request("GET", f"{RECORDS}?timeout=60000"))
         partition = one.node.replicas.partition("one", 0)
-        await eventually(lambda: partition._readers)
+        await eventually(lambda: waiting_readers(partition))
         await write(one, 7)
         assert values(await asked) == [7]
 
@@ -196,7 +196,7 @@ async def test_long_poll_ends_when_the_server_closes() -> None:
     async with data_node() as one:
         asked = asyncio.create_task(read(one, "timeout=60000"))
         partition = one.node.replicas.partition("one", 0)
-        await eventually(lambda: partition._readers)
+        await eventually(lambda: waiting_readers(partition))
         await one.server.close()
         assert values(await asked) == []
 
@@ -206,8 +206,8 @@ async def test_long_poll_is_forgotten_when_its_reader_leaves() -> None:
         partition = one.node.replicas.partition("one", 0)
         async with RawPeer.connected(one.server.port) as leaving:
             await leaving.send(f"GET {RECORDS}?timeout=60000 HTTP/1.1\r\nHost: t\r\n\r\n".encode())
-            await eventually(lambda: partition._readers)
-        await eventually(lambda: not partition._readers)
+            await eventually(lambda: waiting_readers(partition))
+        await eventually(lambda: not waiting_readers(partition))
 
 
 @pytest.mark.parametrize("stored", ["gA==", "", "Iv8i", "eA==", "e30gMQ==", "WzFd/w==", "TmFO"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from raftlog.record.errors import BAD_REQUEST, STORAGE_FAILED, LogError
 from raftlog.server.data_tail import parse_event_id
 
-from .data_fakes import DataPeer, data_node, few
+from .data_fakes import DataPeer, data_node, few, waiting_readers
 from .http_peers import RawPeer, eventually
 
 SSE = "text/event-stream"
@@ -181,8 +181,8 @@ async def test_tail_ends_when_its_reader_leaves() -> None:
     async with data_node() as one:
         partition = one.node.replicas.partition("six", 0)
         async with tailing(one, TAIL):
-            await eventually(lambda: partition._readers)
-        await eventually(lambda: not partition._readers)
+            await eventually(lambda: waiting_readers(partition))
+        await eventually(lambda: not waiting_readers(partition))
 
 
 async def test_failure_while_tailing_is_told_and_ends_it() -> None:

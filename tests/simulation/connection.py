@@ -53,6 +53,7 @@ class End:
         """The other machine's word that there is no such connection is on its way."""
         self._hello = hello
         self._address = other.address
+        self._name = f"#{number} {life.node_id}>{other.node_id}"
         self._network = network
         self._loop = network.loop
         self._link: Link = network.link(life.node_id, other.node_id)
@@ -72,7 +73,7 @@ class End:
         return self.number
 
     def __repr__(self) -> str:
-        return f"#{self.number} {self.life.node_id}>{self.peer.life.node_id}"
+        return self._name
 
     # Connection
 
@@ -137,7 +138,7 @@ class End:
         sender._bytes -= len(message)
         if self.open and self.receiver is not None:
             self._network.world.trace(
-                f"{sender!r} {len(message)} bytes {crc32(message):08x} received"
+                f"{sender._name} {len(message)} bytes {crc32(message):08x} received"
             )
             self.receiver.received(message)
 

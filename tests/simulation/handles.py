@@ -7,7 +7,7 @@ import contextvars
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tests.simulation.life import current_life, life_of
+from tests.simulation.life import LIFE, current_life, life_of
 
 if TYPE_CHECKING:
     from tests.simulation.loop import SimulatedLoop
@@ -38,7 +38,7 @@ class Handle(asyncio.TimerHandle):
         self._scheduled = False
         self._repr = None
         self._source_traceback = None
-        self.life = life_of(context)
+        self.life = context.get(LIFE)
 
     def cancel(self) -> None:
         if not self._cancelled:

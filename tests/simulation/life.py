@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.simulation.handles import Handle
 
-_LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
+LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
+"""That of the running code. Ask `current_life`."""
 
 
 class SimulationError(AssertionError):
@@ -48,7 +49,7 @@ class Life:
         self.held: deque[Handle] = deque()
         """What is due and must wait until the life is resumed, in order."""
         self.context = contextvars.copy_context()
-        self.context.run(_LIFE.set, self)
+        self.context.run(LIFE.set, self)
         self._on_end: dict[Callable[[], None], None] = {}
 
     def __hash__(self) -> int:
@@ -90,9 +91,9 @@ class Life:
 
 def current_life() -> Life | None:
     """The life to which the running code belongs; None outside of all."""
-    return _LIFE.get()
+    return LIFE.get()
 
 
 def life_of(context: contextvars.Context) -> Life | None:
     """The life to which code that runs in that context belongs."""
-    return context.get(_LIFE)
+    return context.get(LIFE)

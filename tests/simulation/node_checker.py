@@ -67,7 +67,8 @@ class NodeChecker:
                 self._fail(f"node {node_id} goes back from {view.applied_index} to {applied_index}")
             view.applied_index = applied_index
             self._applied(node_id, view, core.services.metadata.image, applied_index, now)
-        self._check_lease(node_id, core, now)
+        if self._fenced_at:
+            self._check_lease(node_id, core, now)
 
     def led(self, node_id: int, topic_id: str, partition: int, leader_epoch: int) -> None:
         """A node has acted as the leader of a partition in an epoch (promise 7)."""

@@ -20,7 +20,7 @@ from raftlog.replication.partition import Acks
 from tests.simulation import runner
 from tests.simulation.faults import FaultRates, Nemesis
 from tests.simulation.life import NodeDiedError
-from tests.simulation.node_world import SNAPSHOTS, NodeWorld
+from tests.simulation.node_world import POLL_S, SNAPSHOTS, UNTIL_S, NodeWorld
 from tests.simulation.records import Ledger
 from tests.simulation.world import World, run
 
@@ -31,6 +31,8 @@ PRODUCERS: Final = 2
 TOPICS_MAX: Final = 12
 SMALL_SEGMENTS: Final = {"segment.bytes": "1024", "index.interval.bytes": "128"}
 SETTING: Final = "retention.ms"
+MIN_ISR: Final = 2
+"""The default of topics with three replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +138,47 @@ class History:
         try:
             await nodes.ready()
             await nodes.until(self._is_led)
+            await self._write_everywhere()
         finally:
             supervisor.cancel()
+
+    async def _write_everywhere(self) -> None:
+        """Every partition takes a record again, as soon as its leader has heard of all."""
+        controller = await self.nodes.until(self.nodes.controller)
+        chance = self.world.random("after all")
+        for name, topic in sorted(self.nodes.image(controller).topics_by_name.items()):
+            for row in topic.partitions:
+                await self._write_one(row.leader, name, row.partition, chance)
+
+    async def _write_one(self, leader: int, name: str, number: int, chance: random.Random) -> None:
+        deadline = self.world.loop.now + UNTIL_S
+        while True:
+            try:
+                await self.nodes.call(leader, lambda core: self._append(core, name, number, chance))
+            except LogError as error:
+                assert not error.entry.outcome_unknown and self.world.loop.now < deadline, error
+                await asyncio.sleep(POLL_S)
+            else:
+                return
 
     def _is_led(self) -> bool:
         controller = self.nodes.controller()
         if controller is None:
             return False
         return all(
-            self.nodes.takes_writes(row.leader, topic.name, row.partition)
+            len(row.isr) >= min(MIN_ISR, len(row.replicas))
+            and self.nodes.takes_writes(row.leader, topic.name, row.partition)
+            and self._knows_its_end(row.leader, topic.name, row.partition)
             for topic in self.nodes.image(controller).topics_by_id.values()
             for row in topic.partitions
         )
+
+    def _knows_its_end(self, leader: int, topic: str, number: int) -> bool:
+        try:
+            self.nodes.cores[leader].services.replicas.partition(topic, number).end_offset()
+        except LogError:
+            return False
+        return True
 
     async def _check(self) -> None:
         controller = await self.nodes.ready()
@@ -266,7 +297,7 @@ class History:
     async def _append(self, core: Core, topic: str, number: int, chance: random.Random) -> None:
         partition = core.services.replicas.partition(topic, number)
         ledger = self.ledgers.setdefault((topic, number), Ledger())
-        if partition.write_refusal is None:
+        if partition.is_leader and partition.write_refusal is None:
             epoch = partition.leader_epoch
             self.nodes.checker.led(core.services.node_id, partition.topic_id, number, epoch)
         await ledger.append(partition, Acks.ALL, chance)

@@ -270,9 +270,14 @@ class NodeWorld:
         )
 
     async def create_led_by(self, leader: int, name: str) -> int:
-        """Create a topic with a partition for each node; the number of the one led by `leader`."""
+        """Create a topic with a partition for each node, which has no other replica.
+
+        The number of the one led by `leader`.
+        """
         controller = await self.until(self.controller)
-        topic = await self.create_topic(controller, name, partitions=self.node_count)
+        topic = await self.create_topic(
+            controller, name, partitions=self.node_count, replication_factor=1
+        )
         return next(row.partition for row in topic.partitions if row.leader == leader)
 
     async def ended(self, node_id: int) -> str:

@@ -17,7 +17,8 @@ import pytest
 
 from raftlog.node_core import Core
 from raftlog.record.errors import LogError
-from raftlog.replication.partition import Acks, Partition
+from raftlog.replication.partition import Acks
+from raftlog.replication.waiters import CommitWaiters
 from tests.simulation.life import NodeDiedError
 from tests.simulation.node_world import NodeWorld
 from tests.simulation.records import Ledger
@@ -87,7 +88,8 @@ class Lives:
         await self.nodes.call(1, self._check)
 
     async def _check(self, core: Core) -> None:
-        partitions = core.services.replicas.partitions_of(TOPIC)
+        count = len(core.services.metadata.image.topic(TOPIC).partitions)
+        partitions = [core.services.replicas.partition(TOPIC, n) for n in range(count)]
         for partition, ledger in zip(partitions, self.ledgers, strict=True):
             # A life that ended before this one was asked may have said it, too.
             lost_from = self.losses.lost_from.pop(partition.partition, None)
@@ -166,10 +168,10 @@ def test_acknowledged_records_survive_every_crash(
 def test_records_that_are_answered_before_they_are_durable_are_missed(
     losses: LossReports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def committed(partition: Partition, last_offset: int, timeout_s: float) -> None:
+    async def committed(waiters: CommitWaiters, last_offset: int, timeout_s: float) -> None:
         """The planted mistake of promise 1."""
 
-    monkeypatch.setattr(Partition, "_committed", committed)
+    monkeypatch.setattr(CommitWaiters, "wait", committed)
     with pytest.raises(AssertionError, match=r"lost|given out twice"):
         for seed in SEEDS:
             run(seed, lambda world: Lives(world, "sync", losses).live_all())

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Any
 
-from raftlog.record.batch import RecordBatch, iterate_batches, split_batches
+import pytest
+
+from raftlog.record.batch import RecordBatch, iterate_batches, split_batches, stamped
 from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.types import (
     NO_PRODUCER_EPOCH,
@@ -103,3 +107,41 @@ def numbered(values: list[bytes], sequence: int, *, timestamp_ms: int = 1000) ->
         producer_epoch=ProducerEpoch(0),
         sequence=sequence,
     )
+
+
+def sent(*batches: RecordBatch, base_offset: int = 0, epoch: int = EPOCH) -> bytes:
+    """What a leader of `epoch` sends of these batches, the first of them at `base_offset`."""
+    data = b""
+    offset = base_offset
+    for one in batches:
+        data += b"".join(stamped(one, Offset(offset), LeaderEpoch(epoch)))
+        offset += one.header.last_offset_delta + 1
+    return data
+
+
+async def all_bytes(log: Log) -> bytes:
+    """The log's batches as they are on disk, from its start to its end."""
+    data = b""
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        result = await log.read(offset, end=log.log_end_offset, max_bytes=1 << 20)
+        data += result.data
+        offset = result.next_offset
+    return data
+
+
+class Gate:
+    """Holds disk work of one name back, on its way to a thread, until it is opened."""
+
+    def __init__(self, disk: SimulatedDisk, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+        run = disk.run
+
+        async def gated(work: Any) -> Any:
+            if getattr(getattr(work, "func", None), "__name__", "") == name:
+                self.reached.set()
+                await self.opened.wait()
+            return await run(work)
+
+        monkeypatch.setattr(disk, "run", gated)

@@ -234,6 +234,7 @@ async def test_damage_ends_a_compaction_and_nothing_is_lost() -> None:
     disk.flip_bit(name, 75 * 8)
     content = disk.contents(name)
     assert await log.compact(10_000) is None
+    assert log.damage_found is not None, "its owner can have it repaired"
     assert disk.contents(name) == content
     assert not [name for name in disk.list_directory(DIRECTORY) if name.endswith(".cleaned")]
 

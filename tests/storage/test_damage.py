@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from raftlog.record.errors import STORAGE_FAILED, LogError
@@ -171,13 +172,13 @@ async def test_possible_loss_is_told_after_a_power_cut_of_an_async_log_only(
     three: Fixture,
 ) -> None:
     config = LogConfig(flush=FlushMode.ASYNC)
-    checkpoint = three.checkpoints[1]
+    checkpoint = msgspec.structs.replace(three.checkpoints[1], flush=FlushMode.ASYNC)
     _, log = three.open(three.content[:-5], checkpoint, StartKind.POWER_LOSS, config)
     assert log.possible_loss is not None
     assert log.possible_loss.from_offset == log.log_end_offset == 3
     _, log = three.open(three.content, checkpoint, StartKind.PROCESS_CRASH, config)
     assert log.possible_loss is None
-    _, log = three.open(three.content, checkpoint, StartKind.POWER_LOSS)
+    _, log = three.open(three.content, three.checkpoints[1], StartKind.POWER_LOSS)
     assert log.possible_loss is None
     # Without a checkpoint nobody knows how the node stopped.
     _, log = three.open(three.content[:-5], None, StartKind.POWER_LOSS, config)

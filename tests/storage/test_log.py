@@ -229,7 +229,7 @@ async def test_an_append_given_up_while_it_waits_does_not_break_those_behind_it(
 
 
 async def test_too_many_waiting_appends_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftlog.storage.log.WRITERS_WAITING_MAX", 3)
+    monkeypatch.setattr("raftlog.storage.appending.WRITERS_WAITING_MAX", 3)
     log = new_log(SimulatedDisk(yields=True), SMALL)
     await log.append([batch([b"x" * 300])], EPOCH)
     outcomes = await asyncio.gather(

@@ -12,14 +12,14 @@ from raftlog.record.errors import (
     OFFSET_OUT_OF_RANGE,
     LogError,
 )
-from raftlog.record.types import Offset
+from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.checkpoints import StartKind
 from raftlog.storage.config import LogConfig
 from raftlog.storage.opening import snapshot_offsets
 from raftlog.storage.segments import FIRST_APPENDS_MAX
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
-from tests.storage.logs import EPOCH, batch, new_log, numbered, read_all
+from tests.storage.logs import EPOCH, batch, new_log, numbered, read_all, sent
 
 SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
 
@@ -45,6 +45,32 @@ async def test_deleted_records_stay_deleted_and_their_segments_go() -> None:
     log = new_log(disk, SMALL, checkpoint=log.current_checkpoint(), start=StartKind.PROCESS_CRASH)
     assert log.log_start_offset == 33
     assert not [name for name in disk.list_directory("replica") if name.endswith(".deleted")]
+
+
+@pytest.mark.parametrize("way", ["by request", "by age"])
+async def test_producers_of_records_that_left_are_not_forgotten_by_a_crash(way: str) -> None:
+    disk, config = SimulatedDisk(), replace(SMALL, retention_ms=1000)
+    log = new_log(disk, config)
+    producer = {"producer_id": ProducerId(5), "producer_epoch": ProducerEpoch(0)}
+    for number in range(40):
+        one = batch([b"%02d" % number], timestamp_ms=10_000, sequence=number, **producer)
+        await log.append([one], EPOCH)
+    await log.flush()
+    log.high_watermark = log.flushed_offset
+    if way == "by request":
+        await log.delete_records_before(Offset(40))
+    else:
+        while await log.apply_retention(20_000):
+            pass
+    assert log.log_start_offset == 40
+    checkpoint = log.current_checkpoint()
+    disk.crash(power=True)
+    log = new_log(disk, config, checkpoint=checkpoint, start=StartKind.POWER_LOSS)
+    repeated = batch([b"39"], timestamp_ms=10_000, sequence=39, **producer)
+    (result,) = await log.append([repeated], EPOCH)
+    assert result.duplicate
+    following = batch([b"40"], timestamp_ms=10_000, sequence=40, **producer)
+    assert [found.base_offset for found in await log.append([following], EPOCH)] == [40]
 
 
 async def test_retention_drops_old_segments_and_rolls_a_due_active_one() -> None:
@@ -160,3 +186,84 @@ async def test_a_reader_goes_on_while_its_segment_is_removed() -> None:
             assert not isinstance(outcome, BaseException)
             assert next(iter(iterate_batches(outcome.data))).header.base_offset == start
     assert log.damaged_ranges == ()
+
+
+async def test_what_is_not_committed_stays_however_old_it_is() -> None:
+    config = replace(SMALL, retention_ms=1000, retention_bytes=1)
+    log = new_log(SimulatedDisk(), config)
+    for number in range(20):
+        await log.append_fetched(sent(batch([b"%02d" % number]), base_offset=number), EPOCH)
+    await log.flush()
+    log.high_watermark = Offset(11)
+    while await log.apply_retention(1_000_000):
+        pass
+    assert 0 < log.log_start_offset <= 11
+    kept = await read_all(log)
+    assert kept[-9:] == [b"%02d" % number for number in range(11, 20)]
+
+
+@pytest.mark.parametrize("committed", [False, True])
+async def test_what_is_appended_while_the_active_segment_is_to_go_stays(committed: bool) -> None:
+    """The append waits for a gap to be written down, holding the retention's roll back."""
+    log = new_log(SimulatedDisk(), replace(SMALL, retention_ms=1000))
+    if committed:
+        log.on_flushed(lambda end: setattr(log, "high_watermark", end))
+    await log.append_fetched(sent(batch([b"old"])), EPOCH)
+    await log.flush()
+    log.high_watermark = Offset(1)
+    retaining: list[asyncio.Task[int]] = []
+
+    async def publish() -> None:
+        if not retaining:
+            retaining.append(asyncio.ensure_future(log.apply_retention(1_000_000)))
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    log.core._publish = publish
+    await log.append_fetched(sent(batch([b"new"]), base_offset=7), EPOCH)
+    await retaining[0]
+    result = await log.read(Offset(7), end=Offset(8), max_bytes=1)
+    assert result.next_offset == 8
+
+
+async def test_a_follower_moves_its_start_with_its_leader_as_far_as_is_committed() -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk, SMALL)
+    log.append_fetched_now(sent(batch([b"00"])), EPOCH)
+    log.high_watermark = Offset(1)
+    assert log.advance_log_start(Offset(1)) == 0, "nothing is durable"
+    log.high_watermark = Offset(0)
+    for number in range(1, 20):
+        await log.append_fetched(sent(batch([b"%02d" % number]), base_offset=number), EPOCH)
+    assert log.advance_log_start(Offset(5)) == 0, "nothing is committed"
+    log.high_watermark = Offset(12)
+    await log.flush()
+    assert log.advance_log_start(Offset(5)) == 5
+    assert log.advance_log_start(Offset(3)) == 5
+    assert log.advance_log_start(Offset(15)) == 12
+    assert log.core in log.core.shared.changed, "a checkpoint will tell"
+    before = log.segment_count
+    await log.apply_retention(0)
+    assert log.segment_count < before
+    again = new_log(disk, SMALL, checkpoint=log.current_checkpoint(), start=StartKind.PROCESS_CRASH)
+    assert again.log_start_offset == 12
+
+
+async def test_epochs_that_were_deleted_do_not_count_as_an_older_one_after_a_start() -> None:
+    """The history written down ends before them; a follower would be told to cut far too much."""
+    disk = SimulatedDisk()
+    log = new_log(disk, SMALL)
+    await log.append([batch([b"a"])], LeaderEpoch(1))
+    await log.checkpoint()
+    for number in range(20):
+        await log.append([batch([b"x" * 60])], LeaderEpoch(2 + number))
+    await log.flush()
+    log.high_watermark = log.flushed_offset
+    await log.delete_records_before(Offset(20))
+    await log.append([batch([b"z"])], LeaderEpoch(50))
+    await log.flush()
+    checkpoint = log.current_checkpoint()
+    disk.crash(power=False)
+    again = new_log(disk, SMALL, checkpoint=checkpoint, start=StartKind.PROCESS_CRASH)
+    entries = [(entry.epoch, entry.start_offset) for entry in again.leader_epochs.entries]
+    assert entries == [(21, 20), (50, 21)]

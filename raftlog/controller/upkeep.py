@@ -1,0 +1,164 @@
+"""What partitions need in one reign, as the metadata changes: elections, and moves. Pure.
+
+Deltas say what has become due. A plan looks at the partitions that they named, or at all: at the
+start of a reign, when a broker has come back, or when it is not known how far the work got. So
+nothing has to be remembered exactly, and the next controller finds all of it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import Final, TypeAlias
+
+from raftlog.controller.settings import ControllerSettings
+from raftlog.metadata.commands import ChangePartitions
+from raftlog.metadata.configs import UNCLEAN_ELECTION
+from raftlog.metadata.decommission import plan_evacuation
+from raftlog.metadata.delta import MetadataDelta, TopicChange
+from raftlog.metadata.elections import (
+    PartitionKey,
+    plan_elections,
+    plan_preferred_leaders,
+    plan_relief,
+)
+from raftlog.metadata.image import NO_LEADER_ID, MetadataImage
+from raftlog.metadata.reassignment import plan_completions
+from raftlog.record.types import BrokerId
+
+KEYS_MAX: Final = 10_000
+"""Partitions that are remembered for one kind of work; of more, all are looked at."""
+
+UpkeepPlan: TypeAlias = Callable[[MetadataImage], Iterator[ChangePartitions]]
+
+
+class _Due:
+    """Partitions that wait for one kind of work: some, or all there are."""
+
+    def __init__(self) -> None:
+        self._all = True
+        self._keys: dict[PartitionKey, None] = {}
+
+    def add(self, key: PartitionKey) -> None:
+        self._keys[key] = None
+        if len(self._keys) > KEYS_MAX:
+            self.add_all()
+
+    def add_all(self) -> None:
+        self._all = True
+        self._keys = {}
+
+    def __bool__(self) -> bool:
+        return self._all or bool(self._keys)
+
+    def take(self) -> Collection[PartitionKey] | None:
+        """What waits, and waits no more; None for all."""
+        keys = None if self._all else tuple(self._keys)
+        self._all = False
+        self._keys = {}
+        return keys
+
+
+class Upkeep:
+    """The work that is due in one reign. Times are monotonic seconds."""
+
+    def __init__(self, settings: ControllerSettings, image: MetadataImage, now: float) -> None:
+        self._settings = settings
+        self._elections = _Due()
+        self._relief = _Due()
+        self._completions = _Due()
+        self._evacuation = True
+        self._decommissioning = False
+        self._relieved: frozenset[BrokerId] = frozenset()
+        self._back_since: dict[BrokerId, float] = {}
+        """Brokers that are available, and since when, as far as this reign knows."""
+        self._preferred_at = math.inf
+        if settings.preferred_leaders_s is not None:
+            self._preferred_at = now + settings.preferred_check_s
+        self._look_at_brokers(image, image.brokers, now)
+
+    def everything(self) -> None:
+        """Look at all partitions: nobody knows how far the work got."""
+        self._elections.add_all()
+        self._relief.add_all()
+        self._completions.add_all()
+        self._evacuation = True
+
+    def applied(self, delta: MetadataDelta, image: MetadataImage, now: float) -> bool:
+        """The metadata has changed; return whether something is due."""
+        if delta.brokers or delta.brokers_gone:
+            self._look_at_brokers(image, (*delta.brokers, *delta.brokers_gone), now)
+            # Whoever has come back may lead what has no leader, or take over from one that leaves.
+            self.everything()
+        if UNCLEAN_ELECTION in delta.cluster_settings:
+            self._elections.add_all()
+        for change in delta.changed:
+            self._look_at_topic(change)
+        return bool(self._elections or self._relief or self._completions or self._evacuation)
+
+    def next_at(self) -> float:
+        """When the preferred leaders are to be looked at."""
+        return self._preferred_at
+
+    def due(self, image: MetadataImage, now: float) -> Iterator[UpkeepPlan]:
+        """Plans for what is due, the most urgent first.
+
+        Who takes one carries it out before taking the next, or tells `everything`.
+        """
+        if self._elections:
+            yield partial(plan_elections, keys=self._elections.take())
+        if self._relief:
+            yield partial(plan_relief, keys=self._relief.take())
+        if self._completions:
+            yield partial(plan_completions, keys=self._completions.take())
+        if self._evacuation:
+            self._evacuation = False
+            yield plan_evacuation
+        if now >= self._preferred_at:
+            assert self._settings.preferred_leaders_s is not None
+            steady_since = now - self._settings.preferred_leaders_s
+            unsteady = frozenset(
+                broker_id
+                for broker_id in image.brokers
+                if self._back_since.get(broker_id, math.inf) > steady_since
+            )
+            yield partial(plan_preferred_leaders, excluding=unsteady)
+            # If it was interrupted, it is due again at once.
+            self._preferred_at = now + self._settings.preferred_check_s
+
+    def _look_at_brokers(
+        self, image: MetadataImage, broker_ids: Collection[BrokerId], now: float
+    ) -> None:
+        for broker_id in broker_ids:
+            broker = image.brokers.get(broker_id)
+            if broker is None or not broker.is_available or broker.maintenance:
+                self._back_since.pop(broker_id, None)
+            else:
+                self._back_since[broker_id] = now
+        self._decommissioning = any(broker.decommissioning for broker in image.brokers.values())
+        self._relieved = frozenset(b for b, broker in image.brokers.items() if broker.maintenance)
+
+    def _look_at_topic(self, change: TopicChange) -> None:
+        if change.configs_changed and (
+            change.before.configs.get(UNCLEAN_ELECTION)
+            != change.after.configs.get(UNCLEAN_ELECTION)
+        ):
+            self._elections.add_all()
+        known = len(change.before.partitions)
+        for number in change.partitions:
+            row = change.after.partitions[number]
+            key = (change.after.topic_id, number)
+            if row.leader == NO_LEADER_ID:
+                self._elections.add(key)
+            elif row.leader in self._relieved:
+                self._relief.add(key)
+            if row.adding or row.removing:
+                self._completions.add(key)
+            elif (
+                self._decommissioning
+                and number < known
+                and change.before.partitions[number].removing
+            ):
+                # One move less is under way: another can begin.
+                self._evacuation = True

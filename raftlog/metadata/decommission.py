@@ -1,0 +1,177 @@
+"""Emptying a broker for good: its replicas move to others, and it is given none. Pure.
+
+The wish is in the metadata (`BrokerImage.decommissioning`), so whoever is the active controller
+goes on with it: `plan_evacuation` finds what is left to be moved. A bounded number of partitions
+moves at a time, because each copies all of its records; as some end, others begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from raftlog.metadata.commands import (
+    COMMAND_VERSION,
+    PARTITION_CHANGES_MAX,
+    AlterBroker,
+    ChangePartitions,
+    PartitionChange,
+)
+from raftlog.metadata.elections import Elections, in_batches
+from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from raftlog.metadata.placement import Replacements
+from raftlog.metadata.reassignment import reassigned, target_of, without_replicas
+from raftlog.record.advice import counted
+from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, LogError
+from raftlog.record.types import BrokerId
+
+MOVES_AT_ONCE_MAX: Final = 500
+"""Partitions that move at a time because brokers are decommissioned."""
+assert MOVES_AT_ONCE_MAX <= PARTITION_CHANGES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class EvacuationProgress:
+    """How far a decommission has got; `left` are partitions that the broker still holds.
+
+    `moving` are those of them that are on their way. When none is left the broker may be stopped
+    and removed.
+    """
+
+    left: int
+    moving: int
+
+
+def plan_decommission(image: MetadataImage, broker_id: BrokerId) -> AlterBroker:
+    """Have the broker emptied. Repeating it is harmless.
+
+    Raises LogError: NOT_FOUND; ILLEGAL_STATE if the brokers that stay are too few for a topic that
+    it holds.
+    """
+    _known(image, broker_id)
+    staying = sum(
+        not broker.decommissioning and each != broker_id for each, broker in image.brokers.items()
+    )
+    for name in sorted(image.topics_by_name):
+        topic = image.topics_by_name[name]
+        needed = max(
+            (
+                len(row.replicas) - len(row.removing)
+                for row in topic.partitions
+                if broker_id in row.replicas and broker_id not in row.removing
+            ),
+            default=0,
+        )
+        if needed > staying:
+            raise LogError(
+                ILLEGAL_STATE,
+                f"Broker {broker_id} cannot be decommissioned: topic {name} has "
+                f"{counted(needed, 'replica')}, and only {counted(staying, 'broker')} would be "
+                "left to hold them. Add a broker first, or reassign the topic to fewer replicas.",
+            )
+    return alter_broker(image, broker_id, decommissioning=True)
+
+
+def plan_recommission(
+    image: MetadataImage, broker_id: BrokerId
+) -> Iterator[AlterBroker | ChangePartitions]:
+    """Cancel a decommission: the broker keeps what it still holds, as far as that is possible.
+
+    What has moved stays where it is. Raises LogError(NOT_FOUND), at once.
+    """
+    wish = alter_broker(image, broker_id, decommissioning=False)
+    return _recommission(image, broker_id, wish)
+
+
+def _recommission(
+    image: MetadataImage, broker_id: BrokerId, wish: AlterBroker
+) -> Iterator[AlterBroker | ChangePartitions]:
+    if image.brokers[broker_id].decommissioning:
+        yield wish
+    elections = Elections(image)
+
+    def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
+        if broker_id not in row.removing:
+            return None
+        return without_replicas(elections, topic, row, without=row.adding)
+
+    yield from in_batches(image, choose)
+
+
+def plan_maintenance(image: MetadataImage, broker_id: BrokerId, *, wanted: bool) -> AlterBroker:
+    """Have the broker lead nothing that others can, or end that. Raises LogError(NOT_FOUND)."""
+    _known(image, broker_id)
+    return alter_broker(image, broker_id, maintenance=wanted)
+
+
+def plan_evacuation(image: MetadataImage) -> Iterator[ChangePartitions]:
+    """Move replicas from brokers that are decommissioned, as many as may move at a time.
+
+    Empty if too few others are available at the moment.
+    """
+    leaving = {b for b, broker in image.brokers.items() if broker.decommissioning}
+    if not leaving:
+        return
+    room = MOVES_AT_ONCE_MAX - sum(
+        not leaving.isdisjoint(row.removing)
+        for topic in image.topics_by_id.values()
+        for row in topic.partitions
+        if row.removing
+    )
+    replacements = Replacements(image)
+    changes: list[PartitionChange] = []
+    for topic in image.topics_by_id.values():
+        for row in topic.partitions:
+            if len(changes) >= room:
+                break
+            if leaving.isdisjoint(row.replicas):
+                continue
+            target = target_of(row)
+            if leaving.isdisjoint(target):
+                continue
+            replicas = replacements.replace(target, leaving)
+            if replicas is not None:
+                changes.append(reassigned(topic, row, replicas))
+    if changes:
+        yield ChangePartitions(changes=tuple(changes))
+
+
+def evacuation_progress(image: MetadataImage, broker_id: BrokerId) -> EvacuationProgress:
+    """How much the broker still holds. Raises LogError(NOT_FOUND)."""
+    _known(image, broker_id)
+    rows = [
+        row
+        for topic in image.topics_by_id.values()
+        for row in topic.partitions
+        if broker_id in row.replicas
+    ]
+    return EvacuationProgress(len(rows), sum(broker_id in row.removing for row in rows))
+
+
+def alter_broker(
+    image: MetadataImage,
+    broker_id: BrokerId,
+    *,
+    maintenance: bool | None = None,
+    decommissioning: bool | None = None,
+) -> AlterBroker:
+    """The command. Raises LogError: NOT_FOUND; ILLEGAL_STATE while a node would not know it."""
+    _known(image, broker_id)
+    command = AlterBroker(
+        broker_id=broker_id, maintenance=maintenance, decommissioning=decommissioning
+    )
+    assert command.v <= COMMAND_VERSION
+    for other in sorted(image.brokers):
+        if image.brokers[other].command_version < command.v:
+            raise LogError(
+                ILLEGAL_STATE, f"Node {other} runs an older release: upgrade all nodes first."
+            )
+    return command
+
+
+def _known(image: MetadataImage, broker_id: BrokerId) -> BrokerImage:
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        raise LogError(NOT_FOUND, f"There is no broker {broker_id}.")
+    return broker

@@ -1,0 +1,146 @@
+"""Reads from the log for the feeds of one session that are behind: a chunk each, in turns.
+
+Three things make it wait: the window is full; replicas that a reassignment adds have had their
+share of bytes for now; nobody is behind. And what it has read waits for the connection to take it:
+a batch that is longer than a message goes in pieces, for which the window is no bound.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from raftlog.record.errors import RETRIABLE, LogError
+from raftlog.record.types import Buffer, Offset
+from raftlog.replication.protocol import CONTINUES, MORE
+from raftlog.world import Alarm, Clock
+
+if TYPE_CHECKING:
+    from raftlog.replication.feed_session import FeedSession, StreamFeed
+
+
+class FeedPump:
+    """The one task that reads for a session."""
+
+    def __init__(self, session: FeedSession, clock: Clock) -> None:
+        self._session = session
+        self._clock = clock
+        self._alarm = Alarm(clock)
+        self._held: OrderedDict[int, StreamFeed] = OrderedDict()
+        """Feeds of replicas that are being added, while those have had their share."""
+        self._held_until_s = 0.0
+        self._waits_for_window = False
+
+    def window_moved(self) -> None:
+        """Bytes in flight have become fewer."""
+        if self._waits_for_window:
+            self._alarm.ring()
+
+    def wake(self) -> None:
+        """There is a feed more that is behind."""
+        self._alarm.ring()
+
+    async def run(self) -> None:
+        """Read and send, until cancelled."""
+        while True:
+            self._waits_for_window = self._is_window_full()
+            feed = None if self._waits_for_window else self._next()
+            if self._waits_for_window:
+                await self._alarm.wait(None)
+            elif feed is None:
+                await self._alarm.wait(self._held_until_s if self._held else None)
+            else:
+                await self._push(feed)
+                # A log in memory makes nothing wait: let others have their turn.
+                await self._clock.sleep(0)
+
+    def _is_window_full(self) -> bool:
+        settings = self._session.settings
+        return self._session.bytes_in_flight + settings.chunk_bytes > settings.window_bytes
+
+    def _next(self) -> StreamFeed | None:
+        """The next feed to read for, taken from the line; None: wait."""
+        session = self._session
+        behind = session.behind
+        if self._held and self._clock.monotonic() >= self._held_until_s:
+            behind.update(self._held)
+            self._held.clear()
+        while behind:
+            handle, feed = behind.popitem(last=False)
+            if feed.is_ended:
+                continue
+            if feed.broker_id in feed.replica.image.adding:
+                wait_s = session.throttle.wait_s()
+                if wait_s > 0:
+                    self._held[handle] = feed
+                    self._held_until_s = self._clock.monotonic() + wait_s
+                    continue
+            return feed
+        return None
+
+    async def _push(self, feed: StreamFeed) -> None:
+        """Send one chunk; then the feed is live, or in the line again, or ended."""
+        session = self._session
+        error = await self._read(feed)
+        if feed.is_ended:
+            return
+        if error is not None:
+            feed.replica.detach(feed)
+            session.refuse(feed, error)
+        elif feed.read_offset == feed.replica.log_end_offset:
+            # Nothing can be appended in between: appends happen in the event loop.
+            feed.is_behind = False
+        else:
+            session.behind[feed.handle] = feed
+
+    async def _read(self, feed: StreamFeed) -> LogError | None:
+        """Read a chunk and send it. Returns why nothing more can be sent."""
+        asked = feed.read_offset
+        if asked == feed.replica.log_end_offset:
+            return None
+        try:
+            result = await feed.replica.read_uncommitted(
+                asked, max_bytes=self._session.settings.chunk_bytes
+            )
+        except LogError as error:
+            return error
+        if feed.is_ended:
+            return None
+        if result.data:
+            await self._send(feed, result.next_offset, result.data)
+        elif result.next_offset > asked:
+            # Compaction has removed all of it. What follows says so by its offsets.
+            feed.read_offset = result.next_offset
+        else:
+            return LogError(RETRIABLE, f"Nothing could be read at offset {asked}.")
+        return None
+
+    async def _has_room(self, feed: StreamFeed) -> bool:
+        """Wait until the connection takes more; False if the feed has ended meanwhile.
+
+        The window is no bound for what waits there: it counts no bytes of feeds that have ended.
+        """
+        session = self._session
+        while session.connection.queued_bytes > session.settings.queued_bytes_max:
+            await self._clock.sleep(session.settings.pace_s)
+        return not feed.is_ended
+
+    async def _send(self, feed: StreamFeed, next_offset: Offset, data: Buffer) -> None:
+        session = self._session
+        size_bytes = len(data)
+        if feed.broker_id in feed.replica.image.adding:
+            session.throttle.took(size_bytes)
+        piece_bytes = session.settings.piece_bytes
+        if size_bytes <= piece_bytes:
+            if await self._has_room(feed):
+                session.send_data(feed, next_offset, (data,), size_bytes)
+            return
+        view = memoryview(data)
+        for start in range(0, size_bytes, piece_bytes):
+            if not await self._has_room(feed):
+                return
+            piece = view[start : start + piece_bytes]
+            flags = CONTINUES if start else 0
+            if start + piece_bytes < size_bytes:
+                flags |= MORE
+            session.send_data(feed, next_offset, (piece,), len(piece), flags)

@@ -1,0 +1,202 @@
+"""One open connection to a leader, as the follower holds it: handles, and what is to be said.
+
+What is said is gathered for a turn of the event loop: one sync mostly makes batches of many
+partitions durable, and one change of metadata has many of them asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from raftlog.record.types import BrokerEpoch, Offset
+from raftlog.replication.follower_replica import FollowedReplica
+from raftlog.replication.protocol import (
+    ENTRIES_MAX,
+    HANDLE_MAX,
+    Acks,
+    Diverged,
+    Marks,
+    Message,
+    Ping,
+    ProtocolError,
+    Refused,
+    Restart,
+    Subscribe,
+    Unsubscribe,
+    decode_data,
+    decode_from_leader,
+    encode,
+    is_data,
+)
+from raftlog.replication.stream_liveness import Liveness
+from raftlog.replication.stream_settings import StreamSettings
+from raftlog.world import Clock
+from raftlog.world.network import Connection
+
+
+class FollowerStream:
+    """`Receiver` of one connection. It ends once, for whatever reason."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        leader_broker_epoch: BrokerEpoch,
+        clock: Clock,
+        settings: StreamSettings,
+        on_ended: Callable[[FollowerStream, str], None],
+    ) -> None:
+        """`on_ended` is told why, before `ended` is set."""
+        self.connection = connection
+        self.leader_broker_epoch = leader_broker_epoch
+        """The leader's incarnation, as it says."""
+        self.opened_s = clock.monotonic()
+        self.ended = asyncio.Event()
+        self._on_ended = on_ended
+        self._loop = asyncio.get_running_loop()
+        self._liveness = Liveness(clock, settings)
+        self._handles: dict[int, FollowedReplica] = {}
+        self._last_handle = 0
+        # What is to be said at the end of this turn. The order is that of asking.
+        self._subscribe_due: dict[FollowedReplica, None] = {}
+        self._acks_due: dict[FollowedReplica, None] = {}
+        self._unsubscribe_due: list[int] = []
+        self._is_flush_due = False
+
+    # What replicas ask
+
+    def subscribe_soon(self, replica: FollowedReplica) -> None:
+        """Ask for a partition with the next message."""
+        self._subscribe_due[replica] = None
+        self._flush_soon()
+
+    def ack_soon(self, replica: FollowedReplica) -> None:
+        """Tell the leader of the replica's durable end with the next message."""
+        self._acks_due[replica] = None
+        self._flush_soon()
+
+    def drop(self, replica: FollowedReplica, handle: int) -> None:
+        """Say nothing more for the replica, hear nothing of its handle, and tell the leader soon.
+
+        A handle of 0 is none: it was in line at most.
+        """
+        # It may be on its way to another leader, where its next handle is another one's number.
+        self._subscribe_due.pop(replica, None)
+        self._acks_due.pop(replica, None)
+        if self._handles.pop(handle, None) is not None:
+            self._unsubscribe_due.append(handle)
+            self._flush_soon()
+
+    # What the owner asks
+
+    async def watch(self) -> None:
+        """Keep the connection alive; end it when the leader is silent."""
+        await self._liveness.watch(lambda: self._send(Ping()))
+        self.end("it has been silent for too long")
+
+    def end(self, reason: str) -> None:
+        """End the connection. Harmless if it has ended."""
+        if self.ended.is_set():
+            return
+        self._handles.clear()
+        self._subscribe_due.clear()
+        self._acks_due.clear()
+        self._unsubscribe_due.clear()
+        self.connection.close()
+        self._on_ended(self, reason)
+        self.ended.set()
+
+    # Receiver
+
+    def received(self, message: bytes) -> None:
+        """Take what the leader says."""
+        if self.ended.is_set():
+            return
+        self._liveness.heard = True
+        try:
+            if is_data(message):
+                data = decode_data(message)
+                replica = self._find(data.handle)
+                if replica is not None:
+                    replica.on_data(data)
+            else:
+                self._on_message(message)
+        except ProtocolError as error:
+            self.end(f"it does not keep to the protocol: {error}")
+
+    def closed(self) -> None:
+        """The connection is gone."""
+        self.end("the connection has ended")
+
+    # Inner parts
+
+    def _on_message(self, content: bytes) -> None:
+        message = decode_from_leader(content)
+        match message:
+            case Marks():
+                for handle, high_watermark, log_start_offset in message.marks:
+                    replica = self._find(handle)
+                    if replica is not None:
+                        replica.on_marks(Offset(high_watermark), Offset(log_start_offset))
+            case Ping():
+                pass
+            case _:
+                replica = self._find(message.handle)
+                if replica is None:
+                    return
+                # The leader has forgotten the handle already.
+                del self._handles[message.handle]
+                match message:
+                    case Diverged():
+                        replica.on_diverged(message)
+                    case Restart():
+                        replica.on_restart(message)
+                    case Refused():
+                        replica.on_refused(message)
+
+    def _find(self, handle: int) -> FollowedReplica | None:
+        """Whom a handle names; None if it is not wanted any more."""
+        replica = self._handles.get(handle)
+        if replica is None and handle > self._last_handle:
+            raise ProtocolError(f"handle {handle} was never given")
+        return replica
+
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        if self.ended.is_set():
+            return
+        unsubscribe_due, self._unsubscribe_due = self._unsubscribe_due, []
+        for start in range(0, len(unsubscribe_due), ENTRIES_MAX):
+            self._send(Unsubscribe(unsubscribe_due[start : start + ENTRIES_MAX]))
+        if self._acks_due:
+            acks_due, self._acks_due = self._acks_due, {}
+            acks = [ack for replica in acks_due if (ack := replica.next_ack()) is not None]
+            for start in range(0, len(acks), ENTRIES_MAX):
+                self._send(Acks(acks[start : start + ENTRIES_MAX]))
+        if self._subscribe_due:
+            subscribe_due, self._subscribe_due = self._subscribe_due, {}
+            self._subscribe(list(subscribe_due))
+
+    def _subscribe(self, replicas: list[FollowedReplica]) -> None:
+        if self._last_handle + len(replicas) > HANDLE_MAX:
+            self.end("all handles are used up")
+            return
+        for start in range(0, len(replicas), ENTRIES_MAX):
+            subscriptions = []
+            for replica in replicas[start : start + ENTRIES_MAX]:
+                subscription = replica.subscription(self._last_handle + 1)
+                if subscription is not None:
+                    self._last_handle = subscription.handle
+                    self._handles[subscription.handle] = replica
+                    subscriptions.append(subscription)
+            if subscriptions:
+                self._send(Subscribe(subscriptions))
+
+    def _send(self, message: Message) -> None:
+        self._liveness.sent = True
+        self.connection.send(encode(message))

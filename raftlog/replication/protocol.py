@@ -1,0 +1,266 @@
+"""What follower and leader say to each other on a stream, and its bytes. Pure.
+
+The follower calls. It names each partition by a *handle*, a number that it counts up and never
+uses twice on a connection, so that what crosses on the way is told apart from what is meant now.
+
+==========  ========================  ===========================================================
+follower    `Subscribe`               from where on it wants partitions
+            `Unsubscribe`             not any more
+            `Acks`                    what is durable there
+leader      `Data`                    batches; also says that the subscription was accepted
+            `Marks`                   high watermark and log start; also says so
+            `Diverged`, `Restart`     not accepted: cut the log's end, or begin at another offset
+            `Refused`                 not accepted, or not any more: an error of the table
+both        `Ping`                    nothing, so as not to be silent
+==========  ========================  ===========================================================
+
+`Data` is a fixed head and the batches as they stand in the log, so that what is long is copied once
+when it is sent and never when it arrives:
+
+    position  size  field
+           0     1  0xc1: no MessagePack value begins with that
+           1     1  flags: 1 more pieces of the same run follow, 2 continues the piece before
+           2     4  handle
+           6     8  base offset: where the follower's log must end to take this
+          14     8  next offset: where it ends then
+          22     8  high watermark of the leader
+          30     8  log start offset of the leader
+          38     …  record batches; the first may begin behind the base offset, where compaction
+                    has removed what was between
+
+All others are one MessagePack array each: a number that names the kind, then the fields.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Annotated, Final, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from raftlog.record.types import BrokerEpoch, BrokerId, Buffer, LeaderEpoch, Offset, TopicId
+
+_T = TypeVar("_T")
+
+CHANNEL: Final = "replication"
+PROTOCOL: Final = 1
+"""Of these messages. Nodes of different protocols do not replicate from each other."""
+ENTRIES_MAX: Final = 500
+"""Partitions in one message."""
+HANDLE_MAX: Final = 2**32 - 1
+HELLO_BYTES_MAX: Final = 4096
+CONTROL_BYTES_MAX: Final = 256 * 1024
+"""A longer message that is not `Data` is refused unread: 500 entries take a fifth of it."""
+
+DATA: Final = 0xC1
+MORE: Final = 1
+CONTINUES: Final = 2
+
+_HEAD: Final = struct.Struct("!BBIqqqq")
+HEADER_BYTES: Final = _HEAD.size
+
+_Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
+_Epoch: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+_Handle: TypeAlias = Annotated[int, Meta(ge=1, le=HANDLE_MAX)]
+_Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class ProtocolError(Exception):
+    """Bytes, or a message at this moment, that a node of this version does not send."""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What each side says of itself when the connection opens."""
+
+    protocol: int
+    broker_id: Annotated[BrokerId, Meta(ge=0, le=2**31 - 1)]
+    broker_epoch: Annotated[BrokerEpoch, Meta(ge=0, le=2**62)]
+    """Its incarnation: what it acknowledges counts for this one only."""
+    directory_id: _Name
+    """Identity of its data directory."""
+    cluster_id: _Name
+
+
+class _Front(msgspec.Struct):
+    """The part of a hello that every version has."""
+
+    protocol: int
+
+
+class Subscription(
+    msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True
+):
+    """One partition that is asked for. See `FetchPosition` for the fields behind `partition`."""
+
+    handle: _Handle
+    topic_id: Annotated[TopicId, Meta(min_length=1, max_length=64)]
+    partition: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    leader_epoch: Annotated[LeaderEpoch, Meta(ge=-1, le=2**31 - 1)]
+    offset: Annotated[Offset, Meta(ge=0, le=2**62)]
+    last_epoch: Annotated[LeaderEpoch, Meta(ge=-1, le=2**31 - 1)]
+    durable_end: Annotated[Offset, Meta(ge=0, le=2**62)]
+    log_start_offset: Annotated[Offset, Meta(ge=0, le=2**62)]
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+class Subscribe(_Message, frozen=True, tag=1):
+    """Send these partitions from there on."""
+
+    subscriptions: Annotated[list[Subscription], Meta(max_length=ENTRIES_MAX)]
+
+
+class Unsubscribe(_Message, frozen=True, tag=2):
+    """Send nothing more for these handles."""
+
+    handles: Annotated[list[_Handle], Meta(max_length=ENTRIES_MAX)]
+
+
+class Acks(_Message, frozen=True, tag=3):
+    """Handle, durable end, log start offset: everything below the durable end is durable."""
+
+    ends: Annotated[list[tuple[_Handle, _Number, _Number]], Meta(max_length=ENTRIES_MAX)]
+
+
+class Diverged(_Message, frozen=True, tag=4):
+    """Not accepted: the leader's `epoch`, the largest not above the one asked for, ended there."""
+
+    handle: _Handle
+    epoch: _Epoch
+    end_offset: _Number
+
+
+class Restart(_Message, frozen=True, tag=5):
+    """Not accepted: the leader's log begins only there."""
+
+    handle: _Handle
+    log_start_offset: _Number
+
+
+class Refused(_Message, frozen=True, tag=6):
+    """Not accepted, or ended. `code` is of the error table."""
+
+    handle: _Handle
+    code: int
+    message: Annotated[str, Meta(max_length=1000)]
+
+
+class Marks(_Message, frozen=True, tag=7):
+    """Handle, high watermark, log start offset of the leader."""
+
+    marks: Annotated[list[tuple[_Handle, _Number, _Number]], Meta(max_length=ENTRIES_MAX)]
+
+
+class Ping(_Message, frozen=True, tag=8):
+    """A sign of life."""
+
+
+FromFollower: TypeAlias = Subscribe | Unsubscribe | Acks | Ping
+FromLeader: TypeAlias = Diverged | Restart | Refused | Marks | Ping
+Message: TypeAlias = FromFollower | FromLeader
+
+_ENCODER = msgspec.msgpack.Encoder()
+_FROM_FOLLOWER: msgspec.msgpack.Decoder[FromFollower] = msgspec.msgpack.Decoder(FromFollower)
+_FROM_LEADER: msgspec.msgpack.Decoder[FromLeader] = msgspec.msgpack.Decoder(FromLeader)
+
+
+class Data(NamedTuple):
+    """Batches for one partition, or a piece of them."""
+
+    flags: int
+    handle: int
+    base_offset: Offset
+    next_offset: Offset
+    high_watermark: Offset
+    log_start_offset: Offset
+    payload: memoryview
+    """A view of the message."""
+
+
+def encode(message: Message) -> bytes:
+    """The message's bytes."""
+    return _ENCODER.encode(message)
+
+
+def encode_data(  # noqa: PLR0917 (the order is the layout)
+    handle: int,
+    base_offset: Offset,
+    next_offset: Offset,
+    high_watermark: Offset,
+    log_start_offset: Offset,
+    buffers: Iterable[Buffer],
+    flags: int = 0,
+) -> bytes:
+    """A `Data` message. The only place where batches are copied on their way out."""
+    head = _HEAD.pack(
+        DATA, flags, handle, base_offset, next_offset, high_watermark, log_start_offset
+    )
+    return b"".join((head, *buffers))
+
+
+def is_data(message: bytes) -> bool:
+    """Whether this is `Data`, for `decode_data`."""
+    return message[:1] == b"\xc1"
+
+
+def decode_data(message: bytes) -> Data:
+    """The `Data` of these bytes, whose first is DATA. Raises ProtocolError."""
+    if len(message) <= HEADER_BYTES:
+        raise ProtocolError("data without batches")
+    _, flags, handle, base_offset, next_offset, high_watermark, log_start_offset = (
+        _HEAD.unpack_from(message)
+    )
+    if not (
+        0 <= base_offset < next_offset
+        and flags <= MORE | CONTINUES
+        and handle > 0
+        and high_watermark >= 0
+        and log_start_offset >= 0
+    ):
+        raise ProtocolError("the head of data is impossible")
+    payload = memoryview(message)[HEADER_BYTES:]
+    return Data(flags, handle, base_offset, next_offset, high_watermark, log_start_offset, payload)
+
+
+def decode_from_follower(message: bytes) -> FromFollower:
+    """What a follower says. Raises ProtocolError."""
+    return _decode(_FROM_FOLLOWER, message)
+
+
+def decode_from_leader(message: bytes) -> FromLeader:
+    """What a leader says, if it is not `Data`. Raises ProtocolError."""
+    return _decode(_FROM_LEADER, message)
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """The hello as it is sent: JSON."""
+    return msgspec.json.encode(hello)
+
+
+def decode_hello(content: bytes) -> Hello:
+    """What the other side sent. Raises ProtocolError."""
+    if len(content) > HELLO_BYTES_MAX:
+        raise ProtocolError(f"a hello of {len(content)} bytes is too long")
+    try:
+        front = msgspec.json.decode(content, type=_Front)
+        if front.protocol == PROTOCOL:
+            return msgspec.json.decode(content, type=Hello)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"the hello is malformed: {error}") from error
+    raise ProtocolError(
+        f"one node replicates by protocol {front.protocol}, the other by {PROTOCOL}: run versions "
+        "of raftlog on both that go together"
+    )
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_T], message: bytes) -> _T:
+    if len(message) > CONTROL_BYTES_MAX:
+        raise ProtocolError(f"a message of {len(message)} bytes that is no data")
+    try:
+        return decoder.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"not a message of a stream: {error}") from error

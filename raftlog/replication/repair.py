@@ -1,0 +1,270 @@
+"""Replicas whose log cannot be used, or trusted: out of the in-sync set first, then begun anew.
+
+| what was found | what is done |
+|---|---|
+| the log may lack what it acknowledged (power cut, flush=async) | leave ISR and ELR; follow |
+| the log is damaged, or failed | leave ISR and ELR; when another leads, begin anew, fetch all |
+| there was no room to open or to begin it | leave if others are in sync; try again |
+| nobody else has all that was committed | nothing: the files may be the only copy |
+
+Leaving is a committed change of the metadata, and nothing is touched before it is applied here:
+while anybody may still count on this replica, its files are the only proof of what it had. They are
+kept afterwards, too. It is asked for also where the replica is in neither set: its leader may be
+about to let it in, by what it acknowledged before. A replica that fails again and again is left
+alone after a few times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from enum import Enum, auto
+from typing import Any, Final, TypeAlias
+
+from raftlog.metadata.configs import is_unclean_election_enabled
+from raftlog.metadata.image import NO_LEADER_ID, PartitionImage
+from raftlog.record.errors import DISK_FULL, LogError
+from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.replication.manager import ReplicaManager
+from raftlog.replication.partition import Partition
+from raftlog.world import Clock
+
+RENEWALS_MAX: Final = 3
+"""Of one replica, within `RENEWALS_S`: a disk that fails again is not to be filled with copies."""
+RENEWALS_S: Final = 3600.0
+RETRY_S: Final = 0.5
+"""Between two looks at a replica that cannot be repaired yet."""
+TRUST_S_MAX: Final = 2.0
+"""How long a start waits until what the metadata knows is written down here, too."""
+REPAIRS_MAX: Final = 4
+"""Replicas that are being begun anew at once."""
+
+ReplicaKey: TypeAlias = tuple[TopicId, PartitionId]
+
+logger = logging.getLogger(__name__)
+
+
+class _NotLeft(Enum):
+    NOT_LEFT = auto()
+
+
+_NOT_LEFT: Final = _NotLeft.NOT_LEFT
+
+
+class Repairs:
+    """Repairs the replicas of one node. Lives in the event loop."""
+
+    def __init__(
+        self,
+        *,
+        replicas: ReplicaManager,
+        broker_id: BrokerId,
+        clock: Clock,
+        fail_replicas: Callable[[Collection[ReplicaKey]], Awaitable[None]],
+        on_fatal: Callable[[str], None] = lambda _reason: None,
+    ) -> None:
+        """`fail_replicas` has the metadata forget what these replicas had; raises LogError.
+        `on_fatal` is given the reason if an invariant is broken, and the node must end."""
+        self._replicas = replicas
+        self._broker_id = broker_id
+        self._clock = clock
+        self._fail_replicas = fail_replicas
+        self._on_fatal = on_fatal
+        self._tasks: dict[ReplicaKey, asyncio.Task[None]] = {}
+        self._reports: dict[ReplicaKey, asyncio.Task[None]] = {}
+        self._renewed: dict[ReplicaKey, deque[float]] = {}
+        self._told: dict[ReplicaKey, str] = {}
+        """What was logged last of a replica under repair."""
+        self._gate = asyncio.Semaphore(REPAIRS_MAX)
+        self._has_begun_reporting = False
+        self._is_closed = False
+        replicas.on_replica_failed = self._failed
+        replicas.on_replica_distrusted = self._distrusted
+
+    @property
+    def under_way(self) -> int:
+        """Replicas that are being repaired, or wait for it."""
+        return len(self._tasks) + len(self._reports)
+
+    # What power cuts took
+
+    async def report_losses(self) -> None:
+        """Have the metadata know of all replicas here that may lack what they acknowledged.
+
+        To be done after a start before this node may be elected. Tries until it is done, or the
+        quorum refuses for good (LogError). Those found later are reported as they are found.
+        """
+        self._has_begun_reporting = True
+        distrusted = [one for one in self._replicas.replicas() if one.is_distrusted]
+        if distrusted:
+            logger.warning("%d replicas may have lost records in a power cut", len(distrusted))
+            await self._report(distrusted)
+
+    async def _report(self, distrusted: Collection[Partition]) -> None:
+        keys = [(one.topic_id, one.partition) for one in distrusted]
+        while True:
+            try:
+                await self._fail_replicas(keys)
+                break
+            except LogError as error:
+                if not error.entry.retriable:
+                    raise
+                logger.info("not reported yet: %s", error.message)
+                await self._clock.sleep(RETRY_S)
+        # On a full disk they wait for room, and the others do not wait for them.
+        await asyncio.wait([one.trust() for one in distrusted], timeout=TRUST_S_MAX)
+
+    def _distrusted(self, topic_id: TopicId, number: PartitionId) -> None:
+        """A replica that was not here at the start: it has come back by a reassignment."""
+        replica = self._replicas.replica(topic_id, number)
+        if replica is not None and self._has_begun_reporting:
+            self._spawn(self._reports, (topic_id, number), self._report_late((topic_id, number)))
+
+    async def _report_late(self, key: ReplicaKey) -> None:
+        # By its key: it may be replaced, by the same log served anew, while it is reported.
+        while (
+            (replica := self._replicas.replica(*key)) is not None
+            and replica.is_distrusted
+            and not replica.is_being_trusted
+        ):
+            await self._report([replica])
+
+    # What cannot be used
+
+    async def close(self) -> None:
+        """Stop; what is half done is found again at the next start."""
+        self._is_closed = True
+        tasks = [*self._tasks.values(), *self._reports.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _failed(self, topic_id: TopicId, number: PartitionId) -> None:
+        self._spawn(self._tasks, (topic_id, number), self._repair((topic_id, number)))
+
+    def _spawn(
+        self,
+        tasks: dict[ReplicaKey, asyncio.Task[None]],
+        key: ReplicaKey,
+        work: Coroutine[Any, Any, None],
+    ) -> None:
+        if key in tasks or self._is_closed:
+            work.close()
+            return
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del tasks[key]
+            self._told.pop(key, None)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.critical("repairing %s-%d failed", *key, exc_info=error)
+                self._on_fatal(f"Repairing {key[0]}-{key[1]} failed: {error!r}")
+
+        task = tasks[key] = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(ended)
+
+    async def _repair(self, key: ReplicaKey) -> None:
+        """Until the replica is begun anew, or there is nothing to repair any more."""
+        left: Partition | _NotLeft | None = _NOT_LEFT
+        lacks_room = self._replicas.lacks_room(*key)
+        while (row := self._row(key)) is not None:
+            try:
+                left = await self._leave(key, row, left)
+                row = self._row(key)
+                if row is not None and lacks_room:
+                    await self._replicas.open_again(*key)
+                    lacks_room = False
+                    continue
+                is_led = row is not None and row.leader not in (NO_LEADER_ID, self._broker_id)
+                if is_led and left is not _NOT_LEFT:
+                    if not self._may_renew(key):
+                        logger.error("%s-%d has failed too often; it stays offline", *key)
+                        return
+                    await self._renew(key)
+                    return
+            except LogError as error:
+                lacks_room = self._replicas.replica(*key) is None and error.entry is DISK_FULL
+                self._tell(key, error.message)
+            await self._clock.sleep(RETRY_S)
+        if self._is_gone(key):
+            self._renewed.pop(key, None)
+
+    async def _leave(
+        self, key: ReplicaKey, row: PartitionImage, left: Partition | _NotLeft | None
+    ) -> Partition | _NotLeft | None:
+        """Leave ISR and ELR, unless that is done; return what has left, or _NOT_LEFT."""
+        replica = self._replicas.replica(*key)
+        is_in = self._broker_id in row.isr or self._broker_id in row.elr
+        if left is not _NOT_LEFT and not is_in and replica in (left, None):
+            # It holds: what serves nobody has acknowledged nothing since.
+            return left
+        if not self._may_leave(key, row):
+            self._tell(key, "no other replica has all records; it stays as it is")
+            return _NOT_LEFT
+        if replica is not None and not replica.is_closed:
+            # First of all: what goes on following would be let in again, and count on its files.
+            replica.log.declare_damaged(replica.log.damage_found or "it is to be repaired")
+        await self._fail_replicas([key])
+        return replica
+
+    async def _renew(self, key: ReplicaKey) -> None:
+        times = self._renewed.setdefault(key, deque())
+        times.append(self._clock.monotonic())
+        try:
+            async with self._gate:
+                await self._replicas.renew(*key)
+        except LogError as error:
+            if error.entry is DISK_FULL:
+                # Nothing was begun: it may be tried as long as it takes.
+                times.pop()
+            raise
+        logger.warning("%s-%d is begun anew, from its leader", *key)
+
+    def _may_leave(self, key: ReplicaKey, row: PartitionImage) -> bool:
+        """Whether records are safe without this replica, or nobody asks them to be.
+
+        The last one that has all that was committed does not leave: a restart may be all that it
+        takes to have it back, and an operator can still elect another while this node is down.
+        """
+        if len(row.replicas) == 1:
+            return False
+        image = self._replicas.image
+        if any(member != self._broker_id for member in row.isr) or any(
+            member != self._broker_id and image.brokers[member].is_available for member in row.elr
+        ):
+            return True
+        topic = image.topics_by_id[key[0]]
+        return is_unclean_election_enabled(topic.configs, image.cluster_settings)
+
+    def _row(self, key: ReplicaKey) -> PartitionImage | None:
+        """The partition as of the applied metadata, if this node's replica of it has failed."""
+        if self._is_gone(key):
+            return None
+        replica = self._replicas.replica(*key)
+        is_whole = (
+            replica is not None and not replica.is_closed and replica.log.damage_found is None
+        )
+        topic = self._replicas.image.topics_by_id[key[0]]
+        return None if is_whole else topic.partitions[key[1]]
+
+    def _is_gone(self, key: ReplicaKey) -> bool:
+        topic = self._replicas.image.topics_by_id.get(key[0])
+        return (
+            topic is None
+            or key[1] >= len(topic.partitions)
+            or self._broker_id not in topic.partitions[key[1]].replicas
+        )
+
+    def _may_renew(self, key: ReplicaKey) -> bool:
+        times = self._renewed.get(key, deque())
+        now = self._clock.monotonic()
+        while times and now - times[0] > RENEWALS_S:
+            times.popleft()
+        return len(times) < RENEWALS_MAX
+
+    def _tell(self, key: ReplicaKey, reason: str) -> None:
+        """Log why a replica is not repaired yet, unless that is what was said last."""
+        if self._told.get(key) != reason:
+            self._told[key] = reason
+            logger.error("%s-%d is not repaired yet: %s", *key, reason)

@@ -1,0 +1,114 @@
+"""What a replica is in either role: its log, its metadata, how far it is known to be committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from raftlog.metadata.image import BrokerImage, PartitionImage
+from raftlog.record.errors import NO_LEADER, NOT_READY, LogError
+from raftlog.record.types import BrokerId, Offset, PartitionId, TopicId
+from raftlog.replication.committed_bytes import CommittedBytes
+from raftlog.replication.waiters import ReadWaiters
+from raftlog.storage.config import FlushMode
+from raftlog.storage.log import Log
+from raftlog.world import Clock
+
+
+class Acks(IntEnum):
+    """How far a batch must have come before its writer is answered."""
+
+    NONE = 0
+    LEADER = 1
+    ALL = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Committed record batches, whole, the first of them holding the offset asked for."""
+
+    data: bytes | memoryview
+    next_offset: Offset
+    high_watermark: Offset
+    log_start_offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the replicas of one node share."""
+
+    broker_id: BrokerId
+    clock: Clock
+    brokers: Callable[[], Mapping[BrokerId, BrokerImage]]
+    """As of the applied metadata."""
+    may_act: Callable[[], bool] = lambda: True
+    """Whether this node may act as a leader, at the moment of asking."""
+    on_isr_wish: Callable[[TopicId, PartitionId], None] = lambda _topic, _partition: None
+    """Told that a partition led here may want another in-sync set: see `Partition.isr_wish`."""
+
+
+class Replica:
+    """One replica, whatever its role. Lives in the event loop."""
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        topic_id: TopicId,
+        log: Log,
+        image: PartitionImage,
+        min_insync_replicas: int,
+        host: Host,
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.log = log
+        self.image = image
+        self.min_insync_replicas = min_insync_replicas
+        self.host = host
+        self.name = f"{topic}-{image.partition}"
+        self.high_watermark = min(log.high_watermark, log.log_end_offset)
+        """First offset that is not known here to be committed."""
+        self.readers = ReadWaiters(self.name)
+        self.bytes = CommittedBytes()
+        if self.high_watermark < log.log_end_offset:
+            # Too many rather than too few: who waits for them is woken early.
+            self.bytes.appended(log.log_end_offset, log.size_bytes)
+        self.closed: LogError | None = log.failure
+        """Why it serves nobody any more."""
+
+    @property
+    def durable_end(self) -> Offset:
+        """Everything below is durable on this node, as the flush mode has it."""
+        if self.log.flush_mode is FlushMode.ASYNC:
+            return self.log.log_end_offset
+        return self.log.flushed_offset
+
+    def move_high_watermark(self, end: Offset) -> None:
+        """Everything below `end` is committed."""
+        self.high_watermark = self.log.high_watermark = end
+        self.bytes.committed(end)
+        self.readers.committed(end)
+
+    def require_open(self) -> None:
+        """Raise LogError if it serves nobody any more."""
+        if self.closed is not None:
+            raise LogError(self.closed.entry, self.closed.message)
+
+    def not_led_here(self) -> LogError:
+        """What to tell who wants the leader."""
+        if self.image.leader == self.host.broker_id and self.closed is None:
+            return LogError(NOT_READY, f"{self.name} is about to be led by this node.")
+        leader = self.host.brokers().get(self.image.leader)
+        return not_led_here(self.topic, self.image.partition, leader)
+
+
+def not_led_here(topic: str, partition: int, leader: BrokerImage | None) -> LogError:
+    """The error for a partition that another broker leads, or none: with where to ask instead."""
+    if leader is None:
+        where = "no broker leads it at the moment"
+    else:
+        host = f"[{leader.host}]" if ":" in leader.host else leader.host
+        where = f"broker {leader.broker_id} leads it, ask there: {host}:{leader.port}"
+    return LogError(NO_LEADER, f"{topic}-{partition} is not led by this node; {where}.")

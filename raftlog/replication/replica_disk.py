@@ -1,0 +1,326 @@
+"""What applied metadata means for this node's disk: replicas are opened, begun anew and removed.
+
+In the order of the metadata, and later than it: `settled` waits for that. Nothing is deleted but by
+applied metadata that says so: a topic whose deletion is known, or a row that names this node no
+more. What cannot be removed stays, and what cannot be opened is offline alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from raftlog.metadata.delta import MetadataDelta, TopicChange
+from raftlog.metadata.image import MetadataImage, PartitionImage, TopicImage
+from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
+from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.replication.partition import Partition
+from raftlog.replication.topic_settings import TopicSettings
+from raftlog.storage.log import Log
+from raftlog.storage.manager import LogManager
+from raftlog.world import DiskError
+
+logger = logging.getLogger(__name__)
+
+OPENS_AT_ONCE_MAX: Final = 16
+"""Replicas being opened at once; storage bounds how many of them work at a time."""
+PENDING_CHANGES_MAX: Final = 100_000
+"""Metadata changes applied but not yet carried out on disk."""
+
+
+class Owner(Protocol):
+    """Who serves the replicas (manager.py)."""
+
+    @property
+    def image(self) -> MetadataImage:
+        """The applied metadata."""
+        ...
+
+    def replica(self, topic_id: TopicId, partition: PartitionId) -> Partition | None:
+        """The replica that is served."""
+        ...
+
+    def serve(self, topic: TopicImage, row: PartitionImage, log: Log) -> None:
+        """The replica's log is open."""
+        ...
+
+    def cannot_open(self, topic_id: TopicId, partition: PartitionId) -> None:
+        """A replica that the metadata gives this node could not be opened: it is offline."""
+        ...
+
+    def cannot_follow(self, reason: str) -> None:
+        """The metadata cannot be carried out any more: the node must end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    index: int
+    delta: MetadataDelta
+    forgotten: tuple[TopicId, ...]
+    """Topics that are gone, and not known to have been deleted."""
+
+
+class ReplicaDisk:
+    """The disk's part in following the metadata. Lives in the event loop."""
+
+    def __init__(
+        self, owner: Owner, logs: LogManager, broker_id: BrokerId, settings: TopicSettings
+    ) -> None:
+        self._owner = owner
+        self._logs = logs
+        self._broker_id = broker_id
+        self._settings = settings
+        self._offline: dict[tuple[str, int], LogError] = {}
+        self._left: dict[tuple[TopicId, PartitionId], Partition] = {}
+        """Served no more, but a change of the log may be under way still."""
+        self._changes: deque[_Change] = deque()
+        self._settled_index = 0
+        self._progress = asyncio.Condition()
+        self._worker: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def _image(self) -> MetadataImage:
+        return self._owner.image
+
+    async def start(self) -> None:
+        """Open every replica that the metadata gives this node, then carry out what was applied."""
+        index = self._image.applied_index
+        gate = asyncio.Semaphore(OPENS_AT_ONCE_MAX)
+
+        async def open_gated(topic: TopicImage, partition: PartitionImage) -> None:
+            async with gate:
+                await self._open(topic, partition)
+
+        topics = list(self._image.topics_by_id.values())
+        await asyncio.gather(*(open_gated(t, p) for t in topics for p in t.partitions))
+        self._settled_index = index
+        await self._sort_strays()
+        self._worker = asyncio.create_task(self._carry_out(), name="replica-manager")
+
+    async def close(self) -> None:
+        """Carry out nothing more."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+
+    # What was applied
+
+    def applied(self, delta: MetadataDelta) -> None:
+        """The metadata has changed: carry it out after what was applied before."""
+        for topic in delta.deleted:
+            for row in topic.partitions:
+                self._offline.pop((topic.name, row.partition), None)
+        assert len(self._changes) < PENDING_CHANGES_MAX
+        # Asked now: later, this deletion may have been forgotten over newer ones.
+        known = self._image.deleted_topic_ids
+        forgotten = tuple(one.topic_id for one in delta.deleted if one.topic_id not in known)
+        self._changes.append(_Change(self._image.applied_index, delta, forgotten))
+        if self._worker is not None:
+            asyncio.get_running_loop().create_task(self._notify())
+
+    def left(self, partition: Partition) -> None:
+        """A replica is served no more; what it has begun goes on."""
+        self._left[partition.topic_id, partition.partition] = partition
+
+    async def settled(self, index: int) -> None:
+        """Return once the metadata up to `index` is carried out on this node's disk."""
+        async with self._progress:
+            await self._progress.wait_for(
+                lambda: self._settled_index >= index or self._failure is not None
+            )
+        if self._failure is not None:
+            raise LogError(STORAGE_FAILED, f"Following the metadata failed: {self._failure}")
+
+    def offline(self, topic: str, partition: int) -> LogError | None:
+        """Why a replica could not be opened, if that was tried."""
+        return self._offline.get((topic, partition))
+
+    @property
+    def offline_count(self) -> int:
+        """Replicas that could not be opened."""
+        return len(self._offline)
+
+    def lacks_room(self, topic_id: TopicId, number: PartitionId) -> bool:
+        """Whether the replica could not be opened because the disk was full."""
+        topic = self._image.topics_by_id.get(topic_id)
+        offline = None if topic is None else self.offline(topic.name, number)
+        return offline is not None and offline.entry is DISK_FULL
+
+    # Opening
+
+    async def open_again(self, topic_id: TopicId, number: PartitionId) -> None:
+        """Try once more to open a replica that is not here. Raises LogError as it is offline now.
+
+        When it returns it is served, or not wanted; it may still be damaged.
+        """
+        topic = self._wanted(topic_id, number)
+        if topic is not None and self._owner.replica(topic_id, number) is None:
+            await self._open_one(topic, number)
+
+    async def renew(self, topic_id: TopicId, number: PartitionId) -> None:
+        """Begin anew a replica that is not served any more. Raises LogError."""
+        topic = self._wanted(topic_id, number)
+        if topic is None:
+            return
+        config = self._settings.log_config(topic)
+        await self._until_left(topic_id, number)
+        log = await self._logs.renew_replica(topic_id, number, config)
+        self._offline.pop((topic.name, number), None)
+        self._serve_newest(topic_id, number, log)
+
+    def _wanted(self, topic_id: TopicId, number: PartitionId) -> TopicImage | None:
+        """The topic, if the newest metadata gives this node a replica of the partition."""
+        topic = self._image.topics_by_id.get(topic_id)
+        if topic is None or self._broker_id not in topic.partitions[number].replicas:
+            return None
+        return topic
+
+    async def _open_all(self, topic: TopicImage, numbers: Sequence[PartitionId]) -> None:
+        for number in numbers:
+            # A later change may have deleted the topic, or changed the row, meanwhile.
+            newest = self._image.topics_by_id.get(topic.topic_id)
+            if newest is not None:
+                await self._open(newest, newest.partitions[number])
+
+    async def _open(self, topic: TopicImage, row: PartitionImage) -> None:
+        if (
+            self._broker_id not in row.replicas
+            or self._owner.replica(topic.topic_id, row.partition) is not None
+        ):
+            return
+        try:
+            await self._open_one(topic, row.partition)
+        except LogError as error:
+            logger.error("%s-%d cannot be opened: %s", topic.name, row.partition, error.message)
+            self._owner.cannot_open(topic.topic_id, row.partition)
+
+    async def _open_one(self, topic: TopicImage, number: PartitionId) -> None:
+        await self._until_left(topic.topic_id, number)
+        key = (topic.name, number)
+        try:
+            log = await self._logs.open_replica(
+                topic.topic_id, number, self._settings.log_config(topic), create=True
+            )
+        except (LogError, DiskError) as error:
+            is_full = isinstance(error, LogError) and error.entry is DISK_FULL
+            offline = LogError(
+                DISK_FULL if is_full else STORAGE_FAILED,
+                f"{key[0]}-{key[1]} is offline: {error}",
+            )
+            if topic.topic_id in self._image.topics_by_id:
+                self._offline[key] = offline
+            raise offline from error
+        self._offline.pop(key, None)
+        self._serve_newest(topic.topic_id, number, log)
+
+    def _serve_newest(self, topic_id: TopicId, number: PartitionId, log: Log) -> None:
+        newest = self._wanted(topic_id, number)
+        if newest is not None:
+            self._owner.serve(newest, newest.partitions[number], log)
+
+    async def _until_left(self, topic_id: TopicId, number: PartitionId) -> None:
+        """Return when nothing that an earlier role began changes the replica's log any more.
+
+        A cut that is still going on would take records out from behind whoever serves it next.
+        """
+        key = (topic_id, number)
+        while (partition := self._left.get(key)) is not None:
+            await partition.until_idle()
+            if self._left.get(key) is partition:
+                del self._left[key]
+
+    # Carrying out
+
+    async def _notify(self) -> None:
+        async with self._progress:
+            self._progress.notify_all()
+
+    async def _carry_out(self) -> None:
+        try:
+            while True:
+                async with self._progress:
+                    await self._progress.wait_for(lambda: bool(self._changes))
+                while self._changes:
+                    change = self._changes[0]
+                    await self._carry_out_one(change)
+                    self._changes.popleft()
+                    self._settled_index = change.index
+                await self._notify()
+        except Exception as error:
+            self._failure = error
+            logger.critical("following the metadata failed", exc_info=error)
+            await self._notify()
+            self._owner.cannot_follow(f"Following the metadata failed: {error!r}")
+
+    async def _carry_out_one(self, change: _Change) -> None:
+        delta = change.delta
+        for topic in delta.deleted:
+            for row in topic.partitions:
+                await self._until_left(topic.topic_id, row.partition)
+            if topic.topic_id in change.forgotten:
+                # After a snapshot: deleted so long ago that nobody remembers, or never there.
+                logger.warning(
+                    "topic %s (%s) is not in the metadata any more, which does not say that it was "
+                    "deleted: its files are kept, and served to nobody",
+                    topic.name,
+                    topic.topic_id,
+                )
+                await self._tried(f"topic {topic.name}", self._logs.release_topic(topic.topic_id))
+            else:
+                await self._tried(f"topic {topic.name}", self._logs.delete_topic(topic.topic_id))
+        for topic in delta.created:
+            await self._open_all(topic, [row.partition for row in topic.partitions])
+        for topic_change in delta.changed:
+            await self._carry_out_change(topic_change)
+
+    async def _carry_out_change(self, change: TopicChange) -> None:
+        before = change.before.partitions
+        gained: list[PartitionId] = []
+        for number in change.partitions:
+            had = number < len(before) and self._broker_id in before[number].replicas
+            has = self._broker_id in change.after.partitions[number].replicas
+            if has and not had:
+                gained.append(number)
+            elif had and not has:
+                topic_id = change.after.topic_id
+                await self._until_left(topic_id, number)
+                if not self._holds(topic_id, number):
+                    name = f"{change.after.name}-{number}"
+                    logger.info("%s has moved to other brokers", name)
+                    await self._tried(name, self._logs.delete_replica(topic_id, number))
+        await self._open_all(change.after, gained)
+
+    async def _tried(self, name: str, work: Awaitable[None]) -> None:
+        """What cannot be removed stays: neither may it keep other changes from being followed."""
+        try:
+            await work
+        except LogError as error:
+            logger.error("%s stays on the disk: %s", name, error.message)
+
+    def _holds(self, topic_id: TopicId, number: PartitionId) -> bool:
+        """Whether the newest metadata gives this node a replica of the partition."""
+        # A topic that is gone meanwhile is removed by the change that says so.
+        return (
+            topic_id not in self._image.topics_by_id or self._wanted(topic_id, number) is not None
+        )
+
+    async def _sort_strays(self) -> None:
+        """Remove replicas of topics known to be deleted; keep and report all others.
+
+        A node that was down, or died, when its topics were deleted finds them again.
+        """
+        strays = self._logs.strays()
+        deleted = {
+            stray.partition("/")[0] for stray in strays
+        } & self._image.deleted_topic_ids.keys()
+        for topic_id in sorted(deleted):
+            logger.info("removing the replicas of topic %s, which was deleted", topic_id)
+            await self._logs.delete_topic(TopicId(topic_id))
+        for stray in self._logs.strays():
+            logger.warning("replica %s is on disk but not in the metadata; it is kept", stray)

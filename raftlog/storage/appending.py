@@ -1,0 +1,334 @@
+"""The two ways into a log: a leader's appends, and what a follower was sent.
+
+Both check everything, then make one gathered write, and only then change state, without a chance
+for anything else to come between: no state moves unless the write succeeded, and all of it moves
+together. Only where a segment must be begun first do appends wait, in the order in which they came.
+
+A leader stamps offsets and its epoch; a follower keeps what its leader stamped. So the leader's
+batches are judged by their producers' sequences, and the follower's only remembered: what the
+leader took is what the log says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from raftlog.record.batch import RecordBatch, stamped, with_log_append_time
+from raftlog.record.errors import (
+    CORRUPT_BATCH,
+    DISK_FULL,
+    NO_LEADER,
+    OVERLOADED,
+    RECORD_TOO_LARGE,
+    LogError,
+)
+from raftlog.record.header import parse_header
+from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.storage.compaction_pass import refuse_keyless
+from raftlog.storage.core import LogCore, disk_full
+from raftlog.storage.fetched import FetchedBatches, check_fetched
+from raftlog.storage.index import POSITION_MAX, RELATIVE_OFFSET_MAX
+from raftlog.storage.producer_state import NO_TIME, AppendPlan, Duplicate
+from raftlog.storage.results import AppendResult
+from raftlog.storage.segment import Segment
+from raftlog.storage.upkeep import Upkeep
+from raftlog.world import Buffer, DiskError, DiskFullError
+
+WRITERS_WAITING_MAX: Final = 10_000
+"""Appends of one log that may wait while a segment is begun; more are refused."""
+KEYED_BATCH_BYTES_MAX: Final = 16 << 20
+"""What a batch for a compacted topic may unpack to. It is unpacked in the event loop, so that the
+order of appends holds, and must not keep it for long; compaction can read four times as much."""
+GAPS_NOTED_AHEAD: Final = 1 << 20
+"""Offsets beyond a leader's gap for which later ones are allowed, too: a follower that fetches a
+compacted log would otherwise write the checkpoint file for almost every chunk."""
+
+Guard = Callable[[], None]
+
+
+class Appender:
+    """Appends to one log. Lives in the event loop."""
+
+    def __init__(self, core: LogCore, upkeep: Upkeep) -> None:
+        self._core = core
+        self._upkeep = upkeep
+        self._writers_waiting = 0
+
+    # As leader
+
+    async def append(
+        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch, guard: Guard | None
+    ) -> list[AppendResult]:
+        """See `Log.append`."""
+        if self._core.config.compacts:
+            for batch in batches:
+                refuse_keyless(batch, decompressed_bytes_max=KEYED_BATCH_BYTES_MAX)
+        if self._is_free:
+            results = self._append_now(batches, leader_epoch, guard)
+            if results is not None:
+                return results
+        self._stand_in_line()
+        return await self._core.to_its_end(self._append_in_turn(batches, leader_epoch, guard))
+
+    @property
+    def _is_free(self) -> bool:
+        return not self._writers_waiting and not self._core.write_lock.locked()
+
+    def _stand_in_line(self) -> None:
+        if self._writers_waiting >= WRITERS_WAITING_MAX:
+            raise LogError(
+                OVERLOADED, f"{self._core.directory}: too many appends wait for a segment."
+            )
+        self._writers_waiting += 1
+
+    async def _take_turn(self) -> None:
+        try:
+            await self._core.write_lock.acquire()
+        finally:
+            self._writers_waiting -= 1
+
+    async def _append_in_turn(
+        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch, guard: Guard | None
+    ) -> list[AppendResult]:
+        """Wait for the log to be free, begin a segment if need be, and append."""
+        await self._take_turn()
+        try:
+            results = self._append_now(batches, leader_epoch, guard)
+            if results is None:
+                await self._upkeep.roll()
+                results = self._append_now(batches, leader_epoch, guard)
+            assert results is not None, "a new segment takes any append"
+            return results
+        finally:
+            self._core.write_lock.release()
+
+    def _append_now(
+        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch, guard: Guard | None
+    ) -> list[AppendResult] | None:
+        """Check, write, and only then remember. None: a new segment must be begun first."""
+        core = self._core
+        core.require_online()
+        if guard is not None:
+            guard()
+        end_offset = core.segments.end_offset
+        size_bytes, following = self._extent(batches, end_offset)
+        now_ms = core.shared.clock.time_ms()
+        active = self._segment_for(size_bytes, following, now_ms)
+        if active is None:
+            return None
+        if not core.leader_epochs.accepts(leader_epoch, end_offset):
+            raise _replaced(core, leader_epoch)
+        stamp_ms = now_ms if core.config.log_append_time else NO_TIME
+        plan = core.producers.prepare(
+            [batch.header for batch in batches],
+            end_offset,
+            now_ms=core.shared.monotonic_ms(),
+            log_append_time_ms=stamp_ms,
+        )
+        results, placed = _place(batches, plan, end_offset, stamp_ms)
+        if not placed:
+            return results
+        buffers: list[Buffer] = []
+        for batch, base_offset in placed:
+            buffers.extend(stamped(batch, base_offset, leader_epoch))
+        position = self._write(active, buffers)
+        # From here on nothing can fail: the batches are in the log.
+        core.leader_epochs.assign(leader_epoch, end_offset)
+        core.producers.apply(plan)
+        if active.first_append_ms is None:
+            active.first_append_ms = now_ms
+        interval = core.config.index_interval_bytes
+        written = position
+        for batch, base_offset in placed:
+            active.note(batch.header, written, base_offset, interval)
+            written += batch.header.size_bytes
+        core.wrote(written - position, len(placed))
+        for callback in core.told.appended:
+            callback(end_offset, active.next_offset, buffers, written - position)
+        return results
+
+    def _segment_for(self, size_bytes: int, following: Offset, now_ms: int) -> Segment | None:
+        """The active segment if it takes an append; None if a new one must be begun first."""
+        core = self._core
+        if size_bytes > core.shared.room_bytes:
+            raise disk_full(core.directory)
+        active = core.segments.active
+        if not active.fits(size_bytes, following, core.config.segment_bytes) or active.is_due(
+            now_ms, core.config.segment_ms
+        ):
+            return None
+        return active
+
+    def _write(self, active: Segment, buffers: Sequence[Buffer]) -> int:
+        try:
+            position = active.file.append(buffers)
+        except DiskFullError as error:
+            raise disk_full(self._core.directory) from error
+        except DiskError as error:
+            raise self._core.fail(error) from error
+        assert position == active.size_bytes, f"{active.path}: written behind foreign bytes"
+        return position
+
+    def _extent(self, batches: Sequence[RecordBatch], end_offset: Offset) -> tuple[int, Offset]:
+        """How many bytes the batches take, and where the log would end behind them."""
+        size_bytes_max = self._core.config.max_message_bytes
+        size_bytes = 0
+        following = end_offset
+        for batch in batches:
+            header = batch.header
+            if header.size_bytes > size_bytes_max:
+                raise LogError(
+                    RECORD_TOO_LARGE,
+                    f"A record batch has {header.size_bytes} bytes; max.message.bytes is "
+                    f"{size_bytes_max}.",
+                )
+            size_bytes += header.size_bytes
+            following = Offset(following + header.last_offset_delta + 1)
+        if following - end_offset > RELATIVE_OFFSET_MAX or size_bytes > POSITION_MAX:
+            raise LogError(CORRUPT_BATCH, "The batches are more than one segment can hold.")
+        return size_bytes, following
+
+    def become_leader(self, leader_epoch: LeaderEpoch) -> None:
+        """See `Log.become_leader`."""
+        core = self._core
+        core.require_online()
+        end_offset = core.segments.end_offset
+        if not core.leader_epochs.accepts(leader_epoch, end_offset):
+            raise _replaced(core, leader_epoch)
+        core.leader_epochs.assign(leader_epoch, end_offset)
+
+    # As follower
+
+    def append_fetched_now(self, data: Buffer, leader_epoch: LeaderEpoch) -> bool:
+        """See `Log.append_fetched_now`."""
+        self._core.require_online()
+        return self._is_free and self._append_fetched(data, leader_epoch)
+
+    async def append_fetched(self, data: Buffer, leader_epoch: LeaderEpoch) -> None:
+        """See `Log.append_fetched`."""
+        if self.append_fetched_now(data, leader_epoch):
+            return
+        await self._core.to_its_end(self._append_fetched_in_turn(data, leader_epoch))
+
+    async def _append_fetched_in_turn(self, data: Buffer, leader_epoch: LeaderEpoch) -> None:
+        core = self._core
+        core.require_online()
+        segment_base = self._base_below_start(data)
+        if segment_base is not None:
+            await self._upkeep.restart_at(core.segments.end_offset, segment_base)
+        self._stand_in_line()
+        await self._take_turn()
+        try:
+            if self._append_fetched(data, leader_epoch):
+                return
+            core.require_online()
+            fetched = self._check(data, leader_epoch)
+            if fetched.gap_to is not None:
+                await self._note_gaps(fetched.gap_to)
+            now_ms = core.shared.clock.time_ms()
+            if self._segment_for(fetched.size_bytes, fetched.next_offset, now_ms) is None:
+                await self._upkeep.roll()
+            appended = self._append_fetched(data, leader_epoch)
+            assert appended, "a new segment takes any append"
+        finally:
+            core.write_lock.release()
+
+    def _append_fetched(self, data: Buffer, leader_epoch: LeaderEpoch) -> bool:
+        """Check, write, and only then remember. False: something must be made durable first."""
+        core = self._core
+        core.require_online()
+        if self._base_below_start(data) is not None:
+            return False
+        fetched = self._check(data, leader_epoch)
+        if fetched.gap_to is not None and fetched.gap_to >= core.gaps_below:
+            return False
+        now_ms = core.shared.clock.time_ms()
+        active = self._segment_for(fetched.size_bytes, fetched.next_offset, now_ms)
+        if active is None:
+            return False
+        position = self._write(active, (data,))
+        # From here on nothing can fail: the batches are in the log.
+        epochs, producers = core.leader_epochs, core.producers
+        latest = epochs.latest
+        if latest is not None and latest.start_offset >= core.segments.end_offset:
+            # This replica led in that epoch and wrote nothing. Its leader may have older records.
+            epochs.truncate_from_end(core.segments.end_offset)
+        if active.first_append_ms is None:
+            active.first_append_ms = now_ms
+        interval = core.config.index_interval_bytes
+        monotonic_ms = core.shared.monotonic_ms()
+        epoch: LeaderEpoch | None = None
+        for header in fetched.headers:
+            base_offset = header.base_offset
+            if header.partition_leader_epoch != epoch:
+                epoch = header.partition_leader_epoch
+                epochs.assign(epoch, base_offset)
+            producers.update(header, now_ms=monotonic_ms)
+            active.note(header, position, base_offset, interval)
+            position += header.size_bytes
+        core.wrote(fetched.size_bytes, len(fetched.headers))
+        return True
+
+    def _check(self, data: Buffer, leader_epoch: LeaderEpoch) -> FetchedBatches:
+        core = self._core
+        last_epoch = LeaderEpoch(max(core.last_epoch, 0))
+        return check_fetched(data, core.segments.end_offset, last_epoch, leader_epoch)
+
+    def _base_below_start(self, data: Buffer) -> Offset | None:
+        """Where the first batch begins, if an empty log begins in the middle of it.
+
+        delete-records can move a leader's log start offset there; who restarts at that offset gets
+        the whole batch. Its segment must then begin where the batch does.
+        """
+        segments = self._core.segments
+        end_offset = segments.end_offset
+        if (
+            len(segments) > 1
+            or segments.active.size_bytes
+            or (segments.log_start_offset != end_offset)
+        ):
+            return None
+        header = parse_header(data)
+        if header.base_offset < end_offset < header.next_offset:
+            return header.base_offset
+        return None
+
+    async def _note_gaps(self, gap_to: Offset) -> None:
+        """Have it known, durably, that the log has gaps: the next start would call them damage."""
+        core = self._core
+        if gap_to < core.gaps_below:
+            return
+        before, core.gaps_below = core.gaps_below, Offset(gap_to + GAPS_NOTED_AHEAD)
+        noted = core.gaps_below
+        try:
+            await core.publish()
+        except LogError as error:
+            if error.entry is DISK_FULL and core.gaps_below == noted:
+                core.gaps_below = before
+            raise
+
+
+def _replaced(core: LogCore, leader_epoch: LeaderEpoch) -> LogError:
+    return LogError(NO_LEADER, f"{core.directory}: leader epoch {leader_epoch} has been replaced.")
+
+
+def _place(
+    batches: Sequence[RecordBatch], plan: AppendPlan, end_offset: Offset, stamp_ms: int
+) -> tuple[list[AppendResult], list[tuple[RecordBatch, Offset]]]:
+    """What to answer for each batch, and the new ones with the offsets they get."""
+    results: list[AppendResult] = []
+    placed: list[tuple[RecordBatch, Offset]] = []
+    offset = end_offset
+    for batch, outcome in zip(batches, plan.outcomes, strict=True):
+        if isinstance(outcome, Duplicate):
+            base_offset, last_offset = outcome.base_offset, outcome.last_offset
+            time_ms = outcome.log_append_time_ms
+            results.append(AppendResult(base_offset, last_offset, time_ms, duplicate=True))
+            continue
+        new = batch if stamp_ms == NO_TIME else with_log_append_time(batch, stamp_ms)
+        placed.append((new, offset))
+        last_offset = Offset(offset + batch.header.last_offset_delta)
+        results.append(AppendResult(offset, last_offset, stamp_ms))
+        offset = Offset(last_offset + 1)
+    return results, placed

@@ -1,0 +1,224 @@
+"""Read again what was written long ago, to find damage while there is still a copy to repair from.
+
+Disks lose bits in data that nobody reads. A consumer would meet that when it is late: when the
+other replicas have been replaced, or rot as well. So every finished segment of every log is read
+once in `scrub_interval_s`, at no more than `scrub_bytes_per_s`, one log after the other, each from
+its first segment to its last but one; the active one was written, and checked, not long ago.
+
+Checked is all that a reader would check: headers, CRCs, offsets, leader epochs, and that a segment
+ends where the next one begins. Finished segments were synced, so whatever is wrong is damage, and
+so is a part of the disk that cannot be read. It is told as a reader's find is (`Log.on_damaged`):
+the owner of the log decides whether it goes offline for repair. What cannot be repaired, since no
+other replica has it, had better be served around its damage.
+
+Damage that is found does not end the pass: the rest of the log is still worth knowing. Where a pass
+is, is not written down; each start begins with a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, TypeAlias
+
+from raftlog.record.batch import check_batch
+from raftlog.record.errors import LogError
+from raftlog.record.header import HEADER_SIZE, parse_header
+from raftlog.record.types import LeaderEpoch, Offset, PartitionId, TopicId
+from raftlog.storage.core import LogCore, LogShared
+from raftlog.storage.files import OpenFiles
+from raftlog.storage.log import Log
+from raftlog.storage.results import NO_EPOCH, LogState
+from raftlog.storage.scan import Expectation, mismatch
+from raftlog.storage.segment import Segment
+from raftlog.storage.settings import StorageSettings
+from raftlog.world import DiskError
+
+Key: TypeAlias = tuple[TopicId, PartitionId]
+
+PIECE_BYTES: Final = 1 << 20
+"""What is read at once; a larger batch is read whole."""
+BURST_S: Final = 1.0
+"""After a pause, so many seconds of the rate are made up for at most."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the scrubber is: at a batch of a segment, in files that were arranged like this."""
+
+    segment: Segment
+    generation: int
+    position: int
+    expected: Expectation
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What was read at once."""
+
+    position: int
+    expected: Expectation
+    epochs: list[tuple[Offset, LeaderEpoch]] = field(default_factory=list)
+    """First and last batch of each run of batches of one epoch."""
+    damage: str | None = None
+
+
+class Scrubber:
+    """Reads the cold segments of a node's logs, a bounded piece at a time."""
+
+    def __init__(
+        self, shared: LogShared, settings: StorageSettings, logs: Mapping[Key, Log]
+    ) -> None:
+        self.scrubbed_bytes = 0
+        self.damage_found = 0
+        """Segments in which damage was found, counted again in each pass."""
+        self._shared = shared
+        self._settings = settings
+        self._logs = logs
+        self._began: dict[Key, float] = {}
+        """When the last pass over a log began."""
+        self._line: deque[Key] = deque()
+        self._key: Key | None = None
+        self._next_base = Offset(0)
+        """The pass goes on with the segment that holds this offset."""
+        self._place: _Place | None = None
+        self._credit_bytes = 0.0
+        self._credited_at = shared.clock.monotonic()
+
+    async def scrub_some(self) -> None:
+        """Read as much as the rate allows since the last call."""
+        rate = self._settings.scrub_bytes_per_s
+        now = self._shared.clock.monotonic()
+        credit = self._credit_bytes + (now - self._credited_at) * rate
+        self._credit_bytes, self._credited_at = min(credit, rate * BURST_S), now
+        while rate > 0 and self._credit_bytes > 0:
+            if self._place is None and not self._next_place(now):
+                return
+            await self._read_on()
+
+    def _next_place(self, now: float) -> bool:
+        """Find the next segment that is due; False if there is none."""
+        while True:
+            if self._key is None and not self._next_log(now):
+                return False
+            assert self._key is not None
+            log = self._logs.get(self._key)
+            if log is not None and log.state is LogState.ONLINE:
+                segments = log.core.segments
+                segment = segments.holding(self._next_base)
+                if segment is not segments.active:
+                    expected = Expectation(segment.base_offset, NO_EPOCH, log.core.gaps_below)
+                    self._place = _Place(segment, segments.generation, 0, expected)
+                    return True
+            self._key = None
+
+    def _next_log(self, now: float) -> bool:
+        interval = self._settings.scrub_interval_s
+        if not self._line:
+            for gone in [key for key in self._began if key not in self._logs]:
+                del self._began[gone]
+            self._line.extend(
+                key
+                for key in self._logs
+                if key not in self._began or now - self._began[key] >= interval
+            )
+        if not self._line:
+            return False
+        self._key = self._line.popleft()
+        self._began[self._key] = now
+        self._next_base = Offset(0)
+        return True
+
+    async def _read_on(self) -> None:
+        key, place = self._key, self._place
+        assert key is not None
+        assert place is not None
+        log = self._logs.get(key)
+        if log is None or log.core.failure is not None:
+            self._key = self._place = None
+            return
+        core, segment = log.core, place.segment
+        size_bytes = segment.size_bytes
+        work = partial(_read_piece, self._shared.files, segment.path, size_bytes, place)
+        try:
+            async with self._shared.cold_reads:
+                piece = await self._shared.disk.run(work)
+        except DiskError as error:
+            piece = _Piece(size_bytes, place.expected, damage=f"it cannot be read: {error}")
+        read_bytes = piece.position - place.position
+        self._credit_bytes -= max(read_bytes, HEADER_SIZE)
+        self.scrubbed_bytes += read_bytes
+        if core.failure is not None or core.segments.generation != place.generation:
+            # Its files were cut, swapped or removed: that segment again, if it is still there.
+            self._next_base, self._place = segment.base_offset, None
+            return
+        damage = piece.damage or _wrong_epoch(core, piece)
+        if damage is None and piece.position < size_bytes:
+            self._place = replace(place, position=piece.position, expected=piece.expected)
+            return
+        end_offset = core.segments.end_of(segment)
+        if damage is None and piece.expected.next_offset != end_offset:
+            damage = f"offset {piece.expected.next_offset}: records up to {end_offset} are missing"
+        if damage is not None:
+            self.damage_found += 1
+            reason = f"{segment.path}: {damage}"
+            logger.error("damage on disk: %s", reason)
+            core.found_damage(reason)
+        self._next_base, self._place = end_offset, None
+
+
+def _wrong_epoch(core: LogCore, piece: _Piece) -> str | None:
+    for base_offset, epoch in piece.epochs:
+        known = core.leader_epochs.epoch_for(base_offset)
+        if known is not None and known != epoch:
+            return f"offset {base_offset}: leader epoch {epoch} instead of {known}"
+    return None
+
+
+def _read_piece(files: OpenFiles, path: str, size_bytes: int, place: _Place) -> _Piece:
+    """Check whole batches from a place on. Blocks. Raises DiskError."""
+    expected = place.expected
+    with files.lease(path) as file:
+        chunk = file.read(place.position, min(PIECE_BYTES, size_bytes - place.position))
+        at = 0
+        epochs: list[tuple[Offset, LeaderEpoch]] = []
+        last: tuple[Offset, LeaderEpoch] | None = None
+        damage: str | None = None
+        while place.position + at < size_bytes:
+            rest = size_bytes - place.position - at
+            if len(chunk) - at < HEADER_SIZE <= rest and at:
+                break
+            try:
+                header = parse_header(chunk, at)
+            except LogError as error:
+                damage = error.message
+                break
+            damage = mismatch(header, expected)
+            if damage is None and header.size_bytes > rest:
+                damage = f"{header.size_bytes} bytes claimed, which the segment does not have"
+            if damage is not None:
+                break
+            if at + header.size_bytes > len(chunk):
+                if at:
+                    break
+                chunk = file.read(place.position, header.size_bytes)
+            if not check_batch(chunk, at, header):
+                damage = "the CRC does not match"
+                break
+            if last is None or last[1] != header.partition_leader_epoch:
+                epochs.extend(() if last is None else (last,))
+                epochs.append((header.base_offset, header.partition_leader_epoch))
+            last = header.base_offset, header.partition_leader_epoch
+            expected = expected._replace(
+                next_offset=header.next_offset, leader_epoch=header.partition_leader_epoch
+            )
+            at += header.size_bytes
+    epochs.extend(() if last is None else (last,))
+    if damage is not None:
+        damage = f"offset {expected.next_offset}: {damage}"
+    return _Piece(place.position + at, expected, epochs, damage)

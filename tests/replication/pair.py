@@ -1,0 +1,207 @@
+"""Replicas on several brokers over real logs, fed by hand: the test says what is sent, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from raftlog.metadata.image import BrokerImage, PartitionImage
+from raftlog.record.batch import RecordBatch
+from raftlog.record.errors import LogError
+from raftlog.record.types import (
+    BrokerEpoch,
+    BrokerId,
+    Buffer,
+    LeaderEpoch,
+    Offset,
+    PartitionEpoch,
+    PartitionId,
+    TopicId,
+)
+from raftlog.replication.fetching import BelowStart, Diverging
+from raftlog.replication.partition import Host, Partition
+from raftlog.storage.config import FlushMode, LogConfig
+from raftlog.storage.manager import LogManager
+from raftlog.world.real_clock import SystemClock
+from tests.simulation.disk import SimulatedDisk
+from tests.storage.logs import batch, read_all
+
+TOPIC_ID = TopicId("0" * 32)
+BROKER_EPOCH = BrokerEpoch(7)
+READ_BYTES = 1 << 20
+
+
+def row(
+    leader: int,
+    epoch: int,
+    *,
+    isr: tuple[int, ...] = (1, 2),
+    replicas: tuple[int, ...] = (1, 2),
+    partition_epoch: int | None = None,
+    unclean_epoch: int = -1,
+) -> PartitionImage:
+    """`partition_epoch` follows the leader epoch, unless it is given."""
+    return PartitionImage(
+        partition=PartitionId(0),
+        replicas=tuple(map(BrokerId, replicas)),
+        isr=tuple(map(BrokerId, isr)),
+        elr=(),
+        leader=BrokerId(leader),
+        leader_epoch=LeaderEpoch(epoch),
+        partition_epoch=PartitionEpoch(epoch * 10 if partition_epoch is None else partition_epoch),
+        unclean_epoch=LeaderEpoch(unclean_epoch),
+    )
+
+
+def broker(number: int) -> BrokerImage:
+    return BrokerImage(
+        broker_id=BrokerId(number),
+        broker_epoch=BROKER_EPOCH,
+        directory_id=f"d{number}",
+        incarnation="i",
+        host=f"h{number}",
+        port=8082,
+        rack=None,
+        software_version="",
+        command_version=1,
+        fenced=False,
+    )
+
+
+def one(*values: bytes) -> list[RecordBatch]:
+    """One batch of these records."""
+    return [batch(values)]
+
+
+@dataclass
+class HandFeed:
+    """A feed that only notes what it is told."""
+
+    broker_id: BrokerId
+    broker_epoch: BrokerEpoch = BROKER_EPOCH
+    sent: list[tuple[Offset, Offset]] = field(default_factory=list)
+    marks: int = 0
+    ended_by: LogError | None = None
+
+    def appended(
+        self,
+        base_offset: Offset,
+        next_offset: Offset,
+        buffers: Sequence[Buffer],
+        size_bytes: int,
+    ) -> None:
+        assert sum(map(len, buffers)) == size_bytes
+        self.sent.append((base_offset, next_offset))
+
+    def marks_moved(self) -> None:
+        self.marks += 1
+
+    def ended(self, error: LogError) -> None:
+        assert self.ended_by is None, "told once"
+        self.ended_by = error
+
+
+@dataclass
+class Node:
+    """One broker with its replica of the one partition."""
+
+    number: int
+    brokers: dict[BrokerId, BrokerImage]
+    disk: SimulatedDisk = field(default_factory=SimulatedDisk)
+    config: LogConfig = field(default_factory=LogConfig)
+    may_act: bool = True
+    isr_wishes: int = 0
+    logs: LogManager = field(init=False)
+    partition: Partition = field(init=False)
+
+    async def open(self, image: PartitionImage) -> Partition:
+        """Open the log that is on the disk, in the role that `image` gives."""
+        self.logs = await LogManager.open(self.disk, SystemClock())
+        log = await self.logs.open_replica(TOPIC_ID, PartitionId(0), self.config, create=True)
+        self.partition = Partition(
+            topic="t",
+            topic_id=TOPIC_ID,
+            log=log,
+            image=image,
+            min_insync_replicas=min(2, len(image.replicas)),
+            host=Host(
+                broker_id=BrokerId(self.number),
+                clock=SystemClock(),
+                brokers=lambda: self.brokers,
+                may_act=lambda: self.may_act,
+                on_isr_wish=self._wished,
+            ),
+        )
+        return self.partition
+
+    def _wished(self, topic_id: TopicId, number: PartitionId) -> None:
+        assert (topic_id, number) == (TOPIC_ID, 0)
+        self.isr_wishes += 1
+
+    async def values(self) -> list[bytes | None]:
+        """The values of all that its log holds, committed or not."""
+        return await read_all(self.partition.log)
+
+
+def nodes(*numbers: int, flush: FlushMode = FlushMode.SYNC) -> list[Node]:
+    """Brokers that know of each other."""
+    brokers = {BrokerId(number): broker(number) for number in numbers}
+    config = LogConfig(flush=flush)
+    return [Node(number, brokers, SimulatedDisk(number), config) for number in numbers]
+
+
+def restarted(node: Node, number: int) -> None:
+    """Let a broker be started again, as `node` has applied it."""
+    known = node.brokers[BrokerId(number)]
+    node.brokers[BrokerId(number)] = replace(
+        known, broker_epoch=BrokerEpoch(known.broker_epoch + 1)
+    )
+
+
+def attach(leader: Node, follower: Node) -> HandFeed:
+    """Begin to feed a follower whose log is a part of the leader's."""
+    feed = HandFeed(BrokerId(follower.number))
+    answer = leader.partition.attach(feed, follower.partition.position())
+    assert answer is None, answer
+    return feed
+
+
+async def send(leader: Node, follower: Node, *, sync: bool = True) -> None:
+    """Bring a follower to the leader's end."""
+    epoch = leader.partition.leader_epoch
+    start = follower.partition.log_end_offset
+    result = await leader.partition.read_uncommitted(start, max_bytes=READ_BYTES)
+    if result.data:
+        await follower.partition.append_fetched(
+            result.data,
+            leader_epoch=epoch,
+            high_watermark=leader.partition.high_watermark,
+            log_start_offset=leader.partition.log_start_offset,
+        )
+    if sync:
+        await follower.partition.log.flush()
+
+
+def ack(leader: Node, follower: Node, feed: HandFeed) -> None:
+    """Tell the leader what the follower has durably."""
+    partition = follower.partition
+    leader.partition.acked(feed, partition.durable_end, partition.log_start_offset)
+
+
+async def catch_up(leader: Node, follower: Node) -> HandFeed:
+    """Cut, send and acknowledge until the follower has all."""
+    while True:
+        feed = HandFeed(BrokerId(follower.number))
+        answer = leader.partition.attach(feed, follower.partition.position())
+        epoch = leader.partition.leader_epoch
+        if isinstance(answer, Diverging):
+            await follower.partition.truncate_for(answer, leader_epoch=epoch)
+        elif isinstance(answer, BelowStart):
+            await follower.partition.restart_at(answer.log_start_offset, leader_epoch=epoch)
+        else:
+            break
+    await send(leader, follower)
+    ack(leader, follower, feed)
+    return feed

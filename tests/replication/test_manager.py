@@ -1,0 +1,240 @@
+"""What metadata makes of the replicas of one node: their roles, and whether they are here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from raftlog.metadata.state_machine import MetadataStateMachine
+from raftlog.record.errors import NO_LEADER, NOT_READY, UNKNOWN_TOPIC, LogError
+from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.replication.fetching import Diverging
+from raftlog.replication.partition import Acks, Partition
+from raftlog.world import DiskError
+from tests.replication.one_node import OneNode, topic_id
+from tests.replication.pair import one
+from tests.storage.logs import read_all
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[OneNode]:
+    made = OneNode()
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def put(partition: Partition, *values: bytes) -> None:
+    await partition.append(one(*values), acks=Acks.LEADER, timeout_s=60)
+    await partition.log.flush()
+
+
+async def test_roles_follow_the_metadata_at_once(node: OneNode) -> None:
+    node.create(1, 2)
+    await node.settled()
+    partition = node.here()
+    assert partition.is_leader
+    assert node.replicas.partition("t", 0) is partition
+    node.change(leader=2)
+    assert not partition.is_leader
+    assert node.streams.followed == {partition: (2, 1)}
+    with pytest.raises(LogError) as refused:
+        node.replicas.partition("t", 0)
+    assert refused.value.entry is NO_LEADER
+    node.change(leader=1)
+    assert partition.is_leader
+    assert node.streams.followed == {}
+    assert partition.leader_epoch == 2
+
+
+async def test_a_leader_that_was_started_again_is_followed_in_its_new_epoch(node: OneNode) -> None:
+    node.create(2, 1)
+    await node.settled()
+    assert node.streams.followed == {node.here(): (2, 0)}
+    node.register(2, "again")
+    assert node.streams.followed == {node.here(): (2, 1)}
+
+
+async def test_nobody_is_followed_while_nobody_leads(node: OneNode) -> None:
+    node.create(2, 1)
+    await node.settled()
+    node.change(leader=-1)
+    assert node.streams.followed == {}
+
+
+async def test_what_moves_elsewhere_is_removed_once_the_metadata_says_so(node: OneNode) -> None:
+    node.create(1, 2)
+    await node.settled()
+    partition = node.here()
+    await put(partition, b"a")
+    node.change(replicas=(2,), isr=(2,), leader=2)
+    assert node.replica() is None
+    assert partition.is_closed
+    with pytest.raises(LogError) as refused:
+        node.replicas.partition("t", 0)
+    assert refused.value.entry is NO_LEADER
+    await node.settled()
+    assert not node.files("replicas")
+
+
+async def test_what_the_metadata_does_not_name_is_kept(node: OneNode) -> None:
+    node.create(1)
+    await node.settled()
+    await put(node.here(), b"a")
+    await node.close()
+    # A node that knows nothing: its metadata was lost, or is of another cluster.
+    node.state_machine = MetadataStateMachine()
+    await node.open()
+    assert node.files("replicas")
+    assert node.logs.strays() == [f"{topic_id(0)}/0"]
+
+
+async def test_what_moved_elsewhere_while_the_node_was_down_is_kept(node: OneNode) -> None:
+    node.create(1, 2)
+    await node.settled()
+    await node.close()
+    node.change(replicas=(2,), isr=(2,), leader=2)
+    await node.open()
+    assert node.replica() is None
+    assert node.files("replicas")
+
+
+async def test_what_was_deleted_while_the_node_was_down_is_removed(node: OneNode) -> None:
+    node.create(1)
+    await node.settled()
+    await node.close()
+    node.delete()
+    await node.open()
+    assert not node.files("replicas")
+
+
+async def test_a_topic_created_again_has_nothing_of_the_one_before(node: OneNode) -> None:
+    node.create(1)
+    await node.settled()
+    before = node.here()
+    await put(before, b"a")
+    node.delete()
+    node.create(1, number=1)
+    with pytest.raises(LogError) as refused:
+        node.replicas.partition("t", 0)
+    assert refused.value.entry is NOT_READY
+    await node.settled()
+    assert before.is_closed
+    assert node.replicas.partition("t", 0) is node.here(1)
+    assert node.here(1).log_end_offset == 0
+    with pytest.raises(LogError) as refused:
+        await before.read(Offset(0), max_bytes=1)
+    assert refused.value.entry is UNKNOWN_TOPIC
+
+
+class TestAwayAndBack:
+    async def test_it_goes_on_with_what_it_has(self, node: OneNode) -> None:
+        node.create(1, 2)
+        await node.settled()
+        before = node.here()
+        await put(before, b"a")
+        node.change(replicas=(2,), isr=(2,), leader=2)
+        node.change(replicas=(2, 1))
+        await node.settled()
+        assert before.is_closed
+        assert await read_all(node.here().log) == [b"a"]
+        assert node.streams.followed == {node.here(): (2, 1)}
+
+    async def test_nothing_is_asked_for_before_an_earlier_cut_is_over(self) -> None:
+        # The cut goes on after its replica has left. What is fetched by the position before it
+        # would leave a hole, which is taken for one that compaction has made.
+        node = OneNode()
+        node.disk.yields = True
+        await node.open()
+        node.create(1, 2)
+        await node.settled()
+        before = node.here()
+        await put(before, b"a", b"b")
+        await put(before, b"c")
+        node.change(leader=2)
+        cut = asyncio.ensure_future(
+            before.truncate_for(Diverging(LeaderEpoch(0), Offset(2)), leader_epoch=LeaderEpoch(1))
+        )
+        await asyncio.sleep(0)
+        node.change(replicas=(2,), isr=(2,))
+        node.change(replicas=(2, 1))
+        await node.until(lambda: node.replica() is not None)
+        assert node.here().position().offset == 2
+        await cut
+        await node.settled()
+        await node.close()
+
+    async def test_one_log_never_serves_two_replicas(self, node: OneNode) -> None:
+        node.create(1, 2)
+        await node.settled()
+        partition = node.here()
+        topic = node.state_machine.image.topics_by_id[topic_id(0)]
+        node.replicas.serve(topic, topic.partitions[0], partition.log)
+        assert node.here() is partition
+        assert partition.is_leader
+
+
+async def test_what_cannot_be_removed_keeps_nothing_else_from_being_followed(
+    node: OneNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.create(1)
+    await node.settled()
+    node.disk.fail_next("rename", f"replicas/{topic_id(0)}", DiskError)
+    node.delete()
+    await node.settled()
+    assert "stays on the disk" in caplog.text
+    node.create(1, number=1, name="other")
+    await node.settled()
+    assert node.here(1).is_leader
+
+
+async def test_a_node_that_cannot_follow_the_metadata_ends(
+    node: OneNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise AssertionError("broken")
+
+    monkeypatch.setattr(node.logs, "delete_topic", broken)
+    node.create(1)
+    node.delete()
+    with pytest.raises(LogError):
+        await node.settled()
+    assert "broken" in node.fatal.pop()
+
+
+async def test_a_topic_that_nobody_remembers_is_served_no_more_and_kept(
+    node: OneNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A snapshot may have forgotten the deletion; or it is of a cluster that never knew it."""
+    node.create(1)
+    node.create(1, number=1, name="deleted")
+    await node.settled()
+    await put(node.here(), b"a")
+    before = node.here()
+    other = OneNode()
+    other.create(1, number=1, name="deleted")
+    other.delete(1)
+    node.index += 100
+    node.state_machine.restore(node.index, other.state_machine.snapshot()())()
+    assert before.is_closed
+    await node.settled()
+    assert node.logs.strays() == [f"{topic_id(0)}/0"]
+    assert [path for path in node.files("replicas") if path.endswith(".log")] == [
+        f"replicas/{topic_id(0)}/0/00000000000000000000.log"
+    ]
+    assert "are kept" in caplog.text
+    await node.logs.tick()
+    # Should it come back, it is as it was.
+    node.create(1)
+    await node.settled()
+    assert node.here() is not before
+    assert await read_all(node.here().log) == [b"a"]
+    assert node.here().is_leader
+    await put(node.here(), b"b")
+    node.disk.crash(power=True)
+    await node.repairs.close()
+    await node.replicas.close()
+    await node.open()
+    assert await read_all(node.here().log) == [b"a", b"b"]

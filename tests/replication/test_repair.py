@@ -1,0 +1,383 @@
+"""Replicas that cannot be used: nothing is touched while anybody may count on them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from raftlog.metadata.image import NO_LEADER_ID
+from raftlog.record.errors import DISK_FULL, NO_CONTROLLER, STORAGE_FAILED, LogError
+from raftlog.record.types import Offset, PartitionId
+from raftlog.replication.partition import Acks, Partition
+from raftlog.replication.repair import RENEWALS_MAX, RENEWALS_S
+from raftlog.storage.results import LogState
+from raftlog.world import DiskError, DiskFullError
+from tests.replication.one_node import OneNode, topic_id
+from tests.replication.pair import one
+from tests.storage.logs import read_all
+
+KEY = (topic_id(0), PartitionId(0))
+LOG = f"replicas/{topic_id(0)}/0/00000000000000000000.log"
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[OneNode]:
+    made = OneNode()
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def put(partition: Partition, *values: bytes) -> None:
+    await partition.append(one(*values), acks=Acks.LEADER, timeout_s=60)
+    await partition.log.flush()
+
+
+async def filled(node: OneNode, *replicas: int, **configs: str) -> Partition:
+    node.create(*replicas, **configs)
+    await node.settled()
+    await put(node.here(), b"a")
+    await put(node.here(), b"b")
+    return node.here()
+
+
+async def fail(node: OneNode, partition: Partition) -> None:
+    """Have a sync fail: the log is out of service for good."""
+    node.disk.fail_next("sync", LOG, DiskError)
+    with pytest.raises(LogError):
+        await put(partition, b"c")
+    assert partition.log.state is LogState.FAILED
+
+
+async def repaired(node: OneNode, before: Partition) -> Partition:
+    await node.until(lambda: node.replica() not in (None, before) and not node.repairs.under_way)
+    return node.here()
+
+
+class TestFailedWhileServing:
+    async def test_it_leaves_and_is_begun_anew_under_another_leader(self, node: OneNode) -> None:
+        before = await filled(node, 1, 2, 3)
+        await fail(node, before)
+        assert before.is_closed
+        after = await repaired(node, before)
+        assert node.failed == [[KEY]]
+        assert node.row().isr == (2, 3)
+        assert node.row().leader == 2
+        assert after.log_end_offset == 0
+        assert node.streams.followed == {after: (2, 1)}
+        assert len(node.files("damaged")) > 0
+
+    async def test_nothing_is_touched_before_the_change_is_committed(self, node: OneNode) -> None:
+        before = await filled(node, 1, 2)
+        files = node.files("replicas")
+        node.refusals = [LogError(NO_CONTROLLER, "nobody") for _ in range(3)]
+        seen: list[tuple[list[str], list[str]]] = []
+        node.on_fail = lambda: seen.append((node.files("replicas"), node.files("damaged")))
+        await fail(node, before)
+        await repaired(node, before)
+        assert len(node.failed) == 4
+        assert seen == [(files, [])]
+
+    async def test_who_is_in_no_set_leaves_all_the_same(self, node: OneNode) -> None:
+        # Its leader may be about to let it in, by what it acknowledged before.
+        before = await filled(node, 1, 2)
+        node.change(leader=2, isr=(2,))
+        epoch = node.row().leader_epoch
+        seen: list[list[str]] = []
+        node.on_fail = lambda: seen.append(node.files("damaged"))
+        before.log.core.fail(DiskError("as ordered"))
+        await repaired(node, before)
+        assert node.failed == [[KEY]]
+        assert seen == [[]]
+        assert node.row().leader_epoch == epoch + 1
+
+    async def test_it_waits_while_nobody_leads(self, node: OneNode) -> None:
+        before = await filled(node, 1, 2)
+        files = node.files("replicas")
+        node.fence(2)
+        await fail(node, before)
+        await node.turns()
+        assert node.row().isr == (2,)
+        assert node.row().leader == NO_LEADER_ID
+        assert (node.files("replicas"), node.files("damaged")) == (files, [])
+        node.unfence(2)
+        node.change(leader=2)
+        after = await repaired(node, before)
+        assert node.streams.followed == {after: (2, node.row().leader_epoch)}
+
+
+class TestTheLastOne:
+    async def test_the_only_replica_is_left_alone(self, node: OneNode) -> None:
+        before = await filled(node, 1)
+        files = node.files("replicas")
+        await fail(node, before)
+        await node.turns()
+        assert node.failed == []
+        assert node.files("replicas") == files
+        with pytest.raises(LogError) as refused:
+            await node.here().read(Offset(0), max_bytes=1)
+        assert refused.value.entry is STORAGE_FAILED
+
+    async def test_so_is_the_last_one_with_all_records(self, node: OneNode) -> None:
+        before = await filled(node, 1, 2)
+        node.change(isr=(1,))
+        assert node.row().elr == ()
+        await fail(node, before)
+        await node.turns()
+        assert node.failed == []
+        assert node.row().isr == (1,)
+        # A restart brings back what was acknowledged.
+        await node.close()
+        await node.open()
+        assert (await read_all(node.here().log))[:2] == [b"a", b"b"]
+        assert node.here().is_leader
+
+    async def test_who_is_eligible_and_gone_is_nobody_to_count_on(self, node: OneNode) -> None:
+        before = await filled(node, 1, 2, 3, min_insync_replicas="2")
+        node.change(isr=(1,))
+        assert node.row().elr == (2, 3)
+        for other in (2, 3):
+            node.fence(other)
+        await fail(node, before)
+        await node.turns()
+        assert node.failed == []
+        node.unfence(3)
+        await node.until(lambda: node.failed)
+        assert node.row().leader == 3
+        await repaired(node, before)
+
+    async def test_it_goes_on_once_another_has_them(self, node: OneNode) -> None:
+        before = await filled(node, 1, 2)
+        node.change(isr=(1,))
+        await fail(node, before)
+        await node.turns(20)
+        node.change(isr=(1, 2), unclean=True)
+        after = await repaired(node, before)
+        assert node.row().leader == 2
+        assert after.log_end_offset == 0
+
+    async def test_who_asks_for_unclean_elections_gets_one(self, node: OneNode) -> None:
+        before = await filled(node, 1, 2, unclean_leader_election_enable="true")
+        node.change(isr=(1,))
+        await fail(node, before)
+        await repaired(node, before)
+        assert node.row().leader == 2
+        assert node.row().unclean_epoch == node.row().leader_epoch
+
+
+class TestDamaged:
+    async def test_what_cannot_be_opened_at_the_start_is_begun_anew(self, node: OneNode) -> None:
+        await filled(node, 1, 2)
+        await node.repairs.close()
+        await node.replicas.close()
+        node.disk.crash(power=False)
+        node.disk.fail_next("read", LOG, DiskError)
+        await node.open()
+        await node.until(lambda: node.failed and not node.repairs.under_way)
+        assert node.failed == [[KEY]]
+        assert node.row().isr == (2,)
+        assert node.here().log_end_offset == 0
+        assert node.files("damaged")
+
+    async def test_it_is_found_again_after_a_restart(self, node: OneNode) -> None:
+        before = await filled(node, 1, 2)
+        node.refusals = [LogError(NO_CONTROLLER, "nobody")] * 10_000
+        before.log.declare_damaged("a bit has flipped")
+        await node.turns(20)
+        await node.close()
+        node.refusals = []
+        node.disk.crash(power=False)
+        await node.open()
+        await node.until(lambda: node.failed and not node.repairs.under_way)
+        assert node.row().isr == (2,)
+        assert node.here().log.state is LogState.ONLINE
+        assert node.here().log_end_offset == 0
+
+    async def test_damage_that_a_reader_meets_is_repaired(self, node: OneNode) -> None:
+        before = await filled(node, 1, 2)
+        states: list[LogState] = []
+        node.on_fail = lambda: states.append(before.log.state)
+        node.disk.flip_bit(LOG, 8 * 65)
+        with pytest.raises(LogError):
+            await before.log.read(Offset(0), end=Offset(2), max_bytes=1000)
+        after = await repaired(node, before)
+        # It has to stop before it leaves: what goes on following would be let in again.
+        assert states == [LogState.DAMAGED]
+        assert node.row().isr == (2,)
+        assert after.log_end_offset == 0
+
+    async def test_the_last_one_goes_on_serving_what_is_whole(self, node: OneNode) -> None:
+        before = await filled(node, 1)
+        node.disk.flip_bit(LOG, 8 * 65)
+        with pytest.raises(LogError):
+            await before.log.read(Offset(0), end=Offset(2), max_bytes=1000)
+        await node.turns()
+        assert node.here() is before
+        assert before.is_leader
+        fetched = await before.read(Offset(1), max_bytes=1000)
+        assert fetched.next_offset == 2
+        await put(before, b"c")
+
+
+class TestBounds:
+    async def test_it_is_begun_anew_only_so_many_times(self, node: OneNode) -> None:
+        partition = await filled(node, 1, 2)
+        node.change(leader=2)
+        for _ in range(RENEWALS_MAX):
+            partition.log.declare_damaged("again")
+            partition = await repaired(node, partition)
+        partition.log.declare_damaged("once more")
+        await node.until(lambda: not node.repairs.under_way)
+        assert node.here() is partition
+        # After a while it may be again.
+        node.clock.now += RENEWALS_S + 1
+        node.replicas.on_replica_failed(*KEY)
+        await repaired(node, partition)
+
+    async def test_a_full_disk_is_waited_for(self, node: OneNode) -> None:
+        before = await filled(node, 1, 2)
+        node.change(leader=2)
+        node.disk.capacity_bytes = node.disk.used_bytes()
+        before.log.declare_damaged("a bit has flipped")
+        await node.turns(500)
+        assert node.repairs.under_way == 1
+        assert len({path.split("/")[2] for path in node.files("damaged")}) <= 1
+        node.disk.capacity_bytes = None
+        after = await repaired(node, before)
+        assert after.log.state is LogState.ONLINE
+        assert after.log_end_offset == 0
+
+    async def test_what_found_no_room_does_not_count(self, node: OneNode) -> None:
+        before = await filled(node, 1, 2)
+        for _ in range(RENEWALS_MAX + 1):
+            node.disk.fail_next("rename", f"replicas/{topic_id(0)}/0", DiskFullError)
+        before.log.declare_damaged("a bit has flipped")
+        await node.until(lambda: node.files("damaged") and not node.repairs.under_way)
+        assert node.here().log.state is LogState.ONLINE
+        assert node.here().log_end_offset == 0
+
+    async def test_a_replica_that_found_no_room_to_begin_begins_later(self, node: OneNode) -> None:
+        node.disk.capacity_bytes = node.disk.used_bytes()
+        node.create(1, 2)
+        await node.settled()
+        with pytest.raises(LogError) as refused:
+            node.replicas.partition("t", 0)
+        assert refused.value.entry is DISK_FULL or node.row().leader == 2
+        await node.until(lambda: node.row().leader == 2)
+        node.disk.capacity_bytes = None
+        await node.until(lambda: node.replica() is not None)
+        assert node.streams.followed == {node.here(): (2, 1)}
+        await node.until(lambda: not node.repairs.under_way)
+
+    async def test_so_does_the_only_one(self, node: OneNode) -> None:
+        node.disk.fail_next("append", "", DiskFullError)
+        node.disk.fail_next("replace", "", DiskFullError)
+        node.create(1)
+        await node.settled()
+        await node.until(lambda: node.replica() is not None)
+        assert node.failed == []
+        assert node.here().is_leader
+
+    async def test_what_is_deleted_meanwhile_is_not_repaired(self, node: OneNode) -> None:
+        before = await filled(node, 1)
+        await fail(node, before)
+        await node.turns(20)
+        assert node.repairs.under_way == 1
+        node.delete()
+        await node.until(lambda: not node.repairs.under_way)
+        await node.settled()
+
+
+class TestLosses:
+    async def lost(self, node: OneNode, *replicas: int) -> None:
+        """A power cut took what was acknowledged and not synced."""
+        node.defaults["flush"] = "async"
+        await node.close()
+        await node.open()
+        node.create(*replicas)
+        await node.settled()
+        await node.here().append(one(b"a"), acks=Acks.LEADER, timeout_s=60)
+        await node.repairs.close()
+        await node.replicas.close()
+        node.disk.crash(power=True)
+
+    async def test_it_is_out_of_all_sets_before_it_takes_part(self, node: OneNode) -> None:
+        await self.lost(node, 1, 2)
+        await node.open()
+        assert node.here().is_distrusted
+        assert not node.here().is_leader
+        node.refusals = [LogError(NO_CONTROLLER, "nobody")]
+        node.on_fail = lambda: None if node.here().is_distrusted else node.fatal.append("early")
+        await node.repairs.report_losses()
+        assert node.failed == [[KEY], [KEY]]
+        assert node.row().isr == (2,)
+        assert not node.here().is_distrusted
+        assert node.streams.followed == {node.here(): (2, node.row().leader_epoch)}
+
+    async def test_it_takes_part_once_a_restart_would_know_that_it_may(self, node: OneNode) -> None:
+        await self.lost(node, 1, 2)
+        await node.open()
+        for _ in range(3):
+            node.disk.fail_next("append", "checkpoints", DiskFullError)
+        follows: list[bool] = []
+        publish = node.here().log.core._publish
+
+        async def watched() -> None:
+            follows.append(bool(node.streams.followed) or not node.here().is_distrusted)
+            await publish()
+
+        node.here().log.core._publish = watched
+        await node.repairs.report_losses()
+        await node.until(lambda: not node.here().is_distrusted)
+        assert follows == [False] * 4
+        assert node.failed == [[KEY]], "a leader epoch each time"
+        assert node.streams.followed == {node.here(): (2, node.row().leader_epoch)}
+        await node.repairs.close()
+        await node.replicas.close()
+        node.disk.crash(power=False)
+        await node.open()
+        assert not node.here().is_distrusted
+
+    async def test_what_comes_back_later_is_reported_then(self, node: OneNode) -> None:
+        # It was no replica at the start; its files were kept as a stray.
+        await self.lost(node, 1, 2)
+        node.change(replicas=(2,), isr=(2,), leader=2)
+        await node.open()
+        await node.repairs.report_losses()
+        assert node.failed == []
+        node.change(replicas=(2, 1))
+        await node.settled()
+        await node.until(lambda: node.failed and not node.repairs.under_way)
+        assert node.failed == [[KEY]]
+        assert not node.here().is_distrusted
+        assert node.streams.followed == {node.here(): (2, node.row().leader_epoch)}
+
+    async def test_the_only_replica_leads_on(self, node: OneNode) -> None:
+        await self.lost(node, 1)
+        await node.open()
+        await node.repairs.report_losses()
+        assert node.failed == []
+        assert node.here().is_leader
+        assert node.here().log.possible_loss is not None
+
+
+async def test_what_it_did_not_expect_ends_the_node(node: OneNode) -> None:
+    before = await filled(node, 1, 2)
+
+    def broken() -> None:
+        raise AssertionError("broken")
+
+    node.on_fail = broken
+    await fail(node, before)
+    await node.until(lambda: node.fatal)
+    assert "broken" in node.fatal.pop()
+
+
+async def test_nothing_begins_once_it_is_closed(node: OneNode) -> None:
+    before = await filled(node, 1, 2)
+    await node.repairs.close()
+    await fail(node, before)
+    await node.turns(20)
+    assert node.failed == []
+    assert not node.repairs.under_way

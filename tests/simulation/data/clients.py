@@ -1,0 +1,308 @@
+"""Producers and consumers, as the real client behaves: they write the history that is judged.
+
+A producer has one batch of a partition under way at a time. It repeats it, with the same sequence,
+until it is answered or its patience ends; then it goes on under another name and producer id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from raftlog.node_core import Core
+from raftlog.record.batch import RecordBatch, split_batches
+from raftlog.record.codec import BatchBuilder, decode
+from raftlog.record.compression import Compression
+from raftlog.record.errors import (
+    DUPLICATE_SEQUENCE,
+    NOT_READY,
+    OUT_OF_ORDER_SEQUENCE,
+    UNKNOWN_TOPIC,
+    LogError,
+)
+from raftlog.record.types import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    ProducerEpoch,
+    ProducerId,
+)
+from raftlog.replication.partition import Acks
+from tests.checker.history import Outcome, Pairs, Send
+from tests.simulation.life import NodeDiedError
+
+if TYPE_CHECKING:
+    from tests.simulation.data.data_world import DataWorld
+
+PATIENCE_S: Final = 2.0
+"""With one request; then its outcome is unknown."""
+APPEND_S: Final = 1.5
+"""What a request gives the node to have it committed."""
+DELIVERY_S: Final = 6.0
+"""With one batch; then the producer gives up its sequence."""
+PAUSE_S: Final = 0.05
+READ_BYTES: Final = 2_000
+BATCH_BYTES_MAX: Final = 1 << 16
+TIME_MS: Final = 1_700_000_000_000
+"""Of all records: the time at which simulated clocks begin, so that none is too old to be kept."""
+
+
+_Told: TypeAlias = tuple[Outcome, int | None, int]
+"""What became of a send: its offset, if it is known, and how often it was tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One partition of a topic."""
+
+    topic: str
+    number: int
+    topic_id: str | None = None
+    """Of the topic that is meant, where one is deleted and another created under its name."""
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.number}{self.topic_id or ''}"
+
+    def require(self, topic_id: str) -> None:
+        """Raise LogError if that is another topic: names are what nodes are asked by."""
+        if self.topic_id is not None and self.topic_id != topic_id:
+            raise LogError(UNKNOWN_TOPIC, f"{self.topic} is another topic here")
+
+
+def encode(
+    values: Sequence[str],
+    identity: tuple[ProducerId, ProducerEpoch] | None = None,
+    sequence: int = NO_SEQUENCE,
+) -> list[RecordBatch]:
+    """One batch of these values."""
+    producer_id, producer_epoch = identity or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+    builder = BatchBuilder(
+        Compression.NONE,
+        BATCH_BYTES_MAX,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=sequence,
+    )
+    for value in values:
+        assert builder.append(TIME_MS, None, value.encode(), [])
+    return split_batches(bytes(builder.build()), max_message_bytes=BATCH_BYTES_MAX)
+
+
+def decode_all(data: bytes | memoryview, start: int) -> Pairs:
+    """Offsets and values of all records at or above `start`."""
+    if not data:
+        return ()
+    pairs: list[tuple[int, str]] = []
+    for batch in split_batches(bytes(data), max_message_bytes=BATCH_BYTES_MAX):
+        for record in decode(batch, decompressed_bytes_max=BATCH_BYTES_MAX):
+            assert record.value is not None
+            if record.offset >= start:
+                pairs.append((record.offset, record.value.decode()))
+    return tuple(pairs)
+
+
+async def ask(data: DataWorld, node_id: int, work: Callable[[Core], Any]) -> Any:
+    """Have a node do something. Raises LogError; TimeoutError or NodeDiedError: nobody knows."""
+    if data.nodes.cores.get(node_id) is None:
+        raise LogError(NOT_READY, f"nobody listens at node {node_id}")
+
+    async def serve(core: Core) -> Any:
+        # As the server does.
+        if core.not_ready is not None:
+            raise LogError(NOT_READY, core.not_ready)
+        return await work(core)
+
+    async with asyncio.timeout(PATIENCE_S):
+        return await data.nodes.call(node_id, lambda core: _Request(serve, core))  # type: ignore[arg-type,return-value]
+
+
+@dataclass
+class _Request:
+    """Becomes a coroutine when it is awaited: a node that dies first leaves none behind."""
+
+    serve: Callable[[Core], Coroutine[Any, Any, Any]]
+    core: Core
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self.serve(self.core).__await__()
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+@dataclass
+class Producer:
+    """Writes to any partition, one batch of a partition after the other."""
+
+    data: DataWorld
+    name: str
+    acks: Acks = Acks.ALL
+    idempotent: bool = True
+    repeats: bool = True
+    """Without sequences: sends again what nobody knows the outcome of, and may so double it."""
+    routed: float = 0.3
+    """How often it asks any node, which passes it on."""
+    stale: float = 0.2
+    """How often it stays with the leader that it knew after a refusal."""
+    acknowledged: int = 0
+    _identity: tuple[ProducerId, ProducerEpoch] | None = None
+    _session: int = 0
+    _sequences: dict[Part, int] = field(default_factory=dict)
+    _leaders: dict[Part, int] = field(default_factory=dict)
+    _sent: int = 0
+    _chance: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._chance = self.data.world.random(f"producer {self.name}")
+
+    async def run(self, until_s: float, mean_s: float) -> None:
+        """Write until that time, with such pauses."""
+        loop = self.data.world.loop
+        while loop.now < until_s:
+            await asyncio.sleep(self._chance.expovariate(1 / mean_s))
+            parts = self.data.parts
+            if parts:
+                await self.send(self._chance.choice(parts), self._chance.randint(1, 3))
+
+    async def send(
+        self, part: Part, count: int = 1, *, within_s: float = DELIVERY_S, node: int | None = None
+    ) -> Send | None:
+        """Write one batch; return what became of it, or None if it was not even begun.
+
+        `node`: only that one is asked, and does not pass it on.
+        """
+        if self.idempotent and self._identity is None and not await self._begin_session(node):
+            return None
+        values = []
+        for _ in range(count):
+            self._sent += 1
+            values.append(f"{self.name}/{self._sent}")
+        sequence = self._sequences.get(part, 0) if self.idempotent else NO_SEQUENCE
+        batches = encode(values, self._identity, sequence)
+        invoked, deadline = self.data.step(), self.data.world.loop.now + within_s
+        told: _Told = ("unknown", None, 1)
+        try:
+            told = await self._deliver(part, batches, deadline, node)
+        finally:
+            # Also of what is interrupted by the end of the history.
+            send = self._note(part, values, invoked, told)
+        if send.outcome == "ok" and self.acks is Acks.ALL:
+            self.acknowledged += 1
+        return send
+
+    def _note(self, part: Part, values: list[str], invoked: int, told: _Told) -> Send:
+        outcome, offset, tries = told
+        if outcome != "ok" and self.idempotent:
+            # Whoever goes on with the next sequence must know that this one was written.
+            name = self._end_session()
+        else:
+            name = self._session_name
+            self._sequences[part] = self._sequences.get(part, 0) + len(values)
+        send = Send(
+            partition=str(part),
+            producer=name,
+            values=tuple(values),
+            invoked=invoked,
+            completed=self.data.step(),
+            outcome=outcome,
+            offset=offset,
+            acks=int(self.acks),
+            idempotent=self.idempotent,
+            repeated=tries > 1,
+        )
+        self.data.history.append(send)
+        return send
+
+    @property
+    def _session_name(self) -> str:
+        return f"{self.name}.{self._session}"
+
+    def _end_session(self) -> str:
+        name = self._session_name
+        self._identity = None
+        self._session += 1
+        self._sequences.clear()
+        return name
+
+    async def _begin_session(self, node: int | None) -> bool:
+        asked = node or self._chance.choice(self.data.nodes.node_ids)
+        try:
+            self._identity = await ask(
+                self.data, asked, lambda core: core.services.metadata.allocate_producer_id()
+            )
+        except (LogError, NodeDiedError, TimeoutError):
+            await asyncio.sleep(PAUSE_S)
+        return self._identity is not None
+
+    async def _deliver(
+        self, part: Part, batches: list[RecordBatch], deadline: float, node: int | None
+    ) -> _Told:
+        in_doubt, tries = False, 0
+        may_repeat = self.idempotent or self.repeats
+        while self.data.world.loop.now < deadline and (may_repeat or not in_doubt):
+            target, routed = self._target(part, node)
+            if target is None:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            tries += 1
+            try:
+                timeout_s = min(APPEND_S, max(deadline - self.data.world.loop.now, 0.05))
+                offset = await self._append(part, batches, target, timeout_s, routed=routed)
+            except (NodeDiedError, TimeoutError):
+                in_doubt = True
+            except LogError as error:
+                if error.entry is DUPLICATE_SEQUENCE:
+                    return "ok", None, tries
+                if error.entry is OUT_OF_ORDER_SEQUENCE and self.acks is Acks.ALL:
+                    # All that came before was acknowledged.
+                    self.data.complain(f"{part}: {self._session_name} was forgotten: {error}")
+                in_doubt = in_doubt or error.entry.outcome_unknown
+                # A topic that exists may not be known everywhere yet.
+                may_pass = error.entry.retriable or error.entry is UNKNOWN_TOPIC
+                if not may_pass and not error.entry.outcome_unknown:
+                    break
+            else:
+                return "ok", offset, tries
+            if self._chance.random() >= self.stale:
+                self._leaders.pop(part, None)
+            await asyncio.sleep(self._chance.uniform(0.0, 2 * PAUSE_S))
+        return ("unknown" if in_doubt else "refused"), None, tries
+
+    def _target(self, part: Part, node: int | None) -> tuple[int | None, bool]:
+        """Which node to ask, and whether it may pass it on."""
+        if node is not None:
+            return node, False
+        if self._chance.random() < self.routed:
+            return self._chance.choice(self.data.nodes.node_ids), True
+        leader = self._leaders.get(part)
+        if leader is None:
+            leader = self.data.leader_by(self._chance.choice(self.data.nodes.node_ids), part)
+            if leader is not None:
+                self._leaders[part] = leader
+        return leader, False
+
+    async def _append(
+        self,
+        part: Part,
+        batches: list[RecordBatch],
+        node_id: int,
+        timeout_s: float,
+        *,
+        routed: bool,
+    ) -> int:
+        async def work(core: Core) -> int:
+            services = core.services
+            found: Any = (
+                services.partitions.find(part.topic, part.number)
+                if routed
+                else services.replicas.partition(part.topic, part.number)
+            )
+            part.require(found.topic_id)
+            results = await found.append(batches, acks=self.acks, timeout_s=timeout_s)
+            return int(results[0].base_offset)
+
+        offset: int = await ask(self.data, node_id, work)
+        return offset

@@ -1,0 +1,132 @@
+"""Readers: each reads one partition, from whichever node it likes, and notes what it is given."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from raftlog.node_core import Core
+from raftlog.record.errors import OFFSET_OUT_OF_RANGE, LogError
+from raftlog.record.types import Offset
+from tests.checker.history import Assign, End, Pairs, Poll
+from tests.simulation.data.clients import Part, ask, decode_all
+from tests.simulation.life import NodeDiedError
+
+if TYPE_CHECKING:
+    from tests.simulation.data.data_world import DataWorld
+
+READ_BYTES: Final = 2_000
+
+
+@dataclass
+class Consumer:
+    """Reads one partition from wherever it can, and goes back at times."""
+
+    data: DataWorld
+    name: str
+    part: Part
+    near: float = 0.5
+    """How often it is content with what a follower knows."""
+    seeks: float = 0.03
+    position: int = 0
+    polls: int = 0
+    _chance: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._chance = self.data.world.random(f"consumer {self.name}")
+
+    async def run(self, until_s: float, mean_s: float) -> None:
+        """Read until that time, with such pauses."""
+        self.seek(0)
+        while self.data.world.loop.now < until_s:
+            await asyncio.sleep(self._chance.expovariate(1 / mean_s))
+            if self._chance.random() < self.seeks:
+                self.seek(self._chance.randint(0, self.position))
+            node_id = self._chance.choice(self.data.nodes.node_ids)
+            if self._chance.random() < 0.2:
+                await self.ask_end(node_id)
+            await self.poll(node_id, near=self._chance.random() < self.near)
+
+    def seek(self, offset: int) -> None:
+        """Go on from there."""
+        self.position = offset
+        self.data.history.append(
+            Assign(partition=str(self.part), consumer=self.name, offset=offset)
+        )
+
+    async def poll(self, node_id: int, *, near: bool = False) -> Pairs | None:
+        """Read on at that node; None if it could not be read."""
+
+        async def work(core: Core) -> Any:
+            partitions = core.services.partitions
+            found = partitions.find(self.part.topic, self.part.number, any_replica=near)
+            self.part.require(found.topic_id)
+            return await found.read(Offset(self.position), max_bytes=READ_BYTES)
+
+        start, invoked = self.position, self.data.step()
+        try:
+            fetched = await ask(self.data, node_id, work)
+        except (NodeDiedError, TimeoutError):
+            return None
+        except LogError as error:
+            if error.entry is OFFSET_OUT_OF_RANGE:
+                # A follower may know less than this consumer; or what was here is deleted.
+                self.data.out_of_range += 1
+                await self._skip_deleted(node_id)
+            return None
+        records = decode_all(fetched.data, start)
+        if fetched.next_offset > start:
+            self.polls += 1
+            self.position = int(fetched.next_offset)
+            self.data.history.append(
+                Poll(
+                    partition=str(self.part),
+                    consumer=self.name,
+                    node=f"n{node_id}",
+                    invoked=invoked,
+                    completed=self.data.step(),
+                    start=start,
+                    next_offset=self.position,
+                    records=records,
+                )
+            )
+        return records
+
+    async def _skip_deleted(self, node_id: int) -> None:
+        async def work(core: Core) -> int:
+            found = core.services.partitions.find(self.part.topic, self.part.number)
+            self.part.require(found.topic_id)
+            return int((await found.bounds())[0])
+
+        try:
+            start: int = await ask(self.data, node_id, work)
+        except (NodeDiedError, TimeoutError, LogError):
+            return
+        if start > self.position:
+            self.seek(start)
+
+    async def ask_end(self, node_id: int) -> int | None:
+        """Ask for the end of the partition, as its leader knows it."""
+
+        async def work(core: Core) -> int:
+            found = core.services.partitions.find(self.part.topic, self.part.number)
+            self.part.require(found.topic_id)
+            return int((await found.bounds())[1])
+
+        invoked = self.data.step()
+        try:
+            offset: int = await ask(self.data, node_id, work)
+        except (NodeDiedError, TimeoutError, LogError):
+            return None
+        self.data.history.append(
+            End(
+                partition=str(self.part),
+                node=f"n{node_id}",
+                invoked=invoked,
+                completed=self.data.step(),
+                offset=offset,
+            )
+        )
+        return offset

@@ -1,0 +1,374 @@
+"""A cluster with replicated topics, its clients, and both oracles: after every event, and at last.
+
+A test::
+
+    async def test(data: DataWorld) -> None:
+        await data.create("t", [[1, 2, 3]])          # a partition led by node 1
+        await data.write(Part("t", 0), 5)
+        data.nodes.kill(1)
+        ...
+        await data.judge()                           # heals, waits, reads everything, judges
+
+    simulate_data(test)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from raftlog.metadata.commands import ChangePartitions, Command, CreateTopic
+from raftlog.metadata.configs import min_isr_default
+from raftlog.metadata.image import NO_LEADER_ID, PartitionImage, TopicImage
+from raftlog.metadata.reassignment import plan_reassignment
+from raftlog.record.errors import LogError
+from raftlog.record.types import BrokerId, TopicId
+from raftlog.replication.cluster_metadata import propose
+from raftlog.replication.partition import Partition
+from tests.checker.history import Loss, Operation, Send
+from tests.simulation.data import judging
+from tests.simulation.data.clients import PAUSE_S, Part, Producer, ask
+from tests.simulation.data.invariants import ReplicaChecker, watching
+from tests.simulation.life import NodeDiedError
+from tests.simulation.node_world import NodeWorld
+from tests.simulation.world import World, run
+
+RESUME_S_MAX: Final = 10.0
+"""From the healing until every partition takes writes (faults.md)."""
+SETTLE_S_MAX: Final = 30.0
+"""From then on until every replica is in sync, and equal."""
+LED_S: Final = 10.0
+SCRUBS_MAX: Final = 5
+SUPERVISION_S: Final = 0.1
+SMALL_SEGMENTS: Final = {"segment.bytes": "1024", "index.interval.bytes": "128"}
+
+
+class Test(Protocol):
+    """What a scenario does."""
+
+    def __call__(self, data: DataWorld, /) -> Coroutine[Any, Any, None]: ...
+
+
+@dataclass
+class DataWorld:
+    """Topics, clients and oracles of one cluster."""
+
+    nodes: NodeWorld
+    history: list[Operation] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    """All that is there to the end."""
+    gone: list[Part] = field(default_factory=list)
+    """Of topics that were deleted."""
+    complaints: list[str] = field(default_factory=list)
+    """What clients were told and must not have been."""
+    out_of_range: int = 0
+    resume_s: float = 0.0
+    settle_s: float = 0.0
+    replicas: ReplicaChecker = field(init=False)
+    _steps: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    topic_ids: random.Random = field(init=False)
+    _prober: Producer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.replicas = ReplicaChecker(self.nodes)
+        self.topic_ids = self.world.random("topic ids")
+        self._prober = Producer(self, "probe", idempotent=False, repeats=True, stale=0.0)
+
+    @property
+    def world(self) -> World:
+        """The simulated world."""
+        return self.nodes.world
+
+    def step(self) -> int:
+        """The history's clock."""
+        return next(self._steps)
+
+    def complain(self, what: str) -> None:
+        """A client was told what it must not be."""
+        self.world.trace("complaint", what)
+        self.complaints.append(what)
+
+    @property
+    def has_async(self) -> bool:
+        """Whether some topic has flush=async."""
+        assert self.replicas.newest is not None
+        topics = self.replicas.newest.topics_by_id.values()
+        return any(topic.configs.get("flush") == "async" for topic in topics)
+
+    # Metadata
+
+    async def propose(self, command: Command, node_id: int | None = None) -> Any:
+        """Put a command through the quorum. Raises LogError."""
+        asked = await self.nodes.until(self.nodes.controller) if node_id is None else node_id
+        return await self.nodes.call(asked, lambda core: propose(core.quorum, command))
+
+    async def create(
+        self,
+        name: str,
+        assignments: Sequence[Sequence[int]],
+        configs: Mapping[str, str] | None = None,
+        *,
+        small_segments: bool = True,
+    ) -> TopicImage:
+        """Create a topic with these replicas, and wait until its leaders take writes."""
+        command = CreateTopic(
+            topic_id=TopicId(self.topic_ids.randbytes(16).hex()),
+            name=name,
+            configs={**(SMALL_SEGMENTS if small_segments else {}), **(configs or {})},
+            assignments=tuple(tuple(map(BrokerId, replicas)) for replicas in assignments),
+        )
+        await self.propose(command)
+        self.parts += [Part(name, number) for number in range(len(assignments))]
+        for number in range(len(assignments)):
+            await self.nodes.until(lambda n=number: self.is_written(Part(name, n)))  # type: ignore[misc]
+        return self.topic(name)
+
+    async def reassign(self, part: Part, replicas: Sequence[int]) -> None:
+        """Have a partition held by others. Raises LogError."""
+        controller = await self.nodes.until(self.nodes.controller)
+        command: ChangePartitions = plan_reassignment(
+            self.nodes.image(controller),
+            name=part.topic,
+            partition=part.number,
+            replicas=tuple(map(BrokerId, replicas)),
+        )
+        await self.propose(command, controller)
+
+    def topic(self, name: str) -> TopicImage:
+        """By the newest metadata."""
+        assert self.replicas.newest is not None
+        return self.replicas.newest.topic(name)
+
+    def row(self, part: Part) -> PartitionImage:
+        """By the newest metadata."""
+        return self.topic(part.topic).partition(part.number)
+
+    def key(self, part: Part) -> tuple[str, int]:
+        """How the invariants know it."""
+        return self.topic(part.topic).topic_id, part.number
+
+    def min_insync_replicas(self, part: Part) -> int:
+        """What the topic asks for, or the default for so many replicas."""
+        topic = self.topic(part.topic)
+        asked = topic.configs.get("min.insync.replicas")
+        return min_isr_default(topic.replication_factor) if asked is None else int(asked)
+
+    def leader(self, part: Part) -> int | None:
+        """By the newest metadata."""
+        leader = self.row(part).leader
+        return None if leader == NO_LEADER_ID else int(leader)
+
+    def leader_by(self, node_id: int, part: Part) -> int | None:
+        """By that node's metadata, old as it may be."""
+        core = self.nodes.cores.get(node_id)
+        if core is None:
+            return None
+        try:
+            leader = core.services.metadata.image.partition(part.topic, part.number).leader
+        except LogError:
+            return None
+        return None if leader == NO_LEADER_ID else int(leader)
+
+    def replica(self, node_id: int, part: Part) -> Partition | None:
+        """What the node holds of a partition, if it is up and holds it."""
+        core = self.nodes.cores.get(node_id)
+        if core is None:
+            return None
+        topic = core.services.metadata.image.topics_by_name.get(part.topic)
+        if topic is None:
+            return None
+        row = topic.partition(part.number)
+        return core.services.replicas.replica(topic.topic_id, row.partition)
+
+    def is_written(self, part: Part) -> bool:
+        """Whether its leader, by the newest metadata, would take a write."""
+        leader = self.leader(part)
+        return leader is not None and self.nodes.takes_writes(leader, part.topic, part.number)
+
+    def is_in_sync(self, part: Part) -> bool:
+        """Whether all its replicas are in sync, of all that it has or is to have."""
+        row = self.row(part)
+        return not row.adding and not row.removing and set(row.isr) == set(row.replicas)
+
+    async def led(self, part: Part, *candidates: int, seconds: float = LED_S) -> int:
+        """Wait until one of these, or anybody, takes writes as the leader; return who."""
+        wanted = candidates or tuple(self.nodes.node_ids)
+
+        def leader() -> int | None:
+            found = self.leader(part)
+            return found if found in wanted and self.is_written(part) else None
+
+        return await self.nodes.until(leader, seconds)
+
+    async def isr(self, part: Part, *members: int) -> None:
+        """Wait until the in-sync set is these."""
+        await self.nodes.until(lambda: set(self.row(part).isr) == set(members))
+
+    async def in_sync(self, *parts: Part) -> None:
+        """Wait until all replicas are in sync, and know the same to be committed."""
+        await self.nodes.until(lambda: all(map(self._is_part_settled, parts or self.parts)))
+
+    # Writers
+
+    def producer(self, name: str, **arguments: Any) -> Producer:
+        """A writer of the history."""
+        return Producer(self, name, **arguments)
+
+    async def write(self, part: Part, count: int = 1, within_s: float = RESUME_S_MAX) -> Send:
+        """Write a batch with acks=all, wherever it is led; it must be acknowledged."""
+        send = await self._prober.send(part, count, within_s=within_s)
+        assert send is not None and send.outcome == "ok", (
+            f"{part} took no write within {within_s} s: {send}\n{self.describe()}"
+        )
+        return send
+
+    # Nodes
+
+    def cut_power(self, *node_ids: int) -> None:
+        """Cut the power of these, at once."""
+        for node_id in node_ids:
+            self.nodes.kill(node_id, power=True)
+
+    def rot(self, node_id: int, part: Part, *, segment: int = 0, at: float = 0.5) -> str:
+        """Flip a bit in a segment of a replica, counted from the oldest; return the file's path."""
+        path = self.paths(node_id, part)[segment]
+        disk = self.world.disk(node_id)
+        bit = int(8 * len(disk.contents(path)) * at)
+        self.world.trace(f"rot {path} on {node_id}")
+        disk.flip_bit(path, bit)
+        self.replicas.damaged(node_id, self.key(part))
+        self.replicas.replicas[node_id, self.key(part)].flips.append((disk._inode(path), bit))
+        return path
+
+    def lose(self, part: Part, from_offset: int) -> None:
+        """The partition has said that it may have lost what it held from there on."""
+        self.history.append(Loss(partition=str(part), step=self.step(), offset=from_offset))
+        self.replicas.forgive(self.key(part), from_offset)
+
+    def paths(self, node_id: int, part: Part) -> list[str]:
+        """The segment files of a replica, oldest first."""
+        topic_id, number = self.key(part)
+        place = f"/{topic_id}/{number}/"
+        return [
+            path
+            for path in self.world.disk(node_id).paths()
+            if path.startswith("replicas") and place in f"/{path}" and path.endswith(".log")
+        ]
+
+    # The end
+
+    async def judge(self) -> None:
+        """Heal, wait until all is well again, read everything, and judge. Raises AssertionError."""
+        self.heal()
+        supervisor = self.world.loop.create_task(self._supervise())
+        try:
+            begun = self.world.loop.now
+            await asyncio.gather(*(self.write(part) for part in self.parts))
+            self.resume_s = self.world.loop.now - begun
+            await self._settle()
+            self.settle_s = self.world.loop.now - begun
+        finally:
+            supervisor.cancel()
+        self.replicas.check_all()
+        await self.nodes.agreed()
+        await judging.judge(self)
+
+    async def _settle(self) -> None:
+        """Wait until all replicas are in sync, equal, and can be read from end to end.
+
+        Damage that nobody has met by then is met now, and repaired.
+        """
+        for _ in range(SCRUBS_MAX):
+            await self.nodes.until(self._is_settled, SETTLE_S_MAX)
+            if all([await self._is_readable(part) for part in self.parts]):
+                return
+            # The reader's node has been told, and has begun to repair.
+            await asyncio.sleep(PAUSE_S)
+        raise AssertionError(f"some replica is damaged, and not repaired:\n{self.describe()}")
+
+    async def _is_readable(self, part: Part) -> bool:
+        readable = True
+        for member in map(int, self.row(part).replicas):
+            try:
+                await judging.read_replica(self, member, part)
+            except LogError as error:
+                self.world.trace(f"{part} cannot be read on {member}: {error}")
+                readable = False
+        return readable
+
+    def heal(self) -> None:
+        """Everything is connected and runs; see `Nemesis.heal_all` for what a nemesis has done."""
+        self.world.network.heal()
+        for node_id in self.nodes.node_ids:
+            if node_id in self.world.processes:
+                self.world.resume(node_id)
+
+    async def _supervise(self) -> None:
+        while True:
+            for node_id in self.nodes.node_ids:
+                if not self.world.is_up(node_id):
+                    self.nodes.start(node_id)
+            await asyncio.sleep(SUPERVISION_S)
+
+    def _is_settled(self) -> bool:
+        return all(self._is_part_settled(part) for part in self.parts)
+
+    def _is_part_settled(self, part: Part) -> bool:
+        if not self.is_in_sync(part):
+            return False
+        replicas = [self.replica(int(member), part) for member in self.row(part).replicas]
+        if any(each is None or each.is_closed for each in replicas):
+            return False
+        ends = {
+            end
+            for each in replicas
+            if each is not None
+            for end in (each.high_watermark, each.log_end_offset)
+        }
+        return len(ends) == 1
+
+    def describe(self) -> str:
+        """All nodes and all replicas, a line each."""
+        lines = [self.nodes.describe()]
+        for part in self.parts:
+            lines.append(f"{part}: {self.row(part)}")
+            for member in map(int, self.row(part).replicas):
+                replica = self.replica(member, part)
+                if replica is not None:
+                    role = "leader" if replica.is_leader else "follower"
+                    lines.append(
+                        f"  n{member}: {role} epoch={replica.leader_epoch} "
+                        f"start={replica.log_start_offset} hw={replica.high_watermark} "
+                        f"durable={replica.durable_end} end={replica.log_end_offset} "
+                        f"closed={replica.is_closed}"
+                    )
+        return "\n".join(lines)
+
+
+def simulate_data(
+    test: Test, seed: int = 0, *, may_end: bool = False, **arguments: Any
+) -> DataWorld:
+    """Run a scenario in a cluster of which all nodes serve, and judge it at its end.
+
+    No node ends by itself, unless it `may_end`. `arguments` are those of NodeWorld.
+    """
+
+    async def main(world: World) -> DataWorld:
+        data = DataWorld(NodeWorld(world, **arguments))
+        data.nodes.start_all()
+        await data.nodes.ready()
+        await test(data)
+        await data.judge()
+        if not may_end:
+            data.nodes.check_endings()
+        return data
+
+    with watching():
+        return run(seed, main)
+
+
+__all__ = ["PAUSE_S", "DataWorld", "NodeDiedError", "Part", "ask", "simulate_data"]

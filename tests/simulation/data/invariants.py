@@ -1,0 +1,355 @@
+"""What must hold of all replicas of all partitions, after every event of any node.
+
+1. In one leader epoch of a partition one process acts as its leader: it alone appends what others
+   did not send it, and moves the high watermark by itself.
+2. The high watermark of a replica never falls within a process and leader epoch.
+3. What any replica has known to be committed is the same on every replica that knows as much, for
+   ever: equal prefixes below the smaller of their high watermarks.
+4. One (leader epoch, offset) is one batch, with one history before it, wherever it lies and
+   whenever it was written.
+5. Every replica that may be elected (ISR and ELR of the newest metadata) has everything that a
+   leader has committed, durably. One whose disk has lost something is excused until the start of
+   its node that follows is unfenced: before that it may be named, but cannot act as a leader.
+
+Metadata that says that records were lost (an unclean election, a loss reported with flush=async)
+excuses what follows from it: `forgive`.
+
+Looked at are only replicas of which something has moved: the storage's own hands are watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+from unittest import mock
+
+from raftlog.metadata.image import MetadataImage, PartitionImage
+from raftlog.node_core import Core
+from raftlog.record.types import PartitionId, TopicId
+from raftlog.storage.core import LogCore
+from raftlog.storage.log import Log
+from raftlog.storage.results import LogState
+from tests.simulation.data.replicas import UNKNOWN, Batch, Key, Replica
+from tests.simulation.life import Life
+from tests.simulation.node_checker import InvariantError
+from tests.simulation.node_world import NodeWorld
+
+MOVED: list[LogCore] = []
+"""Logs of which something has moved in the event that runs."""
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[None]:
+    """Have the storage say what moves. One world at a time."""
+
+    def noting(name: str) -> Any:
+        original: Callable[..., Any] = getattr(LogCore, name)
+
+        def noted(self: LogCore, *arguments: Any, **named: Any) -> Any:
+            MOVED.append(self)
+            return original(self, *arguments, **named)
+
+        return mock.patch.object(LogCore, name, noted)
+
+    def noting_after(name: str) -> Any:
+        original: Callable[..., Any] = getattr(Log, name)
+
+        async def noted(self: Log, *arguments: Any, **named: Any) -> Any:
+            try:
+                return await original(self, *arguments, **named)
+            finally:
+                MOVED.append(self.core)
+
+        return mock.patch.object(Log, name, noted)
+
+    known: Any = Log.__dict__["high_watermark"]
+
+    def set_and_note(self: Log, offset: Any) -> None:
+        MOVED.append(self.core)
+        known.fset(self, offset)
+
+    noted_property = property(known.fget, set_and_note)
+    MOVED.clear()
+    with (
+        noting("wrote"),
+        noting("end_sync"),
+        noting("end"),
+        noting("mark_changed"),
+        noting_after("truncate_to"),
+        noting_after("restart_at"),
+        mock.patch.object(Log, "high_watermark", noted_property),
+    ):
+        yield
+    MOVED.clear()
+
+
+@dataclass
+class Shared:
+    """What is known of one partition, whoever said so."""
+
+    committed: dict[int, Batch] = field(default_factory=dict)
+    """By base offset, everything below any high watermark."""
+    links: dict[int, bytes] = field(default_factory=dict)
+    """By the offset that follows them, the links of these batches."""
+    committed_end: int = 0
+    """The highest that any leader has reached."""
+    committed_link: bytes = b""
+    """Of the last batch below that."""
+    leaders: dict[int, str] = field(default_factory=dict)
+    """Leader epoch to the process that has acted as its leader."""
+    row: PartitionImage | None = None
+    """Of the newest metadata."""
+    unclean_epoch: int = -1
+
+
+class ReplicaChecker:
+    """Watches all replicas of a world. Raises InvariantError."""
+
+    def __init__(self, nodes: NodeWorld) -> None:
+        self.nodes = nodes
+        self.world = nodes.world
+        self.replicas: dict[tuple[int, Key], Replica] = {}
+        self.shared: dict[Key, Shared] = {}
+        self.links: dict[tuple[Key, int, int], tuple[bytes, str]] = {}
+        """(partition, leader epoch, base offset) to the batch's link, and who had it first."""
+        self.newest_index = 0
+        self.newest: MetadataImage | None = None
+        self.fenced: dict[int, bool] = {}
+        self.broker_epochs: dict[int, int] = {}
+        self.looks = 0
+        self._indexes: dict[int, int] = {}
+        self._after = self.world.loop.after_event
+        self.world.loop.after_event = self._after_event
+
+    # What tests tell
+
+    def damaged(self, node_id: int, key: Key) -> None:
+        """That replica's files were damaged on purpose."""
+        replica = self.replicas[node_id, key]
+        replica.is_lost, replica.lost_epoch = True, self.broker_epochs.get(node_id, 0)
+        replica.damaged_log = replica.log
+
+    def forgive(self, key: Key, from_offset: int = 0) -> None:
+        """The partition has said that what it held from there on may be gone."""
+        shared = self.shared.setdefault(key, Shared())
+        for base_offset in [each for each in shared.committed if each >= from_offset]:
+            shared.links.pop(shared.committed.pop(base_offset).next_offset, None)
+        shared.committed_end = min(shared.committed_end, from_offset)
+        last = max(shared.committed, default=None)
+        shared.committed_link = b"" if last is None else shared.committed[last].link
+        for replica in self.of(key):
+            replica.checked_to = min(replica.checked_to, from_offset)
+
+    def of(self, key: Key) -> list[Replica]:
+        """All replicas of a partition, by node."""
+        return [replica for (_, known), replica in sorted(self.replicas.items()) if known == key]
+
+    def check_all(self) -> None:
+        """Look at everything once more."""
+        for key in sorted(self.shared):
+            self._check_electable(key)
+
+    # Events
+
+    def _after_event(self, life: Life) -> None:
+        if self._after is not None:
+            self._after(life)
+        newest_index = self.nodes.checker.newest[0]
+        if newest_index != self.newest_index:
+            self.newest_index = newest_index
+            self._take_metadata(self.nodes.cores[life.node_id].services.metadata.image)
+        if MOVED:
+            moved = dict.fromkeys(MOVED)
+            MOVED.clear()
+            core = self.nodes.cores.get(life.node_id)
+            if core is None:
+                # Logs are opened before the node is: they are looked at when they first move.
+                return
+            for log in moved:
+                self._look(life, core, log)
+
+    def _take_metadata(self, image: MetadataImage) -> None:
+        self.newest = image
+        for broker_id, broker in image.brokers.items():
+            node_id, epoch = int(broker_id), int(broker.broker_epoch)
+            if self.broker_epochs.get(node_id, epoch) != epoch:
+                # Before the new epoch is taken over: what was lost, was lost in the old one.
+                for owner, key in self.replicas:
+                    if owner == node_id:
+                        self._look_at_disk(self.replicas[owner, key])
+            self.broker_epochs[node_id] = epoch
+        fenced = {int(each): broker.fenced for each, broker in image.brokers.items()}
+        unfenced = {each for each, is_fenced in self.fenced.items() if is_fenced} - {
+            each for each, is_fenced in fenced.items() if is_fenced
+        }
+        self.fenced = fenced
+        for key in [each for each in self.shared if each[0] in image.deleted_topic_ids]:
+            del self.shared[key]
+        for topic_id, topic in image.topics_by_id.items():
+            for row in topic.partitions:
+                shared = self.shared.setdefault((topic_id, row.partition), Shared())
+                before = shared.row
+                if before is row and not unfenced.intersection(row.replicas):
+                    continue
+                shared.row = row
+                key = (topic_id, int(row.partition))
+                if row.unclean_epoch != shared.unclean_epoch:
+                    shared.unclean_epoch = row.unclean_epoch
+                    self.forgive(key)
+                self._check_electable(key)
+
+    def _look(self, life: Life, core: Core, log: LogCore) -> None:
+        """Something has moved in a log of the node in which the event was."""
+        if log.shared.disk is not self.world.disk(life.node_id):
+            # Of a node that died in the middle of an event.
+            return
+        self.looks += 1
+        parts = log.directory.split("/")
+        key = (parts[1], int(parts[2]))
+        found = core.services.logs.logs().get((TopicId(key[0]), PartitionId(key[1])))
+        if found is None or found.core is not log:
+            # It is being opened, or has been given up.
+            return
+        replica = self._follow(life.node_id, key, log)
+        shared = self.shared.setdefault(key, Shared())
+        if replica.end < shared.committed_end:
+            self._check_electable(key)
+        partition = core.services.replicas.replica(TopicId(key[0]), PartitionId(key[1]))
+        if partition is None:
+            return
+        is_leader, epoch = partition.is_leader, int(partition.leader_epoch)
+        high_watermark = int(partition.high_watermark)
+        if epoch == replica.epoch and high_watermark < replica.high_watermark:
+            self._fail(
+                f"the high watermark of {key} on {life} fell from {replica.high_watermark} to "
+                f"{high_watermark} in leader epoch {epoch}"
+            )
+        replica.epoch, replica.high_watermark = epoch, high_watermark
+        if is_leader:
+            self._acts(key, shared, epoch, life)
+        if high_watermark > replica.checked_to:
+            self._check_committed(key, shared, replica)
+        if is_leader and high_watermark > shared.committed_end:
+            last = replica.before(high_watermark)
+            shared.committed_end = high_watermark
+            is_known = last is not None and replica.is_rooted
+            shared.committed_link = last.link if last is not None and is_known else UNKNOWN
+            self._check_electable(key)
+
+    def _follow(self, node_id: int, key: Key, log: LogCore) -> Replica:
+        """What that log is by now, every new batch of it looked at."""
+        replica = self.replicas.get((node_id, key))
+        if replica is None:
+            links = self.shared.setdefault(key, Shared()).links
+            replica = self.replicas[node_id, key] = Replica(
+                node_id, key, link_before=lambda offset: links.get(offset, UNKNOWN)
+            )
+        disk = self.world.disk(node_id)
+        self._look_at_disk(replica)
+        if replica.log is not log:
+            replica.opened(log)
+        for batch in replica.follow(disk):
+            self._check_link(key, batch, replica)
+        return replica
+
+    def _present(self, node_id: int, key: Key) -> Replica | None:
+        """That replica as its node has it now, or as it was when the node went down."""
+        core = self.nodes.cores.get(node_id)
+        if core is not None:
+            log = core.services.logs.logs().get((TopicId(key[0]), PartitionId(key[1])))
+            if log is not None:
+                return self._follow(node_id, key, log.core)
+        replica = self.replicas.get((node_id, key))
+        if replica is not None:
+            self._look_at_disk(replica)
+        return replica
+
+    def _look_at_disk(self, replica: Replica) -> None:
+        node_id = replica.node_id
+        replica.look_at_disk(self.world.disk(node_id), self.broker_epochs.get(node_id, 0))
+
+    def _is_excused(self, replica: Replica) -> bool:
+        """Whether its disk has lost something, and it cannot be led by before it has said so."""
+        log, damaged = replica.log, replica.damaged_log
+        if log is not None and log.state in (LogState.DAMAGED, LogState.FAILED):
+            # Its files are untouched, and nobody acts by them.
+            return True
+        is_anew = damaged is not None and log is not None and log is not damaged
+        if is_anew and log.shared is damaged.shared:  # type: ignore[union-attr]
+            # Begun anew, without a start of its node.
+            return False
+        epoch = self.broker_epochs.get(replica.node_id, 0)
+        return replica.is_lost and (
+            epoch == replica.lost_epoch or self.fenced.get(replica.node_id, True)
+        )
+
+    # Invariants
+
+    def _acts(self, key: Key, shared: Shared, epoch: int, life: Life) -> None:
+        known = shared.leaders.setdefault(epoch, repr(life))
+        if known != repr(life):
+            self._fail(f"{key} has the leaders {known} and {life} in epoch {epoch}")
+
+    def _check_link(self, key: Key, batch: Batch, replica: Replica) -> None:
+        if not replica.is_rooted:
+            return
+        place = (key, batch.leader_epoch, batch.base_offset)
+        who = f"node {replica.node_id}"
+        known = self.links.setdefault(place, (batch.link, who))
+        if known[0] != batch.link:
+            self._fail(
+                f"{key} has two batches, or two histories, at {batch.base_offset} in epoch "
+                f"{batch.leader_epoch}: on {known[1]}, and on {who}"
+            )
+
+    def _check_committed(self, key: Key, shared: Shared, replica: Replica) -> None:
+        committed = shared.committed
+        # What is deleted can be read no more.
+        start = max(replica.checked_to, replica.start)
+        for batch in replica.between(start, replica.high_watermark):
+            known = committed.setdefault(batch.base_offset, batch)
+            if replica.is_rooted:
+                shared.links[batch.next_offset] = batch.link
+            if known[:4] != batch[:4]:
+                self._fail(
+                    f"{key}: node {replica.node_id} takes {batch} for committed, where {known} was"
+                )
+        replica.checked_to = max(replica.checked_to, replica.high_watermark)
+
+    def _check_electable(self, key: Key) -> None:
+        """Who may be elected has everything that was committed, durably."""
+        shared = self.shared[key]
+        row, end = shared.row, shared.committed_end
+        if row is None or end == 0:
+            return
+        for member in (*row.isr, *row.elr):
+            replica = self._present(int(member), key)
+            if replica is None:
+                self._fail(f"{key}: broker {member} may be elected, and holds nothing of {end}")
+            if self._is_excused(replica):
+                continue
+            replica.is_lost, replica.damaged_log = False, None
+            if replica.start >= end:
+                # All of it was deleted, as somebody asked: see the history.
+                continue
+            holding = replica.holding(end - 1)
+            if replica.durable_end < end:
+                self._fail(
+                    f"{key}: broker {member} may be elected, and has {replica.durable_end} of "
+                    f"{end} durably ({row})"
+                )
+            if holding is None or (
+                shared.committed_link != UNKNOWN
+                and replica.is_rooted
+                and holding.link != shared.committed_link
+            ):
+                self._fail(
+                    f"{key}: broker {member} may be elected, and has {holding} at {end - 1}, where "
+                    f"another batch is committed ({row})"
+                )
+
+    def _fail(self, what: str) -> NoReturn:
+        self.world.trace("invariant violated", what)
+        raise InvariantError(what)

@@ -1,0 +1,338 @@
+"""What operators and users do to topics and brokers while everything else goes wrong.
+
+What was begun and not finished when a history ends is finished by `finish`, in a healed cluster: a
+broker whose disk was wiped is taken out and added again, maintenance and decommissions end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from raftlog.metadata.commands import CreateTopic, DeleteTopic
+from raftlog.metadata.image import BrokerImage
+from raftlog.node_core import Core
+from raftlog.quorum import Quorum
+from raftlog.record.errors import LogError
+from raftlog.record.types import BrokerId, Offset, TopicId
+from raftlog.replication.cluster_metadata import propose
+from tests.checker.history import Deletion
+from tests.simulation.data.clients import Part, ask
+from tests.simulation.data.consumers import Consumer
+from tests.simulation.data.data_world import SMALL_SEGMENTS, DataWorld
+from tests.simulation.data.nemesis import DataNemesis
+from tests.simulation.data.recurring import Recurring
+from tests.simulation.life import NodeDiedError
+
+PATIENCE_S: Final = 60.0
+"""With anything, faults or not."""
+WISH_S: Final = 0.1
+"""Between two tries of what failed."""
+MAINTENANCE_S: Final = (0.5, 5.0)
+DECOMMISSION_S: Final = (1.0, 8.0)
+REPEATED: Final = "recreated"
+"""The topic that is deleted and created again."""
+REPEATED_SENDS: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRates:
+    """How often somebody does something, in the whole cluster."""
+
+    wipe_per_s: float = 0.0
+    """A disk is lost for good, and another one takes its place."""
+    delete_records_per_s: float = 0.0
+    maintenance_per_s: float = 0.0
+    decommission_per_s: float = 0.0
+    recreate_per_s: float = 0.0
+    """A topic is deleted, and another created under its name."""
+
+    @classmethod
+    def draw(cls, chance: random.Random) -> OperatorRates:
+        """Rates of one run: most runs know a few of them only."""
+        pick = chance.choice
+        return cls(
+            wipe_per_s=pick((0.0, 0.0, 0.3)),
+            delete_records_per_s=pick((0.0, 0.0, 0.4)),
+            maintenance_per_s=pick((0.0, 0.0, 0.0, 0.2)),
+            decommission_per_s=pick((0.0, 0.0, 0.0, 0.2)),
+            recreate_per_s=pick((0.0, 0.0, 1.0)),
+        )
+
+
+class Operators(Recurring):
+    """Do all that until `stop`, and see it through in `finish`."""
+
+    def __init__(self, data: DataWorld, rates: OperatorRates, nemesis: DataNemesis) -> None:
+        super().__init__(data, "operators")
+        self.rates = rates
+        self._nemesis = nemesis
+        self._wiped: int | None = None
+        """The broker that is to be taken out and added again."""
+        self._wiped_epoch = 0
+        """Of its last start with the disk that is gone."""
+        self._had_vote = False
+        self._ever_wiped: set[int] = set()
+        self._lives = 0
+        self._repeated: Part | None = None
+        """The present one of its name, as far as it was created."""
+        self._ending: Part | None = None
+        """The one that is to be deleted."""
+
+    def start(self) -> None:
+        """Begin."""
+        rates = self.rates
+        self.data.world.trace(rates)
+        self.begin(
+            (
+                (rates.wipe_per_s, self._wipe),
+                (rates.delete_records_per_s, self._delete_records),
+                (rates.maintenance_per_s, self._maintain),
+                (rates.decommission_per_s, self._decommission),
+                (rates.recreate_per_s, self._recreate),
+            )
+        )
+
+    async def finish(self) -> None:
+        """Finish what was begun. The cluster is healed."""
+        await self._clear_wishes()
+        if self._wiped is not None:
+            await self._replace(self._wiped)
+        if self._ending is not None:
+            await self._end_life()
+        if self._repeated is not None:
+            # The last of its name is judged with all others.
+            part = self._repeated
+            await self._until(lambda: self._created(part), lambda: self._is_there(part))
+            self.data.parts.append(part)
+
+    def unexpected_endings(self) -> tuple[str, ...]:
+        """Of nodes; those with a wiped disk end until they have been taken out."""
+        return tuple(
+            ending.reason
+            for ending in self.data.nodes.endings
+            if ending.node_id not in self._ever_wiped
+            or "another data directory" not in ending.reason
+        )
+
+    # Helpers
+
+    async def _ask(self, work: Callable[[Core], Awaitable[Any]]) -> bool:
+        """Have any node do something; whether it has."""
+        try:
+            await ask(self.data, self.random.choice(self.data.nodes.node_ids), work)
+        except (LogError, NodeDiedError, TimeoutError) as error:
+            self.data.world.trace(f"an operator was told {error!r}")
+            return False
+        return True
+
+    async def _until(
+        self, attempt: Callable[[], Awaitable[Any]], is_done: Callable[[], bool]
+    ) -> None:
+        """Try until it is done."""
+        deadline = self.data.world.loop.now + PATIENCE_S
+        while not is_done():
+            assert self.data.world.loop.now < deadline, self.data.describe()
+            await attempt()
+            await asyncio.sleep(WISH_S)
+
+    def _broker(self, node_id: int) -> BrokerImage | None:
+        assert self.data.replicas.newest is not None
+        return self.data.replicas.newest.brokers.get(BrokerId(node_id))
+
+    # Brokers
+
+    async def _maintain(self) -> bool:
+        node_id = BrokerId(self.random.choice(self.data.nodes.node_ids))
+        if not await self._ask(
+            lambda core: core.services.metadata.operations.set_maintenance(node_id, wanted=True)
+        ):
+            return False
+        await asyncio.sleep(self.random.uniform(*MAINTENANCE_S))
+        await self._ask(
+            lambda core: core.services.metadata.operations.set_maintenance(node_id, wanted=False)
+        )
+        return True
+
+    async def _decommission(self) -> bool:
+        node_id = BrokerId(self.random.choice(self.data.nodes.node_ids))
+        if not await self._ask(
+            lambda core: core.services.metadata.operations.decommission(node_id)
+        ):
+            return False
+        await asyncio.sleep(self.random.uniform(*DECOMMISSION_S))
+        await self._ask(lambda core: core.services.metadata.operations.recommission(node_id))
+        return True
+
+    async def _clear_wishes(self) -> None:
+        for node_id in map(BrokerId, self.data.nodes.node_ids):
+
+            async def clear(node_id: BrokerId = node_id) -> None:
+                await self._ask(
+                    lambda core: core.services.metadata.operations.set_maintenance(
+                        node_id, wanted=False
+                    )
+                )
+                await self._ask(
+                    lambda core: core.services.metadata.operations.recommission(node_id)
+                )
+
+            def is_clear(node_id: BrokerId = node_id) -> bool:
+                broker = self._broker(node_id)
+                return broker is None or not (broker.maintenance or broker.decommissioning)
+
+            await self._until(clear, is_clear)
+
+    # A disk that is gone
+
+    async def _wipe(self) -> bool:
+        victim = self.random.choice(self.data.nodes.node_ids)
+        nodes = self.data.nodes
+        held = [part for part in self.data.parts if victim in self.data.row(part).replicas]
+        if not self._nemesis.is_calm() or not all(map(self._nemesis.may_lose_one, held)):
+            return False
+        staying = nodes.node_count - 1
+        if any(len(self.data.row(part).replicas) > staying for part in held):
+            return False
+        self._had_vote = any(core.quorum.voters.find(victim) for core in nodes.cores.values())
+        broker = self._broker(victim)
+        assert broker is not None
+        self._wiped, self._wiped_epoch = victim, int(broker.broker_epoch)
+        self._ever_wiped.add(victim)
+        nodes.kill(victim, power=self.random.random() < 0.5)
+        self.data.world.wipe(victim)
+        # A new machine joins, whatever the one before did.
+        join = ",".join(map(self.data.world.address, nodes.others(victim)))
+        nodes.overrides[victim] = {"voters": None, "join": join}
+        self.count("_wipe begun")
+        await self._replace(victim)
+        return True
+
+    async def _replace(self, victim: int) -> None:
+        """Have its replicas held by others, forget it, and see it come back with its new disk."""
+
+        def is_gone() -> bool:
+            known = self._broker(victim)
+            return known is None or known.broker_epoch != self._wiped_epoch
+
+        async def start() -> None:
+            if not self.data.world.is_up(victim):
+                self.data.nodes.start(victim)
+
+        await self._until(lambda: self._take_out(victim), is_gone)
+        await self._until(start, lambda: self._is_back(victim))
+        if self._had_vote:
+            await self._until(
+                lambda: self._ask(lambda core: core.quorum.add_voter(victim)),
+                lambda: self._has_vote(victim),
+            )
+        self._wiped = None
+
+    def _has_vote(self, node_id: int) -> bool:
+        """By the member that knows most."""
+        cores = self.data.nodes.cores.values()
+        newest = max((core.quorum for core in cores), key=_known, default=None)
+        return newest is not None and newest.voters.find(node_id) is not None
+
+    def _is_back(self, victim: int) -> bool:
+        broker = self._broker(victim)
+        core = self.data.nodes.cores.get(victim)
+        return (
+            core is not None
+            and core.not_ready is None
+            and broker is not None
+            and core.controller.broker_epoch == broker.broker_epoch
+        )
+
+    async def _take_out(self, victim: int) -> None:
+        others = self.data.nodes.others(victim)
+        held = [*self.data.parts, *([self._repeated] if self._repeated else [])]
+        for part in held:
+            if not self._is_there(part) or victim not in self.data.row(part).replicas:
+                continue
+            row = self.data.row(part)
+            if victim in row.removing:
+                continue
+            staying = [int(each) for each in row.replicas if each != victim]
+            staying = [each for each in staying if each not in row.removing]
+            spare = [each for each in others if each not in staying]
+            wanted = len(row.replicas) - len(row.adding)
+            replicas = [*staying, *spare][:wanted]
+            try:
+                async with asyncio.timeout(3.0):
+                    await self.data.reassign(part, replicas)
+            except (LogError, NodeDiedError, TimeoutError, AssertionError) as error:
+                self.data.world.trace(f"{part} cannot leave {victim} yet: {error!r}")
+                return
+        if self._has_vote(victim):
+            await self._ask(lambda core: core.quorum.remove_voter(victim))
+        await self._ask(lambda core: core.services.metadata.unregister_broker(BrokerId(victim)))
+
+    # Records and topics that are deleted
+
+    async def _delete_records(self) -> bool:
+        part = self.part()
+        before = self.random.randint(
+            0, self.data.replicas.shared[self.data.key(part)].committed_end
+        )
+        self.data.history.append(Deletion(partition=str(part), before=before))
+
+        async def work(core: Core) -> None:
+            found = core.services.partitions.find(part.topic, part.number)
+            await found.delete_records(Offset(before))
+
+        return await self._ask(work)
+
+    def _is_there(self, part: Part) -> bool:
+        assert self.data.replicas.newest is not None
+        known = self.data.replicas.newest.topics_by_id
+        return part.topic_id is None or part.topic_id in known
+
+    async def _created(self, part: Part) -> None:
+        assert part.topic_id is not None
+        count = min(3, self.data.nodes.node_count)
+        replicas = self.random.sample(self.data.nodes.node_ids, count)
+        command = CreateTopic(
+            topic_id=TopicId(part.topic_id),
+            name=part.topic,
+            configs=SMALL_SEGMENTS,
+            assignments=(tuple(map(BrokerId, replicas)),),
+        )
+        await self._ask(lambda core: propose(core.quorum, command))
+
+    async def _end_life(self) -> None:
+        if self._repeated is not None:
+            self._ending, self._repeated = self._repeated, None
+            self.data.gone.append(self._ending)
+        if (part := self._ending) is not None:
+            command = DeleteTopic(topic_id=TopicId(part.topic_id or ""))
+            await self._until(
+                lambda: self._ask(lambda core: propose(core.quorum, command)),
+                lambda: not self._is_there(part),
+            )
+            self._ending = None
+
+    async def _recreate(self) -> bool:
+        """One life of the topic, from the end of the one before."""
+        await self._end_life()
+        self._lives += 1
+        name = f"life-{self._lives}"
+        part = Part(REPEATED, 0, self.data.topic_ids.randbytes(16).hex())
+        self._repeated = part
+        await self._until(lambda: self._created(part), lambda: self._is_there(part))
+        writer = self.data.producer(name, idempotent=False, repeats=False)
+        reader = Consumer(self.data, name, part)
+        reader.seek(0)
+        for _ in range(self.random.randint(1, REPEATED_SENDS)):
+            await writer.send(part, self.random.randint(1, 3))
+            near = self.random.random() < 0.5
+            await reader.poll(self.random.choice(self.data.nodes.node_ids), near=near)
+        return True
+
+
+def _known(quorum: Quorum[Any]) -> tuple[int, int]:
+    status = quorum.status()
+    return status.term, status.last_index

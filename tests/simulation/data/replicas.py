@@ -1,0 +1,196 @@
+"""What each replica holds, batch by batch: followed as it is written, from the simulated disk.
+
+A batch is known by its *link*: a hash of its base offset, leader epoch and CRC, and of the link of
+the batch before. Two replicas that have one link in common have everything before it in common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from raftlog.record.errors import LogError
+from raftlog.record.header import parse_header
+from raftlog.record.types import Offset
+from raftlog.storage.config import FlushMode
+from raftlog.storage.core import LogCore
+from raftlog.storage.results import LogState
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.disk_tree import Inode
+
+Key = tuple[str, int]
+"""Topic id and partition."""
+START: Final = b""
+"""The link before offset 0."""
+UNKNOWN: Final = b"?"
+"""The link before the first batch of a log whose beginning was deleted, if nobody knows it."""
+
+
+class Batch(NamedTuple):
+    """One batch as it lies in a log."""
+
+    base_offset: int
+    next_offset: int
+    leader_epoch: int
+    crc: int
+    link: bytes
+
+
+def link(before: bytes, base_offset: int, leader_epoch: int, crc: int) -> bytes:
+    """The link of a batch that follows `before`."""
+    return hashlib.blake2b(
+        b"%b %d %d %d" % (before, base_offset, leader_epoch, crc), digest_size=12
+    ).digest()
+
+
+@dataclass
+class Replica:
+    """One replica, through all processes of its node."""
+
+    node_id: int
+    key: Key
+    batches: list[Batch] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    """Base offsets of `batches`."""
+    start: int = 0
+    end: int = 0
+    durable_end: int = 0
+    """What the last process that was seen knew to be durable, as the flush mode has it."""
+    is_sync: bool = True
+    is_lost: bool = False
+    """The disk may have lost what counted as durable: power with flush=async, wiped, or damaged."""
+    lost_epoch: int = 0
+    """The node's broker epoch when that happened."""
+    damaged_log: LogCore | None = None
+    """The log that was damaged on purpose, if it was."""
+    flips: list[tuple[Inode, int]] = field(default_factory=list)
+    """Bits that were flipped on purpose: what is followed is what was written."""
+    disk: SimulatedDisk | None = None
+    boot_id: str = ""
+    """Of `disk`, when the replica was last looked at."""
+    log: LogCore | None = None
+    high_watermark: int = 0
+    checked_to: int = 0
+    """Below, its batches were compared with what is committed."""
+    epoch: int = -1
+    """Leader epoch in which `high_watermark` was seen."""
+    root: bytes = START
+    """The link before its first batch."""
+    link_before: Callable[[int], bytes] = lambda _offset: UNKNOWN
+    """The link of the committed batch that ends at an offset, where somebody knows it."""
+    _generation: int = -1
+    _segment: int = 0
+    _position: int = 0
+
+    def opened(self, log: LogCore) -> None:
+        """A process of the node has opened it."""
+        self.log = log
+        self.high_watermark = 0
+        self.epoch = -1
+        self._begin_at(log, keeps=False)
+
+    def look_at_disk(self, disk: SimulatedDisk, broker_epoch: int) -> None:
+        """Find out whether the disk has lost something since the last look."""
+        if self.disk is not None:
+            is_wiped = disk is not self.disk
+            is_power_cut = disk.boot_id() != self.boot_id and not self.is_sync
+            if is_wiped or is_power_cut:
+                self.is_lost, self.lost_epoch = True, broker_epoch
+        self.disk, self.boot_id = disk, disk.boot_id()
+
+    def follow(self, disk: SimulatedDisk) -> Iterator[Batch]:
+        """Take over what its log has become, and give the batches that are new in it."""
+        log = self.log
+        assert log is not None
+        self.start = log.segments.log_start_offset
+        self.end = log.segments.end_offset
+        self.is_sync = log.config.flush is FlushMode.SYNC
+        if log.state is LogState.DAMAGED:
+            # What it holds is not known, so nothing of it counts.
+            self.durable_end = self.end = self.start
+            return
+        self.durable_end = log.flushed_offset if self.is_sync else self.end
+        if self._generation != log.segments.generation:
+            # Files were cut, removed or swapped.
+            self._begin_at(log, keeps=True)
+        yield from self._read_on(disk, log)
+
+    def _begin_at(self, log: LogCore, *, keeps: bool) -> None:
+        """Read the log anew from its first file; with `keeps`, what lay before that is known."""
+        first = int(log.segments.all[0].base_offset)
+        keep = bisect_right(self.starts, first - 1) if keeps else 0
+        known = START if first == 0 else self.link_before(first)
+        if keep and (
+            self.batches[keep - 1].next_offset != first
+            or known not in (UNKNOWN, self.batches[keep - 1].link)
+        ):
+            # Begun anew farther on, behind what was not committed.
+            keep = 0
+        del self.batches[keep:], self.starts[keep:]
+        if not keep:
+            self.root = known
+        self.checked_to = 0
+        self._generation = log.segments.generation
+        self._segment, self._position = first, 0
+
+    def _read_on(self, disk: SimulatedDisk, log: LogCore) -> Iterator[Batch]:
+        before = self._last_link()
+        number = log.segments.number(Offset(self._segment))
+        for segment in log.segments.all[number:]:
+            if segment.base_offset != self._segment:
+                self._segment, self._position = segment.base_offset, 0
+            if self._position >= segment.size_bytes:
+                continue
+            data = self.as_written(disk._inode(segment.path))
+            while self._position < segment.size_bytes:
+                try:
+                    header = parse_header(data, self._position)
+                except LogError:
+                    # Lost in a power cut: whoever reads it will see.
+                    self._position = segment.size_bytes
+                    break
+                epoch = header.partition_leader_epoch
+                before = link(before, header.base_offset, epoch, header.crc)
+                batch = Batch(header.base_offset, header.next_offset, epoch, header.crc, before)
+                self.batches.append(batch)
+                self.starts.append(batch.base_offset)
+                self._position += header.size_bytes
+                yield batch
+
+    def as_written(self, inode: Inode) -> bytearray:
+        """A file's content; not a copy of it, unless it was damaged on purpose."""
+        flipped = [bit for owner, bit in self.flips if owner is inode]
+        data = bytearray(inode.written) if flipped else inode.written
+        for bit in flipped:
+            if bit // 8 < len(data):
+                data[bit // 8] ^= 1 << (bit % 8)
+        return data
+
+    def _last_link(self) -> bytes:
+        if self.batches:
+            return self.batches[-1].link
+        return self.root
+
+    @property
+    def is_rooted(self) -> bool:
+        """Whether its links go back to offset 0: what came before its first batch is known."""
+        return self.root != UNKNOWN
+
+    def before(self, offset: int) -> Batch | None:
+        """The last batch that begins below `offset`."""
+        at = bisect_left(self.starts, offset)
+        return self.batches[at - 1] if at else None
+
+    def holding(self, offset: int) -> Batch | None:
+        """The batch that `offset` lies in."""
+        at = bisect_right(self.starts, offset)
+        if not at or self.batches[at - 1].next_offset <= offset:
+            return None
+        return self.batches[at - 1]
+
+    def between(self, start: int, end: int) -> list[Batch]:
+        """Batches that begin at or above `start` and below `end`."""
+        return self.batches[bisect_left(self.starts, start) : bisect_left(self.starts, end)]

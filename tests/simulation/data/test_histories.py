@@ -1,0 +1,80 @@
+"""Random histories of replicated partitions: everything may go wrong, nothing is lost.
+
+The seeds run in two processes of their own, which begin with all that are asked for when the first
+one is; each test waits for its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Final, TypeAlias
+
+import pytest
+
+from tests.simulation.data.data_world import RESUME_S_MAX
+from tests.simulation.data.histories import Report, replay
+from tests.simulation.runner import try_seed
+
+SEEDS: Final = range(200)
+DIGEST_SEEDS: Final = ("1", "4")
+PROCESSES: Final = 2
+
+Outcomes: TypeAlias = dict[int, Future[tuple[int, Report | str]]]
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> Iterator[Outcomes]:
+    """Of the seeds whose tests are to run: reports, or failures as text."""
+    name = test_partitions_keep_their_promises.__name__
+    wanted = {
+        item.callspec.params["seed"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == name
+    }
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(PROCESSES, mp_context=spawn)
+    try:
+        yield {seed: pool.submit(try_seed, replay, seed) for seed in SEEDS if seed in wanted}
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_partitions_keep_their_promises(seed: int, outcomes: Outcomes) -> None:
+    _, report = outcomes[seed].result()
+    if isinstance(report, str):
+        pytest.fail(f"scripts/simulate data {seed}\n{report}", pytrace=False)
+    assert report.seed == seed
+    assert report.acknowledged
+    assert report.polled
+    assert report.resume_s < RESUME_S_MAX
+    assert report.endings == ()
+
+
+def test_a_seed_replays_under_any_hash_seed() -> None:
+    digests = []
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *DIGEST_SEEDS],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        digests.append(done.stdout.split())
+    assert len(digests[0]) == len(DIGEST_SEEDS)
+    assert digests[0] == digests[1]
+    assert replay(int(DIGEST_SEEDS[0])).digest == digests[0][0]
+
+
+PROGRAM: Final = """
+import sys
+from tests.simulation.data.histories import replay
+for seed in sys.argv[1:]:
+    print(replay(int(seed)).digest)
+"""

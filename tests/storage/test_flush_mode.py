@@ -1,0 +1,208 @@
+"""Which flush mode a start after a power cut goes by: those that were in force, not that of now."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint, encode_checkpoint
+from raftlog.storage.config import FlushMode, LogConfig
+from raftlog.storage.log import Log
+from raftlog.storage.manager import LogManager
+from raftlog.world import DiskFullError
+from tests.simulation.clock import ManualClock
+from tests.simulation.disk import SimulatedDisk
+from tests.storage.logs import EPOCH, PARTITION, TOPIC, batch
+
+SYNC = LogConfig(flush=FlushMode.SYNC)
+ASYNC = LogConfig(flush=FlushMode.ASYNC)
+
+
+class Node:
+    def __init__(self) -> None:
+        self.disk = SimulatedDisk()
+        self.clock = ManualClock()
+
+    async def open(self, config: LogConfig) -> Log:
+        self.manager = await LogManager.open(self.disk, self.clock)
+        return await self.manager.open_replica(TOPIC, PARTITION, config, create=True)
+
+    async def cut_power(self, config: LogConfig) -> Log:
+        """What is found when the node is up again, with that setting now."""
+        self.disk.crash(power=True)
+        return await self.open(config)
+
+    async def tick(self) -> None:
+        self.clock.advance(60)
+        await self.manager.tick()
+
+    async def until(self, log: Log, mode: FlushMode) -> None:
+        for _ in range(100):
+            if log.flush_mode is mode:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError(f"it does not become {mode}")
+
+
+async def append(log: Log) -> None:
+    await log.append([batch([b"x"])], EPOCH)
+
+
+async def test_a_change_to_sync_does_not_hide_what_async_had_acknowledged() -> None:
+    node = Node()
+    log = await node.open(ASYNC)
+    await append(log)
+    assert (await node.cut_power(SYNC)).possible_loss is not None
+
+
+async def test_a_change_to_sync_holds_once_all_is_flushed_and_known() -> None:
+    node = Node()
+    log = await node.open(ASYNC)
+    await append(log)
+    log.configure(SYNC)
+    assert log.flush_mode is FlushMode.SYNC
+    await log.core.publish()
+    assert log.flushed_offset == log.log_end_offset
+    await append(log)
+    await log.core.publish()
+    assert (await node.cut_power(ASYNC)).possible_loss is None
+
+
+async def test_what_async_had_acknowledged_is_not_forgotten_before_it_is_flushed() -> None:
+    node = Node()
+    log = await node.open(ASYNC)
+    await append(log)
+    # The sync that the change begins does not end.
+    log.core.shared.flusher.request = lambda _: None  # type: ignore[assignment, method-assign]
+    log.configure(SYNC)
+    await log.core.publish()
+    assert log.flushed_offset < log.log_end_offset
+    assert (await node.cut_power(SYNC)).possible_loss is not None
+
+
+async def test_a_change_to_async_during_a_power_cut_invents_no_loss() -> None:
+    node = Node()
+    log = await node.open(SYNC)
+    await append(log)
+    await log.flush()
+    log = await node.cut_power(ASYNC)
+    assert log.possible_loss is None
+    assert log.flush_mode is FlushMode.ASYNC
+    await append(log)
+    assert (await node.cut_power(SYNC)).possible_loss is not None
+
+
+async def test_async_holds_once_the_next_start_would_know_of_it() -> None:
+    node = Node()
+    log = await node.open(SYNC)
+    await append(log)
+    await log.flush()
+    node.disk.fail_next("append", "checkpoints", DiskFullError)
+    log.configure(ASYNC)
+    await asyncio.sleep(0.01)
+    assert log.flush_mode is FlushMode.SYNC
+    await append(log)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert log.flushed_offset == log.log_end_offset, "it is synced as before"
+    await node.tick()
+    await node.until(log, FlushMode.ASYNC)
+    await append(log)
+    assert (await node.cut_power(SYNC)).possible_loss is not None
+
+
+async def test_async_that_was_not_known_yet_is_as_if_it_had_never_been() -> None:
+    node = Node()
+    log = await node.open(SYNC)
+    await append(log)
+    await log.flush()
+    log.configure(ASYNC)
+    assert log.flush_mode is FlushMode.SYNC
+    log = await node.cut_power(ASYNC)
+    assert log.possible_loss is None
+
+
+async def test_a_start_on_a_full_disk_is_sync_until_there_is_room() -> None:
+    node = Node()
+    await append(await node.open(SYNC))
+    node.disk.crash(power=False)
+    node.manager = await LogManager.open(node.disk, node.clock)
+    node.disk.fail_next("append", "checkpoints", DiskFullError)
+    log = await node.manager.open_replica(TOPIC, PARTITION, ASYNC, create=True)
+    assert log.flush_mode is FlushMode.SYNC
+    await append(log)
+    await node.tick()
+    await node.until(log, FlushMode.ASYNC)
+
+
+async def test_changes_back_and_forth_end_with_the_last_one() -> None:
+    node = Node()
+    log = await node.open(ASYNC)
+    for config in (SYNC, ASYNC, SYNC, ASYNC, SYNC):
+        log.configure(config)
+    await append(log)
+    await log.flush()
+    await log.core.publish()
+    assert log.flush_mode is FlushMode.SYNC
+    assert log.current_checkpoint().flush is FlushMode.SYNC
+
+
+async def test_what_was_written_down_in_between_says_nothing_of_the_last_change() -> None:
+    node = Node()
+    log = await node.open(SYNC)
+    await append(log)
+    await log.flush()
+    collect = node.manager._file._collect
+
+    def back_and_forth() -> NodeCheckpoint:
+        # The file is about to say SYNC when the setting changes for the last time.
+        log.configure(SYNC)
+        collected = collect()
+        node.manager._file._collect = collect
+        log.configure(ASYNC)
+        return collected
+
+    node.manager._file._collect = back_and_forth
+    log.configure(ASYNC)
+    for _ in range(200):
+        told = decode_checkpoint(node.disk.contents("checkpoints.json"))
+        assert isinstance(told, NodeCheckpoint)
+        if log.flush_mode is FlushMode.ASYNC:
+            assert told.replicas[f"{TOPIC}/{PARTITION}"].flush is FlushMode.ASYNC
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it does not come into force")
+
+
+async def test_a_cut_takes_along_what_was_acknowledged_beyond_it() -> None:
+    node = Node()
+    log = await node.open(ASYNC)
+    for _ in range(3):
+        await append(log)
+    log.configure(SYNC)
+    await log.truncate_to(log.log_start_offset)
+    assert log.current_checkpoint().flush is FlushMode.SYNC
+
+
+@pytest.mark.parametrize(("config", "is_lost"), [(SYNC, False), (ASYNC, True)])
+async def test_where_an_older_version_has_not_told_the_setting_decides(
+    config: LogConfig, is_lost: bool
+) -> None:
+    node = Node()
+    log = await node.open(config)
+    await append(log)
+    await log.flush()
+    await log.core.publish()
+    path = "checkpoints.json"
+    found = decode_checkpoint(node.disk.contents(path))
+    assert isinstance(found, NodeCheckpoint)
+    assert found.replicas[f"{TOPIC}/{PARTITION}"].flush is config.flush
+    node.disk.crash(power=True)
+    older = {
+        name: msgspec.structs.replace(each, flush=None) for name, each in found.replicas.items()
+    }
+    node.disk.put(path, encode_checkpoint(NodeCheckpoint(found.clean_shutdown, older)))
+    log = await node.open(config)
+    assert (log.possible_loss is not None) == is_lost

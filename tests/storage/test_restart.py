@@ -1,0 +1,214 @@
+"""Empty a log and begin it elsewhere; and what truncation takes with it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from raftlog.record.errors import DISK_FULL, OFFSET_OUT_OF_RANGE, STORAGE_FAILED, LogError
+from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.storage.config import FlushMode, LogConfig
+from raftlog.storage.log import Log
+from raftlog.storage.manager import LogManager
+from raftlog.storage.results import LogState, PossibleLoss
+from raftlog.world import DiskError, DiskFullError
+from tests.simulation.clock import ManualClock
+from tests.simulation.disk import MachineStoppedError, SimulatedDisk
+from tests.storage.logs import EPOCH, PARTITION, TOPIC, batch, numbered, read_all, sent
+
+CONFIG = LogConfig(segment_bytes=300)
+STOPPED = (MachineStoppedError, LogError, DiskError)
+
+
+async def open_log(disk: SimulatedDisk, config: LogConfig = CONFIG) -> tuple[LogManager, Log]:
+    manager = await LogManager.open(disk, ManualClock())
+    return manager, await manager.open_replica(TOPIC, PARTITION, config, create=True)
+
+
+async def fill(log: Log) -> None:
+    """Offsets 0 to 8, in several segments, of two epochs."""
+    for number in range(9):
+        await log.append(
+            [numbered([b"v%d" % number + b"x" * 60], number)], LeaderEpoch(number // 5)
+        )
+    await log.flush()
+    log.high_watermark = Offset(7)
+    await log.checkpoint()
+    await log.core.publish()
+
+
+@pytest.mark.parametrize("offset", [0, 3, 4, 9, 100])
+async def test_a_restarted_log_is_empty_and_knows_nothing_of_before(offset: int) -> None:
+    disk = SimulatedDisk()
+    manager, log = await open_log(disk)
+    await fill(log)
+    assert log.segment_count > 2
+    await log.restart_at(Offset(offset))
+    for _ in range(3):
+        ends = (log.log_start_offset, log.log_end_offset, log.flushed_offset, log.high_watermark)
+        assert ends == (offset,) * 4
+        assert (log.size_bytes, log.segment_count, len(log.producers)) == (0, 1, 0)
+        assert log.leader_epochs.entries == ()
+        assert log.last_epoch == -1
+        with pytest.raises(LogError) as caught:
+            await log.read(Offset(offset + 1), end=Offset(200), max_bytes=100)
+        assert caught.value.entry is OFFSET_OUT_OF_RANGE
+        disk.crash(power=True)
+        manager, log = await open_log(disk)
+    await log.append_fetched(sent(batch([b"new"]), base_offset=offset, epoch=1), EPOCH)
+    await log.flush()
+    disk.crash(power=True)
+    manager, log = await open_log(disk)
+    assert await read_all(log) == [b"new"]
+    await manager.close()
+    manager, log = await open_log(disk)
+    assert await read_all(log) == [b"new"]
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("offset", [0, 4, 100])
+async def test_a_crash_leaves_the_old_log_or_an_empty_one(offset: int, power: bool) -> None:
+    seen: set[str] = set()
+    for step in range(1, 80):
+        disk = SimulatedDisk(step)
+        _, log = await open_log(disk)
+        await fill(log)
+        old = await read_all(log)
+        disk.crash_in(step)
+        done = False
+        with suppress(*STOPPED):
+            await log.restart_at(Offset(offset))
+            done = True
+            await log.append_fetched(sent(batch([b"n"]), base_offset=offset), EPOCH)
+            await log.flush()
+        disk.stopped = True
+        for _ in range(20):
+            await asyncio.sleep(0)
+        disk.crash(power=power)
+        _, log = await open_log(disk)
+        assert log.state is LogState.ONLINE, log.failure
+        values = await read_all(log)
+        if values == old:
+            assert not done
+            seen.add("old")
+            assert log.high_watermark == 7
+            assert len(log.leader_epochs) == 2
+        else:
+            assert values in ([], [b"n"])
+            seen.add("new" if values else "empty")
+            assert log.log_start_offset == offset
+        # Whatever it is, it can be used, and nothing of it goes at a later start.
+        await log.append([batch([b"after"])], LeaderEpoch(9))
+        await log.flush()
+        disk.crash(power=True)
+        _, log = await open_log(disk)
+        assert await read_all(log) == [*values, b"after"]
+        if done and values:
+            break
+    assert seen == {"old", "empty", "new"}
+
+
+async def test_a_restart_that_cannot_be_written_down_changes_nothing() -> None:
+    disk = SimulatedDisk()
+    _, log = await open_log(disk)
+    await fill(log)
+    disk.fail_next("append", "checkpoints", DiskFullError)
+    with pytest.raises(LogError) as caught:
+        await log.restart_at(Offset(50))
+    assert caught.value.entry is DISK_FULL
+    assert log.log_end_offset == 9
+    await log.append([batch([b"after"])], EPOCH)
+    await log.core.publish()
+    await log.flush()
+    disk.crash(power=True)
+    _, log = await open_log(disk)
+    assert len(await read_all(log)) == 10
+
+
+async def test_no_append_is_taken_before_the_end_of_a_restart_is_written_down() -> None:
+    """The next start would empty the log once more."""
+    disk = SimulatedDisk()
+    _, log = await open_log(disk)
+    await fill(log)
+    publish = log.core._publish
+
+    async def then_full() -> None:
+        await publish()
+        disk.fail_next("append", "checkpoints", DiskFullError)
+
+    log.core._publish = then_full
+    with pytest.raises(LogError) as caught:
+        await log.restart_at(Offset(50))
+    assert caught.value.entry is STORAGE_FAILED
+    assert log.state is LogState.FAILED
+    disk.crash(power=False)
+    _, log = await open_log(disk)
+    assert (log.log_start_offset, log.log_end_offset) == (50, 50)
+
+
+async def test_a_start_that_cannot_end_a_restart_does_not_open_the_log() -> None:
+    disk = SimulatedDisk()
+    _, log = await open_log(disk)
+    await fill(log)
+    log.core.possible_loss = PossibleLoss(Offset(3), 7)
+    disk.fail_next("remove", ".log")
+    with pytest.raises(LogError):
+        await log.restart_at(Offset(50))
+    disk.crash(power=False)
+    manager = await LogManager.open(disk, ManualClock())
+    for _ in range(2):
+        disk.fail_next("append", "checkpoints", DiskFullError)
+        with pytest.raises(LogError) as caught:
+            await manager.open_replica(TOPIC, PARTITION, CONFIG, create=True)
+        assert caught.value.entry is DISK_FULL
+    log = await manager.open_replica(TOPIC, PARTITION, CONFIG, create=True)
+    assert log.possible_loss == PossibleLoss(Offset(3), 7), "what was known stays known"
+    await log.append([batch([b"after"])], EPOCH)
+    await log.flush()
+    disk.crash(power=False)
+    _, log = await open_log(disk)
+    assert await read_all(log) == [b"after"]
+
+
+async def test_truncation_lowers_the_high_watermark_to_the_end_that_is_left() -> None:
+    log = (await open_log(SimulatedDisk()))[1]
+    await log.append([numbered([b"a", b"b"], 0)], LeaderEpoch(1))
+    await log.append([numbered([b"c", b"d"], 2)], LeaderEpoch(2))
+    await log.flush()
+    log.high_watermark = Offset(4)
+    await log.truncate_to(Offset(3))
+    assert log.log_end_offset == log.high_watermark == log.flushed_offset == 2
+    assert [entry.epoch for entry in log.leader_epochs.entries] == [1]
+    with pytest.raises(LogError, match="2 is next"):
+        await log.append([numbered([b"z"], 4)], LeaderEpoch(3))
+    results = await log.append([numbered([b"c"], 2)], LeaderEpoch(3))
+    assert results[0].base_offset == 2
+
+
+async def test_a_log_emptied_by_truncation_has_its_high_watermark_at_its_start() -> None:
+    log = (await open_log(SimulatedDisk()))[1]
+    await log.append([batch([b"a", b"b", b"c"])], EPOCH)
+    await log.flush()
+    log.high_watermark = Offset(3)
+    await log.delete_records_before(Offset(2))
+    await log.truncate_to(Offset(2))
+    assert log.log_start_offset == log.log_end_offset == log.high_watermark == 2
+
+
+async def test_a_start_takes_no_high_watermark_beyond_the_log_it_finds() -> None:
+    disk = SimulatedDisk(3)
+    config = LogConfig(flush=FlushMode.ASYNC)
+    _, log = await open_log(disk, config)
+    await log.append([batch([b"a"])], EPOCH)
+    await log.flush()
+    await log.append([batch([b"b"])], EPOCH)
+    log.high_watermark = Offset(2)
+    await log.core.publish()
+    name = f"replicas/{TOPIC}/0/00000000000000000000.log"
+    kept = disk.contents(name)[: log.size_bytes // 2]
+    disk.crash(power=True)
+    disk.put(name, kept)
+    _, log = await open_log(disk, config)
+    assert log.log_end_offset == log.high_watermark == 1
