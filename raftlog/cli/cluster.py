@@ -1,242 +1,28 @@
-"""`raftlog cluster info|health|remove-node`."""
+"""The `raftlog cluster` group: a table of its subcommands."""
 
-from __future__ import annotations
-
-import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import aiohttp
-import click
-import msgspec
-from raftlog_client import (
-    Admin,
-    ClusterInfo,
-    NodeInfo,
-    QuorumInfo,
-    ServerError,
-    TopicDescription,
-)
-
-from raftlog.cli import output
-from raftlog.cli.errors import CommandError, ExitCode
 from raftlog.cli.lazy import Lazy, LazyGroup
-from raftlog.cli.options import format_option, servers_option
-from raftlog.cli.session import run, unready_too
-from raftlog.record.errors import NOT_READY
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-READY_TIMEOUT_S = 5.0
-PARTITIONS_LISTED_MAX = 20
-
-
-@click.command()
-@servers_option
-@format_option
-def info(servers: str, output_format: str) -> None:
-    """Show the cluster's id, controller and nodes."""
-
-    async def describe() -> tuple[ClusterInfo, tuple[NodeInfo, ...]]:
-        async with Admin(bootstrap_servers=servers) as admin:
-            return await admin.describe_cluster(), await admin.describe_nodes()
-
-    cluster, nodes = run(servers, describe())
-    if output_format == "json":
-        output.write_json({**msgspec.to_builtins(cluster), "nodes": msgspec.to_builtins(nodes)})
-        return
-    click.echo(f"cluster {cluster.cluster_id}")
-    output.write_table(
-        ("node", "host", "port", "rack", "role", "fenced"),
-        [
-            (node.node_id, node.host, node.port, node.rack, _role(node), _fenced(node))
-            for node in nodes
-        ],
-    )
-
-
-def _role(node: NodeInfo) -> str:
-    if node.is_controller:
-        return "leader"
-    return "voter" if node.is_voter else "observer"
-
-
-def _fenced(node: NodeInfo) -> str | None:
-    return None if node.fenced is None else "yes" if node.fenced else "no"
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """What keeps the cluster from its full promises."""
-
-    quorum: list[str]
-    """What is amiss with the metadata quorum."""
-    fenced: list[int]
-    """Nodes that the controller does not hear of."""
-    not_ready: dict[int, str]
-    """Node → why."""
-    leaderless: list[str]
-    """`topic/partition`s that nobody leads."""
-    under_replicated: list[str]
-    """`topic/partition`s with fewer replicas in sync than they have."""
-
-    @property
-    def is_healthy(self) -> bool:
-        """Whether nothing is amiss."""
-        return not (
-            self.quorum or self.fenced or self.not_ready or self.leaderless or self.under_replicated
-        )
-
-
-@click.command()
-@servers_option
-@format_option
-def health(servers: str, output_format: str) -> int:
-    """Say whether all is well: the quorum, every node, every partition.
-
-    That is: a controller is active and every voter reached; every node is ready and not fenced;
-    every partition is led and all its replicas are in sync.
-
-    The exit code is 0 if so, 1 if not, 4 if no node could be asked.
-    """
-
-    async def look() -> Health:
-        async with unready_too(servers) as admin:
-            nodes = await admin.describe_nodes()
-            quorum = await admin.describe_quorum()
-            not_ready = await _not_ready(nodes)
-            try:
-                topics = await admin.describe_topics()
-            except ServerError as error:
-                # No node is ready to tell of partitions; why, we know.
-                if error.entry is not NOT_READY or not not_ready:
-                    raise
-                topics = []
-        return _health(quorum, nodes, topics, not_ready)
-
-    found = run(servers, look())
-    if output_format == "json":
-        output.write_json({"healthy": found.is_healthy, **msgspec.to_builtins(found)})
-    else:
-        for line in _lines(found):
-            click.echo(line)
-    return ExitCode.OK if found.is_healthy else ExitCode.FAILED
-
-
-@click.command("remove-node")
-@click.argument("node", type=click.IntRange(1, 2**31 - 1))
-@servers_option
-@format_option
-def remove_node(node: int, servers: str, output_format: str) -> None:
-    """Have the cluster forget node NODE, which is gone for good.
-
-    A node with an empty data directory may then join under its id (`raftlog serve --join`). It must
-    be stopped, have no vote (`raftlog quorum remove-voter`) and hold no replicas.
-    """
-
-    async def change() -> None:
-        async with unready_too(servers) as admin:
-            await admin.remove_node(node)
-
-    try:
-        run(servers, change())
-    except CommandError as error:
-        # The refusal says what to do first; what is left to ask is how things are.
-        error.hint = error.hint or "`raftlog cluster info` shows which nodes live and vote."
-        raise
-    if output_format == "json":
-        output.write_json({"node_id": node, "is_registered": False})
-    else:
-        output.message(
-            f"node {node} is forgotten: with an empty data directory one of that id may join again "
-            "(`raftlog serve --join`)"
-        )
-
-
-def _health(
-    quorum: QuorumInfo,
-    nodes: Iterable[NodeInfo],
-    topics: Iterable[TopicDescription],
-    not_ready: dict[int, str],
-) -> Health:
-    partitions = [partition for topic in topics for partition in topic.partitions]
-    return Health(
-        list(_quorum_faults(quorum)),
-        [node.node_id for node in nodes if node.fenced],
-        not_ready,
-        [f"{info.topic}/{info.partition}" for info in partitions if info.leader is None],
-        [
-            f"{info.topic}/{info.partition}"
-            for info in partitions
-            if len(info.isr) < len(info.replicas)
-        ],
-    )
-
-
-def _quorum_faults(quorum: QuorumInfo) -> Iterable[str]:
-    if quorum.leader_id is None:
-        yield "there is no active controller"
-    for voter in quorum.voters:
-        if not voter.connected:
-            # Of two that do not see each other, the leader is the one that counts.
-            yield f"node {quorum.node_id} does not reach voter {voter.node_id}"
-
-
-async def _not_ready(nodes: Iterable[NodeInfo]) -> dict[int, str]:
-    timeout = aiohttp.ClientTimeout(total=READY_TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-
-        async def reason(node: NodeInfo) -> tuple[int, str | None]:
-            if not (node.host and node.port):
-                return node.node_id, "nobody knows its address"
-            host = f"[{node.host}]" if ":" in node.host else node.host
-            try:
-                async with session.get(f"http://{host}:{node.port}/ready") as response:
-                    is_ready = response.status == 200
-                    return node.node_id, None if is_ready else _reason(await response.read())
-            except (aiohttp.ClientError, TimeoutError) as error:
-                return node.node_id, f"does not answer: {error}"
-
-        answers = await asyncio.gather(*map(reason, nodes))
-    return {node_id: why for node_id, why in answers if why is not None}
-
-
-def _reason(body: bytes) -> str:
-    try:
-        answer: Any = msgspec.json.decode(body)
-        return str(answer["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return body[:200].decode(errors="replace")
-
-
-def _lines(found: Health) -> Iterable[str]:
-    if found.is_healthy:
-        yield "healthy"
-        return
-    yield "not healthy"
-    for fault in found.quorum:
-        yield f"  quorum: {fault}"
-    if found.fenced:
-        yield f"  fenced: {', '.join(f'node {node_id}' for node_id in found.fenced)}"
-    for broker_id, why in sorted(found.not_ready.items()):
-        yield f"  node {broker_id}: {why}"
-    for words, partitions in (
-        ("without a leader", found.leaderless),
-        ("under-replicated", found.under_replicated),
-    ):
-        if partitions:
-            more = ", …" if len(partitions) > PARTITIONS_LISTED_MAX else ""
-            listed = ", ".join(partitions[:PARTITIONS_LISTED_MAX])
-            yield f"  {words}: {len(partitions)} ({listed}{more})"
-
+_INFO = "raftlog.cli.cluster_info"
+_LOCAL = "raftlog.cli.cluster_local"
+_MOVES = "raftlog.cli.cluster_moves"
 
 cluster = LazyGroup(
     "cluster",
     subcommands={
-        "info": Lazy(__name__, "info", "Show the cluster's id, controller and nodes."),
-        "health": Lazy(__name__, "health", "Say whether all is well; the exit code too."),
-        "remove-node": Lazy(__name__, "remove_node", "Forget a node that is gone for good."),
+        "info": Lazy(_INFO, "info", "Show the cluster's id, controller and nodes."),
+        "health": Lazy(_INFO, "health", "Say whether all is well; the exit code too."),
+        "up": Lazy(_LOCAL, "up", "Run a cluster of several nodes on this machine."),
+        "down": Lazy(_LOCAL, "down", "Stop a cluster that `up` started."),
+        "status": Lazy(_LOCAL, "status", "Show the processes of a cluster that `up` started."),
+        "add-node": Lazy(_LOCAL, "add_node", "Add a node to a cluster that `up` started."),
+        "replace-node": Lazy(_LOCAL, "replace_node", "Replace a node of it whose data is lost."),
+        "stop-node": Lazy(_LOCAL, "stop_node", "Stop one node of it."),
+        "start-node": Lazy(_LOCAL, "start_node", "Start a node of it that was stopped."),
+        "transfer-leadership": Lazy(_MOVES, "transfer_leadership", "Move partitions' leaders."),
+        "reassign": Lazy(_MOVES, "reassign", "Move replicas of partitions; show what moves."),
+        "maintenance": Lazy(_MOVES, "maintenance", "Have a node lead nothing, for a while."),
+        "decommission": Lazy(_MOVES, "decommission", "Move all that a node holds elsewhere."),
+        "remove-node": Lazy(_INFO, "remove_node", "Forget a node that is gone for good."),
     },
-    help="Show the cluster and its health; forget nodes.",
+    help="Show a cluster, run one on this machine, change who does what in it.",
 )

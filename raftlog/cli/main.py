@@ -86,7 +86,9 @@ cli = RootGroup(
     subcommands={
         "serve": Lazy("raftlog.cli.serve", "serve", "Run one node in the foreground."),
         "topic": Lazy("raftlog.cli.topic", "topic", "Create, inspect, write and read topics."),
-        "cluster": Lazy("raftlog.cli.cluster", "cluster", "Show the cluster and its health."),
+        "cluster": Lazy(
+            "raftlog.cli.cluster", "cluster", "Show a cluster; run one here; change it."
+        ),
         "quorum": Lazy("raftlog.cli.quorum", "quorum", "Show and change who votes."),
     },
     help="""raftlog: a durable, ordered log service.

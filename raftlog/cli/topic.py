@@ -9,7 +9,9 @@ topic = LazyGroup(
     subcommands={
         "create": Lazy(_ADMIN, "create", "Create topics."),
         "list": Lazy(_ADMIN, "list_topics", "List topics."),
-        "describe": Lazy(_ADMIN, "describe", "Show a topic's partitions, offsets and settings."),
+        "describe": Lazy(
+            "raftlog.cli.topic_describe", "describe", "Show a topic's partitions and settings."
+        ),
         "produce": Lazy("raftlog.cli.produce", "produce", "Write records from stdin or files."),
         "consume": Lazy("raftlog.cli.consume", "consume", "Print records."),
         "alter-config": Lazy(_ADMIN, "alter_config", "Change a topic's settings."),

@@ -1,12 +1,11 @@
-"""`raftlog topic create|list|describe|alter-config|add-partitions|trim-prefix|delete`."""
+"""`raftlog topic create|list|alter-config|add-partitions|trim-prefix|delete`."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-import msgspec
 from raftlog_client import Admin, Consumer, ServerError, TopicDescription, TopicPartition
 
 from raftlog.cli import output
@@ -15,18 +14,6 @@ from raftlog.cli.offsets import POSITION_HELP, Position, position_option, resolv
 from raftlog.cli.options import config_pairs, format_option, partition_numbers, servers_option
 from raftlog.cli.session import run
 from raftlog.record.errors import TOPIC_EXISTS, UNKNOWN_TOPIC
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-OFFSETS_PATIENCE_MS = 2_000
-"""How long to try for the offsets of partitions that have no leader at the moment."""
-SOURCES = {
-    "DYNAMIC_TOPIC_CONFIG": "topic",
-    "STATIC_BROKER_CONFIG": "node",
-    "DEFAULT_CONFIG": "default",
-}
-"""Who set a config, in plain words."""
 
 
 @click.command()
@@ -74,7 +61,7 @@ def create(
 
     made = run(servers, create_all())
     if output_format == "json":
-        output.write_json([{**_topic_document(topic), "created": new} for topic, new in made])
+        output.write_json([{**topic_document(topic), "created": new} for topic, new in made])
         return
     for topic, new in made:
         verb = "created" if new else "exists already"
@@ -107,63 +94,6 @@ def list_topics(servers: str, output_format: str) -> None:
         output.write_table(("name", "partitions", "replicas"), rows)
     else:
         output.message("There are no topics yet; `raftlog topic create NAME` makes one.")
-
-
-@click.command()
-@click.argument("name", metavar="TOPIC")
-@click.option("-a", "--all-configs", is_flag=True, help="Show settings left at their defaults too.")
-@servers_option
-@format_option
-def describe(name: str, all_configs: bool, servers: str, output_format: str) -> None:
-    """Show a topic: its partitions with leader, replicas and offsets, and its settings."""
-
-    async def look() -> dict[str, Any]:
-        async with Admin(bootstrap_servers=servers) as admin:
-            topic = await admin.describe_topic(name)
-            configs = await admin.describe_configs(name)
-            # A topic is described the more urgently when somebody is missing.
-            offsets = await admin.offsets([name], at_hand_after_ms=OFFSETS_PATIENCE_MS)
-        document = _topic_document(topic)
-        for partition in document["partitions"]:
-            known = offsets.get(TopicPartition(name, partition["partition"]))
-            partition["beginning_offset"] = known and known.beginning_offset
-            partition["end_offset"] = known and known.end_offset
-        document["configs"] = [
-            msgspec.to_builtins(config)
-            for config in sorted(configs.values(), key=lambda config: config.name)
-            if all_configs or output_format == "json" or not config.is_default
-        ]
-        return document
-
-    document = run(servers, look())
-    if output_format == "json":
-        output.write_json(document)
-        return
-    click.echo(f"{document['name']}  (id {document['topic_id']})")
-    output.write_table(
-        ("partition", "leader", "epoch", "replicas", "in sync", "beginning", "end"),
-        [
-            (
-                partition["partition"],
-                partition["leader"],
-                partition["leader_epoch"],
-                _numbers(partition["replicas"]),
-                _numbers(partition["isr"]),
-                partition["beginning_offset"],
-                partition["end_offset"],
-            )
-            for partition in document["partitions"]
-        ],
-    )
-    if document["configs"]:
-        click.echo()
-        output.write_table(
-            ("setting", "value", "source"),
-            [
-                (config["name"], config["value"], SOURCES.get(config["source"], config["source"]))
-                for config in document["configs"]
-            ],
-        )
 
 
 @click.command()
@@ -304,7 +234,8 @@ def _confirm(question: str, no_confirm: bool) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def _topic_document(topic: TopicDescription) -> dict[str, Any]:
+def topic_document(topic: TopicDescription) -> dict[str, Any]:
+    """A topic as the metadata has it, as JSON."""
     return {
         "name": topic.name,
         "topic_id": topic.topic_id,
@@ -319,7 +250,3 @@ def _topic_document(topic: TopicDescription) -> dict[str, Any]:
             for partition in topic.partitions
         ],
     }
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))

@@ -122,7 +122,9 @@ def test_refusals_say_why_and_have_codes(run: Run, node: FakeNode) -> None:
 def test_info_shows_roles_and_fences(run: Run, node: FakeNode) -> None:
     node.metadata.register(3, 1)
     lines = [line.split() for line in run("cluster", "info").stdout.splitlines()]
-    assert lines[1] == ["NODE", "HOST", "PORT", "RACK", "ROLE", "FENCED"]
+    assert lines[1] == [
+        "NODE", "HOST", "PORT", "RACK", "ROLE", "FENCED", "LEADS", "HOLDS", "WISH",
+    ]  # fmt: skip
     assert [(row[0], row[4], row[5]) for row in lines[2:]] == [
         ("1", "leader", "no"),
         ("2", "voter", "no"),

@@ -121,7 +121,7 @@ def test_cluster_info_and_health(run: Run) -> None:
     health = json.loads(run("cluster", "health", "--format", "json").stdout)
     assert health == {
         "healthy": True, "quorum": [], "fenced": [], "not_ready": {}, "leaderless": [],
-        "under_replicated": [],
+        "below_min_isr": [], "under_replicated": [],
     }  # fmt: skip
     assert run("cluster", "health").stdout == "healthy\n"
 

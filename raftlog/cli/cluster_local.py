@@ -1,0 +1,318 @@
+"""`raftlog cluster up|down|status|add-node|replace-node|stop-node|start-node`: on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from raftlog.cli import output
+from raftlog.cli.errors import CommandError, ExitCode
+from raftlog.cli.options import format_option
+from raftlog.cluster import commands, manifest
+from raftlog.cluster.control import (
+    AddNode,
+    AwaitReady,
+    GetStatus,
+    ReplaceNode,
+    Request,
+    StartNode,
+    StopNode,
+)
+from raftlog.cluster.errors import AlreadyManagedError, ClusterError
+from raftlog.cluster.layout import Layout, manager_pid
+from raftlog.cluster.manifest import Plan
+from raftlog.cluster.service import ManagerService
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from raftlog.cluster.status import ClusterStatus
+
+_Result = TypeVar("_Result")
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
+_NODE = click.IntRange(1, 2**31 - 1)
+FILE_FLAG = "--config"
+
+
+def directory_option(command: _Command) -> _Command:
+    """`--dir`: the directory that holds all of a local cluster."""
+    return click.option(
+        "-d",
+        "--dir",
+        "directory",
+        type=click.Path(file_okay=False, path_type=Path),
+        required=True,
+        help="The cluster's directory.",
+    )(command)
+
+
+@click.command()
+@directory_option
+@click.option(
+    "-n",
+    "--nodes",
+    type=click.IntRange(1, manifest.NODES_MAX),
+    help=f"How many nodes a new cluster has.  [default: {manifest.NODES_DEFAULT}]",
+)
+@click.option(
+    "--base-port",
+    type=click.IntRange(0, 65_535),
+    help="The first node's port, the others' follow; 0: free ones.  "
+    f"[default: {manifest.BASE_PORT_DEFAULT}]",
+)
+@click.option("--host", help=f"Where the nodes listen.  [default: {manifest.HOST_DEFAULT}]")
+@click.option(
+    "--flush", type=click.Choice(["sync", "async"]), help="What acks=all waits for. [default: sync]"
+)
+@click.option("--detach", is_flag=True, help="Return once it serves, and let it run.")
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED)
+@format_option
+def up(
+    *,
+    directory: Path,
+    nodes: int | None,
+    base_port: int | None,
+    host: str | None,
+    flush: manifest.Flush | None,
+    detach: bool,
+    settings: tuple[str, ...],
+    output_format: str,
+) -> None:
+    """Run a cluster on this machine: start its nodes, watch them, start again one that dies.
+
+    Stays until Ctrl-C, which stops the nodes in order, or, with --detach, returns once the cluster
+    serves. The directory holds everything; `up` on it later starts the same cluster again, and
+    needs nothing but --dir. SETTINGS, after --, are those of `raftlog serve`, for every node.
+
+    \b
+      raftlog cluster up --dir /tmp/three
+      eval "$(raftlog cluster up --dir /tmp/three --detach)"
+      raftlog cluster up --dir /tmp/three --nodes 5 --base-port 9000 -- --log-level warning
+    """
+    plan = Plan(
+        nodes=nodes,
+        base_port=base_port,
+        host=host,
+        flush=flush,
+        arguments=_absolute(settings) if settings else None,
+    )
+    layout = Layout.at(directory)
+
+    def tell_ready(status: ClusterStatus) -> None:
+        _tell_ready(status, output_format)
+
+    async def start() -> None:
+        plan.check()
+        if manager_pid(layout) is not None:
+            tell_ready(await _join(layout, plan))
+        elif detach:
+            tell_ready(await commands.start_detached(layout, plan, output.message))
+            output.message(
+                f"it runs in the background; `raftlog cluster down --dir {_quoted(directory)}` "
+                "stops it"
+            )
+        else:
+            try:
+                await ManagerService(directory, plan, output.message).run(tell_ready)
+            except AlreadyManagedError:
+                tell_ready(await _join(layout, plan))
+
+    try:
+        _run(start())
+    except KeyboardInterrupt:
+        output.message("the cluster goes on starting in the background")
+        raise
+
+
+async def _join(layout: Layout, plan: Plan) -> ClusterStatus:
+    """The status of a cluster that runs already, once it serves."""
+    asked = manifest.revised(layout.require_manifest(), plan)
+    pid = manager_pid(layout)
+    document = await commands.request(layout, AwaitReady(), output.message)
+    output.message(f"the cluster runs already (manager: process {pid})")
+    if asked != layout.require_manifest():
+        output.message("other settings count from its next start: `raftlog cluster down`, then up")
+    return commands.status_from(document)
+
+
+@click.command()
+@directory_option
+@format_option
+def down(directory: Path, output_format: str) -> None:
+    """Stop a cluster that `up` started, one node after the other. Its data stays.
+
+    A cluster that does not run is no error.
+    """
+    stopped = _run(commands.stop(Layout.at(directory), output.message))
+    if output_format == "json":
+        output.write_json({"stopped": stopped})
+    else:
+        output.message("the cluster is stopped" if stopped else "the cluster was not running")
+
+
+@click.command()
+@directory_option
+@format_option
+def status(directory: Path, output_format: str) -> int:
+    """Show the processes of a cluster that `up` started.
+
+    The exit code is 0 if all of them are ready, 1 if not, or if the cluster does not run.
+    """
+    layout = Layout.at(directory)
+
+    async def look() -> ClusterStatus:
+        if manager_pid(layout) is None:
+            return commands.status_unmanaged(layout)
+        document = await commands.request(layout, GetStatus(), output.message)
+        return commands.status_from(document)
+
+    found = _run(look())
+    if output_format == "json":
+        output.write_json({"whole": found.is_whole, **msgspec.to_builtins(found)})
+    else:
+        _show(found)
+    return ExitCode.OK if found.is_whole else ExitCode.FAILED
+
+
+@click.command("add-node")
+@click.option("--voter", is_flag=True, help="Give it a vote in the metadata quorum.")
+@directory_option
+@format_option
+def add_node(directory: Path, voter: bool, output_format: str) -> None:
+    """Add an empty node, with the next id and port, and wait until it serves.
+
+    New topics use it at once; `raftlog cluster reassign` gives it replicas of others.
+    """
+    _change_nodes(directory, AddNode(voter), output_format)
+
+
+@click.command("replace-node")
+@click.argument("node", type=_NODE)
+@directory_option
+@format_option
+def replace_node(node: int, directory: Path, output_format: str) -> None:
+    """Put a new, empty node in the place of node NODE, whose data is lost or damaged.
+
+    It is given NODE's vote, and copies of all that NODE held; then the cluster forgets NODE. What
+    is left of NODE's data directory is moved aside, never deleted.
+    """
+    _change_nodes(directory, ReplaceNode(node), output_format)
+
+
+@click.command("stop-node")
+@click.argument("node", type=_NODE)
+@click.option("--forget", is_flag=True, help="For good: `up` will not know it any more.")
+@directory_option
+@format_option
+def stop_node(node: int, forget: bool, directory: Path, output_format: str) -> None:
+    """Stop node NODE, until `start-node`. The others take over what it leads.
+
+    --forget is for a node that was decommissioned. Its data directory is moved aside, not deleted;
+    `raftlog cluster remove-node` has the other nodes forget it, too.
+    """
+    _ask(directory, StopNode(node, forget))
+    _tell_node(node, output_format, is_running=False)
+
+
+@click.command("start-node")
+@click.argument("node", type=_NODE)
+@directory_option
+@format_option
+def start_node(node: int, directory: Path, output_format: str) -> None:
+    """Start node NODE, which was stopped, and wait until it is ready."""
+    _ask(directory, StartNode(node))
+    _tell_node(node, output_format, is_running=True)
+
+
+def _change_nodes(directory: Path, change: Request, output_format: str) -> None:
+    node_id = _ask(directory, change)
+    servers = ",".join(Layout.at(directory).require_manifest().addresses)
+    if output_format == "json":
+        output.write_json({"node_id": node_id, "servers": servers})
+    else:
+        click.echo(_export(servers))
+
+
+def _tell_node(node: int, output_format: str, *, is_running: bool) -> None:
+    if output_format == "json":
+        output.write_json({"node_id": node, "is_running": is_running})
+    else:
+        output.message(f"node {node} {'is ready' if is_running else 'is stopped'}")
+
+
+def _ask(directory: Path, what: Request) -> Any:
+    return _run(commands.request(Layout.at(directory), what, output.message))
+
+
+def _run(main: Coroutine[Any, Any, _Result]) -> _Result:
+    try:
+        return asyncio.run(main)
+    except ClusterError as error:
+        raise CommandError(str(error), hint=error.hint) from error
+
+
+def _tell_ready(found: ClusterStatus, output_format: str) -> None:
+    if output_format == "json":
+        output.write_json({"whole": found.is_whole, **msgspec.to_builtins(found)})
+    else:
+        for node in found.nodes:
+            output.message(
+                f"node {node.node_id} serves at http://{node.address}"
+                if node.ready
+                else f"node {node.node_id} at {node.address}: {node.state}, not ready"
+            )
+        click.echo(_export(found.servers))
+    # Whoever reads from a pipe is told now, not when the cluster ends.
+    sys.stdout.flush()
+
+
+def _show(found: ClusterStatus) -> None:
+    manager = "nobody" if found.manager_pid is None else f"process {found.manager_pid}"
+    controller = "none" if found.controller_id is None else f"node {found.controller_id}"
+    click.echo(f"{found.directory}: managed by {manager}, controller {controller}")
+    output.write_table(
+        ("node", "address", "state", "ready", "process", "restarts", "last end"),
+        [
+            (
+                node.node_id,
+                node.address,
+                node.state,
+                "yes" if node.ready else "no",
+                node.pid,
+                node.restarts,
+                node.last_end,
+            )
+            for node in found.nodes
+        ],
+    )
+    for node in found.nodes:
+        if node.why is not None and node.state not in ("stopped", "unmanaged"):
+            output.message(f"node {node.node_id}: {node.why}; its log is {node.log}")
+    if found.manager_pid is None:
+        output.message(f"`raftlog cluster up --dir {_quoted(Path(found.directory))}` starts it")
+
+
+def _export(servers: str) -> str:
+    return f"export RAFTLOG_SERVERS={shlex.quote(servers)}"
+
+
+def _quoted(directory: Path) -> str:
+    return shlex.quote(str(directory))
+
+
+def _absolute(settings: tuple[str, ...]) -> tuple[str, ...]:
+    """The settings with the path of a settings file made absolute: `up` may be said elsewhere."""
+    words = list(settings)
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == FILE_FLAG and equals:
+            words[index] = f"{name}={Path(value).absolute()}"
+        elif name == FILE_FLAG and index + 1 < len(words):
+            words[index + 1] = str(Path(words[index + 1]).absolute())
+    return tuple(words)

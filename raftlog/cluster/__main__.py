@@ -1,0 +1,91 @@
+"""`python -m raftlog.cluster DIRECTORY PLAN`: the detached manager; commands.spawn starts it.
+
+PLAN is a `Plan` as JSON. On stdout it says what it does as control.py's answers, the last one when
+the cluster serves or cannot; then it closes stdout. Its log is stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from raftlog.cluster.control import Answer, Done, Failed, Step, answer_line
+from raftlog.cluster.errors import ClusterError
+from raftlog.cluster.manifest import Plan
+from raftlog.cluster.service import ManagerService
+from raftlog.cluster.status import ClusterStatus
+
+EXIT_FAILED = 1
+ARGUMENTS = 3
+
+
+def main(arguments: list[str]) -> int:
+    """Manage the cluster until told to stop; return the process's exit code."""
+    if len(arguments) != ARGUMENTS:
+        _log("usage: python -m raftlog.cluster DIRECTORY PLAN")
+        return EXIT_FAILED
+    plan = msgspec.json.decode(arguments[2], type=Plan)
+    return asyncio.run(_run(Path(arguments[1]), plan))
+
+
+async def _run(directory: Path, plan: Plan) -> int:
+    starter = _Starter()
+
+    def tell(text: str) -> None:
+        _log(text)
+        starter.say(Step(text))
+
+    def on_ready(status: ClusterStatus) -> None:
+        _log(f"the cluster serves at {status.servers}")
+        starter.say(Done(msgspec.to_builtins(status)))
+        starter.close()
+
+    try:
+        await ManagerService(directory, plan, tell).run(on_ready)
+    except (ClusterError, OSError) as error:
+        _log(f"the cluster cannot be started: {error}")
+        hint = error.hint if isinstance(error, ClusterError) else None
+        starter.say(Failed(str(error), hint))
+        return EXIT_FAILED
+    _log("stopped")
+    return 0
+
+
+class _Starter:
+    """Whoever started the manager and waits at the other end of stdout, for as long as it does."""
+
+    def __init__(self) -> None:
+        self._descriptor = 1
+
+    def say(self, answer: Answer) -> None:
+        if self._descriptor < 0:
+            return
+        try:
+            os.write(self._descriptor, answer_line(answer))
+        except OSError:
+            # It has gone away; the cluster is not to suffer for it.
+            self.close()
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            self._descriptor = -1
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, 1)
+            os.close(nothing)
+
+
+def _log(text: str) -> None:
+    # A full disk must not end the manager.
+    with suppress(OSError):
+        sys.stderr.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n")
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,283 @@
+"""How commands talk to the manager: lines of JSON over a Unix socket in the cluster's directory.
+
+A connection is one request and its answers: steps as they are made, then `Done` or `Failed`. Lines
+have a greatest length, connections a greatest number. A socket whose manager is gone is no harm: it
+refuses connections, and the next manager replaces it; who is the manager the lock decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from raftlog.cluster.errors import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
+
+LINE_BYTES_MAX: Final = 64 * 1024
+CONNECTIONS_MAX: Final = 16
+REQUEST_TIMEOUT_S: Final = 5.0
+STEPS_QUEUED_MAX: Final = 1_000
+PATH_BYTES_MAX: Final = 100
+"""What fits into an address of a Unix socket (108 bytes), and a little room."""
+CLOSE_TIMEOUT_S: Final = 2.0
+
+
+class GetStatus(msgspec.Struct, frozen=True, tag="status"):
+    """What runs? The answer is a `ClusterStatus` (status.py)."""
+
+
+class AwaitReady(msgspec.Struct, frozen=True, tag="await_ready"):
+    """Answer once the cluster serves, with its status."""
+
+
+class StopCluster(msgspec.Struct, frozen=True, tag="stop_cluster"):
+    """Stop all nodes, and then yourself."""
+
+
+class AddNode(msgspec.Struct, frozen=True, tag="add_node"):
+    """Add a node, with a vote or without."""
+
+    voter: bool = False
+
+
+class ReplaceNode(msgspec.Struct, frozen=True, tag="replace_node"):
+    """Put a new, empty node in the place of one whose data is lost."""
+
+    node_id: int
+
+
+class StopNode(msgspec.Struct, frozen=True, tag="stop_node"):
+    """Stop a node until it is started again; `forget`: it will not be, and is not the cluster's."""
+
+    node_id: int
+    forget: bool = False
+
+
+class StartNode(msgspec.Struct, frozen=True, tag="start_node"):
+    """Start a node that was stopped."""
+
+    node_id: int
+
+
+Request: TypeAlias = (
+    GetStatus | AwaitReady | StopCluster | AddNode | ReplaceNode | StopNode | StartNode
+)
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """Something was done, or happened."""
+
+    text: str
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The request is carried out; `result` is JSON."""
+
+    result: Any = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The request cannot be carried out."""
+
+    message: str
+    hint: str | None = None
+
+
+Answer: TypeAlias = Step | Done | Failed
+Tell: TypeAlias = Callable[[str], None]
+Handler: TypeAlias = Callable[[Request], Awaitable[Any]]
+
+_REQUEST: Final = msgspec.json.Decoder(Request)
+_ANSWER: Final = msgspec.json.Decoder(Answer)
+
+
+class ControlServer:
+    """Answers commands. What `tell` is given goes to everyone who waits for an answer."""
+
+    def __init__(self, handle: Handler) -> None:
+        self._handle = handle
+        self._server: asyncio.Server | None = None
+        self._listeners: dict[asyncio.Task[None], asyncio.Queue[str]] = {}
+
+    async def start(self, path: Path) -> None:
+        """Listen. Only the manager may: it replaces a socket left behind. Raises OSError."""
+        listening = _listening(path)
+        try:
+            self._server = await asyncio.start_unix_server(
+                self._serve, sock=listening, limit=LINE_BYTES_MAX
+            )
+        except BaseException:
+            listening.close()
+            raise
+
+    async def close(self, path: Path) -> None:
+        """Listen no more, and let answers that are being written go out."""
+        if self._server is None:
+            return
+        self._server.close()
+        _remove(path)
+        if self._listeners:
+            _, late = await asyncio.wait(list(self._listeners), timeout=CLOSE_TIMEOUT_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def tell(self, text: str) -> None:
+        """Tell everyone who waits for an answer."""
+        for queue in self._listeners.values():
+            # Nobody reads so slowly that it matters; and if so, the log has it.
+            with suppress(asyncio.QueueFull):
+                queue.put_nowait(text)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            if len(self._listeners) >= CONNECTIONS_MAX:
+                await _write(writer, Failed("the manager is busy with other commands"))
+                return
+            queue: asyncio.Queue[str] = asyncio.Queue(STEPS_QUEUED_MAX)
+            self._listeners[task] = queue
+            await self._converse(reader, writer, queue)
+        except (OSError, asyncio.CancelledError) as error:
+            # Whoever asked has gone, or the manager ends; what was begun is not undone by it.
+            logger.debug("a command went away: %r", error)
+        finally:
+            self._listeners.pop(task, None)
+            writer.close()
+
+    async def _converse(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        steps: asyncio.Queue[str],
+    ) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                request = _REQUEST.decode(await reader.readline())
+        except (TimeoutError, ValueError, msgspec.DecodeError) as error:
+            await _write(writer, Failed(f"the manager does not understand the request: {error}"))
+            return
+        # On its own: a change that has begun must not end because its spectator leaves.
+        work = asyncio.ensure_future(self._answer(request))
+        saying = asyncio.ensure_future(self._say(writer, steps))
+        try:
+            await asyncio.wait({work, saying}, return_when=asyncio.FIRST_COMPLETED)
+            answer = await asyncio.shield(work)
+        finally:
+            saying.cancel()
+            await asyncio.gather(saying, return_exceptions=True)
+        while not steps.empty():
+            await _write(writer, Step(steps.get_nowait()))
+        await _write(writer, answer)
+
+    async def _say(self, writer: asyncio.StreamWriter, steps: asyncio.Queue[str]) -> None:
+        while True:
+            await _write(writer, Step(await steps.get()))
+
+    async def _answer(self, request: Request) -> Done | Failed:
+        try:
+            return Done(await self._handle(request))
+        except ClusterError as error:
+            return Failed(str(error), error.hint)
+        except OSError as error:
+            return Failed(f"the manager failed: {error}")
+        except Exception as error:
+            # A mistake of ours must not leave a command waiting, or end the manager of a cluster
+            # that runs.
+            logger.exception("request %r failed", request)
+            return Failed(f"the manager failed: {error!r}", "Its log has more.")
+
+
+async def ask(path: Path, request: Request) -> AsyncIterator[Answer]:
+    """Send the manager a request; its answers, the last of which is Done or Failed.
+
+    Raises OSError if nobody listens, and ClusterError if the manager ends without an answer.
+    """
+    with _address(path) as address:
+        reader, writer = await asyncio.open_unix_connection(address, limit=LINE_BYTES_MAX)
+    try:
+        writer.write(msgspec.json.encode(request) + b"\n")
+        await writer.drain()
+        async for answer in answers(reader):
+            yield answer
+    finally:
+        writer.close()
+
+
+async def answers(reader: asyncio.StreamReader) -> AsyncIterator[Answer]:
+    """The answers on a stream, the last of which is Done or Failed. Raises ClusterError."""
+    while True:
+        try:
+            line = await reader.readline()
+        except (OSError, ValueError) as error:
+            raise ClusterError(f"the manager's answer was cut off: {error}") from error
+        if not line.endswith(b"\n"):
+            raise ClusterError("the manager ended without an answer")
+        try:
+            answer = _ANSWER.decode(line)
+        except msgspec.DecodeError as error:
+            raise ClusterError(f"the manager's answer cannot be read: {error}") from error
+        yield answer
+        if not isinstance(answer, Step):
+            return
+
+
+def answer_line(answer: Answer) -> bytes:
+    """An answer as a line. Steps are cut to what a line may hold."""
+    line = msgspec.json.encode(answer) + b"\n"
+    if len(line) < LINE_BYTES_MAX:
+        return line
+    shorter: Answer = (
+        Step(answer.text[:1_000]) if isinstance(answer, Step) else Failed("the answer is too long")
+    )
+    return msgspec.json.encode(shorter) + b"\n"
+
+
+async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    writer.write(answer_line(answer))
+    await writer.drain()
+
+
+def _listening(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    try:
+        path.unlink(missing_ok=True)
+        with _address(path) as address:
+            made.bind(address)
+        path.chmod(0o600)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _remove(path: Path) -> None:
+    # One that is left behind does no harm.
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """An address for the socket, by way of its directory's descriptor if the path is too long."""
+    if len(os.fsencode(path)) <= PATH_BYTES_MAX:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)

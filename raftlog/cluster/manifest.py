@@ -1,0 +1,225 @@
+"""The manifest: which nodes a local cluster has, where they listen, and how they are started. Pure.
+
+It is the only thing that says so: processes come and go, and a cluster that is down is started
+again from it. Ids are never given twice, because the metadata may remember a node that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from raftlog.cluster.errors import ClusterError
+
+FORMAT_VERSION: Final = 1
+NODES_MAX: Final = 32
+"""On one machine: what `--join` and a list of servers may name."""
+BASE_PORT_DEFAULT: Final = 8082
+HOST_DEFAULT: Final = "127.0.0.1"
+NODES_DEFAULT: Final = 3
+MANAGED_FLAGS: Final = (
+    "--data-dir", "--node-id", "--listen", "--advertised", "--voters", "--join",
+    "--cluster-secret", "--cluster-secret-file", "--flush", "--show-settings", "--health-port",
+)  # fmt: skip
+"""Settings of a node that are the manager's business, or cannot be the same for all."""
+
+Flush = Literal["sync", "async"]
+Port = Annotated[int, Meta(ge=1, le=65_535)]
+
+
+class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One node of the cluster."""
+
+    node_id: Annotated[int, Meta(ge=1)]
+    port: Port
+    directory: str
+    """Name of its data directory, within the cluster's."""
+    joined: bool = False
+    """Whether it joined the cluster; else it is one of the voters that began it."""
+    stopped: bool = False
+    """Whether somebody stopped it on purpose, so that it is not started with the others."""
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The cluster, as it is to be."""
+
+    created: str
+    host: str
+    flush: Flush
+    arguments: tuple[str, ...]
+    """Further arguments of `raftlog serve`, the same for every node."""
+    voters: str
+    """The voters that began the cluster, as `raftlog serve --voters` takes them."""
+    nodes: Annotated[tuple[NodeEntry, ...], Meta(min_length=1, max_length=NODES_MAX)]
+    next_node_id: int
+    version: Literal[1] = FORMAT_VERSION
+
+    def node(self, node_id: int) -> NodeEntry:
+        """The node of that id. Raises ClusterError."""
+        for entry in self.nodes:
+            if entry.node_id == node_id:
+                return entry
+        listed = ", ".join(str(entry.node_id) for entry in self.nodes)
+        raise ClusterError(f"there is no node {node_id} in this cluster: it has {listed}")
+
+    def address(self, entry: NodeEntry) -> str:
+        """Where the node is reached, `host:port`."""
+        return host_port(self.host, entry.port)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the nodes are reached, those that are to run first."""
+        return tuple(self.address(entry) for entry in sorted(self.nodes, key=lambda e: e.stopped))
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `up` is asked for. None: as the cluster is, or the default for a new one."""
+
+    nodes: int | None = None
+    base_port: int | None = None
+    """The first node's port, the others' follow; 0: free ones."""
+    host: str | None = None
+    flush: Flush | None = None
+    arguments: tuple[str, ...] | None = None
+
+    def check(self) -> None:
+        """Raise ClusterError, in words for who gave them, if these cannot be."""
+        if self.nodes is not None and not 1 <= self.nodes <= NODES_MAX:
+            raise ClusterError(f"a local cluster has 1 to {NODES_MAX} nodes, not {self.nodes}")
+        if self.base_port is not None and not 0 <= self.base_port <= 65_535:
+            raise ClusterError(f"{self.base_port} is not a port")
+        for word in self.arguments or ():
+            if word.partition("=")[0] in MANAGED_FLAGS:
+                raise ClusterError(
+                    f"{word.partition('=')[0]} is set by the manager, for each node its own",
+                    "`raftlog cluster up --help` shows what can be chosen.",
+                )
+
+
+def new_manifest(plan: Plan, ports: Sequence[int], created: str) -> Manifest:
+    """A cluster that begins with one voter for each of the ports."""
+    host = plan.host or HOST_DEFAULT
+    nodes = tuple(
+        NodeEntry(node_id, port, directory_name(node_id))
+        for node_id, port in enumerate(ports, start=1)
+    )
+    voters = ",".join(f"{entry.node_id}@{host_port(host, entry.port)}" for entry in nodes)
+    return Manifest(
+        created=created,
+        host=host,
+        flush=plan.flush or "sync",
+        arguments=plan.arguments or (),
+        voters=voters,
+        nodes=nodes,
+        next_node_id=len(nodes) + 1,
+    )
+
+
+def revised(manifest: Manifest, plan: Plan) -> Manifest:
+    """An existing cluster, with what `up` may change of it. Raises ClusterError for the rest."""
+    if plan.nodes is not None and plan.nodes != len(manifest.nodes):
+        raise ClusterError(
+            f"the cluster has {len(manifest.nodes)} nodes, not {plan.nodes}",
+            "Leave out --nodes to start it as it is; `raftlog cluster add-node` adds one.",
+        )
+    if plan.host is not None and plan.host != manifest.host:
+        raise ClusterError(
+            f"the cluster's nodes know each other at {manifest.host}, not {plan.host}",
+            "Leave out --host to start it as it is.",
+        )
+    if plan.base_port and plan.base_port not in (entry.port for entry in manifest.nodes):
+        ports = ", ".join(str(entry.port) for entry in manifest.nodes)
+        raise ClusterError(
+            f"the cluster's nodes know each other by the ports {ports}, not by {plan.base_port}",
+            "Leave out --base-port to start it as it is.",
+        )
+    return replace(
+        manifest,
+        flush=plan.flush or manifest.flush,
+        arguments=manifest.arguments if plan.arguments is None else plan.arguments,
+    )
+
+
+def with_new_node(manifest: Manifest, port: int) -> tuple[Manifest, NodeEntry]:
+    """The cluster with one more node, which joins it. Raises ClusterError."""
+    if len(manifest.nodes) >= NODES_MAX:
+        raise ClusterError(f"a local cluster has at most {NODES_MAX} nodes")
+    node_id = manifest.next_node_id
+    entry = NodeEntry(node_id, port, directory_name(node_id), joined=True)
+    return replace(manifest, nodes=(*manifest.nodes, entry), next_node_id=node_id + 1), entry
+
+
+def without_node(manifest: Manifest, node_id: int) -> Manifest:
+    """The cluster without a node; its id is not given again. Raises ClusterError."""
+    gone = manifest.node(node_id)
+    if len(manifest.nodes) == 1:
+        raise ClusterError(
+            f"node {node_id} is the only one: without it there is no cluster",
+            "`raftlog cluster add-node` adds another.",
+        )
+    return replace(manifest, nodes=tuple(entry for entry in manifest.nodes if entry is not gone))
+
+
+def with_stopped(manifest: Manifest, node_id: int, *, stopped: bool) -> Manifest:
+    """The cluster, remembering whether a node is stopped on purpose. Raises ClusterError."""
+    manifest.node(node_id)
+    return replace(
+        manifest,
+        nodes=tuple(
+            replace(entry, stopped=stopped) if entry.node_id == node_id else entry
+            for entry in manifest.nodes
+        ),
+    )
+
+
+def serve_arguments(
+    manifest: Manifest, entry: NodeEntry, data_dir: str, secret_file: str, *, has_begun: bool
+) -> list[str]:
+    """The command line of `raftlog serve` for a node.
+
+    A node that has begun knows from its data directory who it is and where it belongs.
+    """
+    own = ["--data-dir", data_dir, "--flush", manifest.flush, *manifest.arguments]
+    if has_begun:
+        return own
+    if entry.joined:
+        others = [manifest.address(other) for other in manifest.nodes if other is not entry]
+        how = ["--join", ",".join(others)]
+    else:
+        how = ["--voters", manifest.voters]
+    return [
+        *own,
+        *("--node-id", str(entry.node_id), "--listen", manifest.address(entry)),
+        *("--cluster-secret-file", secret_file),
+        *how,
+    ]
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """The manifest as a file holds it: JSON that a person can read."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+
+
+def decoded(content: bytes, where: str) -> Manifest:
+    """The inverse of `encoded`. Raises ClusterError."""
+    try:
+        return msgspec.json.decode(content, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise ClusterError(
+            f"{where} cannot be read: {error}",
+            "If a newer version wrote it, use that one; else restore the file.",
+        ) from error
+
+
+def directory_name(node_id: int) -> str:
+    """The name of a node's data directory."""
+    return f"node-{node_id}"
+
+
+def host_port(host: str, port: int) -> str:
+    """`host:port`, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

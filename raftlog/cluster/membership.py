@@ -1,0 +1,139 @@
+"""Changes of who belongs to the cluster, by its HTTP interface, each carried through to its end.
+
+A change that was asked for may have happened though the answer was lost (the controller may die
+over it). So each of these looks first, asks, and looks again, until it is so or time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from raftlog_client import Admin, NodeInfo, RaftlogClientError, ServerError
+
+from raftlog.cluster.errors import ClusterError
+from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND
+
+CHANGE_TIMEOUT_S: Final = 30.0
+MOVE_TIMEOUT_S: Final = 3_600.0
+"""Replicas are copied in the background meanwhile; who does not want to wait may leave."""
+REQUEST_TIMEOUT_MS: Final = 5_000
+RETRY_S: Final = 0.2
+MOVE_POLL_S: Final = 0.5
+
+
+@asynccontextmanager
+async def admin_of(addresses: Sequence[str]) -> AsyncIterator[Admin]:
+    """An admin client that talks to nodes that are not ready, too."""
+    admin = Admin(bootstrap_servers=list(addresses), request_timeout_ms=REQUEST_TIMEOUT_MS)
+    await admin.start(needs_ready_node=False)
+    try:
+        yield admin
+    finally:
+        await admin.close()
+
+
+async def voter_ids(admin: Admin) -> set[int]:
+    """Who has a vote. Raises RaftlogClientError."""
+    return {voter.node_id for voter in (await admin.describe_quorum()).voters}
+
+
+async def give_vote(admin: Admin, node_id: int) -> None:
+    """See to it that a node has a vote. Raises ClusterError."""
+
+    async def is_so() -> bool:
+        return node_id in await voter_ids(admin)
+
+    await _carry_through(f"node {node_id} has no vote yet", is_so, lambda: admin.add_voter(node_id))
+
+
+async def take_vote(admin: Admin, node_id: int) -> None:
+    """See to it that a node has no vote. Raises ClusterError."""
+
+    async def is_so() -> bool:
+        return node_id not in await voter_ids(admin)
+
+    await _carry_through(
+        f"node {node_id} still has a vote", is_so, lambda: admin.remove_voter(node_id)
+    )
+
+
+async def forget(admin: Admin, node_id: int) -> None:
+    """See to it that the cluster does not know a node any more, which is stopped and has no vote.
+
+    Raises ClusterError: in particular if the node still holds replicas.
+    """
+
+    async def is_so() -> bool:
+        known = await node(admin, node_id)
+        return known is None or known.broker_epoch is None
+
+    async def ask() -> None:
+        known = await node(admin, node_id)
+        if known is not None and known.fenced is False:
+            return  # not found dead yet, which takes a session timeout
+        try:
+            await admin.remove_node(node_id)
+        except ServerError as error:
+            if error.entry is not NOT_FOUND:
+                raise
+
+    await _carry_through(f"the cluster still knows node {node_id}", is_so, ask)
+
+
+async def forget_if_empty(admin: Admin, node_id: int) -> bool:
+    """Have the cluster forget a node; False if it refuses: the node holds something.
+
+    Raises ClusterError.
+    """
+
+    async def is_so() -> bool:
+        known = await node(admin, node_id)
+        return known is None or known.fenced is not False
+
+    async def wait() -> None:
+        """A session timeout passes before it is found dead."""
+
+    await _carry_through(f"node {node_id} is not found dead", is_so, wait)
+    try:
+        await admin.remove_node(node_id)
+    except ServerError as error:
+        return error.entry is NOT_FOUND
+    except RaftlogClientError:
+        return False
+    return True
+
+
+async def node(admin: Admin, node_id: int) -> NodeInfo | None:
+    """What the cluster knows of a node. Raises RaftlogClientError."""
+    nodes = await admin.describe_nodes()
+    return next((known for known in nodes if known.node_id == node_id), None)
+
+
+async def _carry_through(
+    what: str,
+    is_so: Callable[[], Awaitable[bool]],
+    ask: Callable[[], Awaitable[None]],
+) -> None:
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + CHANGE_TIMEOUT_S
+    reason: RaftlogClientError | None = None
+    while True:
+        try:
+            if await is_so():
+                return
+            await ask()
+        except RaftlogClientError as error:
+            # A refusal may be for the moment (another change is under way, it has not caught up).
+            reason = error
+            if not (error.retriable or error.outcome_unknown or _is_refusal(error)):
+                raise ClusterError(f"{what}: {error}") from error
+        if loop.time() >= deadline_s:
+            raise ClusterError(f"{what}: {reason or 'it takes too long'}") from reason
+        await asyncio.sleep(RETRY_S)
+
+
+def _is_refusal(error: RaftlogClientError) -> bool:
+    return isinstance(error, ServerError) and error.entry is ILLEGAL_STATE

@@ -1,0 +1,55 @@
+"""A process that is started and asked like `raftlog serve`, and does nothing.
+
+Files in its data directory tell it how to behave: `die` (say so and exit with 9), `busy` (answer
+that it is not ready). Node 2 is the controller.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+CONTROLLER = 2
+
+
+def main(arguments: list[str]) -> None:
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    directory = Path(given["--data-dir"])
+    directory.mkdir(exist_ok=True)
+    if (directory / "die").exists():
+        sys.exit("I was told to die")
+    identity = directory / "directory.json"
+    if identity.exists():
+        assert "--voters" not in given and "--join" not in given, "it has begun already"
+        given = {**json.loads(identity.read_text()), **given}
+    identity.write_text(json.dumps(given))
+    node_id = int(given["--node-id"])
+    host, port = given["--listen"].rsplit(":", 1)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/ready":
+                busy = (directory / "busy").exists()
+                self._answer(503 if busy else 200, {"message": "I am busy." if busy else ""})
+            else:
+                view = {"node_id": node_id, "leader_id": CONTROLLER, "term": 1}
+                self._answer(200, {**view, "is_active": node_id == CONTROLLER})
+
+        def _answer(self, status: int, document: Any) -> None:
+            body = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,16 @@
+"""Waiting for what processes will do, with an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+PATIENCE_S = 20.0
+POLL_S = 0.005
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return once the condition holds; TimeoutError if it does not within 20 s."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - another process sets no event
+            await asyncio.sleep(POLL_S)
