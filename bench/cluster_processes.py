@@ -12,10 +12,11 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bench.node import SERVE, NodeProcess
 
@@ -28,12 +29,25 @@ PORTS: Final = range(20_000, 32_000)
 SECRET_VARIABLE: Final = "RAFTLOG_CLUSTER_SECRET"
 
 
+class Place(NamedTuple):
+    """Where a node runs: its address, and the command that takes it there."""
+
+    host: str
+    prefix: tuple[str, ...] = ()
+
+
+LOOPBACK: Final = Place("127.0.0.1")
+
+
 class NoLeaderError(Exception):
     """No leader became active in time. `str()` tells what each node said last."""
 
 
 class ClusterProcesses:
-    """`count` voters, numbered from 1, and whoever joined since. Use it as a context manager."""
+    """`count` voters, numbered from 1, and whoever joined since. Use it as a context manager.
+
+    The first of them run in `places`, all others on loopback.
+    """
 
     def __init__(
         self,
@@ -44,16 +58,19 @@ class ClusterProcesses:
         secret: str | None = None,
         program: Sequence[str] = SERVE,
         arguments: Sequence[str] = (),
+        places: Sequence[Place] = (),
     ) -> None:
         self.directory = directory
         self.secret = secret or secrets.token_hex(16)
         self._flush = flush
         self._program = tuple(program)
         self._arguments = tuple(arguments)
+        self._places = tuple(places)
         self._used_ports: set[int] = set()
         ports = [self._free_port() for _ in range(count)]
         self.voters = ",".join(
-            f"{node_id}@127.0.0.1:{port}" for node_id, port in enumerate(ports, start=1)
+            f"{node_id}@{self._place(node_id).host}:{port}"
+            for node_id, port in enumerate(ports, start=1)
         )
         self.nodes: dict[int, NodeProcess] = {
             node_id: self.process(node_id, "--voters", self.voters, port=port)
@@ -76,6 +93,8 @@ class ClusterProcesses:
             arguments=("--node-id", str(node_id), *self._arguments, *arguments),
             environment={SECRET_VARIABLE: secret or self.secret},
             program=self._program,
+            prefix=self._place(node_id).prefix,
+            host=self._place(node_id).host,
         )
 
     def start(self) -> int:
@@ -200,8 +219,10 @@ class ClusterProcesses:
 
     def close(self) -> None:
         """End all processes, whatever state they are in. Data and logs stay."""
-        for node in self.nodes.values():
-            node.kill()
+        with ExitStack() as stack:
+            # All of them, even if one of them does not end.
+            for node in self.nodes.values():
+                stack.callback(node.kill)
 
     def __enter__(self) -> ClusterProcesses:
         return self
@@ -213,6 +234,9 @@ class ClusterProcesses:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _place(self, node_id: int) -> Place:
+        return self._places[node_id - 1] if node_id <= len(self._places) else LOOPBACK
 
     def _answers(self, node_id: int) -> bool:
         try:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import uvloop
 from raftlog_client import Consumer, Producer, TopicPartition
@@ -46,7 +48,13 @@ async def until(due: float) -> None:
 
 
 async def open_loop(
-    node: NodeProcess, topic: str, rate: int, seconds: float, *, consume: bool
+    servers: str,
+    topic: str,
+    rate: int,
+    seconds: float,
+    *,
+    consume: bool,
+    partitions: int = PARTITIONS,
 ) -> Samples:
     """Send `rate` 100-byte records a second on schedule; `consume`: while a consumer reads them."""
     samples = Samples()
@@ -59,7 +67,7 @@ async def open_loop(
 
     async def read(consumer: Consumer) -> None:
         async for record in consumer:
-            number = int(record.value[:20])
+            number = int((record.value or b"")[:20])
             if number >= warm_up:
                 samples.end_to_end.append(time.perf_counter() - due[number])
             unread.discard(number)
@@ -67,17 +75,17 @@ async def open_loop(
                 all_read.set()
                 return
 
-    def acknowledged(number: int, future: asyncio.Future[object]) -> None:
+    def acknowledged(number: int, future: asyncio.Future[Any]) -> None:
         if future.cancelled() or future.exception() is not None:
             samples.errors += 1
         elif number >= warm_up:
             samples.publish.append(time.perf_counter() - due[number])
 
     async with (
-        Consumer(bootstrap_servers=node.address, auto_offset_reset="earliest") as consumer,
-        Producer(bootstrap_servers=node.address, linger_ms=0) as producer,
+        Consumer(bootstrap_servers=servers, auto_offset_reset="earliest") as consumer,
+        Producer(bootstrap_servers=servers, linger_ms=0) as producer,
     ):
-        consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])
+        consumer.assign([TopicPartition(topic, number) for number in range(partitions)])
         reader = asyncio.create_task(read(consumer)) if consume else None
         start = time.perf_counter() + 0.2
         for number in range(count):
@@ -86,7 +94,7 @@ async def open_loop(
             if number >= warm_up:
                 samples.publish_delay.append(max(0.0, time.perf_counter() - due[number]))
             future = await producer.send(topic, b"%020d" % number + filler)
-            future.add_done_callback(lambda f, n=number: acknowledged(n, f))
+            future.add_done_callback(partial(acknowledged, number))
         async with asyncio.timeout(DRAIN_TIMEOUT_S):
             await producer.flush()
             if reader is not None:
@@ -109,12 +117,12 @@ def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
     for run_number in range(runs):
         topic = f"latency-{run_number}"
         node.create_topic(topic, PARTITIONS)
-        samples = uvloop.run(open_loop(node, topic, rate, seconds, consume=False))
+        samples = uvloop.run(open_loop(node.address, topic, rate, seconds, consume=False))
         publish = Latencies.from_seconds(samples.publish)
         delay = Latencies.from_seconds(samples.publish_delay)
         node.delete_topic(topic)
         node.create_topic(topic, PARTITIONS)
-        both = uvloop.run(open_loop(node, topic, rate, seconds, consume=True))
+        both = uvloop.run(open_loop(node.address, topic, rate, seconds, consume=True))
         end_to_end = Latencies.from_seconds(both.end_to_end)
         for result, latencies, name in (
             (results[0], publish, "50pct"),

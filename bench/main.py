@@ -10,9 +10,13 @@ import click
 
 from bench import footprint, latency, limits, quorum, rest, throughput
 from bench.node import running_node
+from bench.replication import suite as cluster
+from bench.replication.cluster import Options
 from bench.report import Result, machine, plot, print_table, write_json
 
-SUITES = ("limits", "throughput", "latency", "rest", "footprint", "quorum")
+SUITES = ("limits", "throughput", "latency", "rest", "footprint", "quorum", "cluster")
+QUICK_SCALE = 0.1
+QUICK_TRIALS = 3
 
 
 @click.command()
@@ -21,17 +25,52 @@ SUITES = ("limits", "throughput", "latency", "rest", "footprint", "quorum")
 @click.option("--scale", default=1.0, show_default=True, help="Size of the workloads.")
 @click.option("--flush", default="sync", type=click.Choice(["sync", "async"]), show_default=True)
 @click.option(
+    "--only",
+    multiple=True,
+    help=f"Part of the cluster suite, or how such begin: {', '.join(cluster.PARTS)}.",
+)
+@click.option("--trials", default=30, show_default=True, help="Of each fault, in `cluster`.")
+@click.option("--gb", default=1.0, show_default=True, help="What a follower misses, in `cluster`.")
+@click.option(
+    "--perf", is_flag=True, help="Show where time goes (`cluster --only produce`), by perf too."
+)
+@click.option("--quick", is_flag=True, help="One short run of everything: figures of no weight.")
+@click.option(
     "--output", default="bench/results", show_default=True, type=click.Path(path_type=Path)
 )
-def main(suites: tuple[str, ...], runs: int, scale: float, flush: str, output: Path) -> None:
+def main(  # noqa: PLR0917 - click passes them by name
+    suites: tuple[str, ...],
+    runs: int,
+    scale: float,
+    flush: str,
+    only: tuple[str, ...],
+    trials: int,
+    gb: float,
+    perf: bool,
+    quick: bool,
+    output: Path,
+) -> None:
     """Measure raftlog on this machine. All SUITES unless some are named."""
+    if quick:
+        runs, scale = 1, scale * QUICK_SCALE
+        trials, gb = min(trials, QUICK_TRIALS), gb * QUICK_SCALE
+    try:
+        parts = cluster.chosen(only)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--only") from None
+    options = Options(flush, runs, scale, trials, gb, with_perf=perf)
     facts = machine()
     print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, flush={flush}")
     results: list[Result] = []
+    failed: list[str] = []
     for suite in suites or SUITES:
         print(f"-- {suite}", flush=True)
         if suite == "limits":
             results += limits.run(runs=runs, scale=scale)
+            continue
+        if suite == "cluster":
+            found, failed = cluster.run(parts, options)
+            results += found
             continue
         if suite in {"footprint", "quorum"}:
             module = {"footprint": footprint, "quorum": quorum}[suite]
@@ -40,11 +79,14 @@ def main(suites: tuple[str, ...], runs: int, scale: float, flush: str, output: P
         with running_node(flush) as node:
             loaded = {"throughput": throughput, "latency": latency, "rest": rest}[suite]
             results += loaded.run(node, runs=runs, scale=scale)
-    print_table(results)
     command = shlex.join(["scripts/bench", *sys.argv[1:]])
-    write_json(output / "results.json", results, command, flush)
-    plot(output / "results.png", results)
-    print(f"\n{command}\nwritten: {output}/results.json, {output}/results.png")
+    if results:
+        print_table(results)
+        write_json(output / "results.json", results, command, flush)
+        plot(output / "results.png", results)
+        print(f"\n{command}\nwritten: {output}/results.json, {output}/results.png")
+    if failed:
+        raise click.ClickException(f"these failed, see above: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

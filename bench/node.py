@@ -30,7 +30,8 @@ class NodeProcess:
 
     `arguments` and `environment` are added to what every node is given at its first start.
     `program` may take the place of `raftlog serve`; then its input and output are pipes
-    (bench/quorum_node.py).
+    (bench/quorum_node.py). `prefix` goes before it: a command that ends in becoming the node, such
+    as `ip netns exec NAME`; `host` is where the node listens then.
     """
 
     def __init__(
@@ -42,20 +43,24 @@ class NodeProcess:
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         program: Sequence[str] = SERVE,
+        prefix: Sequence[str] = (),
+        host: str = "127.0.0.1",
     ) -> None:
         self.data_dir = data_dir
         self.flush = flush
+        self.host = host
         self.port = port or free_port()
         self.arguments = tuple(arguments)
         self.environment = dict(environment or {})
         self.program = tuple(program)
+        self.prefix = tuple(prefix)
         self.is_paused = False
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
         """`host:port`, as clients take it."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -109,7 +114,7 @@ class NodeProcess:
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self.program, "--data-dir", str(self.data_dir), *arguments],
+                [*self.prefix, *self.program, "--data-dir", str(self.data_dir), *arguments],
                 env={**inherited, **environment},
                 stdin=subprocess.DEVNULL if self.program == SERVE else subprocess.PIPE,
                 stdout=log if self.program == SERVE else subprocess.PIPE,
@@ -157,8 +162,12 @@ class NodeProcess:
 
     def cpu_seconds(self) -> float:
         """Processor time used so far, user and system."""
+        return sum(self.cpu_times())
+
+    def cpu_times(self) -> tuple[float, float]:
+        """Processor time used so far: user, system."""
         times = self._inspect().cpu_times()
-        return float(times.user + times.system)
+        return float(times.user), float(times.system)
 
     def create_topic(
         self, name: str, partitions: int, configs: dict[str, str] | None = None

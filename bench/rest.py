@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import cast
 
 import uvloop
@@ -95,7 +96,7 @@ async def drive(port: int, topic: str, records: int, seconds: float) -> list[_Co
     for _ in range(CONNECTIONS):
         done: asyncio.Future[None] = loop.create_future()
         _, connection = await loop.create_connection(
-            lambda done=done: _Connection(request, deadline, done), "127.0.0.1", port
+            partial(_Connection, request, deadline, done), "127.0.0.1", port
         )
         connections.append(connection)
         finished.append(done)

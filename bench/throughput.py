@@ -1,4 +1,4 @@
-"""Throughput of one Python process against one node: produce and consume."""
+"""Throughput of one Python process against one node or a cluster: produce and consume."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from itertools import repeat
+from typing import Any
 
 import uvloop
 from raftlog_client import Consumer, Producer, TopicPartition
@@ -24,24 +25,24 @@ def payload(size_bytes: int) -> bytes:
     return pattern[:size_bytes]
 
 
-async def send_many(node: NodeProcess, topic: str, size_bytes: int, count: int) -> float:
+async def send_many(servers: str, topic: str, size_bytes: int, count: int) -> float:
     """Seconds to hand `count` values to `send_many` and have all of them acknowledged."""
     value = payload(size_bytes)
-    async with Producer(bootstrap_servers=node.address) as producer:
+    async with Producer(bootstrap_servers=servers) as producer:
         await producer.send_many(topic, [value])
         started = time.perf_counter()
         await producer.send_many(topic, repeat(value, count))
         return time.perf_counter() - started
 
 
-async def awaited_sends(node: NodeProcess, topic: str, size_bytes: int, count: int) -> float:
+async def awaited_sends(servers: str, topic: str, size_bytes: int, count: int) -> float:
     """Seconds to `send` each record and await each record's own future, in windows."""
     value = payload(size_bytes)
-    async with Producer(bootstrap_servers=node.address) as producer:
+    async with Producer(bootstrap_servers=servers) as producer:
         await producer.send_and_wait(topic, value)
         send = producer.send
         started = time.perf_counter()
-        outstanding: list[asyncio.Future[object]] = []
+        outstanding: list[asyncio.Future[Any]] = []
         for window in _windows(count):
             previous, outstanding = outstanding, [await send(topic, value) for _ in range(window)]
             for future in previous:
@@ -56,28 +57,28 @@ def _windows(count: int) -> Iterator[int]:
         yield min(SEND_WINDOW, count - start)
 
 
-async def consume_many(node: NodeProcess, topic: str, count: int) -> float:
+async def consume_many(servers: str, topic: str, count: int, partitions: int = PARTITIONS) -> float:
     """Seconds to read `count` records by `getmany`, looking at every value."""
-    async with _consumer(node, topic) as consumer:
+    async with _consumer(servers, topic, partitions) as consumer:
         seen = length = 0
         started = time.perf_counter()
         while seen < count:
             for records in (await consumer.getmany(timeout_ms=5000)).values():
                 seen += len(records)
                 for record in records:
-                    length += len(record.value)
+                    length += len(record.value or b"")
         elapsed = time.perf_counter() - started
     assert length > 0
     return elapsed
 
 
-async def consume_each(node: NodeProcess, topic: str, count: int) -> float:
+async def consume_each(servers: str, topic: str, count: int, partitions: int = PARTITIONS) -> float:
     """Seconds to read `count` records by `async for`."""
-    async with _consumer(node, topic) as consumer:
+    async with _consumer(servers, topic, partitions) as consumer:
         seen = length = 0
         started = time.perf_counter()
         async for record in consumer:
-            length += len(record.value)
+            length += len(record.value or b"")
             seen += 1
             if seen >= count:
                 break
@@ -86,9 +87,9 @@ async def consume_each(node: NodeProcess, topic: str, count: int) -> float:
     return elapsed
 
 
-def _consumer(node: NodeProcess, topic: str) -> Consumer:
-    consumer = Consumer(bootstrap_servers=node.address, auto_offset_reset="earliest")
-    consumer.assign([TopicPartition(topic, partition) for partition in range(PARTITIONS)])
+def _consumer(servers: str, topic: str, partitions: int) -> Consumer:
+    consumer = Consumer(bootstrap_servers=servers, auto_offset_reset="earliest")
+    consumer.assign([TopicPartition(topic, partition) for partition in range(partitions)])
     return consumer
 
 
@@ -116,16 +117,16 @@ def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
         topic, large_topic = f"small-{run_number}", f"large-{run_number}"
         node.create_topic(topic, PARTITIONS)
         node.create_topic(large_topic, PARTITIONS)
-        seconds = uvloop.run(send_many(node, topic, 100, small_count))
+        seconds = uvloop.run(send_many(node.address, topic, 100, small_count))
         results[0].runs.append(small_count / seconds)
-        seconds = uvloop.run(awaited_sends(node, topic, 100, send_count))
+        seconds = uvloop.run(awaited_sends(node.address, topic, 100, send_count))
         results[1].runs.append(send_count / seconds)
-        seconds = uvloop.run(send_many(node, large_topic, 1000, large_count))
+        seconds = uvloop.run(send_many(node.address, large_topic, 1000, large_count))
         results[2].runs.append(large_count * 1000 / seconds / 1e6)
-        seconds = uvloop.run(consume_many(node, topic, small_count))
+        seconds = uvloop.run(consume_many(node.address, topic, small_count))
         results[3].runs.append(small_count / seconds)
         each = int(small_count / 2)
-        seconds = uvloop.run(consume_each(node, topic, each))
+        seconds = uvloop.run(consume_each(node.address, topic, each))
         results[4].runs.append(each / seconds)
         node.delete_topic(topic)
         node.delete_topic(large_topic)

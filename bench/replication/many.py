@@ -1,0 +1,167 @@
+"""Many partitions: how soon all write again after a node died, and what an idle cluster costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from functools import partial
+from itertools import repeat
+from typing import Any, Final
+
+from raftlog_client import Producer
+
+from bench.replication.cluster import (
+    NODES,
+    PARTITIONS,
+    Cluster,
+    Meter,
+    Options,
+    Row,
+    run_workload,
+    running_cluster,
+)
+from bench.report import Result
+from bench.throughput import payload
+
+TOPICS: Final = 10
+PARTITIONS_EACH: Final = 100
+IDLE_S: Final = 30.0
+SETTLE_S: Final = 5.0
+LOAD_RECORDS: Final = 200_000
+"""By topic, at scale 1."""
+SEED: Final = 41
+
+
+def partitions(options: Options) -> list[Result]:
+    """1,000 partitions: failover, idle processor, memory."""
+    count = TOPICS * PARTITIONS_EACH
+    names = [f"many-{number}" for number in range(TOPICS)]
+    parameters = {"topics": TOPICS, "partitions": count, "replicas": NODES}
+    led = Result(f"cluster: {count:,} partitions, failover", "s", [], 2.0, True, parameters)
+    every = Result(f"cluster: {count:,} partitions, all write again", "s", [], None, True)
+    created = Result(f"cluster: {count:,} partitions, created and in sync", "s", [], None, True)
+    with running_cluster(options.flush) as cluster:
+        started = time.perf_counter()
+        run_workload(_create(cluster, names))
+        created.runs.append(time.perf_counter() - started)
+        cost = _idle(cluster, f"{count:,} partitions", options)
+        run_workload(_load(cluster, names, max(1_000, int(LOAD_RECORDS * options.scale))))
+        loaded = Result(
+            f"cluster: {count:,} partitions, RSS after load", "MiB", [], 120, True, parameters
+        )
+        loaded.runs.append(max(cluster.rss_mib().values()))
+        loaded.details["by node"] = cluster.rss_mib()
+        randomness = random.Random(SEED)
+        for run in range(options.runs):
+            seconds, all_seconds, details = run_workload(_fail(cluster, names, randomness))
+            print(f"   failover: led {seconds:.2f} s, all {all_seconds:.2f} s; {details}")
+            led.runs.append(seconds)
+            every.runs.append(all_seconds)
+            led.details[f"run {run + 1}"] = details
+    return [led, every, created, *cost, loaded]
+
+
+def idle(options: Options) -> list[Result]:
+    """16 partitions: idle processor, memory idle and after load."""
+    with running_cluster(options.flush) as cluster:
+        run_workload(_create(cluster, ["few"], PARTITIONS))
+        cost = _idle(cluster, f"{PARTITIONS} partitions", options)
+        run_workload(_load(cluster, ["few"], max(1_000, int(1_000_000 * options.scale))))
+        loaded = Result(f"cluster: {PARTITIONS} partitions, RSS after load", "MiB", [], 120, True)
+        loaded.runs.append(max(cluster.rss_mib().values()))
+        loaded.details["by node"] = cluster.rss_mib()
+    return [*cost, loaded]
+
+
+async def _create(cluster: Cluster, names: list[str], each: int = PARTITIONS_EACH) -> None:
+    for name in names:
+        await cluster.create_topic(name, each)
+
+
+async def _load(cluster: Cluster, names: list[str], count: int) -> None:
+    async with Producer(bootstrap_servers=cluster.servers) as producer:
+        for name in names:
+            await producer.send_many(name, repeat(payload(100), count))
+    await cluster.wait_in_sync(names)
+
+
+def _idle(cluster: Cluster, what: str, options: Options) -> list[Result]:
+    """The processor time of all nodes together, and the memory of the largest."""
+    seconds = IDLE_S if options.scale >= 1 else max(5.0, IDLE_S * options.scale)
+    given = {"seconds": seconds}
+    cpu = Result(f"cluster: {what}, idle CPU of 3 nodes", "% of a core", [], 5.0, True, given)
+    rss = Result(f"cluster: {what}, idle RSS a node", "MiB", [], 120, True, given)
+    time.sleep(SETTLE_S)
+    for run in range(options.runs):
+        meter = Meter(cluster)
+        time.sleep(seconds)
+        used = meter.used()
+        used.pop("client")
+        percent = {name: sum(times) / seconds * 100 for name, times in used.items()}
+        cpu.runs.append(sum(percent.values()))
+        cpu.details[f"run {run + 1}"] = {
+            "percent": percent,
+            "controller": cluster.processes.leader(),
+            "load average": os.getloadavg()[0],
+        }
+        rss.runs.append(max(cluster.rss_mib().values()))
+        rss.details[f"run {run + 1}"] = cluster.rss_mib()
+    return [cpu, rss]
+
+
+async def _fail(
+    cluster: Cluster, names: list[str], randomness: random.Random
+) -> tuple[float, float, dict[str, object]]:
+    """Seconds from a kill until all partitions that the node led, and all there are, have written.
+
+    Each is sent one record right after the kill; the client repeats it until it is acknowledged.
+    """
+    await cluster.wait_settled(names)
+    rows = await cluster.known(names)
+    by_leader = {
+        node_id: sum(row.leader == node_id for row in rows) for node_id in range(1, NODES + 1)
+    }
+    most = max(by_leader.values())
+    victim = randomness.choice([one for one, number in by_leader.items() if number == most])
+    controller = await asyncio.to_thread(cluster.processes.leader)
+    done: dict[Row, float] = {}
+
+    def acknowledged(row: Row, _future: asyncio.Future[Any]) -> None:
+        done[row] = time.perf_counter() - started
+
+    started = 0.0
+    async with Producer(bootstrap_servers=cluster.servers) as producer:
+        for row in rows:
+            await producer.send(row.topic, b"before", partition=row.partition)
+        await producer.flush()
+        started = time.perf_counter()
+        cluster.processes.nodes[victim].process.send_signal(signal.SIGKILL)
+        futures = []
+        for row in rows:
+            future = await producer.send(row.topic, b"after", partition=row.partition)
+            future.add_done_callback(partial(acknowledged, row))
+            futures.append(future)
+        await asyncio.gather(*futures)
+    led = [seconds for row, seconds in done.items() if row.leader == victim]
+
+    def restart() -> None:
+        cluster.processes.kill(victim)
+        cluster.processes.restart(victim)
+        cluster.processes.nodes[victim].wait_ready()
+
+    healed = time.perf_counter()
+    await asyncio.to_thread(restart)
+    await cluster.wait_settled(names)
+    return (
+        max(led),
+        max(done.values()),
+        {
+            "victim": victim,
+            "led": len(led),
+            "was controller": victim == controller,
+            "whole after": time.perf_counter() - healed,
+        },
+    )

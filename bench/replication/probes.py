@@ -1,0 +1,191 @@
+"""Probers: they keep trying to write to every partition, and note when each acknowledged.
+
+A probe leaves on schedule whether or not earlier ones were answered, so that one which waits for a
+dead node does not hide that another would have been served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from bisect import bisect_left
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final, Protocol
+
+from raftlog_client import Producer
+
+from bench.register_client import KeptConnection, NotSentError, OutcomeLostError
+
+PERIOD_S: Final = 0.005
+"""Of the client's probes of each partition."""
+HTTP_PERIOD_S: Final = 0.09
+"""Of each node's probes of each partition; those of the nodes alternate."""
+HTTP_TIMEOUT_S: Final = 3.0
+PROBES_WAITING_MAX: Final = 8
+"""By node and partition: as many unanswered requests over HTTP at once, then it takes no more."""
+DELIVERY_TIMEOUT_MS: Final = 60_000
+FIRST_TIMEOUT_S: Final = 30.0
+CHECK_S: Final = 0.005
+VALUE: Final = b"0123456789" * 10
+
+
+class Acknowledgements:
+    """By partition, when probes were sent and when they were acknowledged."""
+
+    def __init__(self, partitions: int) -> None:
+        self._acked: list[list[float]] = [[] for _ in range(partitions)]
+        self._newest_sent = [0.0] * partitions
+        self.errors: Counter[str] = Counter()
+        """What probes failed by, in short."""
+        self.late_s_max = 0.0
+        """How late the prober itself was at most: what a busy machine adds to every figure."""
+
+    def note(self, partition: int, sent: float, acked: float) -> None:
+        """A probe is acknowledged. In the order of the acknowledgements."""
+        self._acked[partition].append(acked)
+        self._newest_sent[partition] = max(self._newest_sent[partition], sent)
+
+    def clear(self) -> None:
+        """Forget what went before, but for each partition's last acknowledgement."""
+        for times in self._acked:
+            del times[:-1]
+        self.errors.clear()
+        self.late_s_max = 0.0
+
+    def has_all_since(self, moment: float) -> bool:
+        """Whether every partition has acknowledged a probe that was sent after that moment."""
+        return all(sent > moment for sent in self._newest_sent)
+
+    def gaps(self, start: float, end: float) -> list[float]:
+        """By partition, the longest time without acknowledgement that touches [start, end]."""
+        found = []
+        for times in self._acked:
+            first = max(bisect_left(times, start) - 1, 0)
+            inside = [*times[first : bisect_left(times, end)], end]
+            if inside[0] > start:
+                inside.insert(0, start)
+            found.append(max(late - early for early, late in pairwise(inside)))
+        return found
+
+
+async def wait_all_since(seen: Acknowledgements, moment: float, timeout_s: float) -> bool:
+    """Wait until all partitions acknowledged something sent after `moment`; whether in time."""
+    deadline = time.perf_counter() + timeout_s
+    while not seen.has_all_since(moment):
+        if time.perf_counter() > deadline:
+            return False
+        await asyncio.sleep(CHECK_S)
+    return True
+
+
+class Prober(Protocol):
+    """Probes all partitions of a topic until cancelled."""
+
+    async def __call__(
+        self, addresses: dict[int, str], topic: str, seen: Acknowledgements, partitions: int
+    ) -> None:
+        """Probe."""
+
+
+async def by_client(
+    addresses: dict[int, str], topic: str, seen: Acknowledgements, partitions: int
+) -> None:
+    """Probe as programs do: by the Python client, which is told all addresses."""
+
+    def settled(partition: int, sent: float, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            return
+        if (error := future.exception()) is not None:
+            seen.errors[f"{type(error).__name__}: {error!s:.80}"] += 1
+        else:
+            seen.note(partition, sent, time.perf_counter())
+
+    servers = ",".join(addresses.values())
+    async with Producer(
+        bootstrap_servers=servers, delivery_timeout_ms=DELIVERY_TIMEOUT_MS
+    ) as producer:
+        due = time.perf_counter()
+        try:
+            while True:
+                for partition in range(partitions):
+                    sent = time.perf_counter()
+                    future = await producer.send(topic, VALUE, partition=partition)
+                    future.add_done_callback(partial(settled, partition, sent))
+                due += PERIOD_S
+                now = time.perf_counter()
+                seen.late_s_max = max(seen.late_s_max, now - due)
+                due = max(due, now - PERIOD_S)
+                await asyncio.sleep(due - now)
+        except asyncio.CancelledError:
+            await producer.close(timeout_ms=1_000)
+            raise
+
+
+async def by_http(
+    addresses: dict[int, str], topic: str, seen: Acknowledgements, partitions: int
+) -> None:
+    """Probe as `curl` does: any node is asked, whoever leads, and no answer is not repeated."""
+    body = json.dumps({"records": [{"value": "0123456789" * 10}]}).encode()
+    idle: dict[tuple[int, int], list[KeptConnection]] = {}
+    waiting: Counter[tuple[int, int]] = Counter()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def probe(node_id: int, partition: int) -> None:
+        lane = node_id, partition
+        kept = idle.setdefault(lane, [])
+        connection = kept.pop() if kept else KeptConnection(addresses[node_id])
+        sent = time.perf_counter()
+        path = f"/topics/{topic}/partitions/{partition}"
+        try:
+            answer = await connection.request("POST", path, body, timeout_s=HTTP_TIMEOUT_S)
+        except (NotSentError, OutcomeLostError) as error:
+            seen.errors[f"{type(error).__name__}: {error}"] += 1
+            return
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        finally:
+            waiting[lane] -= 1
+        kept.append(connection)
+        if (refusal := _refusal(answer.status, answer.body)) is None:
+            seen.note(partition, sent, time.perf_counter())
+        else:
+            seen.errors[refusal] += 1
+
+    try:
+        due = time.perf_counter()
+        while True:
+            for node_id in addresses:
+                for partition in range(partitions):
+                    if waiting[node_id, partition] < PROBES_WAITING_MAX:
+                        waiting[node_id, partition] += 1
+                        task = asyncio.create_task(probe(node_id, partition))
+                        tasks.add(task)
+                        task.add_done_callback(tasks.discard)
+                due += HTTP_PERIOD_S / len(addresses)
+                now = time.perf_counter()
+                seen.late_s_max = max(seen.late_s_max, now - due)
+                due = max(due, now - HTTP_PERIOD_S)
+                await asyncio.sleep(due - now)
+    finally:
+        for task in list(tasks):
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()
+
+
+def _refusal(status: int, body: bytes) -> str | None:
+    """Why a record was not written; None if it was."""
+    if status != 200:
+        return f"{status}: {body[:80].decode(errors='replace')}"
+    written = json.loads(body)["offsets"][0]
+    if written.get("error_code") is None and written.get("offset") is not None:
+        return None
+    return f"{written.get('error_code')}: {written.get('error')!s:.60}"

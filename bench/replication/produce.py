@@ -1,0 +1,178 @@
+"""Throughput of one Python process against three nodes: produce, and consume against one node.
+
+`acks=all` counts only if it was the acknowledgement of three: a replica that fell out of sync
+during a run makes the others faster, so what is in sync at its end is written down beside the rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bench.node import NodeProcess, running_node
+from bench.replication import profile
+from bench.replication.cluster import (
+    MIN_ISR,
+    NODES,
+    PARTITIONS,
+    Cluster,
+    Meter,
+    Options,
+    run_workload,
+    running_cluster,
+)
+from bench.report import Result
+from bench.throughput import awaited_sends, consume_each, consume_many, send_many
+
+Send = Callable[[str, str, int, int], Coroutine[Any, Any, float]]
+
+SMALL_BYTES: Final = 100
+LARGE_BYTES: Final = 1_000
+
+
+@dataclass(slots=True)
+class Workload:
+    """One way to produce, and its figures."""
+
+    name: str
+    send: Send
+    record_bytes: int
+    count: int
+    """Records of a run at scale 1."""
+    goal: float | None = None
+    flush: str | None = None
+    """The topic's own setting; None: the nodes'."""
+    rate: Result = field(init=False)
+    node_cpu: Result = field(init=False)
+    client_cpu: Result = field(init=False)
+
+    def __post_init__(self) -> None:
+        parameters = {
+            "nodes": NODES,
+            "replicas": NODES,
+            "acks": "all",
+            "min.insync.replicas": MIN_ISR,
+            "partitions": PARTITIONS,
+            "record_bytes": self.record_bytes,
+            "records": self.count,
+            "flush of the topic": self.flush,
+        }
+        unit = "MB/s" if self.record_bytes == LARGE_BYTES else "records/s"
+        name = f"cluster: {self.name}"
+        self.rate = Result(name, unit, [], self.goal, parameters=parameters)
+        self.node_cpu = Result(f"{name}: CPU of 3 nodes", "ms/MB", [], None, True)
+        self.client_cpu = Result(f"{name}: CPU of the client", "ms/MB", [], None, True)
+
+    @property
+    def results(self) -> list[Result]:
+        """Rate and cost."""
+        return [self.rate, self.node_cpu, self.client_cpu]
+
+    async def run(self, cluster: Cluster, topic: str, scale: float) -> None:
+        """One run on a topic of its own."""
+        count = max(1_000, int(self.count * scale))
+        configs = {} if self.flush is None else {"flush": self.flush}
+        await cluster.create_topic(topic, PARTITIONS, configs)
+        meter = Meter(cluster)
+        seconds = await self.send(cluster.servers, topic, self.record_bytes, count)
+        used = meter.used()
+        in_sync = min(len(row.isr) for row in await cluster.known([topic]))
+        await cluster.wait_in_sync([topic])
+        await cluster.delete_topic(topic)
+        self.note(count, seconds, used, in_sync)
+
+    def note(
+        self, count: int, seconds: float, used: dict[str, tuple[float, float]], in_sync: int
+    ) -> None:
+        """Add a run to the figures."""
+        megabytes = count * self.record_bytes / 1e6
+        cost = {
+            name: {
+                "user ms/MB": user / megabytes * 1000,
+                "system ms/MB": system / megabytes * 1000,
+                "share of a core": (user + system) / seconds,
+            }
+            for name, (user, system) in used.items()
+        }
+        nodes = sum(sum(times) for name, times in used.items() if name != "client")
+        self.rate.runs.append((megabytes if self.rate.unit == "MB/s" else count) / seconds)
+        self.node_cpu.runs.append(nodes / megabytes * 1000)
+        self.client_cpu.runs.append(sum(used["client"]) / megabytes * 1000)
+        self.rate.details[f"run {len(self.rate.runs)}"] = {
+            "seconds": seconds,
+            "replicas in sync at the end": in_sync,
+            "processor": cost,
+        }
+        shares = ", ".join(
+            f"{name} {one['user ms/MB']:.1f}+{one['system ms/MB']:.1f}"
+            for name, one in cost.items()
+        )
+        print(
+            f"   {self.name}: {self.rate.runs[-1]:,.0f} {self.rate.unit}, {in_sync} in sync; "
+            f"CPU ms/MB user+system: {shares}",
+            flush=True,
+        )
+
+
+def workloads() -> list[Workload]:
+    """All of them, in turn within each run."""
+    return [
+        Workload("send_many 1 KB", send_many, LARGE_BYTES, 500_000, 150),
+        Workload("send_many 100 B", send_many, SMALL_BYTES, 2_000_000, 500_000),
+        Workload("awaited send 1 KB", awaited_sends, LARGE_BYTES, 200_000),
+        Workload("awaited send 100 B", awaited_sends, SMALL_BYTES, 600_000),
+        Workload("send_many 1 KB, flush=async", send_many, LARGE_BYTES, 500_000, flush="async"),
+        Workload("send_many 100 B, flush=async", send_many, SMALL_BYTES, 2_000_000, flush="async"),
+    ]
+
+
+def produce(options: Options) -> list[Result]:
+    """Throughput of producers, and what a megabyte costs each process."""
+    found = workloads()
+    with running_cluster(options.flush) as cluster:
+        for run in range(options.runs):
+            for number, workload in enumerate(found):
+                run_workload(workload.run(cluster, f"produce-{number}-{run}", options.scale))
+    if options.with_perf:
+        profile.produce(options)
+    return [result for workload in found for result in workload.results]
+
+
+def consume(options: Options) -> list[Result]:
+    """Throughput of consumers, on a cluster and on one node in turn: the ratio counts."""
+    count = max(10_000, int(2_000_000 * options.scale))
+    parameters = {"partitions": PARTITIONS, "record_bytes": SMALL_BYTES, "records": count}
+    names = ("getmany", "async for")
+    rates: dict[tuple[str, str], Result] = {
+        (place, name): Result(
+            f"{place}: consume {name} 100 B", "records/s", [], None, parameters=parameters
+        )
+        for name in names
+        for place in ("cluster", "one node")
+    }
+    with running_cluster(options.flush) as cluster, running_node(options.flush) as node:
+        run_workload(_fill(cluster, node, count))
+        for _ in range(options.runs):
+            for name, read in zip(names, (consume_many, consume_each), strict=True):
+                for place, servers in (("cluster", cluster.servers), ("one node", node.address)):
+                    seconds = run_workload(read(servers, "read", count, PARTITIONS))
+                    rates[place, name].runs.append(count / seconds)
+    ratios = [
+        Result(
+            f"cluster / one node: consume {name}",
+            "ratio",
+            [rates["cluster", name].median / rates["one node", name].median],
+            0.8,
+        )
+        for name in names
+    ]
+    return [*rates.values(), *ratios]
+
+
+async def _fill(cluster: Cluster, node: NodeProcess, count: int) -> None:
+    node.create_topic("read", PARTITIONS)
+    await cluster.create_topic("read")
+    for servers in (node.address, cluster.servers):
+        await send_many(servers, "read", SMALL_BYTES, count)
+    await cluster.wait_in_sync(["read"])

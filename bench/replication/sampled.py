@@ -1,0 +1,69 @@
+"""A node that writes down where its Python code spends processor time.
+
+    python -m bench.replication.sampled serve --data-dir DIR ...
+
+A timer of processor time interrupts the main thread; the frame it meets is counted. What a C
+function takes counts for the line that called it. Threads are not looked at, but what they use
+advances the timer, too. SIGUSR1 begins it, and ends it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+INTERVAL_S: Final = 0.002
+SAMPLES_VARIABLE: Final = "BENCH_SAMPLES"
+SERVE_SAMPLED: Final = (sys.executable, "-m", "bench.replication.sampled", "serve")
+
+
+@contextmanager
+def sampling(samples: dict[str, int]) -> Iterator[None]:
+    """Count the frames of the main thread while the block runs."""
+
+    def sample(_number: int, frame: FrameType | None) -> None:
+        if frame is not None:
+            code = frame.f_code
+            where = f"{'/'.join(Path(code.co_filename).parts[-2:])}:{frame.f_lineno} {code.co_name}"
+            samples[where] = samples.get(where, 0) + 1
+
+    before = signal.signal(signal.SIGPROF, sample)
+    signal.setitimer(signal.ITIMER_PROF, INTERVAL_S, INTERVAL_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def main() -> None:
+    """Run the command line as it is; sample from one SIGUSR1 to the next, then write."""
+    from raftlog.cli.main import main as command  # noqa: PLC0415 - the nodes' own import time
+
+    path = Path(os.environ[SAMPLES_VARIABLE])
+    samples: dict[str, int] = {}
+    running = ExitStack()
+    is_on = False
+
+    def switch(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_on
+        is_on = not is_on
+        if is_on:
+            running.enter_context(sampling(samples))
+        else:
+            running.close()
+            path.write_text(json.dumps(samples))
+
+    signal.signal(signal.SIGUSR1, switch)
+    command()
+
+
+if __name__ == "__main__":
+    main()

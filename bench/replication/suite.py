@@ -1,0 +1,71 @@
+"""Which benchmarks of the cluster there are, and how they are run one after the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from bench.replication import catch_up, gaps, lone, many, produce
+from bench.replication.cluster import Options
+from bench.report import Result
+
+PARTS: Final[dict[str, Callable[[Options], list[Result]]]] = {
+    "produce": produce.produce,
+    "latency": lone.latency,
+    "consume": produce.consume,
+    "gap-kill": gaps.gap_kill,
+    "gap-pause": gaps.gap_pause,
+    "gap-cut": gaps.gap_cut,
+    "gap-move": gaps.gap_move,
+    "gap-rolling": gaps.gap_rolling,
+    "catch-up": catch_up.catch_up,
+    "partitions": many.partitions,
+    "idle": many.idle,
+}
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The parts that these names mean: their own, or all that begin so. ValueError: none does."""
+    for name in names:
+        if not any(part.startswith(name) for part in PARTS):
+            raise ValueError(f"{name!r} is none of {', '.join(PARTS)}")
+    return [part for part in PARTS if not names or any(part.startswith(name) for name in names)]
+
+
+def run(names: Sequence[str], options: Options) -> tuple[list[Result], list[str]]:
+    """The figures of these parts, and the parts that failed: the others are run all the same."""
+    results: list[Result] = []
+    failed: list[str] = []
+    with _terminable():
+        for name in names:
+            load = os.getloadavg()[0]
+            print(f"-- cluster: {name} (load average before: {load:.1f})", flush=True)
+            try:
+                found = PARTS[name](options)
+            except Exception:  # reported in full, and by the exit code
+                traceback.print_exc()
+                failed.append(name)
+                continue
+            for result in found:
+                result.details["load average before"] = load
+            results += found
+    return results, failed
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the program as Ctrl-C does: with all that it started ended, too."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

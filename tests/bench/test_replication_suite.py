@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bench import main as program
+from bench.replication import sampled, suite
+from bench.replication.catch_up import Paced
+from bench.replication.cluster import Options
+from bench.replication.produce import Workload
+from bench.report import Result
+from bench.throughput import send_many
+from tests.bench.fakes import fake_cluster
+
+
+def good(_options: Options) -> list[Result]:
+    return [Result("good", "s", [1.0])]
+
+
+def bad(_options: Options) -> list[Result]:
+    raise RuntimeError("broken")
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = suite.PARTS
+    monkeypatch.setattr(suite, "PARTS", {"bad": bad, "good": good})
+    assert parts is not suite.PARTS
+
+
+def test_parts_are_chosen_by_how_their_names_begin() -> None:
+    assert suite.chosen([]) == list(suite.PARTS)
+    assert suite.chosen(["gap-m", "produce"]) == ["produce", "gap-move"]
+    assert len(suite.chosen(["gap"])) == 5
+    with pytest.raises(ValueError, match="nonsense"):
+        suite.chosen(["gap", "nonsense"])
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_part_that_fails_is_told_and_leaves_the_others_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    results, failed = suite.run(["bad", "good"], Options())
+    assert [result.name for result in results] == ["good"]
+    assert failed == ["bad"]
+    assert "broken" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("parts")
+def test_the_command_writes_what_there_is_and_fails_if_a_part_did(tmp_path: Path) -> None:
+    done = CliRunner().invoke(program.main, ["cluster", "--quick", "--output", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "these failed, see above: bad" in done.output
+    assert '"good"' in (tmp_path / "results.json").read_text()
+
+
+def test_an_unknown_part_is_wrong_usage() -> None:
+    assert CliRunner().invoke(program.main, ["cluster", "--only", "nonsense"]).exit_code == 2
+
+
+def test_sigterm_ends_the_suite_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminated(_options: Options) -> list[Result]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(suite, "PARTS", {"terminated": terminated})
+    with pytest.raises(KeyboardInterrupt):
+        suite.run(["terminated"], Options())
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_all_nodes_are_ended_even_if_one_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(tmp_path)
+    kill = cluster.nodes[1].kill
+
+    def refuse() -> None:
+        kill()
+        raise TimeoutError
+
+    try:
+        with pytest.raises(TimeoutError), cluster:
+            cluster.start()
+            monkeypatch.setattr(cluster.nodes[1], "kill", refuse)
+        assert not any(node.is_running for node in cluster.nodes.values())
+    finally:
+        for node in (cluster.nodes[2], cluster.nodes[3]):
+            node.kill()
+
+
+def test_processor_time_is_told_by_process_and_megabyte() -> None:
+    workload = Workload("w", send_many, 1_000, 1)
+    used = {"node1": (1.0, 0.5), "node2": (0.5, 0.0), "client": (0.25, 0.25)}
+    workload.note(100_000, 2.0, used, 3)
+    assert workload.rate.runs == [50.0]
+    assert workload.node_cpu.runs == [20.0]
+    assert workload.client_cpu.runs == [5.0]
+    told = workload.rate.details["run 1"]["processor"]["node1"]
+    assert told == {"user ms/MB": 10.0, "system ms/MB": 5.0, "share of a core": 0.75}
+
+
+def test_the_pace_between_two_moments_is_what_was_acknowledged_between_them() -> None:
+    paced = Paced([(0.0, 1_000_000), (1.0, 3_000_000), (2.0, 5_000_000), (9.0, 6_000_000)])
+    assert paced.rate_mb_s(0.0, 2.0) == 2.0
+    assert paced.rate_mb_s(3.0, 9.0) == 0.0
+    assert paced.total() == 6_000_000
+
+
+def test_sampling_counts_frames_and_leaves_no_timer_behind() -> None:
+    samples: dict[str, int] = {}
+    before = signal.getsignal(signal.SIGPROF)
+    with sampled.sampling(samples):
+        while not samples:
+            pass
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGPROF) == before
+    assert any("test_replication_suite.py" in where for where in samples)

@@ -1,0 +1,93 @@
+"""Nodes killed, paused and restarted under load (rows 1 to 3 and 11 of the design's fault matrix).
+
+The long version, with random faults for minutes, is scripts/soak.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.cluster_processes import ClusterProcesses
+from bench.soak.faults import Nemesis
+from tests.integration.faulted import NODES, Load, hurt
+
+ALONE_S = 0.5
+UNDER_WAY_MAX = 30
+"""Sends of a tenth of a second; in half a second there would be 150."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    """Three voters with an active leader, all ready."""
+    with ClusterProcesses(tmp_path_factory.mktemp("data") / "cluster", 3) as processes:
+        processes.start()
+        yield processes
+
+
+async def leader(load: Load) -> int:
+    (found,) = await Nemesis.leader(load.nemesis)
+    return found
+
+
+def test_promise_1_a_killed_leader_and_then_all_killed_cost_no_acknowledged_record(
+    cluster: ClusterProcesses, tmp_path: Path
+) -> None:
+    async def act(load: Load) -> None:
+        victim = await leader(load)
+        cluster.kill(victim)
+        await load.until_led_without(victim)
+        await load.progress()
+        await load.back(victim)
+        cluster.kill(*NODES)
+        await load.back(*NODES)
+
+    hurt(cluster, "killed", tmp_path, act)
+
+
+def test_promise_7_a_leader_that_was_paused_past_its_session_commits_nothing(
+    cluster: ClusterProcesses, tmp_path: Path
+) -> None:
+    async def act(load: Load) -> None:
+        victim = await leader(load)
+        cluster.pause(victim)
+        try:
+            await load.until_led_without(victim)
+            await load.progress()
+        finally:
+            cluster.resume(victim)
+        await load.whole()
+        await load.progress()
+
+    hurt(cluster, "paused-leader", tmp_path, act)
+
+
+def test_a_rolling_restart_is_no_error_to_the_client(
+    cluster: ClusterProcesses, tmp_path: Path
+) -> None:
+    async def act(load: Load) -> None:
+        for node_id in NODES:
+            await asyncio.to_thread(cluster.nodes[node_id].stop)
+            await load.back(node_id)
+
+    load = hurt(cluster, "rolled", tmp_path, act)
+    told = [error for error in load.account.errors if "client-" in error]
+    assert told == []
+
+
+def test_promise_6_a_replica_that_is_alone_acknowledges_nothing_and_nothing_is_lost(
+    cluster: ClusterProcesses, tmp_path: Path
+) -> None:
+    async def act(load: Load) -> None:
+        _, *others = NODES
+        cluster.kill(*others)
+        # What was under way may still be acknowledged; then nothing is.
+        acknowledged = load.acknowledged
+        await asyncio.sleep(ALONE_S)
+        assert load.acknowledged - acknowledged <= UNDER_WAY_MAX
+        await load.back(*others)
+
+    hurt(cluster, "alone", tmp_path, act)
