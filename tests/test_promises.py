@@ -18,7 +18,8 @@ from raftlog.record.errors import NO_LEADER, NOT_ENOUGH_REPLICAS, LogError
 from raftlog.replication.leading import Leading
 from raftlog.replication.partition import Acks, Partition
 from tests.checker.history import Send
-from tests.simulation.data.clients import Consumer, ask, encode
+from tests.simulation.data.clients import ask, encode
+from tests.simulation.data.consumers import Consumer
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
 from tests.simulation.data.mistakes import MISTAKES, Mistake
 from tests.simulation.life import NodeDiedError

@@ -183,6 +183,7 @@ class QuorumStore(SnapshotStore):
             # A crash may have left records that were written and not synced. They are about to be
             # shown to others, so they must not be lost any more.
             self._file.sync()
+            self._last_index = content.last_index
             self._not_rewritten = content
 
     def _replace_journal(self, content: JournalContent) -> None:

@@ -267,6 +267,19 @@ def test_start_on_a_full_disk_shows_what_is_durable_and_writes_once_there_is_roo
         assert same(journal, after(loaded.journal, entry(3, 5)))
 
 
+def test_snapshot_may_be_taken_after_a_start_without_room_to_rewrite_the_journal() -> None:
+    disk = SimulatedDisk()
+    store, _ = opened(disk)
+    store.write([entry(2, 1), entry(3, 1)])
+    disk.fail_next("append", JOURNAL, DiskFullError)
+    store, loaded = opened(disk)
+    meta = SnapshotMeta(3, 1, VOTERS)
+    assert store.save_snapshot(meta, PIECES)
+    store, journal = reopened(disk)
+    assert store.snapshot is not None and store.snapshot.index == 3
+    assert same(journal, loaded.journal)
+
+
 def test_first_start_needs_a_working_disk() -> None:
     disk = SimulatedDisk(capacity_bytes=10)
     with pytest.raises(DiskFullError):
