@@ -227,7 +227,8 @@ class ReplicaChecker:
                 f"{high_watermark} in leader epoch {epoch}"
             )
         replica.epoch, replica.high_watermark = epoch, high_watermark
-        if is_leader:
+        if is_leader and core.controller.broker_epoch is not None:
+            # One that has no room to be registered lets its last metadata's records be read only.
             self._acts(key, shared, epoch, life)
         if high_watermark > replica.checked_to:
             self._check_committed(key, shared, replica)

@@ -36,6 +36,7 @@ DECOMMISSION_S: Final = (1.0, 8.0)
 REPEATED: Final = "recreated"
 """The topic that is deleted and created again."""
 REPEATED_SENDS: Final = 6
+WIPED_REASONS: Final = ("another data directory", "is not registered in this cluster any more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +111,15 @@ class Operators(Recurring):
             self.data.parts.append(part)
 
     def unexpected_endings(self) -> tuple[str, ...]:
-        """Of nodes; those with a wiped disk end until they have been taken out."""
+        """Of nodes; those with a wiped disk end until they have been taken out.
+
+        And once more, if somebody who was not answered takes out what has just come back.
+        """
         return tuple(
             ending.reason
             for ending in self.data.nodes.endings
             if ending.node_id not in self._ever_wiped
-            or "another data directory" not in ending.reason
+            or not any(reason in ending.reason for reason in WIPED_REASONS)
         )
 
     # Helpers
