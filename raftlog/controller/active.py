@@ -76,13 +76,12 @@ class _Reign:
     """What this node knows as the active controller, from one time on in one term.
 
     A node may be active, not any more, and again in the same term. What it proposed before may be
-    committed yet: before all of its log of the beginning (`first_index`) is applied, a reign knows
+    committed yet: before all of its log of the beginning is applied, a reign knows
     nothing, and gives no lease.
     """
 
-    def __init__(self, term: int, first_index: int, sessions: Sessions, upkeep: Upkeep) -> None:
+    def __init__(self, term: int, sessions: Sessions, upkeep: Upkeep) -> None:
         self.term = term
-        self.first_index = first_index
         self.sessions = sessions
         self.upkeep = upkeep
         self.retry_at = -math.inf
@@ -150,8 +149,7 @@ class ActiveController:
         image = self._image
         if reign is None or confirmed_age_s > self._settings.session_timeout_s:
             return _refusal(heartbeat, RefusalReason.NOT_ACTIVE, "This node is no controller.")
-        behind = self._quorum.applied_index < reign.first_index
-        if behind or heartbeat.broker_epoch > image.applied_index:
+        if self._is_behind(reign) or heartbeat.broker_epoch > image.applied_index:
             return _refusal(heartbeat, RefusalReason.NOT_ACTIVE, "The controller is behind.")
         broker = image.brokers.get(heartbeat.broker_id)
         if broker is None:
@@ -194,7 +192,7 @@ class ActiveController:
         """Act, for ever. Whatever it raises is a broken invariant, and must end the node."""
         while True:
             reign = self._follow_reign()
-            if reign is not None and self._quorum.applied_index < reign.first_index:
+            if reign is not None and self._is_behind(reign):
                 reign.retry_at = self._clock.monotonic() + CATCH_UP_S
             elif reign is not None and self._clock.monotonic() >= reign.retry_at:
                 try:
@@ -232,11 +230,15 @@ class ActiveController:
                     sessions.lost(broker.broker_id, broker.broker_epoch, image, now)
             # The controller before may have died between a change and what has to follow it.
             upkeep = Upkeep(self._settings, image, now)
-            self._reign = _Reign(self._quorum.term, last_index, sessions, upkeep)
+            self._reign = _Reign(self._quorum.term, sessions, upkeep)
             logger.info(
                 "node %d is the active controller of term %d", self._broker_id, self._quorum.term
             )
         return self._reign
+
+    def _is_behind(self, reign: _Reign) -> bool:
+        """Whether something of the log that the reign began with is not applied yet."""
+        return self._quorum.applied_index < reign.sessions.first_index
 
     def _confirmed_age_s(self) -> float:
         """For how long, at most, there can have been another controller; inf if nobody knows."""

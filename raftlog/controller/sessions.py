@@ -75,7 +75,8 @@ class Sessions:
         self._sessions: dict[BrokerId, _Session] = {}
         self._looked_at = now
         self._grace_end = now + settings.grace_s
-        self._first_index = first_index
+        self.first_index = first_index
+        """Before it is applied, nothing is known."""
         self._followed_index = -1
         self._look(image, now)
 
@@ -192,7 +193,7 @@ class Sessions:
                 self._sessions[broker_id] = _Session(
                     broker_epoch=broker.broker_epoch,
                     heard_at=now,
-                    required_index=max(broker.broker_epoch, self._first_index),
+                    required_index=max(broker.broker_epoch, self.first_index),
                 )
         if len(self._sessions) > len(image.brokers):
             for broker_id in sorted(self._sessions.keys() - image.brokers.keys()):

@@ -33,6 +33,8 @@ from raftlog.replication.forwarding_messages import (
     BODY_BYTES_MAX,
     CHANNEL,
     PROTOCOL,
+    REQUESTS_MAX,
+    WAITS_MAX,
     Answer,
     Append,
     Assembly,
@@ -54,10 +56,6 @@ from raftlog.replication.forwarding_messages import (
 )
 from raftlog.world.network import Connection, Network, NetworkError, RejectedError
 
-REQUESTS_MAX: Final = 1_000
-"""Under way to one node at once, apart from waits."""
-WAITS_MAX: Final = 1_000
-"""Waits under way to one node: readers that wait must not keep writers out."""
 BYTES_MAX: Final = 56 * 1024 * 1024
 """Asked of one node at once, bodies and what reads may bring. Below the 64 MiB at which the network
 ends a connection."""

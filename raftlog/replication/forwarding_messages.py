@@ -25,6 +25,10 @@ CHANNEL: Final = "data"
 PROTOCOL: Final = 1
 PIECE_BYTES: Final = 4 * 1024 * 1024
 HEAD_BYTES_MAX: Final = 256 * 1024
+REQUESTS_MAX: Final = 1_000
+"""Under way from one node to another at once, apart from waits: neither side goes beyond it."""
+WAITS_MAX: Final = 1_000
+"""Waits so: readers that wait must not keep writers out."""
 BODY_BYTES_MAX: Final = 48 * 1024 * 1024
 """Of one request or answer. A connection ends at 64 MiB that its peer has not read."""
 WANTS_MAX: Final = 1_000

@@ -31,6 +31,8 @@ from raftlog.replication.forwarding_messages import (
     BODY_BYTES_MAX,
     CHANNEL,
     PROTOCOL,
+    REQUESTS_MAX,
+    WAITS_MAX,
     Answer,
     Append,
     Appended,
@@ -59,9 +61,6 @@ from raftlog.replication.forwarding_messages import (
 from raftlog.replication.partition import Acks, Partition
 from raftlog.world.network import Connection, Network
 
-REQUESTS_MAX: Final = 1_000
-"""Carried out for one node at once, apart from waits."""
-WAITS_MAX: Final = 1_000
 ASSEMBLED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bodies of one caller that are held: it promises to send no more at once."""
 UNSENT_BYTES_MAX: Final = 56 * 1024 * 1024
