@@ -26,6 +26,7 @@ from raftlog.quorum.binding import (
     SyncObj,
     SyncObjConf,
 )
+from raftlog.quorum.confirmations import Confirmations
 from raftlog.quorum.core_host import CoreHost, Outlet, Timing, UnknownEntryError
 from raftlog.quorum.guards import Guards
 from raftlog.quorum.messages import (
@@ -81,6 +82,7 @@ class RaftCore:
         self._connected: set[int] = set()
         self._answering = 0
         self._sequence = 0
+        self._confirmations = Confirmations()
         self._announced = (0, 0)
         self._leader_heard_at = -math.inf
         self._prevotes = PreVoteRounds(timing.election_min_s / 2)
@@ -150,6 +152,10 @@ class RaftCore:
         """As the leader: up to where a peer's log is known to match; None for a stranger."""
         return self._so._SyncObj__raftMatchIndex.get(Node(peer)) if self.is_leader else None
 
+    def confirmed_age_s(self, peer: int) -> float:
+        """For how long, at most, a voter can have followed another leader; inf if nobody knows."""
+        return self._confirmations.age_s(peer, self._clock.monotonic())
+
     def heard_ago_s(self, peer: int) -> float | None:
         """As the leader: how long ago a peer answered."""
         at = self._so._SyncObj__lastResponseTime.get(Node(peer))
@@ -175,7 +181,9 @@ class RaftCore:
     def has_majority(self) -> bool:
         """As the leader: whether a majority has answered of late."""
         voters = self.log.voters
-        return self.is_leader and sum(map(self.is_fresh, voters.ids)) >= voters.majority
+        if not self.is_leader:
+            return False
+        return sum(self.is_fresh(each.node_id) for each in voters.voters) >= voters.majority
 
     # What happens
 
@@ -214,6 +222,7 @@ class RaftCore:
         with self._entered:
             self._connected.discard(peer)
             self._guards.forget(peer)
+            self._confirmations.forget(peer)
             self.refresh_members()
 
     def peer_dead(self, peer: int) -> None:
@@ -402,6 +411,7 @@ class RaftCore:
     def _on_append_answer(self, peer: int, message: AppendAnswer) -> None:
         if self._adopt_term(message.term) or not self._guards.answer_counts(message, self.term):
             return
+        self._confirmations.answered(peer, message.sequence)
         so, node = self._so, Node(peer)
         if not self.is_leader or node not in so._SyncObj__raftMatchIndex:
             return
@@ -487,6 +497,7 @@ class RaftCore:
                 bytes_max=APPEND_BYTES_MAX,
             )  # fmt: skip
             self._sequence += 1
+            self._confirmations.sent(peer, self._sequence, self._clock.monotonic())
             self._host.send_message(
                 peer,
                 Append(

@@ -91,7 +91,10 @@ class PeerStatus:
     match_index: int | None
     """Newest index known to be durable there; only a leader knows it of others."""
     last_heard_s: float
-    """Seconds since anything came from it."""
+    """Seconds since anything came from it, whenever it was sent."""
+    confirmed_age_s: float
+    """For how long, at most, it can have followed another leader than this member: seconds since
+    the newest append left that it has answered. inf if it has answered none."""
 
 
 class ConnectionEvent(Enum):

@@ -19,6 +19,7 @@ def peer_statuses(core: RaftCore, peers: Peers, upkeep: Upkeep) -> dict[int, Pee
             is_voter=node_id in voters,
             match_index=core.match_index(node_id),
             last_heard_s=upkeep.heard_ago_s(node_id),
+            confirmed_age_s=core.confirmed_age_s(node_id),
         )
         for node_id, hello in sorted(peers.connected.items())
     }

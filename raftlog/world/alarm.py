@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from raftlog.world.clock import Clock
 
@@ -12,33 +13,48 @@ class Alarm:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._rung = asyncio.Event()
+        self._rung = False
+        self._waiter: asyncio.Future[None] | None = None
 
     def ring(self) -> None:
         """Wake the waiter now."""
-        self._rung.set()
+        self._rung = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def wait(self, until: float | None) -> None:
         """Return at the next ring, or at that monotonic time; without one, only at a ring."""
-        if until is None:
-            await self._rung.wait()
-        elif not self._rung.is_set():
-            delay_s = until - self._clock.monotonic()
-            if delay_s <= 0:
+        if not self._rung:
+            delay_s = None if until is None else until - self._clock.monotonic()
+            if delay_s is not None and delay_s <= 0:
                 # The other tasks get their turn, too, however late we are.
                 await asyncio.sleep(0)
             else:
-                await self._either(delay_s)
-        self._rung.clear()
+                await self._woken(delay_s)
+        self._rung = False
 
-    async def _either(self, delay_s: float) -> None:
-        waits = (
-            asyncio.ensure_future(self._rung.wait()),
-            asyncio.ensure_future(self._clock.sleep(delay_s)),
-        )
+    async def _woken(self, delay_s: float | None) -> None:
+        assert self._waiter is None, "an alarm has one waiter"
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        sleeper = None
+        if delay_s is not None:
+            sleeper = loop.create_task(self._clock.sleep(delay_s))
+            sleeper.add_done_callback(partial(_slept, waiter))
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await waiter
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            self._waiter = None
+            if sleeper is not None:
+                # A sleeper that was cancelled ends in the loop's next turn: nobody need wait.
+                sleeper.cancel()
+
+
+def _slept(waiter: asyncio.Future[None], sleeper: asyncio.Task[None]) -> None:
+    if sleeper.cancelled() or waiter.done():
+        return
+    error = sleeper.exception()
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)

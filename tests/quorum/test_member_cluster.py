@@ -136,6 +136,24 @@ def test_peers_are_described() -> None:
     in_cluster(work, observers=1)
 
 
+def test_what_was_long_on_its_way_confirms_nothing_new() -> None:
+    late_s = 0.25
+
+    async def work(members: MemberWorld, leader: int) -> None:
+        peers = members.members[leader].peers()
+        assert all(0 < peer.confirmed_age_s < late_s for peer in peers.values())
+        for follower in others(members, leader):
+            members.world.network.slow(follower, leader, late_s)
+        await asyncio.sleep(2 * late_s)
+        for _ in range(10):
+            await asyncio.sleep(0.07)
+            peers = members.members[leader].peers()
+            assert all(peer.confirmed_age_s >= late_s for peer in peers.values())
+            assert all(peer.last_heard_s < late_s for peer in peers.values())
+
+    in_cluster(work)
+
+
 def test_the_directories_and_addresses_of_voters_come_into_the_log() -> None:
     async def work(members: MemberWorld, leader: int) -> None:
         del leader
