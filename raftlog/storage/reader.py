@@ -111,7 +111,11 @@ class LogReader:
                 wanted_bytes = max(cut.wanted_bytes, wanted_bytes)
                 entry = OffsetEntry(cut.next_offset, position)
                 continue
-            offset = max(segments.end_of(segment), offset)
+            segment_end = segments.end_of(segment)
+            if cut.next_offset < min(segment_end, end) and segment_end > self._core.gaps_below:
+                reason = f"the batches end at {cut.next_offset} instead of {segment_end}"
+                raise self._damaged(segment, position, cut.next_offset, reason)
+            offset = max(segment_end, offset)
             if cut.next_offset >= end or offset >= end or segment is segments.active:
                 return ReadResult(b"", end)
             # Compaction left nothing of this segment at or behind `start`.

@@ -226,15 +226,27 @@ class Segment:
 def walk(file: File, entry: OffsetEntry, end: int, target: Offset) -> OffsetEntry:
     """From a batch to the one that holds `target`, or the first behind it, or the end.
 
-    Reads headers only. Stops early at bytes that are no header: whoever reads there will say so.
-    Blocks. Raises DiskError.
+    Reads headers only. Stops early at bytes that cannot be the batch there: whoever reads there
+    will say so. Blocks. Raises DiskError.
     """
     while entry.position < end:
-        header = read_header(file, entry.position)
+        header = header_at(file, entry, end)
         if header is None or header.next_offset > target:
             break
         entry = OffsetEntry(header.next_offset, entry.position + header.size_bytes)
     return entry
+
+
+def header_at(file: File, entry: OffsetEntry, end: int) -> BatchHeader | None:
+    """The header at an entry; None if it cannot be that of a batch there, in a file of `end` bytes.
+
+    Neither length nor base offset are under the batch's CRC: a walk that went by a length that has
+    rotted would pass over good batches, and say that nothing is there. Blocks. Raises DiskError.
+    """
+    header = read_header(file, entry.position)
+    if header is None or header.base_offset < entry.base_offset:
+        return None
+    return header if entry.position + header.size_bytes <= end else None
 
 
 def read_header(file: File, position: int) -> BatchHeader | None:

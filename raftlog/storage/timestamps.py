@@ -14,7 +14,7 @@ from raftlog.record.types import Offset
 from raftlog.storage.core import LogCore
 from raftlog.storage.index import OffsetEntry
 from raftlog.storage.reader import LogReader
-from raftlog.storage.segment import Segment, read_header
+from raftlog.storage.segment import Segment, header_at
 
 DECOMPRESSED_BYTES_MAX: Final = 256 << 20
 """What the one batch that is decoded may unpack to."""
@@ -95,7 +95,7 @@ def _first_young(
         at = segment.hint_on_disk(after, saved)
     with segment.files.lease(segment.path) as file:
         while at.position < segment.size_bytes:
-            header = read_header(file, at.position)
+            header = header_at(file, at, segment.size_bytes)
             if header is None:
                 # Damage: let the reader that is asked for this offset say so.
                 return at.base_offset

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from raftlog.record.batch import check_batch
 from raftlog.record.types import Offset
 from raftlog.storage.checksummed import Damaged
+from raftlog.storage.derived import load_snapshot, snapshot_offsets
 from raftlog.storage.index import OffsetEntry, TimeEntry
-from raftlog.storage.opening import load_snapshot, snapshot_offsets
 from raftlog.storage.producer_state import ProducerStates
 from raftlog.storage.results import NO_TIMESTAMP
-from raftlog.storage.segment import Segment, read_header, walk
-from raftlog.world import Disk
+from raftlog.storage.segment import Segment, header_at, read_header, walk
+from raftlog.world import Disk, DiskError, File
 
 TIME_OFFSET_KEY = 1
 """Time index entries rise in their offsets as they do in their times."""
@@ -33,10 +34,11 @@ class Cut:
     max_timestamp_ms: int
 
 
-def find_cut(segment: Segment, offset: Offset) -> Cut:
-    """Where to cut so that no record at or above `offset` stays. Raises DiskError.
+def find_cut(segment: Segment, offset: Offset, gaps_below: Offset) -> Cut:
+    """Where to cut so that no record at or above `offset` stays.
 
-    Batches are whole: if `offset` lies inside of one, that one goes too.
+    Batches are whole: if `offset` lies inside of one, that one goes too. Raises DiskError, also
+    where something is damaged in front of `offset`: a cut that goes by it takes what is whole.
     """
     found = segment.offset_index.search(offset - segment.base_offset)
     with segment.files.lease(segment.path) as file:
@@ -47,6 +49,8 @@ def find_cut(segment: Segment, offset: Offset) -> Cut:
             if header is None or header.base_offset != start.base_offset:
                 start = OffsetEntry(segment.base_offset, 0)
         at = walk(file, start, segment.size_bytes, offset)
+        if not _is_cut(file, at, segment, offset, gaps_below):
+            raise DiskError(f"{segment.path} at {at.position}: damaged in front of {offset}")
         # Not `at.base_offset`: behind a gap that compaction left, the batch may begin later.
         next_offset = min(at.base_offset, offset)
         relative = next_offset - segment.base_offset
@@ -64,6 +68,20 @@ def find_cut(segment: Segment, offset: Offset) -> Cut:
     )
 
 
+def _is_cut(
+    file: File, at: OffsetEntry, segment: Segment, offset: Offset, gaps_below: Offset
+) -> bool:
+    """Whether there is the segment's end, or the batch that holds `offset` or follows it."""
+    if at.position >= segment.size_bytes:
+        return at.base_offset >= min(offset, segment.next_offset)
+    header = header_at(file, at, segment.size_bytes)
+    if header is None or header.next_offset <= offset:
+        return False
+    if at.base_offset < header.base_offset >= gaps_below:
+        return False
+    return check_batch(file.read(at.position, header.size_bytes), 0, header)
+
+
 def _newest(segment: Segment, entry: TimeEntry | None, end: int) -> int:
     """The largest timestamp below position `end`, from the last time entry on by headers."""
     newest = NO_TIMESTAMP if entry is None else entry.timestamp_ms
@@ -74,7 +92,7 @@ def _newest(segment: Segment, entry: TimeEntry | None, end: int) -> int:
             if found is not None:
                 at = OffsetEntry(Offset(segment.base_offset + found[1][0]), found[1][1])
         while at.position < end:
-            header = read_header(file, at.position)
+            header = header_at(file, at, segment.size_bytes)
             if header is None:
                 break
             newest = max(newest, header.max_timestamp_ms)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 import pytest
 
 from raftlog.record.errors import STORAGE_FAILED, LogError
+from raftlog.record.header import parse_header
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.config import FlushMode, LogConfig
@@ -183,3 +186,49 @@ async def test_possible_loss_is_told_after_a_power_cut_of_an_async_log_only(
     # Without a checkpoint nobody knows how the node stopped.
     _, log = three.open(three.content[:-5], None, StartKind.POWER_LOSS, config)
     assert log.possible_loss is not None
+
+
+async def test_no_flipped_bit_makes_a_read_pass_over_what_is_whole() -> None:
+    """Lengths and base offsets are not under a batch's CRC, and a read walks over headers."""
+    disk, log = await _small_segments()
+    first = log.core.segments.all[0]
+    end = log.core.segments.end_of(first)
+    for bit in range(8 * first.size_bytes):
+        disk.flip_bit(first.path, bit)
+        for start in range(end):
+            with suppress(LogError):
+                result = await log.read(Offset(start), end=log.log_end_offset, max_bytes=2000)
+                found = parse_header(result.data)
+                assert found.base_offset <= start < found.next_offset, (bit, start)
+        disk.flip_bit(first.path, bit)
+
+
+async def test_a_cut_behind_damage_takes_nothing_that_is_whole() -> None:
+    _, whole = await _small_segments()
+    size = whole.core.segments.all[0].size_bytes
+    expected = await _cut_at(5)
+    for bit in range(0, 8 * size, 3):
+        assert await _cut_at(5, bit) in {expected, None}, bit
+
+
+async def _small_segments() -> tuple[SimulatedDisk, Log]:
+    disk = SimulatedDisk()
+    log = new_log(disk, LogConfig(segment_bytes=400))
+    for _ in range(8):
+        await log.append([batch([b"one", b"two"])], EPOCH)
+    await log.flush()
+    assert len(log.core.segments.all) > 1
+    return disk, log
+
+
+async def _cut_at(offset: int, bit: int | None = None) -> int | None:
+    """Where a log ends that was told to end there; None if it refuses, as something is damaged."""
+    disk, log = await _small_segments()
+    if bit is not None:
+        disk.flip_bit(log.core.segments.all[0].path, bit)
+    try:
+        await log.truncate_to(Offset(offset))
+    except LogError as error:
+        assert error.entry is STORAGE_FAILED
+        return None
+    return log.log_end_offset
