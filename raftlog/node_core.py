@@ -52,6 +52,7 @@ from raftlog.startup.directory import (
 )
 from raftlog.startup.settings import NodeSettings, split_address
 from raftlog.storage.manager import LogManager
+from raftlog.storage.writable import LOOK_S, DiskTrouble, DiskWatch
 from raftlog.world import Clock, Disk, Network, Randomness
 
 REGISTRATION_RETRY_S: Final = 0.2
@@ -96,6 +97,11 @@ class Core:
         self._on_fatal = on_fatal
         self._tasks: set[asyncio.Task[None]] = set()
         self._disk_full: LogError | None = None
+        self._disk_watch = DiskWatch()
+        self._known_index = -1
+        """What the controller had applied, as this node knew at the last look at the disk."""
+        self._blinded_by: DiskTrouble | None = None
+        """What keeps this node from applying what the others act by already, if anything."""
         self._creating_cluster = False
 
     @classmethod
@@ -159,7 +165,8 @@ class Core:
             broker_id=node_id,
             directory_id=identity.directory_id,
             own_epoch=lambda: controller.broker_epoch,
-            may_act=lambda: not controller.is_cut_off,
+            may_act=lambda: core.may_act,
+            unwritable=lambda: controller.unwritable,
             clock=clock,
             randomness=randomness,
             network=network,
@@ -173,6 +180,7 @@ class Core:
             broker_id=node_id,
             settings=controller_settings or ControllerSettings(),
             on_fatal=on_fatal,
+            can_write=lambda: core.can_write,
         )
         services = Services(
             replicas=data.replicas,
@@ -185,6 +193,7 @@ class Core:
             node_id=node_id,
             replication=data.status,
             is_ready=lambda: core.not_ready,
+            can_write=lambda: core.can_write,
         )
         core = cls(
             services=services,
@@ -235,12 +244,30 @@ class Core:
             await self._disk.run(lambda: note_cluster_id(self._disk, self.services.cluster_id))
         await self.data.open()
         await self.services.logs.start()
+        self._look_at_disk()
+        self._spawn(self._watch_disk(), "disk-watch")
         if epoch is None:
             self._spawn(self._register_later(registration), "register-later")
         else:
             await self._join(epoch)
             await self._wait_until_serving()
         self.not_ready = None
+
+    @property
+    def can_write(self) -> bool:
+        """Whether the disk takes writes, and has for a while: see storage/writable.py."""
+        return self._disk_full is None and self._disk_watch.can_write
+
+    @property
+    def may_act(self) -> bool:
+        """Whether this node may act as the leader of what it leads, at this moment."""
+        if self.controller.is_cut_off or self._blinded_by is not None:
+            return False
+        # Not left to the next look: a process that was stopped may have missed some.
+        return self._disk_watch.trouble is None or not self._is_behind(self.controller.known_index)
+
+    def _is_behind(self, known_index: int) -> bool:
+        return self.quorum.applied_index < known_index
 
     async def leave(self) -> None:
         """Let others take over what this node leads, while it can still be reached."""
@@ -372,12 +399,46 @@ class Core:
             logger.warning("cut off from the controller: taking no writes")
         self._update_writes()
 
+    async def _watch_disk(self) -> None:
+        while True:
+            await self.services.clock.sleep(LOOK_S)
+            self._look_at_disk()
+
+    def _look_at_disk(self) -> None:
+        """The next heartbeat says what comes of it."""
+        watch, logs = self._disk_watch, self.services.logs
+        before, could_write = watch.trouble, watch.can_write
+        watch.look(
+            self.services.clock.monotonic(),
+            room_bytes=logs.room_bytes,
+            oldest_sync_at=logs.oldest_sync_at,
+            lacks_room=self.quorum.lacks_room,
+        )
+        # By what was known at the last look: an entry is on its way to the disk for a moment.
+        is_behind = self._is_behind(self._known_index)
+        self._known_index = self.controller.known_index
+        blinded_by = self._blinded_by
+        self._blinded_by = (blinded_by or watch.trouble) if is_behind else None
+        if watch.trouble is not None and watch.trouble is not before:
+            logger.error("the disk %s: others lead what they can", watch.trouble.value)
+        elif watch.can_write and not could_write:
+            logger.info("the disk takes writes again")
+        if self._blinded_by is not blinded_by:
+            self._update_writes()
+
     def _update_writes(self) -> None:
+        node_id = self.services.node_id
         refusal = self._disk_full
         if refusal is None and self.controller.is_cut_off:
             # Another may have been elected without this node's knowledge (promise 7).
+            refusal = LogError(NO_LEADER, f"Node {node_id} is cut off from the controller.")
+        if refusal is None and self._blinded_by is not None:
+            # Others may lead by now, and commit once this node has been silent for long enough.
+            is_full = self._blinded_by is DiskTrouble.FULL
             refusal = LogError(
-                NO_LEADER, f"Node {self.services.node_id} is cut off from the controller."
+                DISK_FULL if is_full else NO_LEADER,
+                f"The disk of node {node_id} {self._blinded_by.value}: it cannot follow the "
+                "metadata.",
             )
         self.services.replicas.refuse_writes(refusal)
 

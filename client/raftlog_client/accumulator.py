@@ -17,6 +17,7 @@ from raftlog.record.compression import Compression
 from raftlog.record.errors import UNKNOWN_PARTITION
 from raftlog_client.batches import BulkListener, PendingBatch
 from raftlog_client.delivery import PartitionQueue
+from raftlog_client.encoded import EncodedRecords, EncodedSend
 from raftlog_client.errors import BufferFullError, RaftlogClientError, TopicNotFoundError
 from raftlog_client.types import TopicDescription, TopicPartition
 
@@ -124,6 +125,28 @@ class Accumulator:
         if queue.can_be_queued:
             self._on_ready(queue)
         return batch
+
+    def add_encoded(self, queue: PartitionQueue, records: EncodedRecords) -> asyncio.Future[int]:
+        """Send a batch that is full already; the future tells its base offset, -1 if unknown."""
+        self.close_batch(queue)
+        listener = EncodedSend()
+        batch = PendingBatch(
+            queue.target,
+            # Of its parts, should it have to be split.
+            compression=records.header.compression,
+            size_bytes_max=len(records.build()),
+            deadline=asyncio.get_running_loop().time() + self._delivery_timeout_s,
+            bulk=listener,
+            on_change=self._changed,
+            builder=records,
+        )
+        batch.is_due = True
+        self.unsettled[batch] = queue
+        self.reserve(batch, records.size_bytes)
+        queue.sealed.append(batch)
+        if queue.can_be_queued:
+            self._on_ready(queue)
+        return listener.future
 
     def close_batch(self, queue: PartitionQueue) -> None:
         """Close the partition's open batch, if there is one: it may leave."""

@@ -94,9 +94,11 @@ class PendingBatch:
         deadline: float,
         bulk: BulkListener | None,
         on_change: Callable[[PendingBatch, Sequence[PendingBatch]], None],
+        builder: BatchBuilder | None = None,
     ) -> None:
+        """`builder` is given if it holds records already."""
         self.target = target
-        self.builder = BatchBuilder(compression, size_bytes_max)
+        self.builder = builder or BatchBuilder(compression, size_bytes_max)
         self.append = self.builder.append
         self.bulk = bulk
         self.deadline = deadline

@@ -57,8 +57,9 @@ class NodeInfo:
     """A node of the cluster. `fenced`: it is kept from leading partitions until it is heard of.
 
     `maintenance` and `decommissioning` are an operator's wishes: that it leads nothing, that it
-    holds nothing. It leads `led` partitions, and has a replica of `held`. What is not known is
-    None; `broker_epoch` and `fenced`, if it never registered.
+    holds nothing. It leads `led` partitions, and has a replica of `held`. `can_write` is false
+    while its disk is full or hangs: others lead what they can. What is not known is None;
+    `broker_epoch` and `fenced`, if it never registered.
     """
 
     node_id: int
@@ -76,6 +77,7 @@ class NodeInfo:
     decommissioning: bool | None = None
     led: int | None = None
     held: int | None = None
+    can_write: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -323,8 +323,10 @@ def timed_out(batch: PendingBatch) -> DeliveryTimeoutError:
 
 
 def with_known_outcome(error: RaftlogClientError, batch: PendingBatch) -> RaftlogClientError:
-    """The error as it is, unless an earlier attempt may have written the batch all the same."""
-    if error.outcome_unknown or not batch.outcome_unknown:
+    """The error, saying in words if the batch may be written: by this attempt or an earlier one."""
+    if error.outcome_unknown:
+        return _in_doubt(error, batch)
+    if not batch.outcome_unknown:
         return error
     unknown = DeliveryTimeoutError(
         f"{_name(batch)}: refused ({error}), but an earlier attempt may have written it.",
@@ -332,3 +334,17 @@ def with_known_outcome(error: RaftlogClientError, batch: PendingBatch) -> Raftlo
     )
     unknown.__cause__ = error
     return unknown
+
+
+def _in_doubt(error: RaftlogClientError, batch: PendingBatch) -> RaftlogClientError:
+    words = f"{_name(batch)}: not acknowledged; it may or may not be written. {error}"
+    told: RaftlogClientError
+    if isinstance(error, ServerError):
+        told = type(error)(error.entry, words)
+    elif isinstance(error, ConnectionLostError):
+        told = ConnectionLostError(words, outcome_unknown=True)
+    else:
+        # The client's own: they say it.
+        return error
+    told.__cause__ = error
+    return told

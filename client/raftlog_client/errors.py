@@ -97,6 +97,29 @@ class CorruptDataError(RaftlogClientError):
         self.offset = offset
 
 
+class RecordsGoneError(RaftlogClientError):
+    """Records that are to be read were deleted: the partition begins at `log_start_offset` now."""
+
+    def __init__(
+        self, message: str, *, topic: str, partition: int, offset: int, log_start_offset: int
+    ) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.log_start_offset = log_start_offset
+
+
+class TopicChangedError(RaftlogClientError):
+    """The topic that was meant is gone: `found_id` is that of another one of its name, if any."""
+
+    def __init__(self, message: str, *, topic: str, topic_id: str, found_id: str | None) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.topic_id = topic_id
+        self.found_id = found_id
+
+
 class NoOffsetError(RaftlogClientError):
     """There is no position to read from, and `auto_offset_reset` is "none"."""
 

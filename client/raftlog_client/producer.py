@@ -14,6 +14,7 @@ from raftlog.record.compression import Compression
 from raftlog.record.errors import LogError
 from raftlog_client.accumulator import FUTURE_BYTES, Accumulator, TopicQueues
 from raftlog_client.bulk import BulkSend
+from raftlog_client.encoded import EncodedRecords
 from raftlog_client.encoding import RecordEncoder
 from raftlog_client.errors import (
     ClientClosedError,
@@ -300,6 +301,24 @@ class Producer(Generic[KeyIn, ValueIn]):
         return await BulkSend(self._accumulator, queues, self._encoder, partition=partition).run(
             records
         )
+
+    async def send_batch(self, topic: str, partition: int, data: bytearray) -> asyncio.Future[int]:
+        """Send one whole record batch (format v2) that the caller has encoded.
+
+        The producer stamps it with its own id and sequence, and so changes `data`, which is its
+        own from now on. The future tells the base offset (-1 if nobody knows it). It and the call
+        raise as `send` and its future do; SerializationError if `data` is not one batch. Order is
+        kept with what else is sent to the partition.
+        """
+        if self._loop is None:
+            raise ClientClosedError("The producer is closed, or was never started.")
+        records = EncodedRecords(data)
+        queues = self._topics.get(topic)
+        if queues is None or partition >= len(queues.queues) or topic in self._lookups:
+            queues = await self._load(topic, partition)
+        if self._accumulator.must_wait:
+            await self._accumulator.wait_for_room()
+        return self._accumulator.add_encoded(queues.queue(partition), records)
 
     async def flush(self, *, timeout_ms: float | None = None) -> None:
         """Return once every record sent before is settled, written or given up.

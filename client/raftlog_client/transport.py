@@ -186,7 +186,7 @@ class Transport:
                 timeout=timeout,
             ) as response:
                 if response.status >= _HTTP_ERROR_MIN:
-                    raise _refusal(response.status, await _read_bounded(response), address)
+                    raise refusal(response.status, await _read_bounded(response), address)
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ConnectionLostError(
@@ -233,7 +233,7 @@ def _decode_json(answer: bytes, address: NodeAddress) -> Any:
         ) from error
 
 
-def _refusal(status: int, answer: bytes, address: NodeAddress) -> RaftlogClientError:
+def refusal(status: int, answer: bytes, address: NodeAddress) -> RaftlogClientError:
     """The exception for an error answer; what is not of our form is judged by its status."""
     try:
         fields = orjson.loads(answer)

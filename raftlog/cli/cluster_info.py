@@ -50,7 +50,7 @@ def info(servers: str, output_format: str) -> None:
         return
     click.echo(f"cluster {cluster.cluster_id}")
     output.write_table(
-        ("node", "host", "port", "rack", "role", "fenced", "leads", "holds", "wish"),
+        ("node", "host", "port", "rack", "role", "fenced", "writes", "leads", "holds", "wish"),
         [
             (
                 node.node_id,
@@ -58,7 +58,8 @@ def info(servers: str, output_format: str) -> None:
                 node.port,
                 node.rack,
                 _role(node),
-                _fenced(node),
+                _yes(node.fenced),
+                _yes(node.can_write),
                 node.led,
                 node.held,
                 _wish(node),
@@ -74,8 +75,8 @@ def _role(node: NodeInfo) -> str:
     return "voter" if node.is_voter else "observer"
 
 
-def _fenced(node: NodeInfo) -> str | None:
-    return None if node.fenced is None else "yes" if node.fenced else "no"
+def _yes(answer: bool | None) -> str | None:
+    return None if answer is None else "yes" if answer else "no"
 
 
 def _wish(node: NodeInfo) -> str | None:
@@ -93,6 +94,8 @@ class Health:
     """What is amiss with the metadata quorum."""
     fenced: list[int]
     """Nodes that the controller does not hear of."""
+    unwritable: list[int]
+    """Nodes whose disks take no writes: they are full, or hang."""
     not_ready: dict[int, str]
     """Node → why."""
     leaderless: list[str]
@@ -109,6 +112,7 @@ class Health:
         return not (
             self.quorum
             or self.fenced
+            or self.unwritable
             or self.not_ready
             or self.leaderless
             or self.below_min_isr
@@ -122,9 +126,10 @@ class Health:
 def health(servers: str, output_format: str) -> int:
     """Say whether all is well: the quorum, every node, every partition.
 
-    That is: a controller is active and every voter reached; every node is ready and not fenced;
-    every partition is led and all its replicas are in sync. Of those with replicas missing it names
-    the ones that refuse acks=all, too: fewer are in sync than min.insync.replicas.
+    That is: a controller is active and every voter reached; every node is ready, not fenced, and
+    its disk takes writes; every partition is led and all its replicas are in sync. Of those with
+    replicas missing it names the ones that refuse acks=all, too: fewer are in sync than
+    min.insync.replicas.
 
     The exit code is 0 if so, 1 if not, 4 if no node could be asked.
     """
@@ -194,6 +199,7 @@ def _health(
     return Health(
         list(_quorum_faults(quorum)),
         [node.node_id for node in nodes if node.fenced],
+        [node.node_id for node in nodes if node.can_write is False],
         not_ready,
         [f"{info.topic}/{info.partition}" for info in partitions if info.leader is None],
         [
@@ -276,8 +282,12 @@ def _lines(found: Health) -> Iterable[str]:
     yield "not healthy"
     for fault in found.quorum:
         yield f"  quorum: {fault}"
-    if found.fenced:
-        yield f"  fenced: {', '.join(f'node {node_id}' for node_id in found.fenced)}"
+    for words, node_ids in (
+        ("fenced", found.fenced),
+        ("disk full, or hangs", found.unwritable),
+    ):
+        if node_ids:
+            yield f"  {words}: {', '.join(f'node {node_id}' for node_id in node_ids)}"
     for broker_id, why in sorted(found.not_ready.items()):
         yield f"  node {broker_id}: {why}"
     for words, partitions in (

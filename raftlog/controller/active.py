@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterator, Set
+from typing import Final, Protocol, TypeAlias
 
 from raftlog.controller.departures import Departures
 from raftlog.controller.messages import (
+    UNWRITABLE_MAX,
     Heartbeat,
     HeartbeatAnswer,
     HeartbeatRefusal,
@@ -52,12 +53,20 @@ turn, too."""
 CATCH_UP_S: Final = 0.01
 """Between two looks whether a new reign has applied all that came before it."""
 CONFIRMATION_S: Final = 0.02
-"""Between two looks at who was heard when: with many brokers, heartbeats come more often."""
+"""Between two looks at what the voters confirmed: with many brokers, heartbeats come more often."""
 
 logger = logging.getLogger(__name__)
 
 
 _Plan: TypeAlias = Callable[[MetadataImage], Iterator[Command]]
+
+
+class _BrokerPlan(Protocol):
+    """A plan about one broker. Those that are `unwritable` are elected only if nobody else is."""
+
+    def __call__(
+        self, image: MetadataImage, broker_id: BrokerId, /, *, unwritable: Set[BrokerId]
+    ) -> Iterator[Command]: ...
 
 
 class _ReignEndedError(Exception):
@@ -111,7 +120,7 @@ class ActiveController:
         self._reign: _Reign | None = None
         self._alarm = Alarm(clock)
         self._confirmed_at = -math.inf
-        """When a majority of the voters had last been heard."""
+        """Until when, at least, a majority of the voters knew of no later controller."""
         self._confirmed_until = -math.inf
 
     def role_changed(self) -> None:
@@ -172,9 +181,14 @@ class ActiveController:
             heartbeat.broker_epoch,
             applied_index=heartbeat.applied_index,
             stopping=heartbeat.stopping,
+            can_write=heartbeat.can_write,
             image=image,
             now=self._clock.monotonic(),
         )
+        unwritable = reign.sessions.unwritable
+        if reign.upkeep.note_unwritable(unwritable, image, self._clock.monotonic()):
+            logger.warning("brokers whose disks take no writes: %s", sorted(unwritable) or "none")
+            self._alarm.ring()
         drained = heartbeat.stopping and reign.sessions.is_drained(heartbeat.broker_id)
         if broker.fenced or (heartbeat.stopping and not drained):
             self._alarm.ring()
@@ -186,6 +200,7 @@ class ActiveController:
             fenced=broker.fenced or reign.sessions.is_fencing(heartbeat.broker_id),
             drained=drained,
             confirmed_age_s=confirmed_age_s,
+            unwritable=tuple(sorted(unwritable)[:UNWRITABLE_MAX]),
         )
 
     async def run(self) -> None:
@@ -245,13 +260,13 @@ class ActiveController:
         now = self._clock.monotonic()
         if now >= self._confirmed_until:
             self._confirmed_until = now + CONFIRMATION_S
-            self._confirmed_at = now - self._majority_heard_s()
+            self._confirmed_at = now - self._majority_age_s()
         return now - self._confirmed_at
 
-    def _majority_heard_s(self) -> float:
+    def _majority_age_s(self) -> float:
         voters = self._quorum.voters
         ages = [
-            peer.last_heard_s
+            peer.confirmed_age_s
             for peer in self._quorum.peers().values()
             if voters.find(peer.node_id) is not None
         ]
@@ -280,14 +295,16 @@ class ActiveController:
         for decision in fences:
             await self._fence(reign, decision)
         for decision in fences:
-            await self._carry_out(reign, self._planned(decision, plan_fencing), can_wait=False)
+            await self._carry_out(
+                reign, self._planned(reign, decision, plan_fencing), can_wait=False
+            )
             reign.sessions.fenced(decision, self._image.applied_index)
         for decision in decisions:
             if decision.action is Action.DRAIN:
                 await self._drain(reign, decision)
             elif decision.action is Action.UNFENCE and self._broker(decision) is not None:
                 logger.info("broker %d is back", decision.broker_id)
-                await self._carry_out(reign, self._planned(decision, plan_unfencing))
+                await self._carry_out(reign, self._planned(reign, decision, plan_unfencing))
         for plan in reign.upkeep.due(self._image, self._clock.monotonic()):
             await self._carry_out(reign, plan)
             # Each may have looked at every partition there is.
@@ -308,7 +325,7 @@ class ActiveController:
             return
         if not broker.controlled_shutdown:
             logger.info("broker %d is about to stop", decision.broker_id)
-        await self._carry_out(reign, self._planned(decision, plan_controlled_shutdown))
+        await self._carry_out(reign, self._planned(reign, decision, plan_controlled_shutdown))
         reign.sessions.drained(decision)
 
     def _broker(self, decision: Decision) -> BrokerImage | None:
@@ -318,14 +335,14 @@ class ActiveController:
             return None
         return broker
 
-    def _planned(
-        self, decision: Decision, plan: Callable[[MetadataImage, BrokerId], Iterator[Command]]
-    ) -> _Plan:
+    def _planned(self, reign: _Reign, decision: Decision, plan: _BrokerPlan) -> _Plan:
         """The plan about the broker of a decision. Empty if it has been started again since."""
 
         def planned(image: MetadataImage) -> Iterator[Command]:
             # Plans name brokers: without this a new incarnation would get what is not for it.
-            return iter(()) if self._broker(decision) is None else plan(image, decision.broker_id)
+            if self._broker(decision) is None:
+                return iter(())
+            return plan(image, decision.broker_id, unwritable=reign.sessions.unwritable)
 
         return planned
 

@@ -46,14 +46,23 @@ class Heartbeats:
         broker_id: BrokerId,
         settings: ControllerSettings,
         deliver: Callable[[Heartbeat], HeartbeatReply],
+        can_write: Callable[[], bool],
     ) -> None:
-        """`deliver` has this node's own controller take a heartbeat."""
+        """`deliver` has this node's own controller take a heartbeat.
+
+        `can_write` tells whether this node's disk takes writes.
+        """
         self._quorum = quorum
         self._clock = clock
         self._randomness = randomness
         self._broker_id = broker_id
         self._settings = settings
         self._deliver = deliver
+        self._can_write = can_write
+        self.unwritable: frozenset[BrokerId] = frozenset()
+        """The brokers whose disks take no writes, by the newest answer."""
+        self.known_index = -1
+        """What controllers had applied when they answered; -1 before the first answer."""
         self._broker_epoch: BrokerEpoch | None = None
         self._lease = Lease(settings.lease_s)
         self._told_valid = False
@@ -105,6 +114,8 @@ class Heartbeats:
             return
         if isinstance(reply, HeartbeatAnswer):
             if self._lease.answered(sender, reply):
+                self.unwritable = frozenset(reply.unwritable)
+                self.known_index = max(self.known_index, reply.applied_index)
                 if reply.drained and self._stopping:
                     self._drained_index = reply.applied_index
                 self._progress.ring()
@@ -162,6 +173,7 @@ class Heartbeats:
             broker_epoch=self._broker_epoch,
             applied_index=self._quorum.applied_index,
             stopping=self._stopping,
+            can_write=self._can_write(),
         )
         if leader_id == self._broker_id:
             self.received(leader_id, self._deliver(heartbeat))

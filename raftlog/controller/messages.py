@@ -1,8 +1,8 @@
 """What brokers and the active controller say to each other, and its bytes. Pure.
 
 Each message is one JSON object whose `type` names it, sent as a control message of the quorum.
-Unknown fields are ignored: a newer node may say more. Nothing in a message is a type, a path or
-code to be looked up.
+Unknown fields are ignored: a newer node may say more; and what an older one does not say yet has a
+default. Nothing in a message is a type, a path or code to be looked up.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from raftlog.record.types import BrokerEpoch, BrokerId
 MESSAGE_BYTES_MAX: Final = 4096
 """Of a whole message; the largest is a refusal."""
 EXPLANATION_CHARACTERS_MAX: Final = 512
+UNWRITABLE_MAX: Final = 100
+"""Brokers that an answer names as taking no writes: those of the lowest ids, of more."""
 
 _Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 _BrokerId: TypeAlias = Annotated[BrokerId, Meta(ge=1, le=2**31 - 1)]
@@ -49,6 +51,8 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     applied_index: _Number
     stopping: bool
     """It is about to stop, and asks to be relieved of what it leads."""
+    can_write: bool = True
+    """Its disk takes writes; if not, others should lead what they can."""
 
 
 class HeartbeatAnswer(_Message, frozen=True, tag="heartbeat_answer"):
@@ -63,8 +67,10 @@ class HeartbeatAnswer(_Message, frozen=True, tag="heartbeat_answer"):
     drained: bool
     """To a broker that is stopping: whoever can take over from it has done so."""
     confirmed_age_s: Annotated[float, Meta(ge=0.0, le=3600.0)]
-    """How long ago the controller has last heard a majority of the voters: so long ago, at most,
-    there was no newer controller."""
+    """Seconds since appends left that a majority of the voters has answered: for so long, at most,
+    there can have been a newer controller."""
+    unwritable: Annotated[tuple[_BrokerId, ...], Meta(max_length=UNWRITABLE_MAX)] = ()
+    """Brokers whose disks take no writes, as far as the controller knows."""
 
 
 class HeartbeatRefusal(_Message, frozen=True, tag="heartbeat_refusal"):

@@ -48,8 +48,12 @@ class ControllerService:
         broker_id: BrokerId,
         settings: ControllerSettings,
         on_fatal: Callable[[str], None],
+        can_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`on_fatal` is given the reason if the node must end."""
+        """`on_fatal` is given the reason if the node must end.
+
+        `can_write` tells whether this node's disk takes writes: others lead what they can if not.
+        """
         self._quorum = quorum
         self._state_machine = state_machine
         self._clock = clock
@@ -70,6 +74,7 @@ class ControllerService:
             broker_id=broker_id,
             settings=settings,
             deliver=self._active.take,
+            can_write=can_write,
         )
         self._unreadable: set[int] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -84,6 +89,16 @@ class ControllerService:
     def is_cut_off(self) -> bool:
         """Whether this node must not act as a leader at this moment."""
         return not self.lease_valid(self._clock.monotonic())
+
+    @property
+    def unwritable(self) -> frozenset[BrokerId]:
+        """The brokers whose disks take no writes, as the controller has told last."""
+        return self._heartbeats.unwritable
+
+    @property
+    def known_index(self) -> int:
+        """What the controller has applied, at the least; -1 before it was heard."""
+        return self._heartbeats.known_index
 
     def start(self) -> None:
         """Begin to listen, to act when this node is the active controller, and, once it is

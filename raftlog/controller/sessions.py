@@ -49,6 +49,8 @@ class _Session:
     applied_index: int = -1
     """What it has applied, as it says; -1 if it has not said anything yet."""
     stopping: bool = False
+    can_write: bool = True
+    """Whether its disk takes writes, as it says."""
     drained: bool = False
     dead: bool = False
     """Proven dead, without waiting for the timeout."""
@@ -78,6 +80,8 @@ class Sessions:
         self.first_index = first_index
         """Before it is applied, nothing is known."""
         self._followed_index = -1
+        self.unwritable: frozenset[BrokerId] = frozenset()
+        """The brokers that say that their disks take no writes."""
         self._look(image, now)
 
     def heard(
@@ -87,6 +91,7 @@ class Sessions:
         *,
         applied_index: int,
         stopping: bool,
+        can_write: bool = True,
         image: MetadataImage,
         now: float,
     ) -> None:
@@ -97,6 +102,9 @@ class Sessions:
         session.heard_at = now
         session.applied_index = max(session.applied_index, applied_index)
         session.stopping = session.stopping or stopping
+        if session.can_write != can_write:
+            session.can_write = can_write
+            self._note_unwritable()
         session.dead = False
         session.silent = False
         session.done = False
@@ -198,6 +206,13 @@ class Sessions:
         if len(self._sessions) > len(image.brokers):
             for broker_id in sorted(self._sessions.keys() - image.brokers.keys()):
                 del self._sessions[broker_id]
+        if self.unwritable:
+            self._note_unwritable()
+
+    def _note_unwritable(self) -> None:
+        self.unwritable = frozenset(
+            broker_id for broker_id, session in self._sessions.items() if not session.can_write
+        )
 
     def _action(self, session: _Session, broker: BrokerImage, now: float) -> Action | None:
         if session.fencing:

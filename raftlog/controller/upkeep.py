@@ -19,6 +19,7 @@ from raftlog.metadata.decommission import plan_evacuation
 from raftlog.metadata.delta import MetadataDelta, TopicChange
 from raftlog.metadata.elections import (
     PartitionKey,
+    brokers_in_maintenance,
     plan_elections,
     plan_preferred_leaders,
     plan_relief,
@@ -71,6 +72,8 @@ class Upkeep:
         self._evacuation = True
         self._decommissioning = False
         self._relieved: frozenset[BrokerId] = frozenset()
+        """Brokers that are to lead nothing that others can: in maintenance, or `_unwritable`."""
+        self._unwritable: frozenset[BrokerId] = frozenset()
         self._back_since: dict[BrokerId, float] = {}
         """Brokers that are available, and since when, as far as this reign knows."""
         self._preferred_at = math.inf
@@ -95,7 +98,28 @@ class Upkeep:
             self._elections.add_all()
         for change in delta.changed:
             self._look_at_topic(change)
+        for topic in delta.created:
+            # Whoever placed it may not have known yet whose disk takes no writes.
+            for row in topic.partitions:
+                if row.leader in self._relieved:
+                    self._relief.add((topic.topic_id, row.partition))
         return bool(self._elections or self._relief or self._completions or self._evacuation)
+
+    def note_unwritable(
+        self, unwritable: frozenset[BrokerId], image: MetadataImage, now: float
+    ) -> bool:
+        """The disks of these brokers, and of no others, take no writes; return whether it is news.
+
+        Whoever takes writes again counts as one that has come back now.
+        """
+        if unwritable == self._unwritable:
+            return False
+        changed = unwritable ^ self._unwritable
+        self._unwritable = unwritable
+        self._look_at_brokers(image, changed, now)
+        # Also when one is well again: it may take over from another that is not.
+        self._relief.add_all()
+        return True
 
     def next_at(self) -> float:
         """When the preferred leaders are to be looked at."""
@@ -107,14 +131,16 @@ class Upkeep:
         Who takes one carries it out before taking the next, or tells `everything`.
         """
         if self._elections:
-            yield partial(plan_elections, keys=self._elections.take())
+            keys = self._elections.take()
+            yield partial(plan_elections, keys=keys, unwritable=self._unwritable)
         if self._relief:
-            yield partial(plan_relief, keys=self._relief.take())
+            keys = self._relief.take()
+            yield partial(plan_relief, keys=keys, unwritable=self._unwritable)
         if self._completions:
             yield partial(plan_completions, keys=self._completions.take())
         if self._evacuation:
             self._evacuation = False
-            yield plan_evacuation
+            yield partial(plan_evacuation, unwritable=self._unwritable)
         if now >= self._preferred_at:
             assert self._settings.preferred_leaders_s is not None
             steady_since = now - self._settings.preferred_leaders_s
@@ -132,12 +158,13 @@ class Upkeep:
     ) -> None:
         for broker_id in broker_ids:
             broker = image.brokers.get(broker_id)
-            if broker is None or not broker.is_available or broker.maintenance:
+            may_lead = broker is not None and broker.is_available and not broker.maintenance
+            if not may_lead or broker_id in self._unwritable:
                 self._back_since.pop(broker_id, None)
             else:
                 self._back_since[broker_id] = now
         self._decommissioning = any(broker.decommissioning for broker in image.brokers.values())
-        self._relieved = frozenset(b for b, broker in image.brokers.items() if broker.maintenance)
+        self._relieved = brokers_in_maintenance(image) | self._unwritable
 
     def _look_at_topic(self, change: TopicChange) -> None:
         if change.configs_changed and (

@@ -172,7 +172,10 @@ def _changed_row(
     # that rests on it be applied: both are of an older leader epoch then. And within one, a leader
     # counts on it that only itself lets members in: what it knows of them is what they have.
     has_entered = not set(isr) <= set(row.isr)
-    is_new_epoch = leader != row.leader or has_entered or bool(change.not_eligible)
+    # A broker that loses its replica deletes it, maybe late. Given one again meanwhile, it must not
+    # be taken for one that has what the deleted one acknowledged.
+    has_left = not set(row.replicas) <= set(replicas)
+    is_new_epoch = leader != row.leader or has_entered or has_left or bool(change.not_eligible)
     leader_epoch = LeaderEpoch(row.leader_epoch + is_new_epoch)
     changed = PartitionImage(
         partition=row.partition,

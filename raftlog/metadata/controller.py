@@ -10,7 +10,7 @@ Between decision and application other commands may come: the command names what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
 from raftlog.metadata.apply_cluster import CLUSTER_SETTINGS_MAX
@@ -30,7 +30,7 @@ from raftlog.record.errors import (
     TOPIC_EXISTS,
     LogError,
 )
-from raftlog.record.types import TopicId
+from raftlog.record.types import BrokerId, TopicId
 
 PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 PARTITIONS_PER_CLUSTER_MAX: Final = 100_000
@@ -46,9 +46,11 @@ def plan_topic(
     replication_factor: int | None,
     configs: Mapping[str, str],
     topic_id: TopicId,
+    unwritable: Set[BrokerId] = frozenset(),
 ) -> CreateTopic:
     """Create a topic. Without a replication factor: 3, or as many as there are brokers.
 
+    `unwritable` are brokers whose disks take no writes: see `place`.
     Raises LogError: INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG,
     NOT_ENOUGH_REPLICAS (too few brokers are available at the moment).
     """
@@ -65,12 +67,14 @@ def plan_topic(
         topic_id=topic_id,
         name=name,
         configs=validate_all(configs),
-        assignments=place(image, partitions, replication_factor),
+        assignments=place(image, partitions, replication_factor, unwritable=unwritable),
     )
 
 
-def plan_partitions(image: MetadataImage, *, name: str, partitions: int) -> AddPartitions:
-    """Raise a topic's number of partitions to `partitions`.
+def plan_partitions(
+    image: MetadataImage, *, name: str, partitions: int, unwritable: Set[BrokerId] = frozenset()
+) -> AddPartitions:
+    """Raise a topic's number of partitions to `partitions`; `unwritable`: see `place`.
 
     Raises LogError: UNKNOWN_TOPIC, INVALID_PARTITIONS, NOT_ENOUGH_REPLICAS.
     """
@@ -85,7 +89,9 @@ def plan_partitions(image: MetadataImage, *, name: str, partitions: int) -> AddP
     return AddPartitions(
         topic_id=topic.topic_id,
         partition_count=present,
-        assignments=place(image, partitions - present, topic.replication_factor),
+        assignments=place(
+            image, partitions - present, topic.replication_factor, unwritable=unwritable
+        ),
     )
 
 

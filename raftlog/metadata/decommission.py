@@ -7,7 +7,7 @@ moves at a time, because each copies all of its records; as some end, others beg
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -105,10 +105,13 @@ def plan_maintenance(image: MetadataImage, broker_id: BrokerId, *, wanted: bool)
     return alter_broker(image, broker_id, maintenance=wanted)
 
 
-def plan_evacuation(image: MetadataImage) -> Iterator[ChangePartitions]:
+def plan_evacuation(
+    image: MetadataImage, *, unwritable: Set[BrokerId] = frozenset()
+) -> Iterator[ChangePartitions]:
     """Move replicas from brokers that are decommissioned, as many as may move at a time.
 
-    Empty if too few others are available at the moment.
+    To brokers whose disks take no writes (`unwritable`) only if there are no others. Empty if too
+    few others are available at the moment.
     """
     leaving = {b for b, broker in image.brokers.items() if broker.decommissioning}
     if not leaving:
@@ -119,7 +122,7 @@ def plan_evacuation(image: MetadataImage) -> Iterator[ChangePartitions]:
         for row in topic.partitions
         if row.removing
     )
-    replacements = Replacements(image)
+    replacements = Replacements(image, unwritable)
     changes: list[PartitionChange] = []
     for topic in image.topics_by_id.values():
         for row in topic.partitions:

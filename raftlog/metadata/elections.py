@@ -4,8 +4,9 @@ A leader comes from the ISR, which has everything that was committed; else from 
 too (KIP-966). Another replica may have lost acknowledged records: it is elected only where the
 topic asks for that, or an operator. A broker that is fenced, or about to stop, is never elected.
 
-Among the candidates come those first that are not in maintenance: one that is leads only what
-nobody else can. Then comes the preferred replica (the first one), because the placement has spread
+Among the candidates come those first whose disks take writes (what the controller knows of that is
+no part of the image), and that are not in maintenance: others lead only what nobody else can. Then
+comes the preferred replica (the first one), because the placement has spread
 those over the brokers, then whoever leads the fewest partitions, then the lowest id: arbitrary, but
 the same whoever decides.
 
@@ -47,18 +48,20 @@ def elect_leader(
     isr: tuple[BrokerId, ...] | None = None,
     unclean: bool = False,
     reluctant: Set[BrokerId] = frozenset(),
+    unwritable: Set[BrokerId] = frozenset(),
 ) -> Election | None:
     """Choose a leader among the partition's replicas; None if nobody may lead.
 
     `available` are the brokers that may be elected at all, `led` how many partitions each leads,
     `isr` the ISR to choose from, if it is about to differ from the present one. `reluctant` are
-    those that are elected only where nobody else is.
+    those that are elected only where nobody else is, and `unwritable` those that come after them.
     """
 
     def first(candidates: Iterable[BrokerId]) -> BrokerId | None:
         return min(
             (broker_id for broker_id in candidates if broker_id in available),
             key=lambda broker_id: (
+                broker_id in unwritable,
                 broker_id in reluctant,
                 broker_id != row.replicas[0],
                 led.get(broker_id, 0),
@@ -91,11 +94,16 @@ class Elections:
         *,
         including: Set[BrokerId] = frozenset(),
         excluding: Set[BrokerId] = frozenset(),
+        unwritable: Set[BrokerId] = frozenset(),
     ) -> None:
-        """`including` and `excluding` are brokers that are about to be available, or not."""
+        """`including` and `excluding` are brokers that are about to be available, or not.
+
+        `unwritable` are those whose disks take no writes: they are elected last of all.
+        """
         self._image = image
         self._available = (available_brokers(image) | including) - excluding
         self._reluctant = brokers_in_maintenance(image)
+        self._unwritable = unwritable
         self._led: Counter[BrokerId] | None = None
 
     def elect(
@@ -120,6 +128,7 @@ class Elections:
             isr=isr,
             unclean=unclean,
             reluctant=self._reluctant,
+            unwritable=self._unwritable,
         )
         if election is not None:
             self._led[row.leader] -= 1
@@ -220,12 +229,13 @@ def plan_elections(
     *,
     including: Set[BrokerId] = frozenset(),
     keys: Collection[PartitionKey] | None = None,
+    unwritable: Set[BrokerId] = frozenset(),
 ) -> Iterator[ChangePartitions]:
     """Give a leader to every partition that has none, and could have one; `keys`: of these only.
 
-    `including` are brokers that are about to be available.
+    `including` are brokers that are about to be available; `unwritable`: see Elections.
     """
-    elections = Elections(image, including=including)
+    elections = Elections(image, including=including, unwritable=unwritable)
 
     def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
         if row.leader != NO_LEADER_ID:
@@ -237,14 +247,24 @@ def plan_elections(
 
 
 def plan_relief(
-    image: MetadataImage, keys: Collection[PartitionKey] | None = None
+    image: MetadataImage,
+    keys: Collection[PartitionKey] | None = None,
+    unwritable: Set[BrokerId] = frozenset(),
 ) -> Iterator[ChangePartitions]:
-    """Move what brokers in maintenance lead to others that are in sync, where there are any."""
-    relieved = brokers_in_maintenance(image)
-    elections = Elections(image, excluding=relieved)
+    """Move what brokers in maintenance, or `unwritable` ones, lead to others that are in sync.
+
+    Where there are any: what nobody else can lead stays. From a disk that takes no writes it goes
+    to a broker in maintenance, too, rather than take none.
+    """
+    resting = brokers_in_maintenance(image)
+    relieved = resting | unwritable
+    elections = Elections(image, excluding=unwritable)
 
     def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
-        if row.leader not in relieved or not any(map(elections.is_available, row.isr)):
+        if row.leader not in relieved:
+            return None
+        spared = frozenset() if row.leader in unwritable else resting
+        if not any(elections.is_available(b) for b in row.isr if b not in spared):
             return None
         election = elections.elect(topic, row, unclean=False)
         assert election is not None and election.isr == row.isr

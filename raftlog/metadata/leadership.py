@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from raftlog.metadata.commands import ChangePartitions
 from raftlog.metadata.elections import (
     Election,
@@ -17,10 +19,16 @@ from raftlog.record.types import BrokerId
 
 
 def plan_leader_transfer(
-    image: MetadataImage, *, name: str, partition: int, broker_id: BrokerId | None
+    image: MetadataImage,
+    *,
+    name: str,
+    partition: int,
+    broker_id: BrokerId | None,
+    unwritable: Set[BrokerId] = frozenset(),
 ) -> ChangePartitions | None:
     """Have that broker lead the partition, or the best other one; None if it does already.
 
+    Not a broker of `unwritable`, whose disks take no writes: it would be relieved of it at once.
     Nothing that was committed is lost by it: only members of the ISR can be given the lead.
     Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION; NO_LEADER without a leader to take it from;
     NOT_FOUND for a broker that does not hold the partition; ILLEGAL_STATE if it cannot lead now,
@@ -39,7 +47,8 @@ def plan_leader_transfer(
     if broker_id == row.leader:
         return None
     if broker_id is None:
-        others = Elections(image, excluding={row.leader, *brokers_in_maintenance(image)})
+        excluding = {row.leader, *brokers_in_maintenance(image), *unwritable}
+        others = Elections(image, excluding=excluding)
         if not any(map(others.is_available, row.isr)):
             raise LogError(ILLEGAL_STATE, f"No other replica of {where} is in sync and may lead.")
         election = others.elect(topic, row, unclean=False)
@@ -49,6 +58,8 @@ def plan_leader_transfer(
         raise LogError(ILLEGAL_STATE, f"Broker {broker_id} is not in sync with {where}.")
     if broker_id not in available_brokers(image) - brokers_in_maintenance(image):
         raise LogError(ILLEGAL_STATE, f"Broker {broker_id} is stopping or in maintenance.")
+    if broker_id in unwritable:
+        raise LogError(ILLEGAL_STATE, f"The disk of broker {broker_id} is full, or hangs.")
     return ChangePartitions(changes=(change_of(topic, row, leader=broker_id),))
 
 

@@ -4,6 +4,8 @@ Each plan gives commands to be proposed one after the other, as long as the cont
 the first one is refused, the rest must not follow. Plans are made step by step, see `elections`.
 A controller that dies between two commands leaves work behind; `plan_repairs` finds it, whoever
 left it. All plans are empty where nothing is left to do.
+
+In all of them, brokers that are `unwritable` (their disks take no writes) are elected last.
 """
 
 from __future__ import annotations
@@ -31,15 +33,19 @@ from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, LogError
 from raftlog.record.types import BrokerId
 
 
-def plan_fencing(image: MetadataImage, broker_id: BrokerId) -> Iterator[Command]:
+def plan_fencing(
+    image: MetadataImage, broker_id: BrokerId, *, unwritable: Set[BrokerId] = frozenset()
+) -> Iterator[Command]:
     """Fence a broker; move what it leads; take it out of every ISR. Unknown broker: nothing.
 
     Also for one that is fenced already (it has been started again, or a controller died over
     it): then only what is left to be done.
 
-    The last member of an ISR leaves it, too (KIP-966): it goes to the ELR, whose members have all
-    that was committed, and is elected from there when it returns. So an ISR never names a broker
-    that is known to be gone, and "is in sync" needs no second look.
+    A member that is alone in an ISR leaves it, too (KIP-966): it goes to the ELR, whose members
+    have all that was committed, and is elected from there when it returns. But where others would
+    be left, and none of them leads or could, the ISR stays whole: each of them may report yet that
+    a power cut took records from it, and whoever had left would not be eligible then, though it has
+    everything. The first to return leads, and takes out the others.
     """
     broker = image.brokers.get(broker_id)
     if broker is None:
@@ -47,10 +53,12 @@ def plan_fencing(image: MetadataImage, broker_id: BrokerId) -> Iterator[Command]
     if not broker.fenced:
         # First of all: from now on no leader can take it into an ISR again.
         yield FenceBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch)
-    yield from _plan_leaving(image, {broker_id})
+    yield from _plan_leaving(image, {broker_id}, unwritable)
 
 
-def plan_unfencing(image: MetadataImage, broker_id: BrokerId) -> Iterator[Command]:
+def plan_unfencing(
+    image: MetadataImage, broker_id: BrokerId, *, unwritable: Set[BrokerId] = frozenset()
+) -> Iterator[Command]:
     """Let a broker serve again, and lead what has no leader for want of it."""
     broker = image.brokers.get(broker_id)
     if broker is None:
@@ -58,30 +66,33 @@ def plan_unfencing(image: MetadataImage, broker_id: BrokerId) -> Iterator[Comman
     if broker.fenced:
         yield UnfenceBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch)
     including = frozenset() if broker.controlled_shutdown else frozenset({broker_id})
-    yield from plan_elections(image, including=including)
+    yield from plan_elections(image, including=including, unwritable=unwritable)
 
 
-def plan_controlled_shutdown(image: MetadataImage, broker_id: BrokerId) -> Iterator[Command]:
+def plan_controlled_shutdown(
+    image: MetadataImage, broker_id: BrokerId, *, unwritable: Set[BrokerId] = frozenset()
+) -> Iterator[Command]:
     """Move what others can take over from a broker that is about to stop.
 
     It stays the leader where nobody else is in sync: until it has really stopped it can serve.
-    Elsewhere it leaves the ISR, so that its end keeps no write waiting.
+    Elsewhere it leaves the ISR, so that its end keeps no write waiting, unless all others are gone
+    (see `plan_fencing`).
     """
     broker = image.brokers.get(broker_id)
     if broker is None:
         return
     if not broker.controlled_shutdown:
         yield SetControlledShutdown(broker_id=broker_id, broker_epoch=broker.broker_epoch)
-    elections = Elections(image, excluding={broker_id})
+    elections = Elections(image, excluding={broker_id}, unwritable=unwritable)
 
     def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
         if broker_id not in row.isr or row.leader == NO_LEADER_ID:
             return None
         rest = tuple(member for member in row.isr if member != broker_id)
+        if not _serves(image, elections, row, rest):
+            return None
         if row.leader != broker_id:
             return change_of(topic, row, isr=rest)
-        if not any(elections.is_available(member) for member in rest):
-            return None
         election = elections.elect(topic, row, isr=rest)
         assert election is not None and election.isr == rest
         return elected(topic, row, election)
@@ -125,14 +136,18 @@ def plan_repairs(image: MetadataImage) -> Iterator[Command]:
     yield from plan_elections(image)
 
 
-def _plan_leaving(image: MetadataImage, leaving: Set[BrokerId]) -> Iterator[ChangePartitions]:
+def _plan_leaving(
+    image: MetadataImage, leaving: Set[BrokerId], unwritable: Set[BrokerId] = frozenset()
+) -> Iterator[ChangePartitions]:
     """Move what these brokers lead, and then take them out of the other ISRs."""
-    elections = Elections(image, excluding=leaving)
+    elections = Elections(image, excluding=leaving, unwritable=unwritable)
 
     def leave(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
         isr = row.isr
         if not leaving.isdisjoint(isr):
-            isr = tuple(member for member in isr if member not in leaving)
+            rest = tuple(member for member in isr if member not in leaving)
+            if len(isr) == 1 or _serves(image, elections, row, rest):
+                isr = rest
         if row.leader not in leaving:
             return None if isr is row.isr else change_of(topic, row, isr=isr)
         election = elections.elect(topic, row, isr=isr)
@@ -156,3 +171,17 @@ def _plan_leaving(image: MetadataImage, leaving: Set[BrokerId]) -> Iterator[Chan
         return leave(topic, row)
 
     yield from in_batches(image, leave_if_not_moved)
+
+
+def _serves(
+    image: MetadataImage, elections: Elections, row: PartitionImage, rest: tuple[BrokerId, ...]
+) -> bool:
+    """Whether one of these members leads the partition, or could.
+
+    Who is about to stop may go on leading until it has, but is not elected any more.
+    """
+    return any(
+        elections.is_available(member)
+        or (member == row.leader and not image.brokers[member].fenced)
+        for member in rest
+    )

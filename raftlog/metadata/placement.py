@@ -7,7 +7,7 @@ for the sake of balance.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Set
 
 from raftlog.metadata.commands import Assignments
 from raftlog.metadata.configs import min_isr_default
@@ -16,14 +16,21 @@ from raftlog.record.errors import INVALID_PARTITIONS, NOT_ENOUGH_REPLICAS, LogEr
 from raftlog.record.types import BrokerId
 
 
-def place(image: MetadataImage, partitions: int, replication_factor: int) -> Assignments:
+def place(
+    image: MetadataImage,
+    partitions: int,
+    replication_factor: int,
+    *,
+    unwritable: Set[BrokerId] = frozenset(),
+) -> Assignments:
     """Brokers for each of `partitions` new partitions, the preferred leader first.
 
     The leader is the broker that leads the fewest partitions, then holds the fewest replicas, then
-    has the lowest id; one in maintenance only if there is no other. Each follower is, in this
-    order: available; in a rack that holds the fewest replicas of the partition; the one that
-    follows this leader least often, so that a dead leader's load spreads over all others; the one
-    that holds the fewest replicas; the lowest id.
+    has the lowest id; one in maintenance only if there is no other, and one of `unwritable`, whose
+    disks take no writes, after those. Each follower is, in this order: available; in a rack that
+    holds the fewest replicas of the partition; not `unwritable`; the one that follows this leader
+    least often, so that a dead leader's load spreads over all others; the one that holds the fewest
+    replicas; the lowest id.
     Decommissioned brokers are left out. Those that are fenced or about to stop join when they are
     back: a topic must not have fewer replicas, nor have to wait, for being created while a node is
     away, as long as enough are there to write to it.
@@ -49,7 +56,7 @@ def place(image: MetadataImage, partitions: int, replication_factor: int) -> Ass
             "fenced or stopping.",
         )
     brokers = staying if len(available) < replication_factor else available
-    leaders = [broker for broker in available if not broker.maintenance] or available
+    leaders = _best(available, unwritable)
     load = _Load(image)
     assignments = []
     for _ in range(partitions):
@@ -65,6 +72,7 @@ def place(image: MetadataImage, partitions: int, replication_factor: int) -> Ass
                     key=lambda broker: (
                         not broker.may_hold,
                         racks[_rack(broker)],
+                        broker.broker_id in unwritable,
                         *load.of(leader.broker_id, broker.broker_id),
                     ),
                 )
@@ -79,8 +87,10 @@ def place(image: MetadataImage, partitions: int, replication_factor: int) -> Ass
 class Replacements:
     """Other brokers for replicas that have to move, one after the other."""
 
-    def __init__(self, image: MetadataImage) -> None:
+    def __init__(self, image: MetadataImage, unwritable: Set[BrokerId] = frozenset()) -> None:
+        """`unwritable` are brokers whose disks take no writes: they are taken last."""
         self._image = image
+        self._unwritable = unwritable
         self._load = _Load(image)
 
     def replace(
@@ -88,8 +98,9 @@ class Replacements:
     ) -> tuple[BrokerId, ...] | None:
         """The replicas with others in place of `leaving`; None if there are too few brokers.
 
-        By the rules of `place`: in a rack that holds the fewest of the rest; in the first place
-        whoever leads least, elsewhere whoever follows the first least; whoever holds least.
+        By the rules of `place`, but one that takes writes goes before racks, since all is to be
+        copied now: then in a rack that holds the fewest of the rest; in the first place whoever
+        leads least, elsewhere whoever follows the first least; whoever holds least.
         """
         chosen = list(replicas)
         for position, broker_id in enumerate(replicas):
@@ -106,6 +117,7 @@ class Replacements:
                     and self._image.brokers[candidate].may_hold
                 ),
                 key=lambda broker: (
+                    broker.broker_id in self._unwritable,
                     racks[_rack(broker)],
                     *(
                         (broker.maintenance, *self._load.of_leader(broker))
@@ -122,6 +134,16 @@ class Replacements:
         self._load.add(replicas[0], replicas, -1)
         self._load.add(result[0], result, 1)
         return result
+
+
+def _best(available: list[BrokerImage], unwritable: Set[BrokerId]) -> list[BrokerImage]:
+    """Those of them that are the best to lead, by what speaks against it."""
+
+    def against(broker: BrokerImage) -> tuple[bool, bool]:
+        return broker.broker_id in unwritable, broker.maintenance
+
+    least = min(map(against, available))
+    return [broker for broker in available if against(broker) == least]
 
 
 class _Load:

@@ -124,13 +124,15 @@ def plan_cancellation(image: MetadataImage, *, name: str, partition: int) -> Cha
 def plan_completions(
     image: MetadataImage, keys: Collection[PartitionKey] | None = None
 ) -> Iterator[ChangePartitions]:
-    """End every reassignment whose new replicas are all in sync; of these partitions, or of all."""
+    """End every reassignment whose new replicas are all in sync, and there; of these, or of all."""
     elections = Elections(image)
 
     def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
         if not row.adding and not row.removing:
             return None
-        if not {*row.replicas}.difference(row.removing) <= {*row.isr}:
+        target = target_of(row)
+        if not {*target} <= {*row.isr} or any(image.brokers[each].fenced for each in target):
+            # An ISR whose members are all gone stays as it is (see liveness.py).
             return None
         return without_replicas(elections, topic, row, without=row.removing)
 

@@ -119,7 +119,12 @@ NO_CONTROLLER = ErrorEntry(
     retriable=True,
 )
 DISK_FULL = ErrorEntry(
-    50701, "DISK_FULL", "The disk is full: writes are refused until room returns.", retriable=True
+    50701,
+    "DISK_FULL",
+    "The disk is full: writes are refused until room returns.",
+    retriable=True,
+    # Others take over what a node with a full disk leads.
+    refresh_metadata=True,
 )
 
 ERROR_TABLE: dict[int, ErrorEntry] = {

@@ -23,7 +23,6 @@ from raftlog.metadata.image import NO_LEADER_ID, BrokerImage, TopicImage
 from raftlog.record.errors import (
     NO_LEADER,
     NOT_READY,
-    RETRIABLE,
     UNKNOWN_TOPIC,
     LogError,
 )
@@ -37,10 +36,9 @@ from raftlog.record.types import (
 )
 from raftlog.replication.access_partition import FollowedPartition, RoutedPartition
 from raftlog.replication.access_types import LocalReplicas, PartitionAccess
+from raftlog.replication.doubt import in_doubt_if_changing
 from raftlog.replication.forwarding_messages import (
     WANTS_MAX,
-    Append,
-    Delete,
     Operation,
     Outcome,
     Wait,
@@ -197,10 +195,10 @@ class Partitions:
 
         def give_up() -> None:
             if not reply.done():
-                entry = RETRIABLE if isinstance(operation, Append | Delete) else NOT_READY
-                reply.set_exception(
-                    LogError(entry, f"Node {leader} leads {name} no more, and has not answered.")
+                lost = LogError(
+                    NOT_READY, f"Node {leader} leads {name} no more, and has not answered."
                 )
+                reply.set_exception(in_doubt_if_changing(operation, lost))
 
         name = f"{of[0].topic}-{of[0].partition}"
         watches = [

@@ -25,6 +25,7 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
+from raftlog.replication.doubt import in_doubt_if_changing
 from raftlog.replication.forwarding_messages import (
     BODY_BYTES_MAX,
     Append,
@@ -252,7 +253,7 @@ class RoutedPartition:
                 in_doubt = error
             left_s = retry_until - loop.time()
             if left_s <= 0 or not self._may_pass(error, may_repeat=may_repeat):
-                raise _told(error, in_doubt)
+                raise _told(operation, error, in_doubt)
             if was_here and seen.leader != router.broker_id:
                 # Who leads now has not been asked yet.
                 continue
@@ -327,8 +328,9 @@ async def _bounds(found: Partition, _left_s: float) -> tuple[Offset, Offset]:
     return found.log_start_offset, found.end_offset()
 
 
-def _told(error: LogError, in_doubt: LogError | None) -> LogError:
+def _told(operation: Operation, error: LogError, in_doubt: LogError | None) -> LogError:
     """What the caller is told when the last try ended with `error`, and one before in doubt."""
     if in_doubt is None or error.entry.outcome_unknown or error.entry is DUPLICATE_SEQUENCE:
         return error
-    return LogError(RETRIABLE, f"{in_doubt.message} A repeat was refused: {error.message}")
+    both = f"{in_doubt.message} A repeat was refused: {error.message}"
+    return in_doubt_if_changing(operation, LogError(RETRIABLE, both))

@@ -6,7 +6,7 @@ it through the quorum, and returns when this node acts by it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Final
 
 from raftlog.metadata import controller, liveness
@@ -48,7 +48,9 @@ class ClusterMetadata:
         randomness: Randomness,
         settings: TopicSettings,
         settled: Callable[[int], Awaitable[None]],
+        unwritable: Callable[[], Set[BrokerId]] = frozenset,
     ) -> None:
+        """`unwritable` tells the brokers whose disks take no writes, as far as this node knows."""
         self._state_machine = state_machine
         self._quorum = quorum
         self._broker_id = broker_id
@@ -56,13 +58,19 @@ class ClusterMetadata:
         self._settings = settings
         self._settled = settled
         self._producer_ids: range = range(0)
-        self.operations: Final = Operations(lambda: self.image, self._carry_out)
+        self._unwritable = unwritable
+        self.operations: Final = Operations(lambda: self.image, self._carry_out, unwritable)
         """What operators decide about brokers and replicas."""
 
     @property
     def image(self) -> MetadataImage:
         """The applied metadata. Ask each time: it may be replaced as a whole."""
         return self._state_machine.image
+
+    @property
+    def unwritable(self) -> Set[BrokerId]:
+        """The brokers whose disks take no writes, as far as this node knows."""
+        return self._unwritable()
 
     @property
     def settings(self) -> TopicSettings:
@@ -88,6 +96,7 @@ class ClusterMetadata:
             replication_factor=replication_factor,
             configs=configs or {},
             topic_id=TopicId(self._randomness.token(TOPIC_ID_BYTES).hex()),
+            unwritable=self._unwritable(),
         )
         return (await self._apply(command)).topic()
 
@@ -97,7 +106,9 @@ class ClusterMetadata:
 
     async def add_partitions(self, name: str, total: int) -> TopicImage:
         """Grow a topic to `total` partitions. LogError: UNKNOWN_TOPIC, INVALID_PARTITIONS."""
-        command = controller.plan_partitions(self.image, name=name, partitions=total)
+        command = controller.plan_partitions(
+            self.image, name=name, partitions=total, unwritable=self._unwritable()
+        )
         return (await self._apply(command)).topic()
 
     async def alter_configs(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.configs import throttled_rate
@@ -50,13 +50,15 @@ class DataPath:
         directory_id: str,
         own_epoch: Callable[[], BrokerEpoch | None],
         may_act: Callable[[], bool],
+        unwritable: Callable[[], Set[BrokerId]],
         clock: Clock,
         randomness: Randomness,
         network: Network,
         on_fatal: Callable[[str], None],
     ) -> None:
         """`own_epoch` is this node's once it is registered; `may_act` whether it may lead right
-        now; `on_fatal` is given the reason if the node must end."""
+        now; `unwritable` the brokers whose disks take no writes, as far as it knows; `on_fatal` is
+        given the reason if the node must end."""
         self._state_machine = state_machine
         self._network = network
         self._broker_id = broker_id
@@ -109,6 +111,7 @@ class DataPath:
             randomness=randomness,
             settings=settings,
             settled=self.replicas.settled,
+            unwritable=unwritable,
         )
         self.isr = IsrKeeper(
             quorum=quorum,

@@ -1,5 +1,7 @@
 """Reads from the log for the feeds of one session that are behind: a chunk each, in turns.
 
+It also tells a follower that it is to begin anew, as what goes with that may be long.
+
 Three things make it wait: the window is full; replicas that a reassignment adds have had their
 share of bytes for now; nobody is behind. And what it has read waits for the connection to take it:
 a batch that is longer than a message goes in pieces, for which the window is no bound.
@@ -11,8 +13,14 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from raftlog.record.errors import RETRIABLE, LogError
-from raftlog.record.types import Buffer, Offset
-from raftlog.replication.protocol import CONTINUES, MORE
+from raftlog.record.types import Buffer, LeaderEpoch, Offset
+from raftlog.replication.protocol import (
+    CONTINUES,
+    MORE,
+    PRODUCERS_BYTES_MAX,
+    PRODUCERS_PIECE_BYTES,
+    Restart,
+)
 from raftlog.world import Alarm, Clock
 
 if TYPE_CHECKING:
@@ -80,6 +88,9 @@ class FeedPump:
 
     async def _push(self, feed: StreamFeed) -> None:
         """Send one chunk; then the feed is live, or in the line again, or ended."""
+        if feed.restart is not None:
+            await self._restart(feed, *feed.restart)
+            return
         session = self._session
         error = await self._read(feed)
         if feed.is_ended:
@@ -92,6 +103,27 @@ class FeedPump:
             feed.is_behind = False
         else:
             session.behind[feed.handle] = feed
+
+    async def _restart(self, feed: StreamFeed, offset: Offset, leader_epoch: LeaderEpoch) -> None:
+        """Have the follower begin anew at `offset`."""
+        session = self._session
+        try:
+            producers = feed.replica.producers_below(offset, leader_epoch=leader_epoch)
+        except LogError as error:
+            session.refuse(feed, error)
+            return
+        assert len(producers) <= PRODUCERS_BYTES_MAX, "the storage remembers fewer"
+        if feed.broker_id in feed.replica.image.adding:
+            session.throttle.took(len(producers))
+        start = 0
+        while await self._has_room(feed):
+            end = start + PRODUCERS_PIECE_BYTES
+            has_more = end < len(producers)
+            session.send(Restart(feed.handle, offset, producers[start:end], has_more))
+            if not has_more:
+                session.restarted(feed)
+                return
+            start = end
 
     async def _read(self, feed: StreamFeed) -> LogError | None:
         """Read a chunk and send it. Returns why nothing more can be sent."""

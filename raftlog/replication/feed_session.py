@@ -23,6 +23,7 @@ from raftlog.record.types import (
     BrokerEpoch,
     BrokerId,
     Buffer,
+    LeaderEpoch,
     Offset,
     PartitionId,
     TopicId,
@@ -40,7 +41,6 @@ from raftlog.replication.protocol import (
     Ping,
     ProtocolError,
     Refused,
-    Restart,
     Subscribe,
     Subscription,
     Unsubscribe,
@@ -85,6 +85,7 @@ class StreamFeed:
         "log_start_offset",
         "read_offset",
         "replica",
+        "restart",
         "sent_end",
         "unacked",
     )
@@ -112,6 +113,9 @@ class StreamFeed:
         self.high_watermark = Offset(-1)
         """The last that was sent; so is the log start offset."""
         self.log_start_offset = Offset(-1)
+        self.restart: tuple[Offset, LeaderEpoch] | None = None
+        """The follower is to begin anew there, as the leader of that epoch says: the pump tells it,
+        and until then the replica knows nothing of the feed."""
         self.is_behind = True
         self.is_ended = False
 
@@ -303,11 +307,13 @@ class FeedSession:
             return
         if isinstance(answer, Diverging):
             self.send(Diverged(asked.handle, answer.epoch, answer.end_offset))
-        elif isinstance(answer, BelowStart):
-            self.send(Restart(asked.handle, answer.log_start_offset))
+            return
+        self._feeds[asked.handle] = feed
+        self._handles[key] = asked.handle
+        if isinstance(answer, BelowStart):
+            feed.restart = (answer.log_start_offset, asked.leader_epoch)
+            self.fell_behind(feed)
         else:
-            self._feeds[asked.handle] = feed
-            self._handles[key] = asked.handle
             self._marks_due[asked.handle] = feed
             if feed.sent_end == replica.log_end_offset:
                 feed.is_behind = False
@@ -383,6 +389,10 @@ class FeedSession:
         if not feed.is_ended:
             self._forget(feed)
             self._send_refused(feed.handle, error)
+
+    def restarted(self, feed: StreamFeed) -> None:
+        """The follower was told to begin anew. It will ask again."""
+        self._forget(feed)
 
     def send(self, message: Message) -> None:
         """Send anything but data."""

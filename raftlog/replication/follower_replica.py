@@ -262,12 +262,16 @@ class FollowedReplica:
         self._start(lambda: self._truncate(diverging, leader_epoch))
 
     def on_restart(self, message: Restart) -> None:
-        """The leader's log begins behind this one's end: begin there, too."""
+        """The leader's log begins behind this one's end: begin there, too. It is whole."""
         self._handle = 0
         self.state = FollowState.RESTARTING
         offset = Offset(message.log_start_offset)
         leader_epoch = self._asked_epoch
-        self._start(lambda: self.partition.restart_at(offset, leader_epoch=leader_epoch))
+        self._start(
+            lambda: self.partition.restart_at(
+                offset, producers=message.producers, leader_epoch=leader_epoch
+            )
+        )
 
     def on_refused(self, message: Refused) -> None:
         """The leader does not send, or no more."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from raftlog.record.types import BrokerEpoch, Offset
 from raftlog.replication.follower_replica import FollowedReplica
 from raftlog.replication.protocol import (
     ENTRIES_MAX,
     HANDLE_MAX,
+    PRODUCERS_BYTES_MAX,
     Acks,
     Diverged,
     Marks,
@@ -57,6 +60,8 @@ class FollowerStream:
         self._liveness = Liveness(clock, settings)
         self._handles: dict[int, FollowedReplica] = {}
         self._last_handle = 0
+        self._pieces: list[Restart] = []
+        """The beginning of a message that is not whole yet."""
         # What is to be said at the end of this turn. The order is that of asking.
         self._subscribe_due: dict[FollowedReplica, None] = {}
         self._acks_due: dict[FollowedReplica, None] = {}
@@ -99,6 +104,7 @@ class FollowerStream:
         if self.ended.is_set():
             return
         self._handles.clear()
+        self._pieces = []
         self._subscribe_due.clear()
         self._acks_due.clear()
         self._unsubscribe_due.clear()
@@ -144,6 +150,11 @@ class FollowerStream:
                 replica = self._find(message.handle)
                 if replica is None:
                     return
+                if isinstance(message, Restart):
+                    whole = self._put_together(message)
+                    if whole is None:
+                        return
+                    message = whole
                 # The leader has forgotten the handle already.
                 del self._handles[message.handle]
                 match message:
@@ -153,6 +164,24 @@ class FollowerStream:
                         replica.on_restart(message)
                     case Refused():
                         replica.on_refused(message)
+
+    def _put_together(self, message: Restart) -> Restart | None:
+        """The whole of a message that comes in pieces; None if there are more to come."""
+        if self._pieces and self._pieces[0].handle != message.handle:
+            # The other one is not wanted any more, or the leader would have gone on with it.
+            if self._pieces[0].handle in self._handles:
+                raise ProtocolError(f"handle {self._pieces[0].handle} was left in the middle")
+            self._pieces = []
+        self._pieces.append(message)
+        if sum(len(piece.producers) for piece in self._pieces) > PRODUCERS_BYTES_MAX:
+            raise ProtocolError("it tells of more producers than there can be")
+        if message.has_more:
+            if not message.producers:
+                raise ProtocolError("an empty piece")
+            return None
+        pieces, self._pieces = self._pieces, []
+        whole = b"".join(piece.producers for piece in pieces)
+        return msgspec.structs.replace(message, producers=whole)
 
     def _find(self, handle: int) -> FollowedReplica | None:
         """Whom a handle names; None if it is not wanted any more."""

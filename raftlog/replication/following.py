@@ -169,15 +169,17 @@ class Following:
         )
         await self._rearrange(log.truncate_to(point))
 
-    async def restart_at(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> None:
-        """Empty the log, and begin anew at `offset`: what is below, the leader has deleted."""
+    async def restart_at(
+        self, offset: Offset, *, producers: bytes, leader_epoch: LeaderEpoch
+    ) -> None:
+        """See `Partition.restart_at`."""
         self._require_following(leader_epoch)
         if offset < self._replica.high_watermark:
             self._require_expendable(offset)
         logger.info(
             "%s: restarting at %d, where the leader's log begins", self._replica.name, offset
         )
-        await self._rearrange(self._log.restart_at(offset))
+        await self._rearrange(self._log.restart_at(offset, producers))
 
     def _require_expendable(self, point: Offset) -> None:
         """Whatever is cut must never have been committed, unless the metadata says that it is lost.

@@ -25,10 +25,10 @@ from raftlog.record.errors import (
     INTERNAL,
     NOT_READY,
     OVERLOADED,
-    RETRIABLE,
     LogError,
 )
 from raftlog.record.types import BrokerId, Buffer
+from raftlog.replication.doubt import in_doubt_if_changing
 from raftlog.replication.forwarding_messages import (
     BODY_BYTES_MAX,
     CHANNEL,
@@ -36,10 +36,8 @@ from raftlog.replication.forwarding_messages import (
     REQUESTS_MAX,
     WAITS_MAX,
     Answer,
-    Append,
     Assembly,
     Cancel,
-    Delete,
     Failure,
     ForwardingMessageError,
     Hello,
@@ -342,12 +340,8 @@ class _Link:
             self.end(reason)
 
     def _lost(self, asked: _Asked, reason: str) -> LogError:
-        if asked.is_sent and isinstance(asked.operation, Append | Delete):
-            return LogError(
-                RETRIABLE,
-                f"Node {self.broker_id} leads the partition, but {reason}; the outcome is unknown.",
-            )
-        return LogError(NOT_READY, f"Node {self.broker_id} leads the partition, but {reason}.")
+        lost = LogError(NOT_READY, f"Node {self.broker_id} leads the partition, but {reason}.")
+        return in_doubt_if_changing(asked.operation, lost) if asked.is_sent else lost
 
     # Dialling
 

@@ -32,7 +32,7 @@ WAITS_MAX: Final = 1_000
 BODY_BYTES_MAX: Final = 48 * 1024 * 1024
 """Of one request or answer. A connection ends at 64 MiB that its peer has not read."""
 WANTS_MAX: Final = 1_000
-"""Partitions of one Wait."""
+"""Partitions of one request that names many."""
 HELLO_BYTES_MAX: Final = 1_024
 
 _LENGTH: Final = Struct(">I")
@@ -100,7 +100,26 @@ class Delete(_Base, frozen=True, tag=6):
     before: _NumberOrNone
 
 
-Operation: TypeAlias = Append | Read | Bounds | Wait | FindTime | Delete
+class BoundsOfMany(_Base, frozen=True, tag=7):
+    """Ask what can be read of many partitions."""
+
+    wants: Annotated[
+        tuple[tuple[_TopicId, _PartitionNumber], ...], Meta(min_length=1, max_length=WANTS_MAX)
+    ]
+
+
+class FindTimeInMany(_Base, frozen=True, tag=8):
+    """Find the first committed record at or after a time, of each partition its own."""
+
+    wants: Annotated[
+        tuple[tuple[_TopicId, _PartitionNumber, _Number], ...],
+        Meta(min_length=1, max_length=WANTS_MAX),
+    ]
+
+
+Operation: TypeAlias = (
+    Append | Read | Bounds | Wait | FindTime | Delete | BoundsOfMany | FindTimeInMany
+)
 
 
 class Appended(_Base, frozen=True, tag=1):
@@ -134,7 +153,22 @@ class Failure(_Base, frozen=True, tag=5):
     message: str
 
 
-Outcome: TypeAlias = Appended | Marks | Waited | FoundTime | Failure
+class MarksOfMany(_Base, frozen=True, tag=6):
+    """Of each partition: log start offset, high watermark, last stable offset; or an error's code.
+
+    No message: a thousand of them would not fit into a head.
+    """
+
+    rows: Annotated[tuple[tuple[_Number, _Number, _Number] | int, ...], Meta(max_length=WANTS_MAX)]
+
+
+class FoundTimes(_Base, frozen=True, tag=7):
+    """Of each partition: the record's offset and timestamp, None, or an error's code."""
+
+    rows: Annotated[tuple[tuple[_Number, int] | int | None, ...], Meta(max_length=WANTS_MAX)]
+
+
+Outcome: TypeAlias = Appended | Marks | Waited | FoundTime | Failure | MarksOfMany | FoundTimes
 
 
 class Request(_Base, frozen=True, tag=1):

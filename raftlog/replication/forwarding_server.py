@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, assert_never
 
 from raftlog.record.batch import split_batches
@@ -27,6 +28,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import BrokerId, Buffer, Offset, TopicId
 from raftlog.replication.access import LocalReplicas
+from raftlog.replication.access_bulk import bounds_here, coded, times_here
 from raftlog.replication.forwarding_messages import (
     BODY_BYTES_MAX,
     CHANNEL,
@@ -38,14 +40,18 @@ from raftlog.replication.forwarding_messages import (
     Appended,
     Assembly,
     Bounds,
+    BoundsOfMany,
     Cancel,
     Delete,
     Failure,
     FindTime,
+    FindTimeInMany,
     ForwardingMessageError,
     FoundTime,
+    FoundTimes,
     Hello,
     Marks,
+    MarksOfMany,
     Operation,
     Outcome,
     Piece,
@@ -299,13 +305,8 @@ class _Session:
     async def _carry_out(
         self, operation: Operation, body: memoryview, timeout_s: float
     ) -> tuple[Outcome, Sequence[Buffer]]:
-        if isinstance(operation, Wait):
-            wants = [
-                (self._led(topic_id, partition), Offset(offset))
-                for topic_id, partition, offset in operation.wants
-            ]
-            await self._replicas.wait_for_data(wants, min_bytes=1, timeout_s=timeout_s)
-            return Waited(), ()
+        if isinstance(operation, Wait | BoundsOfMany | FindTimeInMany):
+            return await self._of_many(operation, timeout_s), ()
         found = self._led(operation.topic_id, operation.partition)
         match operation:
             case Append():
@@ -337,6 +338,30 @@ class _Session:
                 return Marks(0, found.high_watermark, start), ()
             case _:
                 assert_never(operation)
+
+    async def _of_many(
+        self, operation: Wait | BoundsOfMany | FindTimeInMany, timeout_s: float
+    ) -> Outcome:
+        if isinstance(operation, Wait):
+            wants = [
+                (self._led(topic_id, partition), Offset(offset))
+                for topic_id, partition, offset in operation.wants
+            ]
+            await self._replicas.wait_for_data(wants, min_bytes=1, timeout_s=timeout_s)
+            return Waited()
+        if isinstance(operation, BoundsOfMany):
+            marks = [
+                coded(bounds_here(partial(self._led, topic_id, partition)))
+                for topic_id, partition in operation.wants
+            ]
+            return MarksOfMany(tuple(marks))
+        found = await times_here(
+            [
+                (partial(self._led, topic_id, partition), timestamp_ms)
+                for topic_id, partition, timestamp_ms in operation.wants
+            ]
+        )
+        return FoundTimes(tuple(coded(one) for one in found))
 
     def _led(self, topic_id: str, partition: int) -> Partition:
         image = self._replicas.image

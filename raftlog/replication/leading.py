@@ -22,12 +22,13 @@ from raftlog.record.errors import (
     RETRIABLE,
     LogError,
 )
-from raftlog.record.types import BrokerId, Buffer, Offset
+from raftlog.record.types import BrokerId, Buffer, LeaderEpoch, Offset
 from raftlog.replication import divergence
+from raftlog.replication.doubt import MAYBE_DELETED, in_doubt
 from raftlog.replication.fetching import BelowStart, Diverging, Feed, FetchPosition
 from raftlog.replication.replica import Acks, Replica
 from raftlog.replication.state import IsrWish, LeaderState
-from raftlog.replication.waiters import CommitWaiters, in_doubt
+from raftlog.replication.waiters import CommitWaiters
 from raftlog.storage.config import FlushMode
 from raftlog.storage.log import AppendResult
 from raftlog.storage.results import ReadResult
@@ -82,7 +83,7 @@ class Leading:
         awaited, self._starts_awaited = self._starts_awaited, []
         for _, future in awaited:
             if not future.done():
-                future.set_exception(in_doubt(error))
+                future.set_exception(in_doubt(error, MAYBE_DELETED))
 
     def end_offset(self) -> Offset:
         """See `Partition.end_offset`."""
@@ -278,6 +279,12 @@ class Leading:
             if self.state.all_begin_at(target) and not future.done():
                 future.set_result(None)
         self._starts_awaited = [each for each in self._starts_awaited if not each[1].done()]
+
+    def producers_below(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> bytes:
+        """See `Partition.producers_below`."""
+        if leader_epoch != self.state.row.leader_epoch:
+            raise LogError(NO_LEADER, f"{self._replica.name}: that leader epoch is over.")
+        return self._log.producers_below(offset)
 
     async def read_uncommitted(self, offset: Offset, *, max_bytes: int) -> ReadResult:
         """Batches up to the end of the log, for followers. Raises LogError."""

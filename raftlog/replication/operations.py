@@ -7,7 +7,7 @@ controller goes on with it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from typing import TypeAlias
 
 from raftlog.metadata import decommission, leadership, reassignment
@@ -22,9 +22,15 @@ CarryOut: TypeAlias = Callable[[Callable[[], Iterable[Command]]], Awaitable[None
 class Operations:
     """Every call raises LogError for what is not possible, and NO_CONTROLLER or RETRIABLE."""
 
-    def __init__(self, image: Callable[[], MetadataImage], carry_out: CarryOut) -> None:
-        """`image` gives the applied metadata."""
+    def __init__(
+        self,
+        image: Callable[[], MetadataImage],
+        carry_out: CarryOut,
+        unwritable: Callable[[], Set[BrokerId]] = frozenset,
+    ) -> None:
+        """`image` gives the applied metadata, `unwritable` the brokers that take no writes."""
         self._image = image
+        self._unwritable = unwritable
         self._carry_out = carry_out
 
     async def transfer_leader(
@@ -36,10 +42,20 @@ class Operations:
         """
 
         def plan() -> Iterable[Command]:
-            plan_one = (
-                leadership.plan_unclean_election if unclean else leadership.plan_leader_transfer
+            image = self._image()
+            if unclean:
+                return (
+                    leadership.plan_unclean_election(
+                        image, name=name, partition=partition, broker_id=broker_id
+                    ),
+                )
+            command = leadership.plan_leader_transfer(
+                image,
+                name=name,
+                partition=partition,
+                broker_id=broker_id,
+                unwritable=self._unwritable(),
             )
-            command = plan_one(self._image(), name=name, partition=partition, broker_id=broker_id)
             return () if command is None else (command,)
 
         await self._carry_out(plan)

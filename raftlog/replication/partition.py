@@ -30,7 +30,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from raftlog.metadata.image import PartitionImage
 from raftlog.record.batch import RecordBatch
@@ -41,13 +40,11 @@ from raftlog.replication.following import Following
 from raftlog.replication.leading import Leading
 from raftlog.replication.replica import Acks, Fetched, Host, Replica, not_led_here
 from raftlog.replication.state import IsrWish, LeaderState
+from raftlog.replication.trust import Trust
 from raftlog.storage.log import AppendResult, Log
 from raftlog.storage.results import ReadResult
 
 __all__ = ["Acks", "Fetched", "Host", "Partition", "not_led_here"]
-
-TRUST_RETRY_S: Final = 0.5
-"""Between two attempts to write down that a possible loss is dealt with: the disk is full."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,15 +76,18 @@ class Partition:
             min_insync_replicas=min_insync_replicas,
             host=host,
         )
-        self._is_distrusted = log.possible_loss is not None and len(image.replicas) > 1
+        self._trust = Trust(
+            self._replica,
+            is_distrusted=log.possible_loss is not None and len(image.replicas) > 1,
+            on_trusted=self._trusted,
+        )
         self._opened_in_epoch = image.leader_epoch
-        self._trusting: asyncio.Task[None] | None = None
         self.on_trusted: Callable[[], None] = lambda: None
         """Told when it takes part after all."""
         self._leading: Leading | None = None
         self._following = Following(
             self._replica,
-            is_distrusted=lambda: self._is_distrusted,
+            is_distrusted=lambda: self._trust.is_distrusted,
             on_rearranged=self._take_role,
         )
         log.on_flushed(self._on_flushed)
@@ -185,7 +185,7 @@ class Partition:
         if image.partition_epoch < before.partition_epoch:
             raise AssertionError(f"{replica.name}: metadata went back")
         is_joined = len(before.replicas) == 1 < len(image.replicas)
-        if is_joined and self.log.possible_loss is not None and not self._is_distrusted:
+        if is_joined and self.log.possible_loss is not None and not self._trust.is_distrusted:
             # Alone it could only say what it may have lost. Others will copy what it has now.
             self.trust()
         replica.image = image
@@ -213,11 +213,11 @@ class Partition:
         if row.leader != self._replica.host.broker_id or self.is_closed:
             return False
         is_elected_since = row.leader_epoch > self._opened_in_epoch
-        if self._is_distrusted and is_elected_since and row.unclean_epoch == row.leader_epoch:
+        if self._trust.is_distrusted and is_elected_since and row.unclean_epoch == row.leader_epoch:
             # Elected for want of anyone better, by who knows what that means. Not in an epoch from
             # before: what this log may lack was perhaps acknowledged in that very epoch.
             self.trust()
-        return not self._is_distrusted
+        return not self._trust.is_distrusted
 
     @property
     def is_distrusted(self) -> bool:
@@ -225,43 +225,23 @@ class Partition:
 
         Until it does, this replica neither leads nor follows.
         """
-        return self._is_distrusted
+        return self._trust.is_distrusted
 
     def trust(self) -> asyncio.Task[None]:
         """The metadata knows: this replica is in sync no more, and may be again.
 
-        It takes part once that is durable, which is tried until it succeeds: after a crash its log
-        would be distrusted again, and with it all that others have come to count on since. Returns
-        who does it, for who wants to wait.
+        It takes part once that is durable. Returns who sees to that, for who wants to wait.
         """
-        if self._trusting is None:
-            self._trusting = asyncio.get_running_loop().create_task(self._trust())
-            self._trusting.add_done_callback(self._trusted)
-        return self._trusting
+        return self._trust.restore()
 
     @property
     def is_being_trusted(self) -> bool:
         """Whether `trust` is at work."""
-        return self._trusting is not None
+        return self._trust.is_at_work
 
-    async def _trust(self) -> None:
-        while self.log.possible_loss is not None and not self.is_closed:
-            try:
-                await self.log.forget_possible_loss()
-            except LogError as error:
-                logger.info("%s: not trusted yet: %s", self._replica.name, error.message)
-                await self._replica.host.clock.sleep(TRUST_RETRY_S)
-
-    def _trusted(self, task: asyncio.Task[None]) -> None:
-        self._trusting = None
-        if task.cancelled():
-            return
-        if (error := task.exception()) is not None:
-            logger.critical("%s: trusting failed", self._replica.name, exc_info=error)
-        elif self._is_distrusted and not self.is_closed:
-            self._is_distrusted = False
-            self._take_role()
-            self.on_trusted()
+    def _trusted(self) -> None:
+        self._take_role()
+        self.on_trusted()
 
     def _begin_leading(self) -> None:
         try:
@@ -287,8 +267,7 @@ class Partition:
         self._stop_leading(error)
         self._replica.readers.wake_all()
         self._following.close()
-        if self._trusting is not None:
-            self._trusting.cancel()
+        self._trust.close()
 
     def _require_leading(self) -> Leading:
         if self._leading is None:
@@ -425,6 +404,13 @@ class Partition:
         if self._leading is not None:
             self._leading.acked(feed, durable_end, log_start_offset)
 
+    def producers_below(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> bytes:
+        """What a follower that begins anew at `offset` is to know of idempotent producers.
+
+        Raises LogError: NO_LEADER if this is not, or not in that epoch any more, its leader.
+        """
+        return self._require_leading().producers_below(offset, leader_epoch=leader_epoch)
+
     async def read_uncommitted(self, offset: Offset, *, max_bytes: int) -> ReadResult:
         """Batches up to the end of the log, for followers. Raises LogError."""
         return await self._require_leading().read_uncommitted(offset, max_bytes=max_bytes)
@@ -492,6 +478,12 @@ class Partition:
         """
         await self._following.truncate_for(diverging, leader_epoch=leader_epoch)
 
-    async def restart_at(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> None:
-        """Empty the log, and begin anew at `offset`: what is below, the leader has deleted."""
-        await self._following.restart_at(offset, leader_epoch=leader_epoch)
+    async def restart_at(
+        self, offset: Offset, *, producers: bytes, leader_epoch: LeaderEpoch
+    ) -> None:
+        """Empty the log, and begin anew at `offset`: what is below, the leader has deleted.
+
+        `producers` are its `producers_below`. Raises LogError: NO_LEADER, ILLEGAL_STATE if
+        committed records would be lost by it, CORRUPT_BATCH, DISK_FULL, STORAGE_FAILED.
+        """
+        await self._following.restart_at(offset, producers=producers, leader_epoch=leader_epoch)

@@ -9,7 +9,8 @@ follower    `Subscribe`               from where on it wants partitions
             `Acks`                    what is durable there
 leader      `Data`                    batches; also says that the subscription was accepted
             `Marks`                   high watermark and log start; also says so
-            `Diverged`, `Restart`     not accepted: cut the log's end, or begin at another offset
+            `Diverged`                not accepted: cut the log's end
+            `Restart`                 not accepted: begin at another offset, with these producers
             `Refused`                 not accepted, or not any more: an error of the table
 both        `Ping`                    nothing, so as not to be silent
 ==========  ========================  ===========================================================
@@ -45,7 +46,7 @@ from raftlog.record.types import BrokerEpoch, BrokerId, Buffer, LeaderEpoch, Off
 _T = TypeVar("_T")
 
 CHANNEL: Final = "replication"
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Of these messages. Nodes of different protocols do not replicate from each other."""
 ENTRIES_MAX: Final = 500
 """Partitions in one message."""
@@ -53,6 +54,10 @@ HANDLE_MAX: Final = 2**32 - 1
 HELLO_BYTES_MAX: Final = 4096
 CONTROL_BYTES_MAX: Final = 256 * 1024
 """A longer message that is not `Data` is refused unread: 500 entries take a fifth of it."""
+PRODUCERS_PIECE_BYTES: Final = 128 * 1024
+"""Of what is told of producers, in one message."""
+PRODUCERS_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Of all of it, for one partition: more than the storage remembers."""
 
 DATA: Final = 0xC1
 MORE: Final = 1
@@ -135,10 +140,15 @@ class Diverged(_Message, frozen=True, tag=4):
 
 
 class Restart(_Message, frozen=True, tag=5):
-    """Not accepted: the leader's log begins only there."""
+    """Not accepted: the leader's log begins only there. It comes in pieces, one after the other."""
 
     handle: _Handle
     log_start_offset: _Number
+    producers: Annotated[bytes, Meta(max_length=PRODUCERS_PIECE_BYTES)]
+    """What follows of producers from the records below, or a piece of it; see
+    `Log.producers_below`. Nobody can tell it from the records that are left."""
+    has_more: bool
+    """Another piece follows."""
 
 
 class Refused(_Message, frozen=True, tag=6):

@@ -230,9 +230,13 @@ class Repairs:
         if len(row.replicas) == 1:
             return False
         image = self._replicas.image
-        if any(member != self._broker_id for member in row.isr) or any(
-            member != self._broker_id and image.brokers[member].is_available for member in row.elr
-        ):
+        # One that is fenced may report yet that a power cut took records from it; and one that is
+        # eligible, and about to stop, is not going to lead.
+        others = [
+            *(member for member in row.isr if not image.brokers[member].fenced),
+            *(member for member in row.elr if image.brokers[member].is_available),
+        ]
+        if any(member != self._broker_id for member in others):
             return True
         topic = image.topics_by_id[key[0]]
         return is_unclean_election_enabled(topic.configs, image.cluster_settings)

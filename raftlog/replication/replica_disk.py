@@ -313,7 +313,8 @@ class ReplicaDisk:
     async def _sort_strays(self) -> None:
         """Remove replicas of topics known to be deleted; keep and report all others.
 
-        A node that was down, or died, when its topics were deleted finds them again.
+        A node that was down, or died, when its topics were deleted finds them again. So does the
+        next start, if they cannot be removed now.
         """
         strays = self._logs.strays()
         deleted = {
@@ -321,6 +322,6 @@ class ReplicaDisk:
         } & self._image.deleted_topic_ids.keys()
         for topic_id in sorted(deleted):
             logger.info("removing the replicas of topic %s, which was deleted", topic_id)
-            await self._logs.delete_topic(TopicId(topic_id))
+            await self._tried(f"topic {topic_id}", self._logs.delete_topic(TopicId(topic_id)))
         for stray in self._logs.strays():
             logger.warning("replica %s is on disk but not in the metadata; it is kept", stray)

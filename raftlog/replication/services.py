@@ -34,6 +34,8 @@ class Services:
     is_ready: Callable[[], str | None]
     """None when the node serves; otherwise why it does not (it starts, or stops): then every
     request is refused. A node without an active controller serves; see server/readiness.py."""
+    can_write: Callable[[], bool] = lambda: True
+    """Whether this node's disk takes writes: if not, others lead what they can."""
 
     @property
     def cluster_id(self) -> str:

@@ -66,6 +66,10 @@ class LedReplica(Replica, Protocol):
         """Everything below `durable_end` is durable at the feed's follower."""
         ...
 
+    def producers_below(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> bytes:
+        """What a follower that begins anew at `offset` is to know of producers."""
+        ...
+
     async def read_uncommitted(self, offset: Offset, *, max_bytes: int) -> ReadResult:
         """Batches from `offset` up to the log end."""
         ...
@@ -117,8 +121,10 @@ class FollowingReplica(Replica, Protocol):
         """Cut what the leader does not have, as far as its answer tells."""
         ...
 
-    async def restart_at(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> None:
-        """Empty the log; it begins at `offset`."""
+    async def restart_at(
+        self, offset: Offset, *, producers: bytes, leader_epoch: LeaderEpoch
+    ) -> None:
+        """Empty the log; it begins at `offset`, with what `producers` tells of those below."""
         ...
 
     def learned(

@@ -9,6 +9,7 @@ from typing import Final
 
 from raftlog.record.errors import OVERLOADED, RETRIABLE, LogError
 from raftlog.record.types import Offset
+from raftlog.replication.doubt import in_doubt
 
 COMMIT_WAITERS_MAX: Final = 100_000
 """Appends of one partition that may wait for their commit at once; more are refused."""
@@ -47,10 +48,7 @@ class CommitWaiters:
     def _expire(self, future: asyncio.Future[None]) -> None:
         if not future.done():
             future.set_exception(
-                LogError(
-                    RETRIABLE,
-                    f"{self._name}: written, but not committed in time; the outcome is unknown.",
-                )
+                in_doubt(LogError(RETRIABLE, f"{self._name}: they were not committed in time."))
             )
 
     def committed(self, high_watermark: Offset) -> None:
@@ -62,22 +60,15 @@ class CommitWaiters:
                 future.set_result(None)
 
     def fail(self, error: LogError) -> None:
-        """Tell all who wait that the outcome of their write is in doubt."""
+        """Tell all who wait that the outcome of their write is in doubt.
+
+        It may yet be committed: an error that says "not written" would have a client use its
+        sequence numbers for other records.
+        """
         heap, self._heap = self._heap, []
         for _, _, future in heap:
             if not future.done():
                 future.set_exception(in_doubt(error))
-
-
-def in_doubt(error: LogError) -> LogError:
-    """What a writer is told whose batch is in the log when its partition ends with `error`.
-
-    It may yet be committed: an error that says "not written" would have a client use its sequence
-    numbers for other records.
-    """
-    if error.entry.outcome_unknown:
-        return LogError(error.entry, error.message)
-    return LogError(RETRIABLE, f"{error.message} The outcome of the write is unknown.")
 
 
 class ReadWaiters:

@@ -79,6 +79,9 @@ class NodeView(msgspec.Struct, frozen=True):
     """Whether the controller keeps it from leading partitions; null if it never registered."""
     maintenance: bool | None
     """Whether it is to lead nothing that others can; null if it never registered."""
+    can_write: bool | None
+    """Whether its disk takes writes, as far as is known here: if it is full or hangs, others lead
+    what they can. Null if it never registered."""
     decommissioning: bool | None
     """Whether all it holds is to move to others; null if it never registered."""
     led: int
@@ -164,6 +167,7 @@ class _Members:
         self._voters = services.quorum.voters
         self._image = services.metadata.image
         self._brokers = self._image.brokers
+        self._unwritable = services.metadata.unwritable
 
     def view(self) -> QuorumView:
         status = self._status
@@ -228,6 +232,7 @@ class _Members:
             broker_epoch=broker.broker_epoch if broker else None,
             fenced=broker.fenced if broker else None,
             maintenance=broker.maintenance if broker else None,
+            can_write=node_id not in self._unwritable if broker else None,
             decommissioning=broker.decommissioning if broker else None,
             led=led,
             held=held,

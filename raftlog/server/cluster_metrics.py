@@ -113,6 +113,11 @@ def service_metrics(services: Services, topic_labels_max: int) -> Iterator[Metri
         "raftlog_log_scrub_damage", "Segments in which damage was found.", totals.scrub_damage
     )
     yield gauge("raftlog_disk_free_bytes", "Room left in the data directory.", totals.free_bytes)
+    yield gauge(
+        "raftlog_disk_writable",
+        "1, or 0 while the disk is full or hangs, and others lead what they can.",
+        int(services.can_write()),
+    )
 
 
 def _replication_metrics(status: ReplicationStatus) -> Iterator[Metric]:

@@ -85,6 +85,10 @@ class FetchPartition(msgspec.Struct, frozen=True, gc=False, forbid_unknown_field
     partition: PartitionNumber
     offset: OffsetNumber
     max_bytes: Annotated[int, Meta(ge=1, le=INT32_MAX)] = PARTITION_BYTES_DEFAULT
+    end_offset: OffsetNumber | None = None
+    """No batch that begins at or after it is sent. One that holds records on both sides is."""
+    topic_id: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    """Which topic of that name is meant: 40401 if it is another one by now."""
 
 
 class FetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -186,12 +190,18 @@ class _Want:
     error: LogError | None = None
     frames_sent: int = 0
     any_replica: bool = False
+    end_offset: Offset | None = None
+
+    def is_done(self) -> bool:
+        """Whether no record that is wanted can follow."""
+        return self.end_offset is not None and self.offset >= self.end_offset
 
     def is_at_end(self) -> bool:
         """Whether nothing is to be read now: then a wait makes sense."""
         partition = self.partition
         return (
             partition is not None
+            and not self.is_done()
             and partition.high_watermark <= self.offset <= partition.log_end_offset
         )
 
@@ -235,10 +245,13 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
 
 def _want(asked: FetchPartition, context: ServerContext, *, any_replica: bool) -> _Want:
     want = _Want(asked.topic, PartitionId(asked.partition), Offset(asked.offset), asked.max_bytes)
+    want.end_offset = None if asked.end_offset is None else Offset(asked.end_offset)
     try:
+        if asked.topic_id is not None:
+            _check_topic_id(asked.topic, asked.topic_id, context)
         want.partition = context.services.replicas.partition(asked.topic, asked.partition)
     except LogError as error:
-        if any_replica:
+        if any_replica and error.entry is not UNKNOWN_TOPIC:
             want.partition = _followed(asked, context)
             want.any_replica = True
         if want.partition is None:
@@ -246,6 +259,15 @@ def _want(asked: FetchPartition, context: ServerContext, *, any_replica: bool) -
     else:
         context.metrics.topic(asked.topic).fetch_requests += 1
     return want
+
+
+def _check_topic_id(name: str, topic_id: str, context: ServerContext) -> None:
+    """LogError UNKNOWN_TOPIC unless the topic of that name is the one that is meant."""
+    present = context.services.metadata.image.topic(name).topic_id
+    if present != topic_id:
+        raise LogError(
+            UNKNOWN_TOPIC, f"Topic {name!r} is another one here: {present}, not {topic_id}."
+        )
 
 
 def _followed(asked: FetchPartition, context: ServerContext) -> Partition | None:
@@ -295,7 +317,10 @@ async def _next_frame(want: _Want, max_bytes: int, context: ServerContext) -> Fe
                 high, start = partition.high_watermark, partition.log_start_offset
                 return FetchFrame(want.topic, want.number, 0, high, start, want.offset, b"")
             fetched = await partition.read(
-                want.offset, max_bytes=max_bytes, any_replica=want.any_replica
+                want.offset,
+                max_bytes=max_bytes,
+                end_offset=want.end_offset,
+                any_replica=want.any_replica,
             )
         except LogError as failure:
             want.error = failure

@@ -1,18 +1,32 @@
-"""/v1 offsets of many partitions in one call: the ends of topics, and offsets for timestamps."""
+"""/v1 offsets of many partitions in one call: the ends of topics, and offsets for timestamps.
+
+By default a node answers for what it leads, all partitions or an error: that is for clients that
+know leaders. With `any_node` it asks the other leaders itself, once each, and every partition has
+offsets or an error of its own.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Annotated
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
+from raftlog.metadata.image import TopicImage
 from raftlog.record.errors import BAD_REQUEST, INVALID_BODY, LogError
 from raftlog.record.types import Offset, PartitionId
-from raftlog.replication.partition import Partition
+from raftlog.replication.access_bulk import (
+    FoundRecord,
+    PartitionBounds,
+    bounds_here,
+    bounds_of_many,
+    times_here,
+    times_of_many,
+)
+from raftlog.replication.access_partition import RoutedPartition
 from raftlog.server.body import read_json
 from raftlog.server.context import ServerContext
 from raftlog.server.json_records import INT64_MAX, PartitionNumber
@@ -20,24 +34,32 @@ from raftlog.server.parameters import whole_number
 from raftlog.server.request import Request
 from raftlog.server.responses import json_response
 
-SEARCHES_AT_ONCE_MAX = 16
-"""Partitions of one request that are searched for a timestamp at the same time."""
+NO_OFFSET = Offset(-1)
+NO_TIMESTAMP = -1
 
 
 class OffsetsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which offsets are wanted: of topics, with all partitions; or of some partitions of each."""
 
     topics: list[str] | dict[str, list[PartitionNumber]]
+    any_node: bool = False
+    """Whether this node asks the leaders of what it does not lead. Then each partition may have an
+    error of its own, instead of one for all."""
 
 
 class PartitionOffsets(msgspec.Struct, frozen=True):
-    """What can be read of a partition."""
+    """What can be read of a partition. All offsets are -1 beside an error."""
 
     beginning_offset: Offset
     end_offset: Offset
     """Offset after the last record that can be read."""
     high_watermark: Offset
     """First offset that is not committed yet; readers go no further."""
+    last_stable_offset: Offset
+    """First offset that may belong to an open transaction; who reads committed transactions only
+    goes no further. At most the high watermark."""
+    error_code: int | msgspec.UnsetType = msgspec.UNSET
+    message: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class TopicOffsets(msgspec.Struct, frozen=True):
@@ -57,19 +79,26 @@ class TimesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A timestamp (ms) for each partition, by topic and partition number."""
 
     timestamps: dict[str, dict[str, Annotated[int, Meta(ge=0, le=INT64_MAX)]]]
+    any_node: bool = False
+    """Whether this node asks the leaders of what it does not lead. Then each partition may have an
+    error of its own, instead of one for all."""
 
 
 class FoundOffset(msgspec.Struct, frozen=True):
-    """The first record at or after the timestamp asked for."""
+    """The first record at or after the timestamp asked for. Both are -1 beside an error."""
 
     offset: Offset
     timestamp: int
+    error_code: int | msgspec.UnsetType = msgspec.UNSET
+    message: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class TimesResponse(msgspec.Struct, frozen=True):
     """Offsets by topic and partition number; null: no record is that young."""
 
     offsets: dict[str, dict[str, FoundOffset | None]]
+    topic_ids: dict[str, str]
+    """Of each topic: which topic of that name this is of."""
 
 
 _offsets_decoder = msgspec.json.Decoder(OffsetsRequest)
@@ -77,52 +106,102 @@ _times_decoder = msgspec.json.Decoder(TimesRequest)
 
 
 async def bulk_offsets(request: Request, context: ServerContext) -> web.StreamResponse:
-    """POST /v1/offsets. All partitions asked for, or an error."""
-    topics = (await read_json(request, context, _offsets_decoder)).topics
+    """POST /v1/offsets. All partitions asked for; without `any_node`, all of them or an error."""
+    asked = await read_json(request, context, _offsets_decoder)
     image = context.services.metadata.image
+    topics = {name: image.topic(name) for name in asked.topics}
     wanted: dict[str, Collection[int]]
-    if isinstance(topics, dict):
-        wanted = {name: dict.fromkeys(numbers) for name, numbers in topics.items()}
+    if isinstance(asked.topics, dict):
+        wanted = {name: dict.fromkeys(numbers) for name, numbers in asked.topics.items()}
     else:
-        wanted = {name: range(len(image.topic(name).partitions)) for name in topics}
+        wanted = {name: range(len(topic.partitions)) for name, topic in topics.items()}
     check_partition_count(sum(map(len, wanted.values())), context)
-    answer: dict[str, TopicOffsets] = {}
-    for name, numbers in wanted.items():
-        topic_id = image.topic(name).topic_id
-        rows = {
-            str(number): _offsets(context.services.replicas.partition(name, number))
+    rows: Sequence[PartitionBounds | LogError]
+    if asked.any_node:
+        partitions = [
+            _routed(context, topics[name], number)
+            for name, numbers in wanted.items()
             for number in numbers
-        }
-        answer[name] = TopicOffsets(topic_id, rows)
-    return json_response(OffsetsResponse(answer))
-
-
-def _offsets(partition: Partition) -> PartitionOffsets:
-    end = partition.end_offset()
-    return PartitionOffsets(partition.log_start_offset, end, end)
+        ]
+        rows = await bounds_of_many(context.services.partitions, partitions)
+    else:
+        find = context.services.replicas.partition
+        rows = [
+            bounds_here(partial(find, name, number))
+            for name, numbers in wanted.items()
+            for number in numbers
+        ]
+        _require_all(rows)
+    row = iter(rows)
+    return json_response(
+        OffsetsResponse(
+            {
+                name: TopicOffsets(
+                    topics[name].topic_id, {str(number): _offsets(next(row)) for number in numbers}
+                )
+                for name, numbers in wanted.items()
+            }
+        )
+    )
 
 
 async def offsets_for_times(request: Request, context: ServerContext) -> web.StreamResponse:
-    """POST /v1/offsets-for-times. All partitions asked for, or an error."""
-    wanted = await read_json(request, context, _times_decoder)
-    check_partition_count(sum(map(len, wanted.timestamps.values())), context)
-    searches: list[tuple[str, str, Partition, int]] = []
-    for topic, timestamps in wanted.timestamps.items():
-        for text, timestamp_ms in timestamps.items():
-            partition = context.services.replicas.partition(topic, partition_number(text))
-            searches.append((topic, text, partition, timestamp_ms))
-    answer: dict[str, dict[str, FoundOffset | None]] = {topic: {} for topic in wanted.timestamps}
-    for start in range(0, len(searches), SEARCHES_AT_ONCE_MAX):
-        some = searches[start : start + SEARCHES_AT_ONCE_MAX]
-        found = await asyncio.gather(*(_search(one[2], one[3]) for one in some))
-        for (topic, text, _, _), result in zip(some, found, strict=True):
-            answer[topic][text] = result
-    return json_response(TimesResponse(answer))
+    """POST /v1/offsets-for-times. All partitions; without `any_node`, all of them or an error."""
+    asked = await read_json(request, context, _times_decoder)
+    check_partition_count(sum(map(len, asked.timestamps.values())), context)
+    image = context.services.metadata.image
+    topics = {name: image.topic(name) for name in asked.timestamps}
+    wanted = [
+        (name, partition_number(text), timestamp_ms)
+        for name, timestamps in asked.timestamps.items()
+        for text, timestamp_ms in timestamps.items()
+    ]
+    rows: Sequence[FoundRecord | LogError | None]
+    if asked.any_node:
+        rows = await times_of_many(
+            context.services.partitions,
+            [(_routed(context, topics[name], number), time) for name, number, time in wanted],
+        )
+    else:
+        find = context.services.replicas.partition
+        rows = await times_here(
+            [(partial(find, name, number), time) for name, number, time in wanted]
+        )
+        _require_all(rows)
+    answer: dict[str, dict[str, FoundOffset | None]] = {name: {} for name in topics}
+    for (name, number, _), row in zip(wanted, rows, strict=True):
+        answer[name][str(number)] = _found(row)
+    ids: dict[str, str] = {name: topic.topic_id for name, topic in topics.items()}
+    return json_response(TimesResponse(answer, ids))
 
 
-async def _search(partition: Partition, timestamp_ms: int) -> FoundOffset | None:
-    found = await partition.offset_for_timestamp(timestamp_ms)
-    return None if found is None else FoundOffset(*found)
+def _routed(context: ServerContext, topic: TopicImage, number: int) -> RoutedPartition:
+    """A partition of the topic; LogError UNKNOWN_PARTITION if there is none."""
+    row = topic.partition(number)
+    router = context.services.partitions
+    return RoutedPartition(router, topic.name, topic.topic_id, row.partition, None)
+
+
+def _require_all(rows: Iterable[object]) -> None:
+    """Raise the first error."""
+    for row in rows:
+        if isinstance(row, LogError):
+            raise row
+
+
+def _offsets(row: PartitionBounds | LogError) -> PartitionOffsets:
+    if isinstance(row, LogError):
+        none = NO_OFFSET
+        return PartitionOffsets(none, none, none, none, row.entry.code, row.message)
+    return PartitionOffsets(
+        row.log_start_offset, row.high_watermark, row.high_watermark, row.last_stable_offset
+    )
+
+
+def _found(row: FoundRecord | LogError | None) -> FoundOffset | None:
+    if isinstance(row, LogError):
+        return FoundOffset(NO_OFFSET, NO_TIMESTAMP, row.entry.code, row.message)
+    return None if row is None else FoundOffset(*row)
 
 
 def partition_number(text: str) -> PartitionId:

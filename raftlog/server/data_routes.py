@@ -251,7 +251,8 @@ def _v1() -> tuple[Route, ...]:
             "/v1/offsets",
             data_offsets.bulk_offsets,
             "Which offsets can be read: `topics` lists topics, for all their partitions, or is an "
-            "object with the partitions of each. This node must lead them all.",
+            "object with the partitions of each. This node must lead them all, unless `any_node` "
+            "is true: then each partition has offsets, or an error_code of its own.",
             tag="offsets",
             request_type=data_offsets.OffsetsRequest,
             response_type=data_offsets.OffsetsResponse,
@@ -262,7 +263,8 @@ def _v1() -> tuple[Route, ...]:
             "/v1/offsets-for-times",
             data_offsets.offsets_for_times,
             "The first offset that is not older than a timestamp, of many partitions. This node "
-            "must lead them all.",
+            "must lead them all, unless `any_node` is true: then each partition has an offset, "
+            "null, or an error_code of its own.",
             tag="offsets",
             request_type=data_offsets.TimesRequest,
             response_type=data_offsets.TimesResponse,

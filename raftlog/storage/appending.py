@@ -216,7 +216,7 @@ class Appender:
         core.require_online()
         segment_base = self._base_below_start(data)
         if segment_base is not None:
-            await self._upkeep.restart_at(core.segments.end_offset, segment_base)
+            await self._upkeep.restart_at(core.segments.end_offset, core.producers, segment_base)
         self._stand_in_line()
         await self._take_turn()
         try:

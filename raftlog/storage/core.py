@@ -53,7 +53,7 @@ class LogShared:
         self.disk = disk
         self.clock = clock
         self.files = files or OpenFiles(disk)
-        self.flusher = Flusher(disk)
+        self.flusher = Flusher(disk, clock)
         self.cold_reads = asyncio.Semaphore(COLD_READS_MAX)
         self.room_bytes = UNKNOWN_ROOM_BYTES
         """Room on the disk beyond its reserve, as of the last look, less what was appended since.

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from raftlog.world import Disk
+from raftlog.world import Clock, Disk
 
 SYNC_THREADS_MAX: Final = 4
 """Syncs at once; the disk's other threads stay free for reads."""
@@ -37,17 +37,32 @@ class Flushable(Protocol):
         ...
 
 
+class _Progress:
+    """How far a turn is. Written by its thread, read by the event loop."""
+
+    def __init__(self, now: float) -> None:
+        self.since = now
+        """When its present sync began; before the first, when the thread was asked for."""
+
+
 class Flusher:
     """The line of logs that wait for a sync."""
 
-    def __init__(self, disk: Disk, threads_max: int = SYNC_THREADS_MAX) -> None:
+    def __init__(self, disk: Disk, clock: Clock, threads_max: int = SYNC_THREADS_MAX) -> None:
         self.syncs = 0
         """Syncs done, for metrics."""
         self._disk = disk
+        self._clock = clock
         self._threads_max = threads_max
         self._line: dict[Flushable, None] = {}
         self._turns: set[asyncio.Task[None]] = set()
+        self._under_way: dict[_Progress, None] = {}
         self._scheduled = False
+
+    @property
+    def oldest_sync_at(self) -> float | None:
+        """The monotonic time since which the oldest of the present syncs is waited for, if any."""
+        return min((progress.since for progress in self._under_way), default=None)
 
     def request(self, log: Flushable) -> None:
         """Sync `log` soon. It must not ask again before its `end_sync`."""
@@ -82,15 +97,30 @@ class Flusher:
 
     async def _turn(self, logs: list[Flushable]) -> None:
         works = [(log, work) for log in logs if (work := log.begin_sync()) is not None]
+        progress = _Progress(self._clock.monotonic())
+        self._under_way[progress] = None
         errors: list[Exception | None]
         try:
-            errors = await self._disk.run(lambda: [_attempt(work) for _, work in works])
+            errors = await self._disk.run(lambda: self._sync_all(works, progress))
         except Exception as error:
             # Whatever stopped the thread, nobody knows what it had synced.
             errors = [error] * len(works)
+        finally:
+            del self._under_way[progress]
         self.syncs += len(works)
         for (log, _), failure in zip(works, errors, strict=True):
             log.end_sync(failure)
+
+    def _sync_all(
+        self, works: list[tuple[Flushable, Callable[[], None]]], progress: _Progress
+    ) -> list[Exception | None]:
+        """One sync after the other. Blocks."""
+        errors = []
+        for _, work in works:
+            # Many syncs that take a while are a slow disk, not one that hangs.
+            progress.since = self._clock.monotonic()
+            errors.append(_attempt(work))
+        return errors
 
 
 def _attempt(work: Callable[[], None]) -> Exception | None:

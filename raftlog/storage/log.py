@@ -406,22 +406,24 @@ class Log:
         """
         await self._core.to_its_end(self._upkeep.truncate_to(offset))
 
-    async def restart_at(self, offset: Offset) -> None:
+    def producers_below(self, offset: Offset) -> bytes:
+        """What a log that begins at `offset`, empty, is to know of producers: for `restart_at`."""
+        core = self._core
+        producers = core.producers.below(offset)
+        if not len(producers):
+            return b""
+        return producers.to_bytes(offset, now_ms=core.shared.monotonic_ms())
+
+    async def restart_at(self, offset: Offset, producers: bytes = b"") -> None:
         """Empty the log and begin it at `offset`, below or above its present end. Durable.
 
-        Epoch history, producers and all else that followed from its records go, too; the high
-        watermark is `offset` afterwards. Raises LogError: DISK_FULL if nothing was changed.
+        Epoch history, producers and all else that followed from its records go, too; it knows of
+        `producers` instead, the leader's `producers_below`. A crash leaves the old log or the new
+        one, with them. The high watermark is `offset` afterwards. Raises LogError, nothing was
+        changed: CORRUPT_BATCH if `producers` is not a snapshot of that offset, DISK_FULL.
         """
-        await self._core.to_its_end(self._upkeep.restart_at(offset))
+        await self._core.to_its_end(self._upkeep.restart_told(offset, producers))
         self._damaged_ranges.clear()
-
-    def advance_log_start(self, offset: Offset) -> Offset:
-        """A follower's leader begins at `offset` now: do so, too, as far as it is committed here.
-
-        Costs nothing: it becomes durable with a later checkpoint, and files go with retention.
-        Returns the log start offset.
-        """
-        return self._upkeep.advance_log_start(offset)
 
     async def delete_records_before(self, offset: Offset) -> Offset:
         """Move the log start offset up to `offset`, and return it. Durable when it returns.

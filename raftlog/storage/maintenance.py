@@ -98,16 +98,20 @@ class Maintenance:
 
     async def tick(self) -> None:
         """One round. Raises DiskError where the node's own files fail."""
-        shared = self._shared
-        now = shared.clock.monotonic()
-        self.free_bytes = await shared.disk.run(shared.disk.free_bytes)
-        shared.room_bytes = self.free_bytes - self._settings.reserve_bytes
+        now = self._shared.clock.monotonic()
+        await self.look_for_room()
         self._start_syncs(now)
         await self._advance_recovery_points(now)
         await self._apply_retention(now)
         self._start_compaction()
         await self._remove_some()
         await self.scrubber.scrub_some()
+
+    async def look_for_room(self) -> None:
+        """See how much room there is for appends."""
+        shared = self._shared
+        self.free_bytes = await shared.disk.run(shared.disk.free_bytes)
+        shared.room_bytes = self.free_bytes - self._settings.reserve_bytes
 
     async def _run(self) -> None:
         interval = self._settings.tick_interval_ms / 1000

@@ -133,6 +133,16 @@ class LogManager:
         """Why the node's storage as a whole is failing, if it is."""
         return self._maintenance.failure
 
+    @property
+    def room_bytes(self) -> int:
+        """Room on the disk for appends: what is beyond the reserve, as of the last look."""
+        return self._shared.room_bytes
+
+    @property
+    def oldest_sync_at(self) -> float | None:
+        """The monotonic time since which the oldest of the present syncs is waited for, if any."""
+        return self._shared.flusher.oldest_sync_at
+
     def logs(self) -> dict[tuple[TopicId, PartitionId], Log]:
         """All open logs, damaged and failed ones included."""
         return dict(self._logs)
@@ -266,7 +276,14 @@ class LogManager:
             self._checkpoints.pop(name, None)
         try:
             await self._disk.run(partial(put_topic_aside, self._disk, topic_id))
+        except DiskError as error:
+            raise LogError(STORAGE_FAILED, f"{topic_id} cannot be deleted: {error}") from error
+        try:
             await self._file.write()
+        except DiskFullError as error:
+            # The directory is gone, durably. What is removed below makes room for the file.
+            self._shared.file_is_behind = True
+            logger.warning("%s: deleted, with the disk full: %s", topic_id, error)
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{topic_id} cannot be deleted: {error}") from error
         self._maintenance.remove_later(f"{DELETED}/{topic_id}")
@@ -405,6 +422,7 @@ class LogManager:
         left_over = await self._disk.run(partial(self._disk.list_directory, DELETED))
         for name in left_over:
             self._maintenance.remove_later(f"{DELETED}/{name}")
+        await self._maintenance.look_for_room()
         self._maintenance.start()
 
     async def tick(self) -> None:

@@ -9,14 +9,24 @@ a process crash may still be in memory only. A damaged log is not changed at all
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from raftlog.record.header import BatchHeader
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
-from raftlog.storage.checksummed import Damaged
 from raftlog.storage.config import FlushMode, LogConfig
+from raftlog.storage.derived import (
+    RESTART_NAME,
+    Derived,
+    load_derived,
+    load_told,
+    older_producers,
+    remove_snapshots,
+    write_beginning,
+)
 from raftlog.storage.files import OpenFiles
 from raftlog.storage.index import OFFSET_LAYOUT, TIME_LAYOUT
 from raftlog.storage.leader_epochs import LeaderEpochs
@@ -41,11 +51,8 @@ from raftlog.storage.segment import (
     segment_name,
 )
 from raftlog.storage.swap import finish_swaps
-from raftlog.world import Disk, File, read_small_file
+from raftlog.world import Disk, File
 
-EPOCHS_NAME: Final = "leader-epoch-checkpoint"
-SNAPSHOT_SUFFIX: Final = ".snapshot"
-SMALL_FILE_BYTES_MAX: Final = 256 << 20
 NO_EPOCH: Final = LeaderEpoch(-1)
 NO_GAPS: Final = Offset(0)
 
@@ -69,14 +76,6 @@ class Opened:
     """Below this offset compaction may have left gaps between batches."""
 
 
-@dataclass
-class _Derived:
-    """State that follows from the records below an offset."""
-
-    leader_epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
-    producers: ProducerStates = field(default_factory=ProducerStates)
-
-
 def open_log(
     disk: Disk,
     files: OpenFiles,
@@ -95,7 +94,7 @@ def open_log(
     if known_damage is not None:
         return _refused(files, disk, directory, checkpoint, known_damage)
     if checkpoint is not None and checkpoint.restart_at is not None:
-        return _begin_again(disk, files, directory, checkpoint.restart_at)
+        return _begin_again(disk, files, directory, checkpoint.restart_at, now_ms)
     finish_swaps(disk, directory)
     names = _sweep(disk, directory)
     if start is not StartKind.CLEAN:
@@ -110,7 +109,7 @@ def open_log(
             return _refused(files, disk, directory, checkpoint, damage)
         return _begin(disk, files, directory, Offset(0))
     facts = [_facts(files, directory, base, last=base == bases[-1]) for base in bases]
-    derived = _load_derived(disk, directory, names, checkpoint, now_ms)
+    derived = load_derived(disk, directory, names, checkpoint, now_ms)
     plan = plan_recovery(
         [fact for fact, _ in facts], checkpoint, start, derived_whole=derived is not None
     )
@@ -125,6 +124,9 @@ def open_log(
         segments=segments,
         plan=plan,
         derived=derived,
+        older=ProducerStates()
+        if derived is not None
+        else older_producers(disk, directory, names, checkpoint, now_ms),
         now_ms=now_ms,
     )
     opened = recovery.run()
@@ -167,39 +169,6 @@ def _start_over(disk: Disk, files: OpenFiles, directory: str, opened: Opened) ->
     opened.recovery_point = None
 
 
-def snapshot_name(offset: Offset) -> str:
-    """The name of the producer snapshot of an offset."""
-    return segment_name(offset, SNAPSHOT_SUFFIX)
-
-
-def snapshot_offsets(names: list[str]) -> list[Offset]:
-    """The offsets of the producer snapshots among a directory's names, rising."""
-    return sorted(
-        offset for name in names if (offset := base_offset_of(name, SNAPSHOT_SUFFIX)) is not None
-    )
-
-
-def remove_snapshots(disk: Disk, directory: str, above: Offset) -> None:
-    """Remove the producer snapshots of offsets above one, for good. Blocks. Raises DiskError."""
-    unwanted = [
-        offset for offset in snapshot_offsets(disk.list_directory(directory)) if offset > above
-    ]
-    for offset in unwanted:
-        disk.remove(f"{directory}/{snapshot_name(offset)}")
-    if unwanted:
-        disk.sync_directory(directory)
-
-
-def load_snapshot(
-    disk: Disk, directory: str, offset: Offset, now_ms: int
-) -> ProducerStates | Damaged:
-    """The producers as of `offset`. Blocks. Raises DiskError."""
-    data = read_small_file(disk, f"{directory}/{snapshot_name(offset)}", SMALL_FILE_BYTES_MAX)
-    if data is None:
-        return Damaged("missing")
-    return ProducerStates.from_bytes(data, offset, now_ms=now_ms)
-
-
 _NOTHING: Final = ReplicaCheckpoint(
     recovery_point=Offset(0),
     flushed_offset=Offset(0),
@@ -216,7 +185,7 @@ def _sweep(disk: Disk, directory: str) -> list[str]:
     """Remove what interrupted operations left behind; return the names that stay."""
     kept: list[str] = []
     for name in disk.list_directory(directory):
-        if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
+        if name == RESTART_NAME or name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
             disk.remove(f"{directory}/{name}")
         else:
             kept.append(name)
@@ -228,13 +197,29 @@ def _begin(disk: Disk, files: OpenFiles, directory: str, offset: Offset) -> Open
     return Opened([segment], offset, LeaderEpochs(), ProducerStates())
 
 
-def _begin_again(disk: Disk, files: OpenFiles, directory: str, offset: Offset) -> Opened:
+def _begin_again(
+    disk: Disk, files: OpenFiles, directory: str, offset: Offset, now_ms: int
+) -> Opened:
     """The log was being emptied. It counts as empty since that was written down."""
     for name in disk.list_directory(directory):
-        files.forget(f"{directory}/{name}")
-        disk.remove(f"{directory}/{name}")
+        if name != RESTART_NAME:
+            files.forget(f"{directory}/{name}")
+            disk.remove(f"{directory}/{name}")
     logger.warning("%s: begins again at offset %d, empty, as was asked.", directory, offset)
-    return _begin(disk, files, directory, offset)
+    producers = load_told(disk, directory, offset, now_ms)
+    opened = _begin(disk, files, directory, offset)
+    if len(producers):
+        write_beginning(disk, directory, offset, producers.to_bytes(offset, now_ms=now_ms))
+        opened.producers = producers
+        opened.recovery_point = msgspec.structs.replace(
+            _NOTHING,
+            recovery_point=offset,
+            flushed_offset=offset,
+            log_start_offset=offset,
+            high_watermark=offset,
+            segment_base_offset=offset,
+        )
+    return opened
 
 
 def create_segment(disk: Disk, files: OpenFiles, directory: str, base_offset: Offset) -> Segment:
@@ -309,33 +294,6 @@ def _entries(files: OpenFiles, path: str, width: int) -> int:
         return file.size // width
 
 
-def _load_derived(
-    disk: Disk,
-    directory: str,
-    names: list[str],
-    checkpoint: ReplicaCheckpoint | None,
-    now_ms: int,
-) -> _Derived | None:
-    """Leader epochs and producers as of the recovery point; None if they must be rebuilt."""
-    if checkpoint is None or checkpoint.recovery_point == 0:
-        return _Derived()
-    recovery_point = checkpoint.recovery_point
-    data = read_small_file(disk, f"{directory}/{EPOCHS_NAME}", SMALL_FILE_BYTES_MAX)
-    epochs = Damaged("missing") if data is None else LeaderEpochs.from_bytes(data)
-    if isinstance(epochs, Damaged):
-        logger.warning("%s: leader epochs: %s; scanning the log.", directory, epochs.reason)
-        return None
-    epochs.truncate_from_end(recovery_point)
-    if recovery_point not in snapshot_offsets(names):
-        logger.warning("%s: no producer snapshot of %d; scanning.", directory, recovery_point)
-        return None
-    producers = load_snapshot(disk, directory, recovery_point, now_ms)
-    if isinstance(producers, Damaged):
-        logger.warning("%s: producer snapshot: %s; scanning.", directory, producers.reason)
-        return None
-    return _Derived(epochs, producers)
-
-
 class _Recovery:
     """One scan, from the plan to the verdict."""
 
@@ -348,7 +306,8 @@ class _Recovery:
         start: StartKind,
         segments: list[Segment],
         plan: RecoveryPlan,
-        derived: _Derived | None,
+        derived: Derived | None,
+        older: ProducerStates,
         now_ms: int,
     ) -> None:
         self._directory = directory
@@ -358,7 +317,7 @@ class _Recovery:
         self._segments = segments
         self._plan = plan
         self._now_ms = now_ms
-        self._derived = derived or _Derived()
+        self._derived = derived or Derived(producers=older)
         known = checkpoint is not None and derived is not None
         self._derived_from = checkpoint.recovery_point if checkpoint and known else Offset(0)
         self._recovery_point = checkpoint if known else None

@@ -265,6 +265,24 @@ class ProducerStates:
         self._revision += 1
         return Truncation.REBUILD
 
+    def below(self, offset: Offset) -> ProducerStates:
+        """What follows from the records below `offset` alone, as far as it can still be told.
+
+        For a log that begins there: it meets the others in the log itself, and must not count what
+        it has not got. It answers as one that has had all records, to whoever has no more batches
+        on the way than are remembered here; it only calls a repetition from long before that
+        OUT_OF_ORDER_SEQUENCE where the other might say DUPLICATE_SEQUENCE.
+        """
+        states = ProducerStates(
+            producers_max=self._producers_max, expiration_ms=self._expiration_ms
+        )
+        states._time_shift_ms = self._time_shift_ms
+        for producer_id, producer in self._producers.items():
+            known = producer if producer.last_offset < offset else _below(producer, offset)
+            if known is not None:
+                states._producers[producer_id] = known
+        return states
+
     def last_offsets(self) -> dict[ProducerId, Offset]:
         """For each producer the last offset of the batch that its state can be told from.
 
@@ -305,6 +323,8 @@ class ProducerStates:
             return Damaged(f"not a producer snapshot: {error}")
         if snapshot.offset != offset:
             return Damaged(f"a snapshot of offset {snapshot.offset}, not {offset}")
+        if any(producer.last_offset >= offset for producer in snapshot.producers):
+            return Damaged(f"it tells of records from {offset} on")
         states = cls(producers_max=producers_max, expiration_ms=expiration_ms)
         states._time_shift_ms = snapshot.now_ms - now_ms
         newest = snapshot.producers[-producers_max:]
@@ -371,6 +391,32 @@ def _judge_repeated(known: _Producer, header: BatchHeader) -> Outcome | LogError
     return LogError(
         OUT_OF_ORDER_SEQUENCE,
         f"Producer {header.producer_id} sent sequence {sequence}; {known.next_sequence} is next.",
+    )
+
+
+def _below(producer: _Producer, offset: Offset) -> _Producer | None:
+    """The state before the batches at or above `offset`, of which there is one at least.
+
+    None if nothing is known of that time: the epoch began later, or with a marker.
+    """
+    kept = tuple(batch for batch in producer.batches if batch.last_offset < offset)
+    later = producer.batches[len(kept) :]
+    run = producer.written_run - sum(batch.count for batch in later)
+    next_sequence = later[0].base_sequence if later else producer.next_sequence
+    if kept:
+        newest = kept[-1]
+        next_sequence = (newest.base_sequence + newest.count) % SEQUENCES
+        run = run if run > 0 else newest.count
+    elif run <= 0:
+        return None
+    return _Producer(
+        producer.producer_id,
+        producer.epoch,
+        next_sequence,
+        run,
+        offset - 1,
+        producer.seen_ms,
+        kept,
     )
 
 

@@ -4,9 +4,12 @@
 |---|---|
 | roll | sync the old segment; write its indexes, sync; create the new file, sync the directory |
 | checkpoint | sync the log; indexes; leader epochs; producer snapshot; then the number moves |
-| delete records, retention | write down the log start offset; then remove files |
+| delete records, retention | write down the log start offset; (1) then remove files |
 | truncate | write down the lower promises; remove segments from the last one down; cut; sync |
-| restart | write down that the log is empty; remove all; begin; write down that it is done |
+| restart | (2) write down that the log is empty; remove all; begin; write down that it is done |
+
+Producers of records that go are told by nothing else. So (1) before files go, a snapshot is there
+from which a truncation can rebuild them, and (2) a file tells those that the new log is to know of.
 
 Whatever a crash leaves half done is a log that is longer than it need be, never one that lacks what
 was promised.
@@ -21,20 +24,22 @@ from typing import Final
 
 import msgspec
 
-from raftlog.record.errors import DISK_FULL, OFFSET_OUT_OF_RANGE, LogError
+from raftlog.record.errors import CORRUPT_BATCH, DISK_FULL, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint
+from raftlog.storage.checksummed import Damaged
 from raftlog.storage.compaction import CompactionHistory
 from raftlog.storage.core import LogCore, beginning_at
-from raftlog.storage.leader_epochs import LeaderEpochs
-from raftlog.storage.opening import (
+from raftlog.storage.derived import (
     EPOCHS_NAME,
-    NO_GAPS,
-    create_segment,
+    RESTART_NAME,
     remove_snapshots,
     snapshot_name,
     snapshot_offsets,
+    write_beginning,
 )
+from raftlog.storage.leader_epochs import LeaderEpochs
+from raftlog.storage.opening import NO_GAPS, create_segment
 from raftlog.storage.producer_state import ProducerStates, Truncation
 from raftlog.storage.retention import SegmentInfo, plan_retention
 from raftlog.storage.segment import DELETED_SUFFIX, IndexTails, Segment
@@ -118,7 +123,11 @@ class Upkeep:
             await core.flush()
             try:
                 await core.run(
-                    partial(self._write_derived, published=core.published_recovery_point),
+                    partial(
+                        self._write_derived,
+                        published=core.published_recovery_point,
+                        committed=core.high_watermark,
+                    ),
                     active,
                     tails,
                     epochs,
@@ -151,13 +160,14 @@ class Upkeep:
         offset: Offset,
         *,
         published: Offset,
+        committed: Offset,
     ) -> None:
         directory = self._core.directory
         segment.save_indexes(tails)
         self._disk.replace(f"{directory}/{EPOCHS_NAME}", epochs)
         self._disk.replace(f"{directory}/{snapshot_name(offset)}", producers)
         for known in outdated_snapshots(
-            snapshot_offsets(self._disk.list_directory(directory)), published, offset
+            snapshot_offsets(self._disk.list_directory(directory)), published, committed, offset
         ):
             self._disk.remove(f"{directory}/{snapshot_name(known)}")
 
@@ -172,19 +182,16 @@ class Upkeep:
                 f"Records can be deleted up to {segments.end_offset}, not up to {offset}.",
             )
         await core.flush()
+        kept_from = segments.holding(offset).base_offset
+        if offset == segments.end_offset:
+            # Soon a new one begins there.
+            kept_from = offset
+        if core.recovery.recovery_point < kept_from:
+            # A start drops the segments below without a look at who wrote them.
+            await self.checkpoint()
         segments.log_start_offset = max(segments.log_start_offset, offset)
         await core.publish()
         await self.apply_retention(0, by_start_only=True)
-        return segments.log_start_offset
-
-    def advance_log_start(self, offset: Offset) -> Offset:
-        """Move the log start offset up in memory; a later checkpoint writes it down."""
-        core = self._core
-        segments = core.segments
-        target = min(offset, core.high_watermark, core.flushed_offset)
-        if target > segments.log_start_offset:
-            segments.log_start_offset = target
-            core.mark_changed()
         return segments.log_start_offset
 
     async def apply_retention(self, now_ms: int, *, by_start_only: bool = False) -> int:
@@ -229,12 +236,33 @@ class Upkeep:
             # A start would not find any more what followed from the records that go: who wrote
             # them, and with which sequence.
             await self.checkpoint()
+        await core.run(
+            self._keep_snapshot,
+            dropped,
+            segments.all[drops].base_offset,
+            min(core.high_watermark, core.flushed_offset),
+            core.shared.monotonic_ms(),
+        )
         segments.log_start_offset = max(segments.log_start_offset, segments.all[drops].base_offset)
         core.leader_epochs.truncate_from_start(segments.log_start_offset)
         await core.publish()
         segments.replace(0, drops, [])
         await core.run(self._remove, dropped)
         return drops
+
+    def _keep_snapshot(
+        self, dropped: Sequence[Segment], start: Offset, committed: Offset, now_ms: int
+    ) -> None:
+        """See to it that there is one from which a truncation can rebuild the producers.
+
+        `start` is where the log will begin: nothing else tells then who wrote the records below.
+        """
+        directory = self._core.directory
+        known = snapshot_offsets(self._disk.list_directory(directory))
+        if not any(start <= offset <= committed for offset in known):
+            producers = rebuild_producers(self._disk, directory, dropped, start, now_ms)
+            told = producers.to_bytes(start, now_ms=now_ms)
+            self._disk.replace(f"{directory}/{snapshot_name(start)}", told)
 
     def _remove(self, dropped: Sequence[Segment]) -> None:
         """Remove segments' files under another name, so that no crash leaves half a segment."""
@@ -279,7 +307,7 @@ class Upkeep:
                 )
             number = segments.number(offset)
             segment = segments.all[number]
-            cut = await core.run(find_cut, segment, offset)
+            cut = await core.run(find_cut, segment, offset, core.gaps_below)
             if core.recovery.recovery_point > segment.base_offset:
                 core.recovery = msgspec.structs.replace(
                     core.recovery,
@@ -328,15 +356,36 @@ class Upkeep:
         await self.checkpoint()
         await core.publish()
 
-    async def restart_at(self, offset: Offset, segment_base: Offset | None = None) -> None:
+    async def restart_told(self, offset: Offset, told: bytes) -> None:
+        """See `Log.restart_at`."""
+        core = self._core
+        producers = ProducerStates()
+        if told:
+            # It may be long, so not in the event loop.
+            now_ms = core.shared.monotonic_ms()
+            read = await core.run(partial(ProducerStates.from_bytes, told, offset, now_ms=now_ms))
+            if isinstance(read, Damaged):
+                raise LogError(
+                    CORRUPT_BATCH, f"{core.directory}: what came of producers: {read.reason}."
+                )
+            producers = read
+        await self.restart_at(offset, producers)
+
+    async def restart_at(
+        self, offset: Offset, producers: ProducerStates, segment_base: Offset | None = None
+    ) -> None:
         """Empty the log and begin it at `offset`. Raises LogError; DISK_FULL: nothing was done.
 
-        Its first segment begins at `segment_base`, if that is told, so that a batch which holds
-        `offset` has room there; until that batch comes, the log ends below its start.
+        `producers` are those of the records below, as far as they are still to be known. The first
+        segment begins at `segment_base`, if that is told, so that a batch which holds `offset` has
+        room there; until that batch comes, the log ends below its start.
         """
         core = self._core
         async with self._arranging(), core.write_lock, core.derived_lock:
             await core.flush()
+            told = producers.to_bytes(offset, now_ms=core.shared.monotonic_ms())
+            # Also of none: one of an earlier attempt must not be taken for it.
+            await core.run(self._disk.replace, f"{core.directory}/{RESTART_NAME}", told)
             core.restart_at = offset
             try:
                 await core.publish()
@@ -347,15 +396,16 @@ class Upkeep:
             # From here on there is no way back: the next start would empty the log.
             base = offset if segment_base is None else segment_base
             try:
-                await self._begin_again(offset, base)
+                await self._begin_again(offset, base, producers)
                 core.restart_at = None
                 # Before the first append: it would go with the rest.
                 await core.publish()
+                await core.run(self._disk.remove, f"{core.directory}/{RESTART_NAME}")
             except LogError as error:
                 raise core.fail(error) from error
             core.mark_changed()
 
-    async def _begin_again(self, offset: Offset, base: Offset) -> None:
+    async def _begin_again(self, offset: Offset, base: Offset, producers: ProducerStates) -> None:
         core = self._core
         segments = core.segments
         old = segments.all
@@ -366,20 +416,32 @@ class Upkeep:
         core.flushed_offset = base
         core.recovery = beginning_at(base)
         core.batches_since_recovery = 0
-        core.leader_epochs, core.producers = LeaderEpochs(), ProducerStates()
+        core.leader_epochs, core.producers = LeaderEpochs(), producers
+        if base < offset:
+            core.producers = producers.below(base)
         core.compaction, core.gaps_below = CompactionHistory(), NO_GAPS
         core.unreadable = core.damage_found = None
-        new = await core.run(self._empty_directory, old, base)
+        snapshot = None
+        if len(core.producers):
+            snapshot = core.producers.to_bytes(base, now_ms=core.shared.monotonic_ms())
+        new = await core.run(self._empty_directory, old, base, snapshot)
         segments.replace(0, 1, [new])
+        if snapshot is not None:
+            core.recovery = msgspec.structs.replace(core.recovery, recovery_point=base)
 
-    def _empty_directory(self, old: Sequence[Segment], base: Offset) -> Segment:
+    def _empty_directory(
+        self, old: Sequence[Segment], base: Offset, snapshot: bytes | None
+    ) -> Segment:
         directory = self._core.directory
         for segment in reversed(old):
             for path in segment.paths:
                 self._core.shared.files.forget(path)
         # The newest first: should the checkpoint file get lost, what is left is a shorter log.
         for name in reversed(self._disk.list_directory(directory)):
-            self._disk.remove(f"{directory}/{name}")
+            if name != RESTART_NAME:
+                self._disk.remove(f"{directory}/{name}")
+        if snapshot is not None:
+            write_beginning(self._disk, directory, base, snapshot)
         return create_segment(self._disk, self._core.shared.files, directory, base)
 
     async def _start_over(self) -> None:
@@ -409,13 +471,16 @@ class Upkeep:
 
 
 def outdated_snapshots(
-    known: Sequence[Offset], published: Offset, newest: Offset
+    known: Sequence[Offset], published: Offset, committed: Offset, newest: Offset
 ) -> Sequence[Offset]:
     """Which producer snapshots (rising) may go, once the one of `newest` is durable.
 
     The checkpoint file names `published`, or, if a write of it is on the way, a later one. Of those
-    below, the newest stays: a truncation can rebuild the producers from it.
+    below, the newest stays: a truncation can rebuild the producers from it. So does the newest one
+    of what is committed: no truncation goes further back.
     """
     below = [offset for offset in known if offset < published]
     between = [offset for offset in known if published < offset < newest]
-    return [*below[:-1], *between[:-UNPUBLISHED_SNAPSHOTS_MAX]]
+    rebuilds = max((offset for offset in known if offset <= committed), default=None)
+    outdated = [*below[:-1], *between[:-UNPUBLISHED_SNAPSHOTS_MAX]]
+    return [offset for offset in outdated if offset != rebuilds]

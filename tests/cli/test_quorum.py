@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from raftlog.cli.main import cli
 from raftlog.record.errors import ILLEGAL_STATE, LogError
+from raftlog.record.types import BrokerId
 from raftlog.server.app import Server
 from raftlog.server.settings import ServerLimits, ServerSettings
 from tests.server.fakes import FakeNode
@@ -121,15 +122,16 @@ def test_refusals_say_why_and_have_codes(run: Run, node: FakeNode) -> None:
 
 def test_info_shows_roles_and_fences(run: Run, node: FakeNode) -> None:
     node.metadata.register(3, 1)
+    node.metadata.unwritable = {BrokerId(2)}
     lines = [line.split() for line in run("cluster", "info").stdout.splitlines()]
     assert lines[1] == [
-        "NODE", "HOST", "PORT", "RACK", "ROLE", "FENCED", "LEADS", "HOLDS", "WISH",
+        "NODE", "HOST", "PORT", "RACK", "ROLE", "FENCED", "WRITES", "LEADS", "HOLDS", "WISH",
     ]  # fmt: skip
-    assert [(row[0], row[4], row[5]) for row in lines[2:]] == [
-        ("1", "leader", "no"),
-        ("2", "voter", "no"),
-        ("3", "voter", "yes"),
-        ("4", "observer", "no"),
+    assert [(row[0], *row[4:7]) for row in lines[2:]] == [
+        ("1", "leader", "no", "yes"),
+        ("2", "voter", "no", "no"),
+        ("3", "voter", "yes", "yes"),
+        ("4", "observer", "no", "yes"),
     ]
     document = json.loads(run("cluster", "info", "--format", "json").stdout)
     assert document["controller_id"] == 1
@@ -169,14 +171,16 @@ def test_health_is_well_with_a_leader_and_all_voters(run: Run) -> None:
 
 def test_health_tells_of_fenced_nodes_and_missing_voters(run: Run, node: FakeNode) -> None:
     node.metadata.register(3, 1)
+    node.metadata.unwritable = {BrokerId(2)}
     del node.quorum.connected[3]
     lines = run("cluster", "health", code=1).stdout.splitlines()
-    assert lines[:3] == [
+    assert lines[:4] == [
         "not healthy",
         "  quorum: node 1 does not reach voter 3",
         "  fenced: node 3",
+        "  disk full, or hangs: node 2",
     ]
-    assert lines[3].startswith("  node 3: does not answer")
+    assert lines[4].startswith("  node 3: does not answer")
 
 
 def test_health_without_quorum_names_it_and_exits_with_1(run: Run, node: FakeNode) -> None:

@@ -120,8 +120,8 @@ def test_cluster_info_and_health(run: Run) -> None:
     assert info["cluster_id"] in run("cluster", "info").stdout
     health = json.loads(run("cluster", "health", "--format", "json").stdout)
     assert health == {
-        "healthy": True, "quorum": [], "fenced": [], "not_ready": {}, "leaderless": [],
-        "below_min_isr": [], "under_replicated": [],
+        "healthy": True, "quorum": [], "fenced": [], "unwritable": [], "not_ready": {},
+        "leaderless": [], "below_min_isr": [], "under_replicated": [],
     }  # fmt: skip
     assert run("cluster", "health").stdout == "healthy\n"
 

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 import orjson
 from aiohttp import web
 
-from raftlog.record.batch import RecordBatch, split_batches, stamped
+from raftlog.record.batch import RecordBatch, iterate_batches, split_batches, stamped
 from raftlog.record.codec import decode
 from raftlog.record.errors import (
     ERROR_TABLE,
@@ -62,6 +63,8 @@ class Fault:
     """The connection breaks after everything is done, without an answer."""
     answer: bytes | None = None
     """Answered with this instead, after everything is done."""
+    frames_max: int | None = None
+    """The connection breaks in the middle of the fetch frame after so many."""
 
 
 @dataclass
@@ -85,8 +88,14 @@ class FakePartition:
     producers: dict[int, ProducerState] = field(default_factory=dict)
     appended: asyncio.Event = field(default_factory=asyncio.Event)
     append_count: int = 0
+    unstable_count: int = 0
+    """Records at the end that belong to an open transaction."""
     replicas: list[int] = field(default_factory=list)
     """Who holds it; only the leader if it is left empty."""
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self.end_offset - self.unstable_count
 
     def lead(self, leader: int) -> None:
         """Another node leads from now on, or (-1) none."""
@@ -139,8 +148,11 @@ class FakePartition:
         self.appended = asyncio.Event()
         return base_offset, self.end_offset - 1
 
-    def read(self, offset: int, max_bytes: int) -> tuple[bytes, int]:
-        """Whole batches from the one with `offset`, at least one, and the next offset."""
+    def read(self, offset: int, max_bytes: int, end_offset: int = 1 << 62) -> tuple[bytes, int]:
+        """Whole batches from the one with `offset`, at least one, and the next offset.
+
+        None that begins at `end_offset` or behind it.
+        """
         if not self.log_start_offset <= offset <= self.end_offset:
             raise LogError(
                 OFFSET_OUT_OF_RANGE,
@@ -151,7 +163,10 @@ class FakePartition:
         first = bisect.bisect_right(self.base_offsets, offset) - 1
         last, size = first, 0
         while last < len(self.batches) and (
-            last == first or size + len(self.batches[last]) <= max_bytes
+            last == first
+            or (
+                size + len(self.batches[last]) <= max_bytes and self.base_offsets[last] < end_offset
+            )
         ):
             size += len(self.batches[last])
             last += 1
@@ -195,6 +210,8 @@ class FakeCluster:
         self.request_came = asyncio.Event()
         self.max_message_bytes = MAX_MESSAGE_BYTES
         self.body_bytes_max = 32 * 1024 * 1024
+        self.is_framing_batches = False
+        """Whether each fetched batch is a frame of its own."""
         self.produce_bodies: list[bytes] | None = None
         """Set to a list to keep the bodies of produce requests."""
 
@@ -230,6 +247,10 @@ class FakeCluster:
         if partition >= len(known.partitions):
             raise LogError(UNKNOWN_PARTITION)
         return known.partitions[partition]
+
+    def check_topic_id(self, topic: str, topic_id: str | None) -> None:
+        if topic_id is not None and self.topics[topic].topic_id != topic_id:
+            raise LogError(UNKNOWN_TOPIC, "another topic")
 
     def fail(self, path: str, *faults: Fault) -> None:
         self.faults[path].extend(faults)
@@ -357,7 +378,7 @@ class FakeNode:
             return result | {"error_code": error.entry.code, "message": error.message}
         return result | {"base_offset": first, "last_offset": last}
 
-    async def fetch(self, request: web.Request, _: Fault) -> web.StreamResponse:
+    async def fetch(self, request: web.Request, fault: Fault) -> web.StreamResponse:
         wanted = orjson.loads(await request.read())
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wanted.get("max_wait_ms", 500) / 1000
@@ -375,9 +396,16 @@ class FakeNode:
         response = web.StreamResponse(headers={"Content-Type": BATCHES_MEDIA_TYPE})
         with suppress(ConnectionResetError):  # the client has left
             await response.prepare(request)
-            for frame in frames:
-                for part in encode_fetch_frame(frame):
-                    await response.write(part)
+            if self.cluster.is_framing_batches:
+                frames = [part for frame in frames for part in _by_batch(frame)]
+            for number, frame in enumerate(frames):
+                head, data = encode_fetch_frame(frame)
+                await response.write(head)
+                if number == fault.frames_max:
+                    await response.write(data[: len(data) // 2])
+                    await asyncio.sleep(0.05)
+                    _drop(request)
+                await response.write(data)
             await response.write_eof()
         return response
 
@@ -394,11 +422,14 @@ class FakeNode:
             data: bytes = b""
             try:
                 partition = self._led(want["topic"], want["partition"])
+                self.cluster.check_topic_id(want["topic"], want.get("topic_id"))
                 high_watermark, log_start = partition.end_offset, partition.log_start_offset
                 events.append(partition.appended)
                 if room > 0:
                     data, next_offset = partition.read(
-                        want["offset"], min(room, want.get("max_bytes", 1 << 20))
+                        want["offset"],
+                        min(room, want.get("max_bytes", 1 << 20)),
+                        want.get("end_offset", 1 << 62),
                     )
             except LogError as error:
                 code, data, has_errors = error.entry.code, error.message.encode(), True
@@ -451,7 +482,8 @@ class FakeNode:
 
     async def offsets(self, request: web.Request, _: Fault) -> web.Response:
         answer: dict[str, Any] = {}
-        wanted = orjson.loads(await request.read())["topics"]
+        body = orjson.loads(await request.read())
+        wanted = body["topics"]
         for name in wanted:
             self.cluster.partition(name, 0)
             topic = self.cluster.topics[name]
@@ -459,39 +491,54 @@ class FakeNode:
             answer[name] = {
                 "topic_id": topic.topic_id,
                 "partitions": {
-                    str(partition.partition): {
-                        "beginning_offset": partition.log_start_offset,
-                        "end_offset": partition.end_offset,
-                        "high_watermark": partition.end_offset,
-                    }
-                    for partition in (self._led(name, number) for number in numbers)
+                    str(number): self._row(
+                        name,
+                        number,
+                        lambda partition: {
+                            "beginning_offset": partition.log_start_offset,
+                            "end_offset": partition.end_offset,
+                            "high_watermark": partition.end_offset,
+                            "last_stable_offset": partition.last_stable_offset,
+                        },
+                        any_node=body.get("any_node", False),
+                    )
+                    for number in numbers
                 },
             }
         return web.json_response({"topics": answer})
 
     async def offsets_for_times(self, request: web.Request, _: Fault) -> web.Response:
         answer: dict[str, dict[str, Any]] = {}
-        for name, partitions in orjson.loads(await request.read())["timestamps"].items():
-            answer[name] = {}
-            for number, timestamp in partitions.items():
-                answer[name][number] = None
-                for data in self._led(name, int(number)).batches:
-                    batch = RecordBatch(parse_header(data), data)
-                    found = next(
-                        (
-                            record
-                            for record in decode(batch, decompressed_bytes_max=1 << 28)
-                            if (record.timestamp or 0) >= timestamp
-                        ),
-                        None,
-                    )
-                    if found is not None:
-                        answer[name][number] = {
-                            "offset": found.offset,
-                            "timestamp": found.timestamp,
-                        }
-                        break
-        return web.json_response({"offsets": answer})
+        body = orjson.loads(await request.read())
+        for name, partitions in body["timestamps"].items():
+            self.cluster.partition(name, 0)
+            answer[name] = {
+                number: self._row(
+                    name,
+                    int(number),
+                    partial(_first_since, timestamp),
+                    any_node=body.get("any_node", False),
+                )
+                for number, timestamp in partitions.items()
+            }
+        ids = {name: self.cluster.topics[name].topic_id for name in answer}
+        return web.json_response({"offsets": answer, "topic_ids": ids})
+
+    def _row(
+        self, name: str, number: int, tell: Callable[[FakePartition], Any], *, any_node: bool
+    ) -> Any:
+        """What the leader tells of a partition; asked by any node, an error is its own."""
+        try:
+            partition = self.cluster.partition(name, number)
+            if not any_node:
+                partition = self._led(name, number)
+        except LogError as error:
+            if not any_node:
+                raise
+            return {"error_code": error.entry.code, "message": error.message}
+        if partition.leader < 0:
+            return {"error_code": NO_LEADER.code, "message": NO_LEADER.message}
+        return tell(partition)
 
     async def producer_ids(self, _: web.Request, __: Fault) -> web.Response:
         self.cluster.next_producer_id += 1
@@ -527,6 +574,25 @@ class FakeNode:
         if found.leader != self.broker_id:
             raise LogError(NO_LEADER, f"{topic}-{partition} is led by {found.leader}.")
         return found
+
+
+def _by_batch(frame: FetchFrame) -> list[FetchFrame]:
+    """A frame for each of its batches."""
+    if frame.error_code or not frame.data:
+        return [frame]
+    return [
+        frame._replace(data=batch.data, next_offset=batch.header.next_offset)
+        for batch in iterate_batches(frame.data)
+    ]
+
+
+def _first_since(timestamp_ms: int, partition: FakePartition) -> dict[str, int] | None:
+    for data in partition.batches:
+        batch = RecordBatch(parse_header(data), data)
+        for record in decode(batch, decompressed_bytes_max=1 << 28):
+            if (record.timestamp or 0) >= timestamp_ms:
+                return {"offset": record.offset, "timestamp": record.timestamp or 0}
+    return None
 
 
 def topic_json(topic: FakeTopic) -> dict[str, Any]:

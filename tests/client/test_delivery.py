@@ -28,6 +28,7 @@ from raftlog.record.errors import (
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_FENCED,
     RECORD_TOO_LARGE,
+    RETRIABLE,
     LogError,
 )
 from raftlog.record.header import parse_header
@@ -89,6 +90,7 @@ def listener() -> Listener:
 
 
 LOST = ConnectionLostError("lost", outcome_unknown=True)
+REFUSED_FOR_GOOD = server_error(CORRUPT_BATCH.code)
 REFUSED = server_error(NOT_ENOUGH_REPLICAS.code)
 MOVED = server_error(NO_LEADER.code)
 BROKEN = server_error(CORRUPT_BATCH.code)
@@ -275,6 +277,26 @@ def test_a_forgotten_producer_gives_up_what_may_be_written(
     queue.take(NO_ROOM_LIMIT, identity=identity(1))
     assert not queue.settle(server_error(OUT_OF_ORDER_SEQUENCE.code), 0).must_retry
     assert listener.failed[batch].outcome_unknown
+
+
+@pytest.mark.parametrize("error", [LOST, server_error(RETRIABLE.code, "t-0 is led elsewhere.")])
+def test_what_is_given_up_says_in_words_whether_its_outcome_is_known(
+    listener: Listener, error: RaftlogClientError
+) -> None:
+    queue = PartitionQueue(TARGET, is_idempotent=False)
+    for refusal, words in (
+        (error, "t-0: not acknowledged; it may or may not be written."),
+        (REFUSED_FOR_GOOD, ""),
+    ):
+        batch = put(queue, listener)
+        queue.take(NO_ROOM_LIMIT, identity=None)
+        queue.settle(refusal, 0)
+        told = listener.failed[batch]
+        assert (type(told), told.outcome_unknown) == (type(refusal), bool(words))
+        assert str(refusal) in str(told)
+        assert str(told).startswith(words)
+        if isinstance(told, ServerError) and isinstance(refusal, ServerError):
+            assert told.entry is refusal.entry
 
 
 def test_a_repeat_too_old_to_be_placed_counts_as_written(

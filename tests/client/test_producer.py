@@ -29,6 +29,7 @@ from raftlog.record.errors import (
     OVERLOADED,
     RETRIABLE,
     STORAGE_FAILED,
+    ErrorEntry,
 )
 from tests.client.fake_node import FakeCluster, Fault, all_values
 
@@ -123,6 +124,19 @@ async def test_the_leader_is_followed_when_it_moves(cluster: FakeCluster) -> Non
         cluster.topics["t"].partitions[0].leader = 2
         assert (await sending.send_and_wait("t", b"1", partition=0)).offset == 1
     assert cluster.topics["t"].partitions[0].values() == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("error", [NO_LEADER, DISK_FULL])
+async def test_who_leads_is_asked_again_after_an_error_that_another_may_not_have(
+    single: FakeCluster, error: ErrorEntry
+) -> None:
+    """A node whose disk is full may not even know that another leads by now."""
+    async with producer(single) as sending:
+        await sending.send_and_wait("t", b"0")
+        asked = single.requests["/v1/metadata"]
+        single.fail(PRODUCE, Fault(frame_errors={0: error}))
+        assert (await sending.send_and_wait("t", b"1")).offset == 1
+        assert single.requests["/v1/metadata"] > asked
 
 
 async def test_a_partition_without_leader_is_waited_for(single: FakeCluster) -> None:

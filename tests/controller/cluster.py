@@ -86,6 +86,7 @@ class FakeQuorum:
                 peer in self.cluster.voters,
                 None,
                 self.cluster.heard_ago_s(self.node_id, peer),
+                self.cluster.heard_ago_s(self.node_id, peer),
             )
             for peer in self.cluster.nodes
             if peer != self.node_id and peer not in self.cluster.dead
@@ -215,6 +216,8 @@ class Cluster:
         """Told of what a controller has proposed, before it is put into the log."""
         self.lagging: set[int] = set()
         """Nodes that apply nothing until they are told to."""
+        self.unwritable: set[int] = set()
+        """Nodes whose disks take no writes, as they say."""
         self._fenced_at: dict[int, float] = {}
 
     async def start(self, *others: int) -> None:
@@ -242,6 +245,7 @@ class Cluster:
             broker_id=BrokerId(node_id),
             settings=self.settings,
             on_fatal=fatal.append,
+            can_write=lambda: node_id not in self.unwritable,
         )
         node = FakeNode(quorum, service, fatal)
         service.on_lease_changed(lambda valid: node.lease.append((self.clock.now, valid)))

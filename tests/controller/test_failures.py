@@ -15,7 +15,7 @@ from tests.controller.running import SETTINGS, running
 
 
 async def test_failure_of_a_decision_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(image: object, broker_id: object) -> None:
+    def broken(image: object, broker_id: object, *, unwritable: object) -> None:
         raise AssertionError("broken plan")
 
     cluster = Cluster()

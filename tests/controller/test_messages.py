@@ -6,6 +6,7 @@ import pytest
 from raftlog.controller.messages import (
     EXPLANATION_CHARACTERS_MAX,
     MESSAGE_BYTES_MAX,
+    UNWRITABLE_MAX,
     ControllerMessage,
     ControllerMessageError,
     Heartbeat,
@@ -40,6 +41,17 @@ HEARTBEAT = Heartbeat(
             drained=False,
             confirmed_age_s=0.25,
         ),
+        HeartbeatAnswer(
+            sequence=LARGE,
+            broker_epoch=BrokerEpoch(LARGE),
+            term=LARGE,
+            applied_index=LARGE,
+            fenced=False,
+            drained=False,
+            confirmed_age_s=3600.0,
+            # As many of them as an answer names, of the longest ids.
+            unwritable=tuple(BrokerId(2**31 - 1 - n) for n in range(UNWRITABLE_MAX)),
+        ),
         HeartbeatRefusal(
             sequence=1,
             broker_epoch=BrokerEpoch(2),
@@ -64,9 +76,22 @@ def test_bytes_of_a_heartbeat_do_not_change() -> None:
         stopping=False,
     )
     assert encode_message(heartbeat) == (
+        b'{"type":"heartbeat","broker_id":2,"applied_index":4,"stopping":false,"can_write":true,'
+        b'"sequence":1,"broker_epoch":3}'
+    )
+
+
+def test_what_older_nodes_do_not_say_has_a_default() -> None:
+    heartbeat = decode_message(
         b'{"type":"heartbeat","broker_id":2,"applied_index":4,"stopping":false,'
         b'"sequence":1,"broker_epoch":3}'
     )
+    assert isinstance(heartbeat, Heartbeat) and heartbeat.can_write
+    answer = decode_message(
+        b'{"type":"heartbeat_answer","sequence":1,"broker_epoch":3,"term":5,"applied_index":4,'
+        b'"fenced":false,"drained":false,"confirmed_age_s":0.5}'
+    )
+    assert isinstance(answer, HeartbeatAnswer) and answer.unwritable == ()
 
 
 def test_unknown_field_is_ignored() -> None:

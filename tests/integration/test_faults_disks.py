@@ -135,11 +135,12 @@ def test_promise_2_a_partition_whose_replicas_all_lost_power_says_so_and_serves_
     wait_for("unclean leader", lambda: not nobody_leads())
 
 
-def test_a_full_disk_of_one_node_stops_only_what_it_leads_until_there_is_room(
+def test_what_a_node_with_a_full_disk_leads_is_led_by_others_until_there_is_room(
     cluster: ClusterProcesses, own: Mapping[int, LoopDisk], tmp_path: Path
 ) -> None:
     async def act(load: Load) -> None:
         ballast = await asyncio.to_thread(own[VICTIM].fill)
+        await load.until_led_without(VICTIM)
         await load.until_out_of_sync(VICTIM)
         await load.progress()
         ballast.unlink()

@@ -391,6 +391,12 @@ def set_row(image: MetadataImage, name: str, partition: int = 0, **fields: Any) 
     return row
 
 
+def set_configs(image: MetadataImage, name: str, configs: dict[str, str]) -> None:
+    """Give a topic these settings; its partitions stay as they are."""
+    put_topic(image, replace(image.topic(name), configs=configs))
+    check_invariants(image)
+
+
 def ready() -> MetadataImage:
     """Brokers 1 and 2, and topic a with three partitions of one replica."""
     image = MetadataImage()

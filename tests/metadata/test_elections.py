@@ -233,6 +233,58 @@ def test_maintenance_leaves_a_broker_only_what_nobody_else_can_lead() -> None:
     assert not list(plan_relief(image))
 
 
+def test_brokers_that_take_no_writes_are_elected_after_those_in_maintenance() -> None:
+    image = brokers()
+    create(image, "t", 1, (1, 2, 3))
+    alter_broker(image, 2, maintenance=True)
+    for unwritable, leader in (((1,), 3), ((1, 3), 2), ((1, 2, 3), 1)):
+        set_row(image, "t", leader=NO_LEADER_ID)
+        carry_out_plan(image, plan_elections(image, unwritable=frozenset(ids(*unwritable))))
+        assert image.partition("t", 0).leader == leader
+
+
+def test_member_of_the_isr_that_takes_no_writes_goes_before_others_that_may_lack_records() -> None:
+    image = brokers()
+    create(image, "t", 1, (1, 2, 3))
+    set_row(image, "t", leader=NO_LEADER_ID, isr=ids(1), elr=ids(2))
+    carry_out_plan(image, plan_elections(image, unwritable=frozenset(ids(1))))
+    assert image.partition("t", 0).leader == 1
+
+
+def test_relief_moves_what_a_broker_cannot_write_to_one_in_maintenance_if_to_no_other() -> None:
+    image = brokers()
+    create(image, "t", 1, (1, 2), (1, 3), (2, 1))
+    create(image, "alone", 2, (1,))
+    alter_broker(image, 2, maintenance=True)
+    unwritable = frozenset(ids(1))
+    carry_out_plan(image, plan_relief(image, unwritable=unwritable))
+    assert [each.leader for each in image.topic("t").partitions] == [2, 3, 2]
+    assert image.partition("alone", 0).leader == 1
+    assert not list(plan_relief(image, unwritable=unwritable))
+    carry_out_plan(image, plan_relief(image))
+    assert [each.leader for each in image.topic("t").partitions] == [1, 3, 1]
+
+
+@settings(max_examples=50, deadline=None)
+@given(cluster_images(), broker_sets)
+def test_relief_of_brokers_that_cannot_write_settles_and_leaves_every_isr(
+    image: MetadataImage, unwritable: frozenset[BrokerId]
+) -> None:
+    every = [
+        (t, n) for t, topic in image.topics_by_id.items() for n in range(len(topic.partitions))
+    ]
+    isrs = [image.topics_by_id[t].partitions[n].isr for t, n in every]
+    leaders = [image.topics_by_id[t].partitions[n].leader for t, n in every]
+    carry_out_plan(image, plan_relief(image, unwritable=unwritable))
+    assert not list(plan_relief(image, unwritable=unwritable))
+    able = available_brokers(image) - unwritable
+    for (topic_id, number), isr, leader in zip(every, isrs, leaders, strict=True):
+        row = image.topics_by_id[topic_id].partitions[number]
+        assert row.isr == isr
+        if row.leader in unwritable:
+            assert row.leader == leader and not able.intersection(isr)
+
+
 @settings(max_examples=50, deadline=None)
 @given(cluster_images())
 def test_relief_settles_in_one_round_and_leaves_every_isr(image: MetadataImage) -> None:

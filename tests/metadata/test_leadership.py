@@ -160,3 +160,21 @@ def test_whatever_an_operator_wants_leaves_a_valid_image(
     assert after.unclean_epoch == (row.unclean_epoch if is_clean else after.leader_epoch)
     if not unclean:
         assert after.isr == row.isr
+
+
+def test_who_cannot_write_is_given_no_lead() -> None:
+    image = four(1, 2, 3)
+    unwritable = frozenset(ids(2))
+    with pytest.raises(LogError, match="The disk of broker 2") as raised:
+        plan_leader_transfer(
+            image, name="t", partition=0, broker_id=BrokerId(2), unwritable=unwritable
+        )
+    assert raised.value.entry is ILLEGAL_STATE
+    command = plan_leader_transfer(
+        image, name="t", partition=0, broker_id=None, unwritable=unwritable
+    )
+    assert command is not None and command.changes[0].leader == 3
+    with pytest.raises(LogError, match="No other replica"):
+        plan_leader_transfer(
+            image, name="t", partition=0, broker_id=None, unwritable=frozenset(ids(2, 3))
+        )

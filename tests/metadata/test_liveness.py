@@ -10,8 +10,9 @@ from raftlog.metadata.commands import (
     SetControlledShutdown,
     UnfenceBroker,
 )
-from raftlog.metadata.elections import available_brokers
-from raftlog.metadata.image import NO_LEADER_ID, MetadataImage
+from raftlog.metadata.elections import PartitionKey, available_brokers
+from raftlog.metadata.failures import plan_replica_failures
+from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.metadata.liveness import (
     plan_controlled_shutdown,
     plan_fencing,
@@ -30,6 +31,7 @@ from tests.metadata.strategies import (
     fence,
     ids,
     register,
+    set_configs,
     set_row,
     shut_down,
     unfence,
@@ -55,7 +57,17 @@ def may_be_unclean(image: MetadataImage) -> set[str]:
     }
 
 
-def who_had_all(image: MetadataImage) -> dict[tuple[str, int], set[BrokerId]]:
+def keys_of(image: MetadataImage) -> list[PartitionKey]:
+    return list(who_had_all(image))
+
+
+def serves(image: MetadataImage, row: PartitionImage) -> bool:
+    """Whether a member of the ISR leads, or could."""
+    leads = row.leader != NO_LEADER_ID and not image.brokers[row.leader].fenced
+    return leads or not available_brokers(image).isdisjoint(row.isr)
+
+
+def who_had_all(image: MetadataImage) -> dict[PartitionKey, set[BrokerId]]:
     return {
         (topic.topic_id, row.partition): {*row.isr, *row.elr}
         for topic in image.topics_by_id.values()
@@ -65,7 +77,7 @@ def who_had_all(image: MetadataImage) -> dict[tuple[str, int], set[BrokerId]]:
 
 @settings(max_examples=200, deadline=None)
 @given(cluster_images(all_lost=False), brokers_of_images)
-def test_fenced_broker_neither_leads_nor_is_in_sync(
+def test_fenced_broker_neither_leads_nor_is_waited_for(
     image: MetadataImage, broker_id: BrokerId
 ) -> None:
     had_all = who_had_all(image)
@@ -82,7 +94,10 @@ def test_fenced_broker_neither_leads_nor_is_in_sync(
         for row in topic.partitions:
             key = (topic.topic_id, row.partition)
             before = rows_before[key]
-            assert row.leader != broker_id and broker_id not in row.isr
+            assert row.leader != broker_id
+            if broker_id in row.isr:
+                assert row.isr == before.isr and len(row.isr) > 1
+                assert not serves(image, row), "it leaves wherever somebody else can lead"
             if topic.topic_id not in unclean:
                 assert {*row.isr, *row.elr} <= had_all[key], "nobody came in from outside"
                 assert {*row.isr, *row.elr}, "and somebody still has everything"
@@ -107,8 +122,8 @@ def test_cluster_that_was_wholly_fenced_comes_back_whole(
         carry_out_plan(image, plan_fencing(image, BrokerId(number)))
     for topic in image.topics_by_id.values():
         for row in topic.partitions:
-            assert row.isr == () and row.leader == NO_LEADER_ID
-            assert row.elr, "who is to lead again must not be forgotten"
+            assert row.leader == NO_LEADER_ID and len(row.isr) != 1
+            assert row.isr or row.elr, "who is to lead again must not be forgotten"
     for number in data.draw(st.permutations(BROKER_NUMBERS)):
         register(image, number, incarnation="again", fenced=True)
         carry_out_plan(image, plan_unfencing(image, BrokerId(number)))
@@ -129,7 +144,8 @@ def test_successor_finishes_what_a_dead_controller_has_begun(
     available = available_brokers(image)
     for topic in image.topics_by_id.values():
         for row in topic.partitions:
-            assert fenced.isdisjoint({row.leader, *row.isr})
+            assert row.leader not in fenced
+            assert fenced.isdisjoint(row.isr) or not serves(image, row)
             if row.leader == NO_LEADER_ID:
                 assert available.isdisjoint(row.isr + row.elr)
     assert not list(plan_repairs(image))
@@ -191,6 +207,83 @@ def test_below_the_minimum_whoever_of_the_last_returns_first_leads() -> None:
     assert (row.leader, row.isr, row.elr) == (1, (1,), (2,))
 
 
+def test_the_isr_stays_where_only_fenced_members_would_be_left() -> None:
+    image = three()
+    set_row(image, "t", isr=ids(1, 2))
+    set_configs(image, "t", {"min.insync.replicas": "1"})
+    # 2 was started again after a power cut, and has not said yet what it lost.
+    register(image, 2, incarnation="second", fenced=True)
+    carry_out_plan(image, plan_fencing(image, ONE))
+    row = image.partition("t", 0)
+    assert (row.leader, row.isr) == (NO_LEADER_ID, (1, 2))
+    carry_out_plan(image, plan_replica_failures(image, BrokerId(2), keys_of(image)))
+    assert image.partition("t", 0).isr == (1,)
+    carry_out_plan(image, plan_unfencing(image, BrokerId(2)))
+    assert image.partition("t", 0).leader == NO_LEADER_ID, "it may lack what was committed"
+    carry_out_plan(image, plan_unfencing(image, ONE))
+    row = image.partition("t", 0)
+    assert (row.leader, row.isr, row.unclean_epoch) == (1, (1,), -1)
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_whoever_returns_first_leads_where_all_died_at_once(first: int) -> None:
+    image = three()
+    set_configs(image, "t", {"min.insync.replicas": "1"})
+    for number in (1, 2, 3):
+        fence(image, number)
+    for number in (1, 2, 3):
+        carry_out_plan(image, plan_fencing(image, BrokerId(number)))
+    register(image, first, incarnation="second", fenced=True)
+    carry_out_plan(image, plan_unfencing(image, BrokerId(first)))
+    row = image.partition("t", 0)
+    # Its own proposal takes the others out, as soon as it leads: not before, for it may fail, too.
+    assert (row.leader, row.isr, row.unclean_epoch) == (first, (1, 2, 3), -1)
+
+
+def test_fenced_leader_of_a_new_start_keeps_company_until_it_is_heard() -> None:
+    image = three()
+    set_row(image, "t", isr=ids(1, 2))
+    set_configs(image, "t", {"min.insync.replicas": "1"})
+    register(image, 1, incarnation="second", fenced=True)
+    carry_out_plan(image, plan_fencing(image, BrokerId(2)))
+    row = image.partition("t", 0)
+    assert (row.leader, row.isr) == (1, (1, 2))
+    carry_out_plan(image, plan_replica_failures(image, ONE, keys_of(image)))
+    carry_out_plan(image, plan_unfencing(image, BrokerId(2)))
+    row = image.partition("t", 0)
+    assert (row.leader, row.isr, row.unclean_epoch) == (2, (2,), -1)
+
+
+def test_member_that_is_about_to_stop_is_no_company() -> None:
+    image = three((1, 2))
+    shut_down(image, 2)
+    carry_out_plan(image, plan_fencing(image, ONE))
+    assert image.partition("t", 0).isr == (1, 2)
+    carry_out_plan(image, plan_unfencing(image, ONE))
+    row = image.partition("t", 0)
+    assert (row.leader, row.isr) == (1, (1, 2))
+
+
+def test_leader_that_is_about_to_stop_is_kept_waiting_by_nobody() -> None:
+    # While it serves it may commit alone.
+    image = three((1, 2))
+    shut_down(image, 1)
+    carry_out_plan(image, plan_fencing(image, BrokerId(2)))
+    row = image.partition("t", 0)
+    assert (row.leader, row.isr) == (1, (1,))
+
+
+def test_whoever_stops_stays_where_only_fenced_members_would_be_left() -> None:
+    image = three((1, 2))
+    register(image, 1, incarnation="second", fenced=True)
+    carry_out_plan(image, plan_controlled_shutdown(image, BrokerId(2)))
+    row = image.partition("t", 0)
+    assert (row.leader, row.isr) == (1, (1, 2))
+    unfence(image, 1)
+    carry_out_plan(image, plan_controlled_shutdown(image, BrokerId(2)))
+    assert image.partition("t", 0).isr == (1,)
+
+
 def test_load_of_a_dead_broker_is_spread_over_all_others() -> None:
     image = three(*[(1, 2, 3)] * 10)
     carry_out_plan(image, plan_fencing(image, ONE))
@@ -240,7 +333,8 @@ def test_broker_that_stops_keeps_only_what_nobody_can_take_over(
         for row in topic.partitions:
             before = leaders[topic.topic_id, row.partition]
             if before not in (broker_id, NO_LEADER_ID):
-                assert row.leader == before and broker_id not in row.isr
+                assert row.leader == before
+                assert broker_id not in row.isr or not serves(image, row)
             elif before == broker_id:
                 if row.leader == broker_id:
                     assert available.isdisjoint(row.isr)

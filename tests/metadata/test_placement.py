@@ -165,3 +165,29 @@ def test_replacements_keep_all_others_in_their_places(
     assert len({*found}) == len(replicas)
     for before, after in zip(replicas, found, strict=True):
         assert after in able - {*replicas} if before in leaving else after == before
+
+
+def test_brokers_that_cannot_write_lead_only_if_nobody_else_can_and_hold_for_want_of_others() -> (
+    None
+):
+    image = cluster(*[None] * 4)
+    assignments = place(image, 12, 3, unwritable=frozenset(ids(2)))
+    assert all(2 not in replicas for replicas in assignments)
+    assignments = place(image, 12, 3, unwritable=frozenset(ids(1, 2)))
+    assert {replicas[0] for replicas in assignments} == {3, 4}
+    assert all({3, 4} <= {*replicas} for replicas in assignments)
+    alter_broker(image, 3, maintenance=True)
+    alter_broker(image, 4, maintenance=True)
+    assignments = place(image, 4, 3, unwritable=frozenset(ids(1, 2)))
+    assert {replicas[0] for replicas in assignments} == {3, 4}
+    every = frozenset(ids(1, 2, 3, 4))
+    assert {replicas[0] for replicas in place(image, 4, 3, unwritable=every)} == {1, 2}
+
+
+def test_racks_go_before_room_in_a_new_topic_and_after_it_in_a_move() -> None:
+    image = cluster("a", "a", "b")
+    unwritable = frozenset(ids(3))
+    assert all(3 in replicas for replicas in place(image, 4, 2, unwritable=unwritable))
+    image = cluster("a", "b", "a", "b")
+    replacements = Replacements(image, frozenset(ids(4)))
+    assert replacements.replace(ids(1, 2), ids(2)) == (1, 3)

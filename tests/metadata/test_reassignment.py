@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from raftlog.metadata.commands import AlterIsr, ChangePartitions
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.metadata.invariants import check_invariants
+from raftlog.metadata.liveness import plan_fencing
 from raftlog.metadata.reassignment import (
     Move,
     plan_cancellation,
@@ -15,7 +16,7 @@ from raftlog.metadata.reassignment import (
     plan_reassignments,
 )
 from raftlog.record.errors import ILLEGAL_STATE, INVALID_PARTITIONS, LogError
-from raftlog.record.types import PartitionId
+from raftlog.record.types import BrokerId, PartitionId
 from tests.metadata.strategies import (
     BROKER_NUMBERS,
     alter_broker,
@@ -81,13 +82,28 @@ def test_replicas_move_once_all_new_ones_are_in_sync() -> None:
     assert not list(plan_completions(image))
 
 
-def test_leader_that_stays_goes_on_in_its_leader_epoch() -> None:
+def test_leader_that_stays_goes_on_in_its_leader_epoch_until_a_replica_leaves() -> None:
     image = five(1, 2)
     reassign(image, 3, 1)
     joins(image, 1, 2, 3)
+    row = image.partition("t", 0)
+    assert (row.replicas, row.leader, row.leader_epoch) == ((3, 1, 2), 1, 0)
     carry_out_plan(image, plan_completions(image))
     row = image.partition("t", 0)
-    assert (row.replicas, row.leader, row.leader_epoch) == ((3, 1), 1, 0)
+    assert (row.replicas, row.leader, row.leader_epoch) == ((3, 1), 1, 1)
+
+
+def test_what_a_deleted_replica_acknowledged_lets_no_new_one_into_the_isr() -> None:
+    # Broker 2 has not heard yet that it lost its replica, and then that it gets one again: its old
+    # one still acknowledges, and its leader would believe that the new one has all that.
+    image = five(1, 2)
+    reassign(image, 1, 3)
+    joins(image, 1, 2, 3)
+    carry_out_plan(image, plan_completions(image))
+    reassign(image, 1, 2)
+    row = image.partition("t", 0)
+    assert (row.replicas, row.isr) == ((1, 2, 3), (1, 3))
+    assert row.leader_epoch == 1, "what was acknowledged in epoch 0 counts no more"
 
 
 def test_move_waits_for_a_new_member_that_may_lead() -> None:
@@ -99,6 +115,22 @@ def test_move_waits_for_a_new_member_that_may_lead() -> None:
     register(image, 2, incarnation="second")
     carry_out_plan(image, plan_completions(image))
     assert image.partition("t", 0).leader == 2
+
+
+def test_move_waits_for_new_members_that_are_gone() -> None:
+    # All died at once: the ISR stays as it was, and does not say that anybody lives.
+    image = five(1, 2)
+    reassign(image, 3, 4)
+    joins(image, 1, 2, 3, 4)
+    for number in (1, 2, 3, 4):
+        fence(image, number)
+    for number in (1, 2, 3, 4):
+        carry_out_plan(image, plan_fencing(image, BrokerId(number)))
+    assert not list(plan_completions(image)), "of 3 and 4 nobody knows what they have kept"
+    for number in (3, 4):
+        unfence(image, number)
+    carry_out_plan(image, plan_completions(image))
+    assert image.partition("t", 0).replicas == (3, 4)
 
 
 def test_order_alone_changes_at_once() -> None:
@@ -223,13 +255,17 @@ def test_moves_from_any_state_keep_somebody_who_has_everything(
         return
     assert not carry_out(image, command).partitions().stale
     check_invariants(image)
+    begun = image.partition(topic.name, row.partition)
     carry_out_plan(image, plan_completions(image))
     after = image.partition(topic.name, row.partition)
     assert {*after.replicas} >= {*target}
     who_has_all = {*row.isr, *row.elr}
     assert {*after.isr, *after.elr} & who_has_all or not who_has_all
-    if {*target} <= {*row.isr}:
+    if not begun.adding and not begun.removing:
+        assert after.replicas == target
+    elif {*target} <= {*row.isr}:
         ends = row.leader in {*target, NO_LEADER_ID}
         ends = ends or any(image.brokers[b].is_available for b in target)
+        ends = ends and not any(image.brokers[b].fenced for b in target)
         assert (after.replicas == target) is ends
     assert not list(plan_completions(image))

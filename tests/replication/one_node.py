@@ -17,6 +17,7 @@ from raftlog.metadata.commands import (
     FenceBroker,
     PartitionChange,
     RegisterBroker,
+    SetControlledShutdown,
     UnfenceBroker,
     encode_command,
 )
@@ -35,7 +36,7 @@ from tests.simulation.disk import SimulatedDisk
 
 ME = BrokerId(1)
 BROKERS = 3
-TURNS_MAX = 2000
+DEADLINE_S = 30.0
 
 
 class JumpingClock(SystemClock):
@@ -119,6 +120,11 @@ class OneNode:
     def fence(self, number: int) -> None:
         epoch = self.state_machine.image.brokers[BrokerId(number)].broker_epoch
         self.run(FenceBroker(broker_id=BrokerId(number), broker_epoch=epoch))
+
+    def shut_down(self, number: int) -> None:
+        """It is about to stop."""
+        epoch = self.state_machine.image.brokers[BrokerId(number)].broker_epoch
+        self.run(SetControlledShutdown(broker_id=BrokerId(number), broker_epoch=epoch))
 
     def create(self, *replicas: int, number: int = 0, name: str = "t", **configs: str) -> None:
         """A topic of one partition; its first replica leads."""
@@ -204,12 +210,12 @@ class OneNode:
         await self.replicas.settled(self.index)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Let others work until it is so."""
-        for _ in range(TURNS_MAX):
-            if condition():
-                return
+        """Let others work until it is so. Not in turns: storage pauses in real time."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + DEADLINE_S
+        while not condition():
+            assert loop.time() < deadline, "it did not come true"
             await asyncio.sleep(0)
-        raise AssertionError("it did not come true")
 
     async def turns(self, number: int = 200) -> None:
         """Let others do what they would do."""

@@ -190,6 +190,16 @@ def ack(leader: Node, follower: Node, feed: HandFeed) -> None:
     leader.partition.acked(feed, partition.durable_end, partition.log_start_offset)
 
 
+async def restart(leader: Node, follower: Node, offset: Offset) -> None:
+    """Begin the follower's log anew, with the producers that its leader knows."""
+    epoch = leader.partition.leader_epoch
+    await follower.partition.restart_at(
+        offset,
+        producers=leader.partition.producers_below(offset, leader_epoch=epoch),
+        leader_epoch=epoch,
+    )
+
+
 async def catch_up(leader: Node, follower: Node) -> HandFeed:
     """Cut, send and acknowledge until the follower has all."""
     while True:
@@ -199,7 +209,7 @@ async def catch_up(leader: Node, follower: Node) -> HandFeed:
         if isinstance(answer, Diverging):
             await follower.partition.truncate_for(answer, leader_epoch=epoch)
         elif isinstance(answer, BelowStart):
-            await follower.partition.restart_at(answer.log_start_offset, leader_epoch=epoch)
+            await restart(leader, follower, answer.log_start_offset)
         else:
             break
     await send(leader, follower)

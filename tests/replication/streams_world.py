@@ -111,6 +111,7 @@ class FakePartition:
         """Bytes that a read gives, at most, is what it is asked for; counted here."""
         self.truncations: list[int] = []
         self.restarts: list[int] = []
+        self.producers = b""
         self.truncate_s = 0.002
         self.working = 0
 
@@ -235,6 +236,11 @@ class FakePartition:
             for feed in self.feeds.values():
                 feed.marks_moved()
 
+    def producers_below(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> bytes:
+        if not self.is_leader or leader_epoch != self.leader_epoch:
+            raise LogError(NO_LEADER, "not here")
+        return self.producers
+
     async def read_uncommitted(self, offset: Offset, *, max_bytes: int) -> ReadResult:
         assert self.is_leader
         self.reads += 1
@@ -344,8 +350,11 @@ class FakePartition:
         finally:
             self.working -= 1
 
-    async def restart_at(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> None:
+    async def restart_at(
+        self, offset: Offset, *, producers: bytes, leader_epoch: LeaderEpoch
+    ) -> None:
         self._require(leader_epoch)
+        self.producers = producers
         self.working += 1
         try:
             await asyncio.sleep(self.truncate_s)

@@ -21,6 +21,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import BrokerId, Offset
 from raftlog.replication.access_partition import RETRY_S_MAX
+from raftlog.replication.doubt import MAYBE_WRITTEN
 from raftlog.replication.partition import Acks
 
 from .forwarding_world import MAX_MESSAGE_BYTES, TOPIC_ID, Cluster, Node, batch, simulate
@@ -214,6 +215,7 @@ def test_a_refusal_of_a_repeat_does_not_make_the_first_try_certain() -> None:
         leader.mine.errors.append(LogError(OUT_OF_ORDER_SEQUENCE, "forgotten"))
         error = await appending
         assert error.entry is RETRIABLE
+        assert error.message.startswith(MAYBE_WRITTEN)
         assert "forgotten" in error.message
 
     simulate(test)
@@ -280,7 +282,9 @@ def test_a_leader_that_hangs_is_left_once_there_is_another() -> None:
         cluster.lead(3, 2, known_to=(2, 3))
         await reading
         await repeatable
-        assert (await in_doubt).entry is RETRIABLE
+        told = await in_doubt
+        assert told.entry is RETRIABLE
+        assert told.message.startswith(MAYBE_WRITTEN)
         assert now() - began < 0.5
         assert not cluster.nodes[2].partitions._watches
 

@@ -24,6 +24,7 @@ from raftlog.replication.feed_session import FeedSession
 from raftlog.replication.feed_throttle import Throttle
 from raftlog.replication.feeds import LeaderFeeds
 from raftlog.replication.protocol import (
+    PRODUCERS_PIECE_BYTES,
     PROTOCOL,
     Acks,
     Data,
@@ -168,6 +169,7 @@ async def test_each_refusal_names_its_reason() -> None:
             ]
         )
     )
+    await until(lambda: not stage.session.feed_count)
     answers = stage.connection.take()
     assert [(answer.handle, answer.code) for answer in answers if isinstance(answer, Refused)] == [
         (1, NOT_READY.code),
@@ -175,7 +177,67 @@ async def test_each_refusal_names_its_reason() -> None:
         (3, NO_LEADER.code),
         (4, NOT_READY.code),
     ]
-    assert answers[4:] == [Restart(5, 7), Restart(6, 7)]
+    # The later one takes the earlier one's place.
+    assert answers[4:] == [Restart(6, 7, b"", False)]
+    await stage.close()
+
+
+async def until_told(stage: Stage, number: int) -> list[FromLeader | Data]:
+    await until(lambda: len(stage.connection.sent) >= number)
+    return stage.connection.take()
+
+
+async def test_a_long_restart_goes_in_pieces_as_the_connection_takes_them() -> None:
+    stage = Stage()
+    replica = stage.replicas[0]
+    replica.start = replica.empty_end = 7
+    replica.producers = bytes(range(256)) * 1500
+    stage.connection.queued_bytes = stage.session.settings.queued_bytes_max + 1
+    stage.say(Subscribe([asks(1)]))
+    await asyncio.sleep(0.02)
+    assert stage.connection.sent == []
+    stage.connection.queued_bytes = 0
+    await until(lambda: not stage.session.feed_count)
+    pieces = stage.connection.take()
+    assert [type(piece) for piece in pieces] == [Restart] * 3
+    assert [piece.has_more for piece in pieces if isinstance(piece, Restart)] == [True, True, False]
+    whole = b"".join(piece.producers for piece in pieces if isinstance(piece, Restart))
+    assert whole == replica.producers
+    # Nothing of it is in flight, and the follower is fed when it asks again.
+    assert stage.session.bytes_in_flight == 0
+    stage.say(Subscribe([asks(2, offset=7)]))
+    assert stage.connection.take() == [Marks([(2, 0, 7)])]
+    await stage.close()
+
+
+@pytest.mark.parametrize("by", ["unsubscribing", "asking anew"])
+async def test_a_restart_that_is_not_wanted_any_more_ends(by: str) -> None:
+    stage = Stage()
+    replica = stage.replicas[0]
+    replica.start = replica.empty_end = 7
+    replica.producers = bytes(3 * PRODUCERS_PIECE_BYTES)
+    stage.connection.queued_bytes = stage.session.settings.queued_bytes_max + 1
+    stage.say(Subscribe([asks(1)]))
+    await asyncio.sleep(0.01)
+    replica.start = 0
+    stage.say(Unsubscribe([1]) if by == "unsubscribing" else Subscribe([asks(2, offset=7)]))
+    stage.connection.queued_bytes = 0
+    stage.say(Subscribe([asks(3, 1)]))
+    await asyncio.sleep(0.01)
+    assert not [each for each in stage.connection.take() if isinstance(each, Restart)]
+    assert stage.session.feed_count == (1 if by == "unsubscribing" else 2)
+    await stage.close()
+
+
+async def test_who_leads_no_more_tells_of_no_producers() -> None:
+    stage = Stage()
+    replica = stage.replicas[0]
+    replica.start = replica.empty_end = 7
+    stage.say(Subscribe([asks(1)]))
+    replica.update(row(3, 2))
+    (answer,) = await until_told(stage, 1)
+    assert isinstance(answer, Refused)
+    assert (answer.handle, answer.code) == (1, NO_LEADER.code)
     assert stage.session.feed_count == 0
     await stage.close()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
 from raftlog.record.errors import CORRUPT_BATCH, NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import LeaderEpoch, PartitionId
+from raftlog.replication import follower_stream
 from raftlog.replication.follower_replica import FollowState
 from raftlog.replication.protocol import (
     CONTINUES,
@@ -168,7 +170,8 @@ async def test_what_a_leader_cannot_mean_ends_the_connection(message: bytes) -> 
 
 
 @pytest.mark.parametrize(
-    "end", [Refused(1, NO_LEADER.code, "x"), Diverged(1, LeaderEpoch(0), 0), Restart(1, 0)]
+    "end",
+    [Refused(1, NO_LEADER.code, "x"), Diverged(1, LeaderEpoch(0), 0), Restart(1, 0, b"", False)],
 )
 async def test_a_handle_that_the_leader_has_ended_is_heard_of_no_more(end: FromLeader) -> None:
     stage = Stage()
@@ -181,6 +184,58 @@ async def test_a_handle_that_the_leader_has_ended_is_heard_of_no_more(end: FromL
     assert stage.state() is state
     assert stage.replicas[0].log_end_offset == 0
     assert not stage.connection.is_closed
+    await stage.streams.close()
+
+
+async def test_the_pieces_of_a_restart_are_put_together() -> None:
+    stage = Stage(partitions=2)
+    await stage.follow()
+    stage.say(Restart(1, 5, b"ab", True))
+    stage.say(data(2, 0, 1, batch(0)))
+    stage.say(Restart(1, 5, b"cd", True))
+    assert stage.state() is FollowState.SUBSCRIBING
+    stage.say(Restart(1, 5, b"e", False))
+    await stage.until(lambda: stage.subscribed() == [1, 2, 3])
+    assert stage.replicas[0].producers == b"abcde"
+    assert stage.replicas[0].log_end_offset == 5
+    assert stage.replicas[1].log_end_offset == 1
+    await stage.streams.close()
+
+
+async def test_pieces_of_what_is_not_wanted_any_more_are_dropped() -> None:
+    stage = Stage(partitions=2)
+    await stage.follow()
+    stage.say(Restart(1, 5, b"ab", True))
+    stage.replicas[0].update(row(1, 2))
+    stage.streams.follow(stage.replicas[0], LEADER)
+    await stage.until(lambda: stage.subscribed() == [1, 2, 3])
+    stage.say(Restart(1, 5, b"cd", False))
+    stage.say(Restart(2, 6, b"x", False))
+    stage.say(Restart(3, 7, b"y", False))
+    await stage.until(lambda: stage.subscribed() == [1, 2, 3, 4, 5])
+    assert [replica.producers for replica in stage.replicas] == [b"y", b"x"]
+    await stage.streams.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Restart(2, 5, b"cd", False), "left in the middle"),
+        (Restart(1, 5, b"", True), "an empty piece"),
+        (Restart(1, 5, b"x" * 99, True), "more producers"),
+    ],
+)
+async def test_pieces_that_do_not_go_together_end_the_connection(
+    message: Restart, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(follower_stream, "PRODUCERS_BYTES_MAX", 100)
+    caplog.set_level(logging.INFO)
+    stage = Stage(partitions=2)
+    await stage.follow()
+    stage.say(Restart(1, 5, b"ab", True))
+    stage.say(message)
+    assert stage.network.opened[0][0].is_closed
+    assert reason in caplog.text
     await stage.streams.close()
 
 

@@ -101,7 +101,7 @@ async def test_it_never_cuts_what_was_committed() -> None:
         )
     assert refused.value.entry is ILLEGAL_STATE
     with pytest.raises(LogError) as refused:
-        await follower.partition.restart_at(Offset(1), leader_epoch=LeaderEpoch(1))
+        await follower.partition.restart_at(Offset(1), producers=b"", leader_epoch=LeaderEpoch(1))
     assert refused.value.entry is ILLEGAL_STATE
     assert await follower.values() == [b"a", b"b"]
 

@@ -18,6 +18,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import BrokerId, Offset
 from raftlog.replication import forwarding, forwarding_messages, forwarding_server
+from raftlog.replication.doubt import MAYBE_WRITTEN
 from raftlog.replication.forwarding import IDLE_S, Reply
 from raftlog.replication.forwarding_messages import (
     Append,
@@ -112,8 +113,12 @@ def test_a_connection_that_breaks_leaves_appends_in_doubt_and_reads_undone() -> 
         read = asyncio.ensure_future(refusal(node, READ))
         await asyncio.sleep(0.1)
         cluster.world.network.reset(1, 2)
-        assert (await append).entry is RETRIABLE
-        assert (await read).entry is NOT_READY
+        told = await append
+        assert told.entry is RETRIABLE
+        assert told.message.startswith(MAYBE_WRITTEN)
+        told = await read
+        assert told.entry is NOT_READY
+        assert MAYBE_WRITTEN not in told.message
         leader.mine.gate.set()
         assert (await ask(node, BOUNDS)).outcome == Marks(0, 1, 0), "what had begun was finished"
         await settled(cluster)

@@ -15,14 +15,18 @@ from raftlog.replication.forwarding_messages import (
     Appended,
     Assembly,
     Bounds,
+    BoundsOfMany,
     Cancel,
     Delete,
     Failure,
     FindTime,
+    FindTimeInMany,
     ForwardingMessageError,
     FoundTime,
+    FoundTimes,
     Hello,
     Marks,
+    MarksOfMany,
     Message,
     Piece,
     Read,
@@ -56,6 +60,13 @@ operations = st.one_of(
     ),
     st.builds(FindTime, **places, timestamp_ms=numbers),
     st.builds(Delete, **places, before=st.integers(-1, 2**63 - 1)),
+    st.builds(
+        BoundsOfMany, st.lists(st.tuples(topic_ids, partitions), min_size=1, max_size=5).map(tuple)
+    ),
+    st.builds(
+        FindTimeInMany,
+        st.lists(st.tuples(topic_ids, partitions, numbers), min_size=1, max_size=5).map(tuple),
+    ),
 )
 outcomes = st.one_of(
     st.builds(
@@ -66,6 +77,14 @@ outcomes = st.one_of(
     st.just(Waited()),
     st.builds(FoundTime, st.none() | st.tuples(numbers, numbers)),
     st.builds(Failure, st.integers(0, 99_999), st.text(max_size=200)),
+    st.builds(
+        MarksOfMany,
+        st.lists(st.tuples(numbers, numbers, numbers) | st.integers(0, 99_999)).map(tuple),
+    ),
+    st.builds(
+        FoundTimes,
+        st.lists(st.tuples(numbers, numbers) | st.integers(0, 99_999) | st.none()).map(tuple),
+    ),
 )
 heads = st.one_of(
     st.builds(Request, numbers, st.integers(0, 60_000), operations),
@@ -132,6 +151,17 @@ def test_other_bytes_are_refused_and_nothing_else_happens(content: bytes) -> Non
 def test_what_is_cut_off_or_out_of_bounds_is_refused(content: bytes) -> None:
     with pytest.raises(ForwardingMessageError):
         decode(content)
+
+
+def test_the_largest_questions_and_answers_fit_into_a_head() -> None:
+    most, number = messages.WANTS_MAX, 2**63 - 1
+    place = ("f" * 64, 2**31 - 1)
+    for operation in (BoundsOfMany((place,) * most), FindTimeInMany(((*place, number),) * most)):
+        (encoded,) = encode(Request(number, 60_000, operation))
+        assert len(encoded) <= messages.HEAD_BYTES_MAX
+    for outcome in (MarksOfMany(((number,) * 3,) * most), FoundTimes(((number,) * 2,) * most)):
+        (encoded,) = encode(Answer(number, outcome))
+        assert len(encoded) <= messages.HEAD_BYTES_MAX
 
 
 def test_a_head_that_is_too_long_is_refused() -> None:

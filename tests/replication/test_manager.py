@@ -12,7 +12,7 @@ from raftlog.record.errors import NO_LEADER, NOT_READY, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.replication.fetching import Diverging
 from raftlog.replication.partition import Acks, Partition
-from raftlog.world import DiskError
+from raftlog.world import DiskError, DiskFullError
 from tests.replication.one_node import OneNode, topic_id
 from tests.replication.pair import one
 from tests.storage.logs import read_all
@@ -108,6 +108,38 @@ async def test_what_was_deleted_while_the_node_was_down_is_removed(node: OneNode
     node.delete()
     await node.open()
     assert not node.files("replicas")
+
+
+async def test_a_start_on_a_full_disk_removes_what_was_deleted(node: OneNode) -> None:
+    node.create(1)
+    await node.settled()
+    await put(node.here(), b"a")
+    await node.close()
+    node.delete()
+    node.disk.capacity_bytes = node.disk.used_bytes()
+    await node.open()
+    assert not node.files("replicas")
+    node.disk.capacity_bytes = None
+
+
+async def test_a_start_goes_on_though_what_was_deleted_cannot_be_removed(
+    node: OneNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.create(1)
+    node.create(1, number=1, name="u")
+    node.create(1, number=2, name="v")
+    await node.settled()
+    await node.close()
+    node.delete()
+    node.delete(1)
+    node.disk.fail_next("rename", f"replicas/{topic_id(0)}", DiskFullError)
+    await node.open()
+    assert f"topic {topic_id(0)} stays on the disk" in caplog.text
+    assert {path.split("/")[1] for path in node.files("replicas")} == {topic_id(0), topic_id(2)}
+    assert node.here(2).is_leader
+    await node.close()
+    await node.open()
+    assert {path.split("/")[1] for path in node.files("replicas")} == {topic_id(2)}
 
 
 async def test_a_topic_created_again_has_nothing_of_the_one_before(node: OneNode) -> None:

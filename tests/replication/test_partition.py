@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
+from msgspec.structs import replace
 
-from raftlog.metadata.image import BrokerImage, PartitionImage
+from raftlog.metadata.image import NO_LEADER_ID, BrokerImage, PartitionImage
 from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
@@ -29,6 +30,7 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
+from raftlog.replication.doubt import MAYBE_WRITTEN
 from raftlog.replication.partition import Acks, Host, Partition, not_led_here
 from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.leader_epochs import LeaderEpochs
@@ -186,6 +188,29 @@ async def test_a_commit_that_does_not_come_in_time_is_of_unknown_outcome() -> No
         await partition.append(batch_of(1), acks=Acks.ALL, timeout_s=0.01)
     assert caught.value.entry is RETRIABLE
     assert caught.value.entry.outcome_unknown
+    assert caught.value.message.startswith(MAYBE_WRITTEN)
+
+
+async def test_a_writer_whose_leader_moves_is_told_that_it_may_be_written() -> None:
+    partition = partition_over(ManualLog())
+    waiting = asyncio.ensure_future(partition.append(batch_of(1), acks=Acks.ALL, timeout_s=60))
+    await asyncio.sleep(0)
+    row = replace(
+        partition.image,
+        leader=NO_LEADER_ID,
+        leader_epoch=LeaderEpoch(partition.leader_epoch + 1),
+        partition_epoch=PartitionEpoch(partition.image.partition_epoch + 1),
+    )
+    partition.update(row, 1)
+    with pytest.raises(LogError) as caught:
+        await waiting
+    assert caught.value.entry is RETRIABLE
+    assert caught.value.message.startswith(MAYBE_WRITTEN)
+    assert "is not led by this node" in caught.value.message
+    with pytest.raises(LogError) as caught:
+        await partition.append(batch_of(1), acks=Acks.ALL, timeout_s=60)
+    assert caught.value.entry is NO_LEADER
+    assert MAYBE_WRITTEN not in caught.value.message, "of this one nothing was written"
 
 
 async def test_a_failed_sync_fails_every_waiting_and_every_later_writer() -> None:

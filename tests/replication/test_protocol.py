@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog.record.header import LOG_APPEND_TIME_BIT
 from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, Offset, TopicId
 from raftlog.replication.protocol import (
     CONTROL_BYTES_MAX,
@@ -16,6 +17,8 @@ from raftlog.replication.protocol import (
     HANDLE_MAX,
     HEADER_BYTES,
     HELLO_BYTES_MAX,
+    PRODUCERS_BYTES_MAX,
+    PRODUCERS_PIECE_BYTES,
     PROTOCOL,
     Acks,
     Diverged,
@@ -39,6 +42,8 @@ from raftlog.replication.protocol import (
     encode_hello,
     is_data,
 )
+from raftlog.storage.producer_state import BATCHES_REMEMBERED_MAX, PRODUCERS_MAX, ProducerStates
+from tests.storage.test_producer_state import header
 
 HANDLES = st.integers(1, HANDLE_MAX)
 NUMBERS = st.integers(0, 2**62)
@@ -64,7 +69,7 @@ FROM_FOLLOWER = (
 )
 FROM_LEADER = (
     st.builds(Diverged, HANDLES, EPOCHS, NUMBERS)
-    | st.builds(Restart, HANDLES, NUMBERS)
+    | st.builds(Restart, HANDLES, NUMBERS, st.binary(max_size=100), st.booleans())
     | st.builds(Refused, HANDLES, st.integers(0, 99999), st.text(max_size=100))
     | st.builds(Marks, TRIPLES)
     | st.just(Ping())
@@ -182,6 +187,35 @@ def test_the_longest_messages_are_within_the_bound() -> None:
     content = encode(Subscribe([entry] * ENTRIES_MAX))
     assert len(content) < CONTROL_BYTES_MAX
     decode_from_follower(content)
+
+
+def test_the_longest_piece_of_a_restart_is_within_the_bound() -> None:
+    content = encode(Restart(HANDLE_MAX, 2**62, bytes(PRODUCERS_PIECE_BYTES), True))
+    assert len(content) < CONTROL_BYTES_MAX
+    decode_from_leader(content)
+    longer = encode(Restart(HANDLE_MAX, 2**62, bytes(PRODUCERS_PIECE_BYTES + 1), True))
+    with pytest.raises(ProtocolError):
+        decode_from_leader(longer)
+
+
+def test_the_longest_snapshot_is_one_that_a_leader_may_send() -> None:
+    states = ProducerStates()
+    base = 2**61
+    for number in range(BATCHES_REMEMBERED_MAX):
+        states.update(
+            header(
+                2**62,
+                2**31 - 10 + number,
+                epoch=2**15 - 1,
+                base_offset=base + number,
+                attributes=LOG_APPEND_TIME_BIT,
+                max_timestamp_ms=2**61,
+            ),
+            now_ms=2**61,
+        )
+    one = len(states.to_bytes(Offset(2**62), now_ms=2**61))
+    # Counts of records are below 2^31, and take four bytes more than here.
+    assert (one + 4 * (BATCHES_REMEMBERED_MAX + 1)) * PRODUCERS_MAX < PRODUCERS_BYTES_MAX
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ class FakeMetadata:
         self.settings = SimpleNamespace(defaults={}, partitions_default=1)
         self._ids = 0
         self.quorum: FakeQuorum | None = None
-        self.operations = Operations(lambda: self.image, self._carry_out)
+        self.unwritable: set[BrokerId] = set()
+        self.operations = Operations(lambda: self.image, self._carry_out, lambda: self.unwritable)
         self.run(ClusterCreated(cluster_id="fake-cluster", created_ms=0))
         for number in range(1, brokers + 1):
             self.register(number)
@@ -152,7 +153,7 @@ class FakeQuorum:
         """Let another member be connected."""
         is_voter = self.voters.find(node_id) is not None
         self.connected[node_id] = PeerStatus(
-            node_id, f"10.0.0.{node_id}:8082", is_voter, match_index, 0.0314
+            node_id, f"10.0.0.{node_id}:8082", is_voter, match_index, 0.0314, 0.0314
         )
 
     def lose_majority(self) -> None:
@@ -284,4 +285,5 @@ class FakeNode:
             replication=lambda: self.replication,
             cluster_id="fake-cluster",
             is_ready=lambda: self.not_ready,
+            can_write=lambda: self.services.node_id not in self.metadata.unwritable,
         )

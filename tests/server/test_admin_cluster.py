@@ -215,14 +215,15 @@ async def test_nodes_show_their_state_and_their_load(node: FakeNode) -> None:
     await ask(node, "POST", "/v1/nodes/4/decommission", template="/v1/nodes/{node}/decommission")
     fence(node.metadata.image, 3)
     node.quorum.connect(5)
+    node.metadata.unwritable = {BrokerId(3)}
     shown = {row["node_id"]: row for row in (await ask(node, "GET", "/v1/nodes"))["nodes"]}
-    names = ("fenced", "maintenance", "decommissioning", "led", "held")
+    names = ("fenced", "can_write", "maintenance", "decommissioning", "led", "held")
     assert {number: tuple(row[name] for name in names) for number, row in shown.items()} == {
-        1: (False, False, False, 1, 2),
-        2: (False, True, False, 1, 2),
-        3: (True, False, False, 0, 2),
-        4: (False, False, True, 0, 0),
-        5: (None, None, None, 0, 0),
+        1: (False, True, False, False, 1, 2),
+        2: (False, True, True, False, 1, 2),
+        3: (True, False, False, False, 0, 2),
+        4: (False, True, False, True, 0, 0),
+        5: (None, None, None, None, 0, 0),
     }
     assert await ask(node, "DELETE", "/v1/nodes/2/maintenance", template=template) is None
     assert not node.metadata.image.brokers[BrokerId(2)].maintenance

@@ -85,7 +85,7 @@ async def test_odd_address_of_a_peer_harms_nothing(
     address: str, place: tuple[str | None, int | None]
 ) -> None:
     node = FakeNode()
-    node.quorum.connected[9] = PeerStatus(9, address, False, None, 1.0)
+    node.quorum.connected[9] = PeerStatus(9, address, False, None, 1.0, 1.0)
     (member,) = (await get(node, "/v1/quorum"))["observers"]
     assert (member["host"], member["port"]) == place
 

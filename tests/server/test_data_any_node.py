@@ -276,6 +276,48 @@ async def test_raw_endpoints_name_the_leader() -> None:
         assert ("leader" in result, result["leader_epoch"]) == (False, 8)
 
 
+async def test_offsets_of_all_partitions_by_one_call_to_any_node() -> None:
+    async with two() as both:
+        body = {"records": [{"value": n, "partition": n, "timestamp": 100 + n} for n in range(6)]}
+        await post(both.leader, "/topics/six", body)
+        topic = both.metadata.image.topic("six")
+        leaders = [row.leader for row in topic.partitions]
+        gone = leaders.index(BrokerId(1))
+        forwarder = both.other.node.partitions.forwarder
+        assert forwarder is not None
+        before = forwarder.requests
+        wanted = {"topics": ["six", "t"], "any_node": True}
+        reply = await post(both.other, "/v1/offsets", wanted)
+        row = {"beginning_offset": 0, "end_offset": 1, "high_watermark": 1, "last_stable_offset": 1}
+        assert reply.json["topics"]["six"] == {
+            "topic_id": topic.topic_id,
+            "partitions": {str(n): row for n in range(6)},
+        }
+        assert reply.json["topics"]["t"]["partitions"]["0"]["end_offset"] == 0
+        assert forwarder.requests - before == 1
+        timestamps = {"six": {str(n): 100 + n + (n == 5) for n in range(6)}}
+        wanted = {"timestamps": timestamps, "any_node": True}
+        times = (await post(both.other, "/v1/offsets-for-times", wanted)).json
+        assert times["topic_ids"] == {"six": topic.topic_id}
+        assert times["offsets"]["six"] == {
+            **{str(n): {"offset": 0, "timestamp": 100 + n} for n in range(5)},
+            "5": None,
+        }
+        # What one of them cannot tell is told of that one only.
+        both.leader.node.replicas.offline["six", gone] = LogError(NO_LEADER, "cut off")
+        wanted = {"topics": {"six": list(range(6))}, "any_node": True}
+        rows = (await post(both.other, "/v1/offsets", wanted)).json["topics"]["six"]["partitions"]
+        assert [n for n, one in rows.items() if "error_code" in one] == [str(gone)]
+        assert (rows[str(gone)]["error_code"], rows[str(gone)]["end_offset"]) == (50301, -1)
+        wanted = {"timestamps": timestamps, "any_node": True}
+        found = (await post(both.other, "/v1/offsets-for-times", wanted)).json["offsets"]["six"]
+        assert found[str(gone)]["error_code"] == 50301
+        assert sum("error_code" in one for one in found.values() if one is not None) == 1
+        for topics, code in (({"six": [6]}, 40402), (["none"], 40401)):
+            wanted = {"topics": topics, "any_node": True}
+            assert (await post(both.other, "/v1/offsets", wanted)).error_code == code
+
+
 async def follow(both: Two, known: int) -> None:
     """Node 2 has all three records of `t`, and knows the first `known` to be committed."""
     await post(both.leader, "/topics/t", records(1))

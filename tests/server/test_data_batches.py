@@ -243,6 +243,40 @@ async def test_bounds_of_partition_and_answer() -> None:
         assert found[2].next_offset == 0
 
 
+async def test_no_batch_is_sent_that_begins_at_the_end_or_behind_it() -> None:
+    async with data_node() as one:
+        for values in ((b"0", b"1"), (b"2", b"3"), (b"4", b"5")):
+            await produce(one, frames(("one", 0, batch(*values))))
+        for end, following in ((2, 2), (3, 4), (4, 4), (9, 6)):
+            (frame,) = await fetch(one, want("one", 0, end_offset=end))
+            assert (frame.next_offset, frame.high_watermark) == (following, 6)
+            assert len(records_in(frame)) == following
+        # Nothing is waited for that is not wanted.
+        (frame,) = await fetch(one, want("one", 0, offset=6, end_offset=6), max_wait_ms=60_000)
+        assert (frame.error_code, frame.next_offset, len(frame.data)) == (0, 6, 0)
+
+
+async def test_chunks_end_at_the_end_offset() -> None:
+    async with data_node() as one:
+        for _ in range(8):
+            await produce(one, frames(("one", 0, batch(b"x" * 200_000))))
+        parts = await fetch(one, want("one", 0, end_offset=3, max_bytes=1 << 30))
+        assert parts[-1].next_offset == 3
+        assert sum(len(records_in(part)) for part in parts) == 3
+
+
+async def test_a_topic_made_anew_is_another_one() -> None:
+    async with data_node() as one:
+        await produce(one, frames(("one", 0, batch(b"a"))))
+        topic_id = one.node.metadata.image.topic("one").topic_id
+        (frame,) = await fetch(one, want("one", 0, topic_id=topic_id))
+        assert (frame.error_code, len(records_in(frame))) == (0, 1)
+        (frame,) = await fetch(one, want("one", 0, topic_id="f" * 32))
+        assert frame.error_code == 40401
+        assert topic_id in frame.message
+        assert "f" * 32 in frame.message
+
+
 async def test_batch_larger_than_a_chunk_is_sent() -> None:
     async with data_node() as one:
         await produce(one, frames(("one", 0, batch(b"x" * 900_000) + batch(b"y"))))

@@ -24,7 +24,12 @@ async def test_offsets_of_all_partitions_of_many_topics() -> None:
         six = reply.json["topics"]["six"]
         assert six["topic_id"] == one.node.metadata.image.topic("six").topic_id
         assert set(six["partitions"]) == set("012345")
-        offsets = {"beginning_offset": 0, "end_offset": 2, "high_watermark": 2}
+        offsets = {
+            "beginning_offset": 0,
+            "end_offset": 2,
+            "high_watermark": 2,
+            "last_stable_offset": 2,
+        }
         assert six["partitions"]["3"] == offsets
         assert (await post(one, "/v1/offsets", {"topics": []})).json == {"topics": {}}
 
@@ -34,7 +39,9 @@ async def test_offsets_for_times() -> None:
         records = [{"value": n, "timestamp": 100 * n} for n in range(1, 4)]
         await post(one, "/topics/six/partitions/2", {"records": records})
         reply = await post(one, "/v1/offsets-for-times", {"timestamps": {"six": {"2": 101}}})
-        assert reply.json == {"offsets": {"six": {"2": {"offset": 1, "timestamp": 200}}}}
+        assert reply.json["offsets"] == {"six": {"2": {"offset": 1, "timestamp": 200}}}
+        topic_id = one.node.metadata.image.topic("six").topic_id
+        assert reply.json["topic_ids"] == {"six": topic_id}
         wanted = {"six": {str(n): 101 for n in range(6)}, "one": {"0": 0}}
         reply = await post(one, "/v1/offsets-for-times", {"timestamps": wanted})
         assert reply.json["offsets"]["six"]["1"] is None
@@ -89,6 +96,9 @@ async def test_partition_without_leader_is_told() -> None:
     async with data_node() as one:
         one.node.replicas.offline["six", 3] = LogError(NO_LEADER)
         assert (await post(one, "/v1/offsets", {"topics": ["six"]})).error_code == 50301
+        wanted: dict[str, Any] = {"six": {"2": 1, "3": 1}}
+        reply = await post(one, "/v1/offsets-for-times", {"timestamps": wanted})
+        assert reply.error_code == 50301
 
 
 async def test_offsets_of_some_partitions_only() -> None:

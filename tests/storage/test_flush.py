@@ -1,11 +1,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 from raftlog.storage.flush import SYNCS_PER_TURN_MAX, Flusher
 from raftlog.world import DiskError
+from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
+
+T = TypeVar("T")
+
+
+class PausedDisk(SimulatedDisk):
+    """Begins nothing before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: deque[asyncio.Future[None]] = deque()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        turn = asyncio.get_running_loop().create_future()
+        self.waiting.append(turn)
+        await turn
+        return await super().run(work)
 
 
 class Something:
@@ -16,6 +35,7 @@ class Something:
         self.fails = fails
         self.dirty = False
         self.syncs = 0
+        self.on_sync: Callable[[], None] = lambda: None
         self.ended: list[Exception | None] = []
 
     def write(self) -> None:
@@ -30,6 +50,7 @@ class Something:
 
     def _sync(self) -> None:
         self.syncs += 1
+        self.on_sync()
         if self.fails:
             raise DiskError("as ordered")
 
@@ -43,7 +64,7 @@ async def settle() -> None:
 
 
 async def test_requests_of_one_round_are_one_sync() -> None:
-    flusher = Flusher(SimulatedDisk())
+    flusher = Flusher(SimulatedDisk(), ManualClock())
     log = Something(flusher)
     for _ in range(10):
         log.write()
@@ -54,7 +75,7 @@ async def test_requests_of_one_round_are_one_sync() -> None:
 
 async def test_many_logs_are_shared_among_the_threads_and_none_is_forgotten() -> None:
     disk = SimulatedDisk(yields=True)
-    flusher = Flusher(disk, threads_max=3)
+    flusher = Flusher(disk, ManualClock(), threads_max=3)
     logs = [Something(flusher) for _ in range(3 * SYNCS_PER_TURN_MAX + 5)]
     for log in logs:
         log.write()
@@ -63,7 +84,7 @@ async def test_many_logs_are_shared_among_the_threads_and_none_is_forgotten() ->
 
 
 async def test_the_error_of_one_log_is_its_own() -> None:
-    flusher = Flusher(SimulatedDisk(), threads_max=1)
+    flusher = Flusher(SimulatedDisk(), ManualClock(), threads_max=1)
     good, bad, other = Something(flusher), Something(flusher, fails=True), Something(flusher)
     for log in (good, bad, other):
         log.write()
@@ -74,7 +95,7 @@ async def test_the_error_of_one_log_is_its_own() -> None:
 
 async def test_a_machine_that_stops_is_an_error_for_all_who_wait() -> None:
     disk = SimulatedDisk()
-    flusher = Flusher(disk)
+    flusher = Flusher(disk, ManualClock())
     log = Something(flusher)
     log.write()
     disk.stopped = True
@@ -86,8 +107,48 @@ async def test_a_machine_that_stops_is_an_error_for_all_who_wait() -> None:
 
 async def test_an_idle_flusher_has_no_tasks() -> None:
     before = len(asyncio.all_tasks())
-    flusher = Flusher(SimulatedDisk())
+    flusher = Flusher(SimulatedDisk(), ManualClock())
     log = Something(flusher)
     log.write()
     await settle()
     assert len(asyncio.all_tasks()) == before
+
+
+async def test_the_oldest_sync_is_known_as_long_as_it_lasts() -> None:
+    clock = ManualClock()
+    disk = PausedDisk()
+    flusher = Flusher(disk, clock, threads_max=2)
+    first, second = Something(flusher), Something(flusher)
+    assert flusher.oldest_sync_at is None
+    first_at = clock.monotonic()
+    first.write()
+    await settle()
+    clock.advance(1.0)
+    second_at = clock.monotonic()
+    second.write()
+    await settle()
+    assert flusher.oldest_sync_at == first_at
+    disk.waiting.popleft().set_result(None)
+    await settle()
+    assert (first.syncs, flusher.oldest_sync_at) == (1, second_at)
+    disk.waiting.popleft().set_result(None)
+    await settle()
+    assert flusher.oldest_sync_at is None
+
+
+async def test_each_sync_of_a_turn_lasts_as_long_as_it_takes_itself() -> None:
+    clock = ManualClock()
+    flusher = Flusher(SimulatedDisk(), clock, threads_max=1)
+    logs = [Something(flusher) for _ in range(3)]
+    ages: list[float] = []
+
+    def take_a_while() -> None:
+        clock.advance(2.0)
+        assert flusher.oldest_sync_at is not None
+        ages.append(clock.monotonic() - flusher.oldest_sync_at)
+
+    for log in logs:
+        log.on_sync = take_a_while
+        log.write()
+    await settle()
+    assert ages == [2.0, 2.0, 2.0]

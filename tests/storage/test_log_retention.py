@@ -15,7 +15,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.checkpoints import StartKind
 from raftlog.storage.config import LogConfig
-from raftlog.storage.opening import snapshot_offsets
+from raftlog.storage.derived import snapshot_offsets
 from raftlog.storage.segments import FIRST_APPENDS_MAX
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
@@ -224,29 +224,6 @@ async def test_what_is_appended_while_the_active_segment_is_to_go_stays(committe
     await retaining[0]
     result = await log.read(Offset(7), end=Offset(8), max_bytes=1)
     assert result.next_offset == 8
-
-
-async def test_a_follower_moves_its_start_with_its_leader_as_far_as_is_committed() -> None:
-    disk = SimulatedDisk()
-    log = new_log(disk, SMALL)
-    log.append_fetched_now(sent(batch([b"00"])), EPOCH)
-    log.high_watermark = Offset(1)
-    assert log.advance_log_start(Offset(1)) == 0, "nothing is durable"
-    log.high_watermark = Offset(0)
-    for number in range(1, 20):
-        await log.append_fetched(sent(batch([b"%02d" % number]), base_offset=number), EPOCH)
-    assert log.advance_log_start(Offset(5)) == 0, "nothing is committed"
-    log.high_watermark = Offset(12)
-    await log.flush()
-    assert log.advance_log_start(Offset(5)) == 5
-    assert log.advance_log_start(Offset(3)) == 5
-    assert log.advance_log_start(Offset(15)) == 12
-    assert log.core in log.core.shared.changed, "a checkpoint will tell"
-    before = log.segment_count
-    await log.apply_retention(0)
-    assert log.segment_count < before
-    again = new_log(disk, SMALL, checkpoint=log.current_checkpoint(), start=StartKind.PROCESS_CRASH)
-    assert again.log_start_offset == 12
 
 
 async def test_epochs_that_were_deleted_do_not_count_as_an_older_one_after_a_start() -> None:

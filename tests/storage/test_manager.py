@@ -188,6 +188,21 @@ async def test_a_deleted_topic_is_gone_at_once_and_removed_in_steps() -> None:
     await manager.delete_topic(TOPIC)
 
 
+async def test_deleting_a_topic_makes_room_on_a_full_disk() -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    await log.append([batch([b"a"])], EPOCH)
+    await log.flush()
+    node.disk.capacity_bytes = node.disk.used_bytes()
+    await manager.delete_topic(TOPIC)
+    await manager.tick()
+    assert node.disk.list_directory("deleted") == []
+    node.disk.capacity_bytes = None
+    node.clock.advance(60)
+    await manager.tick()
+    assert node.checkpoint().replicas == {}
+
+
 async def test_a_topic_deletion_that_was_interrupted_goes_on_at_the_next_start() -> None:
     node = Node()
     manager, log = await node.start_with_log()

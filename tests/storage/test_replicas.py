@@ -156,7 +156,9 @@ class Pair:
         result = await self.leader.read(offset, end=end, max_bytes=limit)
         if result.data:
             await self._take(result.data)
-        self.follower.advance_log_start(self.leader.log_start_offset)
+        start = min(self.leader.log_start_offset, self.follower.high_watermark)
+        if start > self.follower.log_start_offset:
+            await self.follower.delete_records_before(start)
 
     async def _take(self, data: bytes | memoryview) -> None:
         if not self.follower.append_fetched_now(data, self.epoch):
@@ -166,7 +168,7 @@ class Pair:
         leader, follower = self.leader, self.follower
         end, last_epoch = follower.log_end_offset, follower.last_epoch
         if end < leader.log_start_offset:
-            await follower.restart_at(leader.log_start_offset)
+            await self.begin_anew()
             return
         if last_epoch >= 0:
             answer = leader.leader_epochs.end_offset_for(last_epoch, leader.log_end_offset)
@@ -176,14 +178,18 @@ class Pair:
                 cut = answer.end_offset if own is None else min(answer.end_offset, own.end_offset)
                 assert cut < end or answer.epoch != last_epoch
                 if cut < follower.log_start_offset:
-                    await follower.restart_at(leader.log_start_offset)
+                    await self.begin_anew()
                 elif cut < end:
                     assert cut >= follower.high_watermark, "committed records would be cut"
                     await follower.truncate_to(cut)
                     return
         elif end > leader.log_end_offset:
-            await follower.restart_at(leader.log_start_offset)
+            await self.begin_anew()
         self.agreed = True
+
+    async def begin_anew(self) -> None:
+        start = self.leader.log_start_offset
+        await self.follower.restart_at(start, self.leader.producers_below(start))
 
     async def commit(self) -> None:
         if self.agreed:
@@ -274,8 +280,20 @@ class Pair:
         assert self.committed_end <= leader.log_end_offset
         assert start <= self.deleted_to
         assert producers_of(leader, start) == producers_of(follower, start)
+        assert self.sequences_of(leader) == self.sequences_of(follower)
         if not self.deleted_to:
             assert producers_of(leader, 0, whole=True) == producers_of(follower, 0, whole=True)
+
+    def sequences_of(self, log: Log) -> dict[int, int]:
+        """What comes next of each producer, whether the log still holds anything of it or not.
+
+        Who has begun another epoch goes on in that one, whether its records were lost or not.
+        """
+        return {
+            known.producer_id: known.next_sequence
+            for known in log.producers._producers.values()
+            if known.epoch == self.producer_epochs[known.producer_id]
+        }
 
 
 def producers_of(log: Log, start: int, *, whole: bool = False) -> dict[int, Any]:

@@ -12,11 +12,13 @@ from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
+from raftlog.storage.producer_state import ProducerStates
 from raftlog.storage.results import LogState, PossibleLoss
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
 from tests.storage.logs import EPOCH, PARTITION, TOPIC, batch, numbered, read_all, sent
+from tests.storage.test_producer_state import header
 
 CONFIG = LogConfig(segment_bytes=300)
 STOPPED = (MachineStoppedError, LogError, DiskError)
@@ -108,6 +110,173 @@ async def test_a_crash_leaves_the_old_log_or_an_empty_one(offset: int, power: bo
         if done and values:
             break
     assert seen == {"old", "empty", "new"}
+
+
+def told(offset: int) -> bytes:
+    """What a leader knows of a producer that has written the 40 records below an offset."""
+    producers = ProducerStates()
+    for number in range(40):
+        producers.update(header(5, number, base_offset=offset - 40 + number), now_ms=0)
+    return producers.to_bytes(Offset(offset), now_ms=0)
+
+
+def known_producers(log: Log) -> dict[int, int]:
+    return {known.producer_id: known.next_sequence for known in log.producers._producers.values()}
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("offset", [4, 100])
+async def test_no_crash_parts_an_emptied_log_from_the_producers_it_was_told(
+    offset: int, power: bool
+) -> None:
+    new = {5: 40} if offset == 100 else {}
+    seen: set[str] = set()
+    for step in range(1, 80):
+        disk = SimulatedDisk(step)
+        _, log = await open_log(disk)
+        await fill(log)
+        if step % 2:
+            # An earlier attempt, which found no room behind its first step.
+            disk.fail_next("append", "checkpoints", DiskFullError)
+            with pytest.raises(LogError):
+                await log.restart_at(Offset(offset))
+        disk.crash_in(step)
+        done = False
+        with suppress(*STOPPED):
+            await log.restart_at(Offset(offset), told(100) if offset == 100 else b"")
+            done = True
+        disk.stopped = True
+        for _ in range(20):
+            await asyncio.sleep(0)
+        disk.crash(power=power)
+        for _ in range(3):
+            _, log = await open_log(disk)
+            assert log.state is LogState.ONLINE, log.failure
+            if log.log_start_offset == offset:
+                assert known_producers(log) == new
+                seen.add("new")
+            else:
+                assert not done
+                assert known_producers(log) == {7: 9}
+                seen.add("old")
+            disk.crash(power=power)
+        if done:
+            assert "producers.restart" not in disk.list_directory(log.directory)
+            break
+    assert seen == {"old", "new"}
+
+
+@pytest.mark.parametrize("failing", ["producers.restart", "checkpoints"])
+async def test_a_restart_without_room_for_what_it_is_told_changes_nothing(failing: str) -> None:
+    disk = SimulatedDisk()
+    _, log = await open_log(disk)
+    await fill(log)
+    disk.fail_next("append", failing, DiskFullError)
+    with pytest.raises(LogError) as caught:
+        await log.restart_at(Offset(100), told(100))
+    assert caught.value.entry is DISK_FULL
+    assert (log.log_end_offset, known_producers(log)) == (9, {7: 9})
+    await log.flush()
+    disk.crash(power=True)
+    _, log = await open_log(disk)
+    assert (log.log_end_offset, known_producers(log)) == (9, {7: 9})
+    assert "producers.restart" not in disk.list_directory(log.directory)
+
+
+async def test_a_batch_around_the_log_start_takes_no_producers_with_it() -> None:
+    disk = SimulatedDisk()
+    _, log = await open_log(disk)
+    leader = ProducerStates()
+    for number in range(40):
+        leader.update(header(5, number, base_offset=50 + number), now_ms=0)
+    leader.update(header(7, 0, 1, base_offset=90), now_ms=0)
+    leader.update(header(7, 1, 3, base_offset=98), now_ms=0)
+    told_all = leader.below(Offset(100)).to_bytes(Offset(100), now_ms=0)
+    await log.restart_at(Offset(100), told_all)
+    assert "producers.restart" not in disk.list_directory(log.directory)
+    around = sent(numbered([b"a", b"b", b"c"], 1), base_offset=98)
+    await log.append_fetched(around, EPOCH)
+    for _ in range(2):
+        assert (log.log_start_offset, log.log_end_offset) == (100, 101)
+        assert known_producers(log) == {5: 40, 7: 4}
+        await log.flush()
+        disk.crash(power=True)
+        _, log = await open_log(disk)
+
+
+@pytest.mark.parametrize(("to", "recovery_point"), [(6, 0), (20, 0), (20, 19)])
+async def test_no_crash_parts_the_producers_of_deleted_records_from_the_log(
+    to: int, recovery_point: int
+) -> None:
+    for step in range(1, 100):
+        disk = SimulatedDisk(step)
+        _, log = await open_log(disk, CONFIG)
+        for number in range(20):
+            if number == recovery_point > 0:
+                await log.checkpoint()
+            await log.append([numbered([b"x" * 60], number)], EPOCH)
+        await log.flush()
+        assert log.core.segments.active.base_offset in (18, 19)
+        log.high_watermark = Offset(20)
+        await log.core.publish()
+        disk.crash_in(step)
+        done = False
+        with suppress(*STOPPED):
+            await log.delete_records_before(Offset(to))
+            done = True
+        disk.stopped = True
+        for _ in range(20):
+            await asyncio.sleep(0)
+        disk.crash(power=True)
+        _, log = await open_log(disk, CONFIG)
+        assert (log.log_end_offset, known_producers(log)) == (20, {7: 20})
+        if done:
+            break
+    assert done
+
+
+@pytest.mark.parametrize("crash", [None, False, True])
+@pytest.mark.parametrize("is_uncommitted", [False, True])
+async def test_truncation_does_not_forget_the_producers_of_records_that_are_deleted(
+    crash: bool | None, is_uncommitted: bool
+) -> None:
+    for step in range(1, 60):
+        disk = SimulatedDisk(step)
+        _, log = await open_log(disk, LogConfig(segment_bytes=600))
+        await log.append([numbered([b"x" * 60] * 3, 0)], LeaderEpoch(1))
+        for number in range(20):
+            await log.append([batch([b"%d" % number + b"x" * 60])], LeaderEpoch(1))
+        if not is_uncommitted:
+            await log.checkpoint()
+        await log.append([numbered([b"a"], 3)], LeaderEpoch(2))
+        await log.flush()
+        log.high_watermark = Offset(20)
+        await log.checkpoint()
+        await log.core.publish()
+        await log.delete_records_before(Offset(20))
+        assert log.core.segments.all[0].base_offset > 3
+        for number in range(2):
+            await log.append([numbered([b"b"], 4 + number)], LeaderEpoch(2))
+            await log.checkpoint()
+            await log.core.publish()
+        if crash is not None:
+            disk.crash_in(step)
+        done = False
+        with suppress(*STOPPED):
+            await log.truncate_to(Offset(22))
+            done = True
+        if crash is not None:
+            disk.stopped = True
+            for _ in range(20):
+                await asyncio.sleep(0)
+            disk.crash(power=crash)
+            _, log = await open_log(disk, LogConfig(segment_bytes=600))
+            if log.log_end_offset > 22:
+                await log.truncate_to(Offset(22))
+        assert (log.log_end_offset, known_producers(log)) == (22, {7: 3})
+        if done:
+            break
+    assert done
 
 
 async def test_a_restart_that_cannot_be_written_down_changes_nothing() -> None:

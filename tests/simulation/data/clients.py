@@ -256,10 +256,8 @@ class Producer:
             except LogError as error:
                 if error.entry is DUPLICATE_SEQUENCE:
                     return "ok", None, tries
-                is_forgotten = error.entry is OUT_OF_ORDER_SEQUENCE and self.acks is Acks.ALL
-                if is_forgotten and not self.data.has_deleted(part):
-                    # All that came before was acknowledged. A replica that is added later does not
-                    # learn who wrote what is deleted.
+                if error.entry is OUT_OF_ORDER_SEQUENCE and self.acks is Acks.ALL:
+                    # All that came before was acknowledged.
                     self.data.complain(f"{part}: {self._session_name} was forgotten: {error}")
                 in_doubt = in_doubt or error.entry.outcome_unknown
                 # A topic that exists may not be known everywhere yet.

@@ -29,7 +29,7 @@ from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication.cluster_metadata import propose
 from raftlog.replication.partition import Partition
-from tests.checker.history import Deletion, Loss, Operation, Send
+from tests.checker.history import Loss, Operation, Send
 from tests.simulation.data import judging
 from tests.simulation.data.clients import PAUSE_S, Part, Producer, ask
 from tests.simulation.data.invariants import ReplicaChecker, watching
@@ -98,13 +98,6 @@ class DataWorld:
         assert self.replicas.newest is not None
         topics = self.replicas.newest.topics_by_id.values()
         return any(topic.configs.get("flush") == "async" for topic in topics)
-
-    def has_deleted(self, part: Part) -> bool:
-        """Whether records of the partition may be gone because somebody asked for it."""
-        if "retention.bytes" in self.topic(part.topic).configs:
-            return True
-        name = str(part)
-        return any(isinstance(each, Deletion) and each.partition == name for each in self.history)
 
     # Metadata
 

@@ -215,3 +215,26 @@ def test_row_22_a_partition_moves_while_its_leader_dies() -> None:
         await work
 
     simulate_data(test, node_count=5)
+
+
+def test_a_replica_given_again_is_not_taken_for_the_one_that_was_taken_away() -> None:
+    """Its broker hears late of both, and acknowledges until then what the first one has."""
+
+    async def test(data: DataWorld) -> None:
+        controller = await data.nodes.until(data.nodes.controller)
+        leader, other, late, spare = data.nodes.others(controller)
+        await data.create("t", [[leader, other, late]])
+        await data.write(T, 5)
+        await data.in_sync()
+        data.world.network.slow(controller, late, 0.6)
+        # One who has the spare's place at once, so that the late one is not needed.
+        await data.reassign(T, [leader, other, late, spare])
+        await data.isr(T, leader, other, late, spare)
+        await data.reassign(T, [leader, other, spare])
+        await data.nodes.until(lambda: late not in data.row(T).replicas)
+        await data.reassign(T, [leader, other, spare, late])
+        await data.write(T, 5)
+        data.world.network.slow(controller, late, 0.0)
+        await data.in_sync()
+
+    simulate_data(test, node_count=5)

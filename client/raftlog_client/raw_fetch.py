@@ -1,0 +1,415 @@
+"""`/v1/fetch` at the speed of memory: the socket's bytes go straight to where they are wanted.
+
+A general HTTP client copies a body several times on its way; at a GB/s that is a core. Here the
+kernel writes record batches into the caller's buffer, and only heads are looked at. `FetchResponse`
+is the protocol alone, without I/O: HTTP/1.1 (RFC 9112, whole or chunked) around the frames of
+`raftlog.record.frames`. No more of HTTP than nodes use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum, auto
+from struct import Struct
+from typing import Final, Protocol
+
+from raftlog.record.frames import TOPIC_BYTES_MAX, FetchFrame
+from raftlog.record.types import Offset, PartitionId
+from raftlog_client.errors import ConnectionLostError
+from raftlog_client.transport import (
+    CONNECT_TIMEOUT_S,
+    FRAME_BYTES_MAX,
+    JSON_TYPE,
+    KEEP_ALIVE_S,
+    NodeAddress,
+    refusal,
+)
+
+FETCH_FRAME_HEAD: Final = Struct(">HiiqqqI")
+"""Topic length, partition, error code, high watermark, log start offset, next offset, data length
+(raftlog.record.frames). Unpacked here so that data need not pass through a parser."""
+SCRATCH_BYTES: Final = 16 * 1024
+"""Received at once while it is not known where it belongs: what is copied after all."""
+HEAD_BYTES_MAX: Final = 32 * 1024
+"""Of a response's head, or one line."""
+REFUSAL_BYTES_MAX: Final = 64 * 1024
+IDLE_PER_NODE_MAX: Final = 4
+_HTTP_OK: Final = 200
+
+
+class FrameSink(Protocol):
+    """Takes the frames of one answer."""
+
+    def begin(self, frame: FetchFrame, size_bytes: int) -> memoryview:
+        """A frame begins, whose data is so long: where it shall go. `frame.data` is empty."""
+        ...
+
+    def end(self, frame: FetchFrame, data: memoryview) -> None:
+        """The frame's data is there, where `begin` has said."""
+        ...
+
+
+class MalformedResponseError(Exception):
+    """The bytes are no response of a node."""
+
+
+class _State(Enum):
+    HEAD = auto()
+    CHUNK_SIZE = auto()
+    BODY = auto()
+    CHUNK_END = auto()
+    TRAILER = auto()
+    DONE = auto()
+
+
+class FetchResponse:
+    """One response, as its bytes come. Every method raises MalformedResponseError."""
+
+    def __init__(self, sink: FrameSink) -> None:
+        self.status = 0
+        self.keeps_alive = True
+        self.refusal = bytearray()
+        """The body, if the status is not 200."""
+        self._sink = sink
+        self._state = _State.HEAD
+        self._line = bytearray()
+        """The start of a head or line that is not whole."""
+        self._is_chunked = False
+        self._left = 0
+        """Bytes to come of the present chunk, or of the whole body."""
+        self._frame_head = bytearray()
+        self._frame: FetchFrame | None = None
+        self._data = self._room = memoryview(b"")
+        """Where the present frame's data goes, and the part of it that is to be filled."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it is there."""
+        return self._state is _State.DONE
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes belong, if nothing needs to be looked at in them."""
+        if self._state is not _State.BODY or not self._room:
+            return None
+        return self._room[: self._left]
+
+    def filled(self, size: int) -> None:
+        """So many bytes have been put into `room()`."""
+        self._advance(size)
+        self._consumed(size)
+
+    def feed(self, data: memoryview) -> None:
+        """Take bytes of which it is not known what they are."""
+        while data:
+            if self._state is _State.DONE:
+                raise MalformedResponseError("there is more than the answer")
+            if self._state is _State.BODY:
+                size = min(self._left, len(data))
+                self._take(data[:size])
+                data = data[size:]
+                self._consumed(size)
+            else:
+                data = self._take_line(data)
+
+    def _take_line(self, data: memoryview) -> memoryview:
+        mark = b"\r\n\r\n" if self._state is _State.HEAD else b"\r\n"
+        before = len(self._line)
+        self._line += data
+        at = self._line.find(mark, max(0, before - len(mark)))
+        if at < 0:
+            if len(self._line) > HEAD_BYTES_MAX:
+                raise MalformedResponseError("its head, or a line of it, does not end")
+            return memoryview(b"")
+        line = bytes(self._line[:at])
+        self._line.clear()
+        self._took_line(line)
+        return data[at + len(mark) - before :]
+
+    def _took_line(self, line: bytes) -> None:
+        match self._state:
+            case _State.HEAD:
+                self._took_head(line)
+            case _State.CHUNK_SIZE:
+                size = line.partition(b";")[0].strip()
+                if not size or size.strip(b"0123456789abcdefABCDEF"):
+                    raise MalformedResponseError(f"no chunk has the size {line[:20]!r}")
+                self._left = int(size, 16)
+                self._state = _State.BODY if self._left else _State.TRAILER
+            case _State.CHUNK_END:
+                if line:
+                    raise MalformedResponseError("a chunk is longer than it says")
+                self._state = _State.CHUNK_SIZE
+            case _:
+                if not line:
+                    self._done()
+
+    def _took_head(self, head: bytes) -> None:
+        first, *lines = head.split(b"\r\n")
+        version, _, status = first.partition(b" ")
+        if not version.startswith(b"HTTP/1.") or not status[:3].isdigit():
+            raise MalformedResponseError(f"no HTTP response begins with {first[:40]!r}")
+        self.status = int(status[:3])
+        fields = {}
+        for line in lines:
+            name, _, value = line.partition(b":")
+            fields[name.strip().lower()] = value.strip().lower()
+        self.keeps_alive = version == b"HTTP/1.1" and fields.get(b"connection") != b"close"
+        self._is_chunked = fields.get(b"transfer-encoding") == b"chunked"
+        if self._is_chunked:
+            self._state = _State.CHUNK_SIZE
+            return
+        length = fields.get(b"content-length", b"")
+        if not length.isdigit():
+            raise MalformedResponseError("its length is not known")
+        self._left = int(length)
+        self._state = _State.BODY
+        if not self._left:
+            self._done()
+
+    def _consumed(self, size: int) -> None:
+        """So much of the present chunk, or of the whole body, has been taken."""
+        self._left -= size
+        if self._left:
+            return
+        if self._is_chunked:
+            self._state = _State.CHUNK_END
+        else:
+            self._done()
+
+    def _done(self) -> None:
+        if self._frame is not None or self._frame_head:
+            raise MalformedResponseError("it ends within a frame")
+        self._state = _State.DONE
+
+    # Frames
+
+    def _take(self, data: memoryview) -> None:
+        """Take a part of the body."""
+        if self.status != _HTTP_OK:
+            if len(self.refusal) < REFUSAL_BYTES_MAX:
+                self.refusal += data
+            return
+        while data:
+            if self._frame is None:
+                data = self._take_frame_head(data)
+                continue
+            size = min(len(self._room), len(data))
+            self._room[:size] = data[:size]
+            self._advance(size)
+            data = data[size:]
+
+    def _take_frame_head(self, data: memoryview) -> memoryview:
+        head = self._frame_head
+        wanted = FETCH_FRAME_HEAD.size
+        if len(head) >= wanted:
+            wanted += self._topic_length()
+        size = wanted - len(head)
+        head += data[:size]
+        if len(head) == wanted > FETCH_FRAME_HEAD.size:
+            self._begin()
+        return data[size:]
+
+    def _topic_length(self) -> int:
+        length = int.from_bytes(self._frame_head[:2], "big")
+        if not 0 < length <= TOPIC_BYTES_MAX:
+            raise MalformedResponseError(f"a topic's name of {length} bytes")
+        return length
+
+    def _begin(self) -> None:
+        head = self._frame_head
+        _, partition, error_code, high_watermark, log_start, next_offset, length = (
+            FETCH_FRAME_HEAD.unpack_from(head)
+        )
+        if length > FRAME_BYTES_MAX:
+            raise MalformedResponseError(f"a frame of {length} bytes")
+        try:
+            topic = head[FETCH_FRAME_HEAD.size :].decode()
+        except UnicodeDecodeError:
+            raise MalformedResponseError("a topic's name is not UTF-8") from None
+        head.clear()
+        frame = FetchFrame(
+            topic,
+            PartitionId(partition),
+            error_code,
+            Offset(high_watermark),
+            Offset(log_start),
+            Offset(next_offset),
+            b"",
+        )
+        self._frame = frame
+        self._data = self._room = self._sink.begin(frame, length)
+        assert len(self._room) == length
+        if not length:
+            self._advance(0)
+
+    def _advance(self, size: int) -> None:
+        """So much of the present frame's data is there."""
+        self._room = self._room[size:]
+        if not self._room:
+            frame, self._frame = self._frame, None
+            assert frame is not None
+            self._sink.end(frame, self._data)
+
+
+class RawFetcher:
+    """Connections to nodes for fetches, one request at a time on each. `close` ends them."""
+
+    def __init__(self, client_id: str) -> None:
+        self._client_id = client_id
+        self._idle: dict[NodeAddress, list[_Connection]] = {}
+        """By node of the cluster, a few each."""
+
+    async def fetch(
+        self, address: NodeAddress, body: bytes, sink: FrameSink, timeout_s: float
+    ) -> None:
+        """One fetch request. Returns once `sink` has all of the answer.
+
+        Raises ConnectionLostError, ServerError; what is whole by then, `sink` has.
+        """
+        request = (
+            f"POST /v1/fetch HTTP/1.1\r\nHost: {address}\r\nUser-Agent: {self._client_id}\r\n"
+            f"Content-Type: {JSON_TYPE}\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode() + body
+        response = FetchResponse(sink)
+        connection: _Connection | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = self._kept(address) or await self._connect(address)
+                await connection.ask(request, response)
+        except TimeoutError as error:
+            raise ConnectionLostError(
+                f"{address} did not answer within {timeout_s:.3f} s.", outcome_unknown=False
+            ) from error
+        finally:
+            # A connection on which an answer may still come is of no use for the next request.
+            if connection is not None:
+                if response.is_done and response.keeps_alive:
+                    self._keep(address, connection)
+                else:
+                    connection.abort()
+        if response.status != _HTTP_OK:
+            raise refusal(response.status, bytes(response.refusal), address)
+
+    def close(self) -> None:
+        """End all connections that are idle; the others end with their requests."""
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.abort()
+        self._idle.clear()
+
+    def _kept(self, address: NodeAddress) -> _Connection | None:
+        now = asyncio.get_running_loop().time()
+        connections = self._idle.get(address, [])
+        while connections:
+            connection = connections.pop()
+            if connection.is_open and now - connection.idle_since < KEEP_ALIVE_S:
+                return connection
+            connection.abort()
+        return None
+
+    def _keep(self, address: NodeAddress, connection: _Connection) -> None:
+        connections = self._idle.setdefault(address, [])
+        if connection.is_open and len(connections) < IDLE_PER_NODE_MAX:
+            connection.idle_since = asyncio.get_running_loop().time()
+            connections.append(connection)
+        else:
+            connection.abort()
+
+    async def _connect(self, address: NodeAddress) -> _Connection:
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: _Connection(address), host.strip("[]"), int(port)
+                )
+        except (OSError, TimeoutError) as error:
+            # TimeoutError is an OSError, too: this one is ours, or the whole request's.
+            raise ConnectionLostError(
+                f"Cannot connect to {address}: {error or type(error).__name__}",
+                outcome_unknown=False,
+            ) from error
+        return connection
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One connection to a node."""
+
+    def __init__(self, address: NodeAddress) -> None:
+        self.idle_since = 0.0
+        self.is_open = False
+        self._address = address
+        self._transport: asyncio.Transport | None = None
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._is_direct = False
+        self._response: FetchResponse | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def ask(self, request: bytes, response: FetchResponse) -> None:
+        """Send a request, and return once the response has all of its bytes."""
+        if self._transport is None or not self.is_open:
+            raise self._lost("it was closed")
+        assert self._waiter is None, "one request at a time"
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._response = response
+        self._transport.write(request)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = self._response = None
+
+    def abort(self) -> None:
+        """End the connection."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.BufferedProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is there."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.is_open = True
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes shall go."""
+        room = None if self._response is None else self._response.room()
+        self._is_direct = room is not None
+        return self._scratch if room is None else room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """They are there."""
+        response = self._response
+        if response is None:
+            # Nobody has asked.
+            self.abort()
+            return
+        try:
+            if self._is_direct:
+                response.filled(nbytes)
+            else:
+                response.feed(self._scratch[:nbytes])
+        except MalformedResponseError as error:
+            self._settle(self._lost(f"its answer is malformed: {error}"))
+            self.abort()
+        else:
+            if response.is_done:
+                self._settle(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self.is_open = False
+        self._settle(self._lost(str(exc or "the node closed it")))
+
+    def _settle(self, error: ConnectionLostError | None) -> None:
+        if self._waiter is None or self._waiter.done():
+            return
+        if error is None:
+            self._waiter.set_result(None)
+        else:
+            self._waiter.set_exception(error)
+
+    def _lost(self, reason: str) -> ConnectionLostError:
+        return ConnectionLostError(
+            f"The connection to {self._address} broke: {reason}", outcome_unknown=False
+        )

@@ -1,0 +1,126 @@
+"""What a replica knows of idempotent producers whose records it never had."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftlog.record.errors import CORRUPT_BATCH, NO_LEADER, OUT_OF_ORDER_SEQUENCE, LogError
+from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
+from raftlog.replication.partition import Acks
+from raftlog.storage.results import AppendResult
+from tests.replication.pair import Node, catch_up, nodes, restart, row, send
+from tests.storage.logs import batch
+
+
+async def write(leader: Node, producer: int, sequence: int, *values: bytes) -> AppendResult:
+    one = batch(
+        values,
+        producer_id=ProducerId(producer),
+        producer_epoch=ProducerEpoch(0),
+        sequence=sequence,
+    )
+    (result,) = await leader.partition.append([one], acks=Acks.LEADER, timeout_s=60)
+    await leader.partition.log.flush()
+    return result
+
+
+async def committed(leader: Node, follower: Node) -> None:
+    """Both have all, and know it."""
+    feed = await catch_up(leader, follower)
+    await send(leader, follower)
+    assert leader.partition.high_watermark == leader.partition.log_end_offset
+    leader.partition.detach(feed)
+
+
+async def cluster() -> tuple[Node, Node, Node]:
+    """Two replicas of what two producers wrote; and a broker that is to have a third one."""
+    first, second, third = nodes(1, 2, 3)
+    image = row(1, 1, replicas=(1, 2, 3), isr=(1, 2))
+    await first.open(image)
+    await second.open(image)
+    await write(first, 7, 0, b"a", b"b")
+    await write(first, 8, 0, b"c")
+    await write(first, 7, 2, b"d")
+    await committed(first, second)
+    return first, second, third
+
+
+def lead(leader: Node, *followers: Node, epoch: int = 2) -> None:
+    image = row(leader.number, epoch, replicas=(1, 2, 3), isr=(1, 2, 3))
+    for node in (leader, *followers):
+        node.partition.update(image, 2)
+
+
+async def test_a_replica_behind_deleted_records_takes_a_producer_that_goes_on() -> None:
+    first, second, third = await cluster()
+    await first.partition.log.delete_records_before(Offset(4))
+    await third.open(first.partition.image)
+    await catch_up(first, third)
+    assert await third.values() == []
+    lead(third, first, second)
+    repeated = await write(third, 7, 2, b"d")
+    assert (repeated.base_offset, repeated.duplicate) == (3, True)
+    went_on = await write(third, 7, 3, b"e")
+    assert (went_on.base_offset, went_on.duplicate) == (4, False)
+    with pytest.raises(LogError) as refused:
+        await write(third, 8, 2, b"x")
+    assert refused.value.entry is OUT_OF_ORDER_SEQUENCE
+
+
+async def test_what_is_left_is_not_counted_twice() -> None:
+    first, second, third = await cluster()
+    await first.partition.log.delete_records_before(Offset(3))
+    await third.open(first.partition.image)
+    await catch_up(first, third)
+    assert await third.values() == [b"d"]
+    lead(third, first, second)
+    assert (await write(third, 7, 0, b"a", b"b")).base_offset == 0
+    assert (await write(third, 7, 2, b"d")).base_offset == 3
+    assert (await write(third, 7, 3, b"e")).base_offset == 4
+
+
+async def test_a_log_that_begins_in_a_batch_knows_the_others_and_learns_of_that_one() -> None:
+    first, second, third = await cluster()
+    await first.partition.log.delete_records_before(Offset(1))
+    await third.open(first.partition.image)
+    await catch_up(first, third)
+    assert await third.values() == [b"b", b"c", b"d"]
+    lead(third, first, second)
+    assert (await write(third, 7, 0, b"a", b"b")).duplicate
+    assert (await write(third, 8, 1, b"e")).base_offset == 4
+
+
+async def test_nothing_is_known_of_records_that_did_not_come() -> None:
+    """The leader's producers are further than the log that begins: that may be all there is."""
+    first, second, third = await cluster()
+    await first.partition.log.delete_records_before(Offset(3))
+    await third.open(first.partition.image)
+    await restart(first, third, Offset(3))
+    lead(third, first, second)
+    with pytest.raises(LogError) as refused:
+        await write(third, 7, 3, b"e")
+    assert refused.value.entry is OUT_OF_ORDER_SEQUENCE
+    again = await write(third, 7, 2, b"d")
+    assert (again.base_offset, again.duplicate) == (3, False)
+
+
+async def test_only_the_leader_of_that_epoch_tells() -> None:
+    first, second, _ = await cluster()
+    lead(first, second)
+    for node, epoch in ((first, 1), (second, 2)):
+        with pytest.raises(LogError) as refused:
+            node.partition.producers_below(Offset(3), leader_epoch=LeaderEpoch(epoch))
+        assert refused.value.entry is NO_LEADER
+    assert first.partition.producers_below(Offset(0), leader_epoch=LeaderEpoch(2)) == b""
+
+
+async def test_what_cannot_be_read_changes_nothing() -> None:
+    first, second, _ = await cluster()
+    told = first.partition.producers_below(Offset(4), leader_epoch=LeaderEpoch(1))
+    for producers in (told[:-1], first.partition.log.producers_below(Offset(3))):
+        with pytest.raises(LogError) as refused:
+            await second.partition.restart_at(
+                Offset(4), producers=producers, leader_epoch=LeaderEpoch(1)
+            )
+        assert refused.value.entry is CORRUPT_BATCH
+        assert await second.values() == [b"a", b"b", b"c", b"d"]

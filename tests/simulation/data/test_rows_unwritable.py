@@ -1,0 +1,136 @@
+"""Rows 18 and 19 of faults.md, for leaders: a disk that is full, or hangs, costs its node the lead.
+
+Nobody else is told what a disk is like. So the node that has it says so, and others take over what
+they can, though it lives, answers, and goes on as a member of the quorum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raftlog.controller.settings import ControllerSettings
+from raftlog.storage.writable import STEADY_S
+from tests.simulation.data.data_world import DataWorld, Part, simulate_data
+from tests.simulation.data.test_rows_processes import written
+
+T, U = Part("t", 0), Part("u", 0)
+FULL_RESUME_S = 6.0
+"""Until the leader is another, and the full replica is not waited for any more."""
+HANG_RESUME_S = 10.0
+"""Likewise, and before that until the sync has taken too long."""
+ROOMS = [0, 3_000, 4 << 20]
+"""Bytes that a full disk still takes: of the metadata at most, since appends leave it a reserve."""
+
+
+async def _led_by_controller(data: DataWorld, *, is_controller: bool) -> int:
+    """Have the quorum led by the leader of T, or by another; return who leads T."""
+    leader = await data.led(T)
+    wanted = leader if is_controller else data.nodes.others(leader)[0]
+    controller = await data.nodes.until(data.nodes.controller)
+    if controller != wanted:
+        await data.nodes.call(controller, lambda core: core.quorum.transfer_leadership(wanted))
+        await data.nodes.until(lambda: data.nodes.controller() == wanted)
+    return leader
+
+
+@pytest.mark.parametrize("is_controller", [False, True])
+@pytest.mark.parametrize("room", ROOMS)
+def test_row_18_a_leader_whose_disk_is_full_gives_the_lead_to_one_with_room(
+    room: int, *, is_controller: bool
+) -> None:
+    async def test(data: DataWorld) -> None:
+        await data.create("t", [[1, 2, 3]])
+        await data.create("u", [[2, 3, 1]])
+        leader = await _led_by_controller(data, is_controller=is_controller)
+        clients = await written(data, 12.0)
+        disk = data.world.disk(leader)
+        disk.capacity_bytes = disk.used_bytes() + room
+        await data.led(T, *data.nodes.others(leader), seconds=FULL_RESUME_S)
+        await data.write(T, within_s=FULL_RESUME_S)
+        assert data.row(T).leader != leader
+        # Still there: nobody had to be fenced, and it gets no lead while it has no room.
+        assert not data.nodes.is_fenced(leader)
+        await data.write(U, within_s=FULL_RESUME_S)
+        disk.capacity_bytes = None
+        await clients
+
+    simulate_data(test)
+
+
+@pytest.mark.parametrize("is_controller", [False, True])
+def test_row_19_a_leader_whose_disk_hangs_gives_the_lead_to_another(*, is_controller: bool) -> None:
+    async def test(data: DataWorld) -> None:
+        await data.create("t", [[1, 2, 3]])
+        leader = await _led_by_controller(data, is_controller=is_controller)
+        clients = await written(data, 16.0)
+        data.world.times(leader).stick(20.0)
+        await data.led(T, *data.nodes.others(leader), seconds=HANG_RESUME_S)
+        await data.write(T, within_s=HANG_RESUME_S)
+        assert not data.nodes.is_fenced(leader)
+        # It may not know yet that others lead, and must not take what would be lost with it.
+        assert not data.nodes.takes_writes(leader, "t")
+        await clients
+
+    simulate_data(test)
+
+
+def test_leaderships_return_once_there_has_been_room_for_a_while() -> None:
+    async def test(data: DataWorld) -> None:
+        await data.create("t", [[1, 2, 3]])
+        await data.write(T)
+        disk = data.world.disk(1)
+        disk.capacity_bytes = disk.used_bytes()
+        await data.led(T, 2, 3, seconds=FULL_RESUME_S)
+        epoch = data.row(T).leader_epoch
+        # Room that comes and goes moves nothing.
+        for _ in range(4):
+            disk.capacity_bytes = None
+            await asyncio.sleep(STEADY_S - 1.0)
+            assert data.row(T).leader_epoch == epoch
+            disk.capacity_bytes = disk.used_bytes()
+            await asyncio.sleep(1.0)
+        disk.capacity_bytes = None
+        await data.led(T, 1)
+
+    settings = ControllerSettings(preferred_leaders_s=0.5, preferred_check_s=0.5)
+    simulate_data(test, controller_settings=settings)
+
+
+def test_new_topics_are_led_by_those_with_room() -> None:
+    async def test(data: DataWorld) -> None:
+        full = data.nodes.others(await data.nodes.until(data.nodes.controller))[0]
+        disk = data.world.disk(full)
+        disk.capacity_bytes = disk.used_bytes()
+        await data.nodes.until(
+            lambda: all(
+                data.nodes.cores[n].controller.unwritable == {full} for n in data.nodes.others(full)
+            )
+        )
+        asked = data.nodes.others(full)[0]
+        topic = await data.nodes.call(
+            asked, lambda core: core.services.metadata.create_topic("n", partitions=4)
+        )
+        assert full not in {row.replicas[0] for row in topic.partitions}
+        data.parts += [Part("n", number) for number in range(4)]
+        disk.capacity_bytes = None
+
+    simulate_data(test)
+
+
+def test_the_only_one_in_sync_leads_on_with_a_full_disk_and_its_records_stay() -> None:
+    async def test(data: DataWorld) -> None:
+        await data.create("t", [[1, 2]], {"min.insync.replicas": "1"})
+        await data.write(T, 3)
+        data.nodes.kill(2)
+        await data.isr(T, 1)
+        disk = data.world.disk(1)
+        disk.capacity_bytes = disk.used_bytes()
+        await asyncio.sleep(3.0)
+        assert data.leader(T) == 1
+        disk.capacity_bytes = None
+        await data.write(T)
+        data.nodes.start(2)
+
+    simulate_data(test, voter_count=3)
