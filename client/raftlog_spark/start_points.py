@@ -1,0 +1,151 @@
+"""Where a query begins or ends, as its options say it: earliest, latest, offsets, times.
+
+These are wishes; `planning` turns them into offsets with what the cluster answers. The JSON is that
+of Spark's Kafka source: `{"topic": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+OFFSET_EARLIEST = -2
+OFFSET_LATEST = -1
+OFFSET_MAX = (1 << 63) - 1
+PARTITION_MAX = (1 << 31) - 1
+JSON_BYTES_MAX = 16 << 20
+
+Strategy = Literal["error", "latest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Everywhere:
+    """The same end of every partition."""
+
+    end: Literal["earliest", "latest"]
+
+
+@dataclass(frozen=True, slots=True)
+class EachOffset:
+    """An offset for every partition that is read; -2 is earliest, -1 is latest."""
+
+    offsets: Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class SameTime:
+    """In every partition the first record whose timestamp is not before this one.
+
+    `missing`: what holds for a partition that has no such record.
+    """
+
+    time_ms: int
+    missing: Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class EachTime:
+    """As `SameTime`, with a time for every partition that is read."""
+
+    times_ms: Mapping[str, Mapping[int, int]]
+    missing: Strategy
+
+
+StartPoint = Everywhere | EachOffset | SameTime | EachTime
+EARLIEST = Everywhere("earliest")
+LATEST = Everywhere("latest")
+
+
+def parse_offsets(value: str) -> StartPoint:
+    """`earliest`, `latest`, or offsets as JSON.
+
+    Raises ValueError: it is none of these.
+    """
+    if value.lower() == "earliest":
+        return EARLIEST
+    if value.lower() == "latest":
+        return LATEST
+    hint = 'must be earliest, latest, or JSON such as {"topic": {"0": 23, "1": -2}}'
+    return EachOffset(_table(value, lowest=OFFSET_EARLIEST, hint=hint))
+
+
+def parse_times(value: str) -> dict[str, dict[int, int]]:
+    """Timestamps (ms since 1970 UTC) of each partition.
+
+    Raises ValueError: it is not that JSON.
+    """
+    hint = 'must be JSON with milliseconds since 1970, such as {"topic": {"0": 1700000000000}}'
+    return _table(value, lowest=0, hint=hint)
+
+
+def parse_assign(value: str) -> dict[str, tuple[int, ...]]:
+    """The partitions of each topic, `{"topic": [0, 1]}`, in rising order.
+
+    Raises ValueError: it is not that JSON.
+    """
+    hint = 'must be JSON such as {"topic": [0, 1]}'
+    parsed = load_json(value, hint)
+    if not isinstance(parsed, dict) or not parsed:
+        raise ValueError(hint)
+    assigned: dict[str, tuple[int, ...]] = {}
+    for topic, partitions in parsed.items():
+        if not topic or not isinstance(partitions, list) or not partitions:
+            raise ValueError(hint)
+        if not all(is_int(item, 0, PARTITION_MAX) for item in partitions):
+            raise ValueError(f"{hint}: the partitions of {topic!r} are not all numbers")
+        assigned[topic] = tuple(sorted(set(partitions)))
+    return assigned
+
+
+def load_json(value: str, hint: str) -> object:
+    """Parsed JSON in which no key comes twice.
+
+    Raises ValueError, with the hint: not JSON, too large, too deep, or a key twice.
+    """
+
+    def without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError(f"{hint}: a key comes twice")
+        return found
+
+    if len(value) > JSON_BYTES_MAX:
+        raise ValueError(f"{hint}: it is longer than {JSON_BYTES_MAX} bytes")
+    try:
+        return json.loads(value, object_pairs_hook=without_repeats)
+    except RecursionError as error:
+        raise ValueError(f"{hint}: it is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{hint}: {error}") from error
+
+
+def is_int(value: object, lowest: int, highest: int) -> bool:
+    """Whether it is a whole number of that range; JSON's true is not one."""
+    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
+
+
+def parse_partition(text: str) -> int | None:
+    """The number of a partition as a JSON key, or None: one spelling for each number."""
+    if not re.fullmatch(r"0|[1-9][0-9]{0,9}", text) or int(text) > PARTITION_MAX:
+        return None
+    return int(text)
+
+
+def _table(value: str, *, lowest: int, hint: str) -> dict[str, dict[int, int]]:
+    parsed = load_json(value, hint)
+    if not isinstance(parsed, dict) or not parsed:
+        raise ValueError(hint)
+    table: dict[str, dict[int, int]] = {}
+    for topic, entries in parsed.items():
+        if not topic or not isinstance(entries, dict) or not entries:
+            raise ValueError(hint)
+        table[topic] = {}
+        for key, number in entries.items():
+            partition = parse_partition(key)
+            if partition is None or not is_int(number, lowest, OFFSET_MAX):
+                raise ValueError(f"{hint}: not so for {topic!r}, {key!r}: {number!r}")
+            table[topic][partition] = number
+    return table

@@ -1,0 +1,276 @@
+"""Varints of many records at once: zigzag, seven bits a byte, least significant first.
+
+A varint is read from the eight bytes at its position, gathered as one little-endian word per
+record: its terminator is the lowest byte without the high bit, so size and value come from a few
+operations on all words, without a loop. No record field but a timestamp delta may be longer than
+five bytes; the rest of such a delta is read separately.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raftlog_spark.errors import RaftlogSparkError
+
+Bytes: TypeAlias = NDArray[np.uint8]
+Words: TypeAlias = NDArray[np.uint64]
+Positions: TypeAlias = NDArray[np.int64]
+Sizes: TypeAlias = NDArray[np.uint64]
+
+WORD_SIZE: Final = 8
+INT_SIZE_MAX: Final = 5
+LONG_SIZE_MAX: Final = 10
+
+_U: Final = np.uint64
+_ONE: Final = _U(1)
+_HIGH_BITS: Final = _U(0x8080808080808080)
+_LOW_BITS: Final = _U(0x7F7F7F7F7F7F7F7F)
+_ALL_BITS: Final = _U(0xFFFFFFFFFFFFFFFF)
+
+
+class CorruptBatchError(RaftlogSparkError, ValueError):
+    """Bytes that are no sound record batch. The message says where and why."""
+
+
+class Window:
+    """A byte buffer from which words are gathered at any positions, its very end included."""
+
+    __slots__ = ("_last", "_pairs", "_words", "data", "size")
+
+    def __init__(self, buffer: Any) -> None:
+        data: Bytes = np.frombuffer(buffer, np.uint8)
+        self.size = len(data)
+        """Bytes in the buffer."""
+        if len(data) < WORD_SIZE:
+            data = np.concatenate((data, np.zeros(WORD_SIZE, np.uint8)))
+        self.data = data
+        # One word per byte position, overlapping: no copy.
+        self._words: Words = np.ndarray((len(data) - WORD_SIZE + 1,), "<u8", data, strides=(1,))
+        self._pairs: NDArray[np.uint16] = np.ndarray((len(data) - 1,), "<u2", data, strides=(1,))
+        self._last = len(data) - WORD_SIZE
+
+    def pairs(self, positions: Positions) -> NDArray[np.uint16]:
+        """Two bytes from each position, zeros in the place of bytes after the end."""
+        if positions.max(initial=0) <= self._last:
+            return self._pairs[positions]
+        return self.words(positions).astype(np.uint16)
+
+    def words(self, positions: Positions) -> Words:
+        """Eight bytes from each position, zeros in the place of bytes after the end."""
+        if positions.max(initial=0) <= self._last:
+            return self._words[positions]
+        clipped = np.minimum(positions, self._last)
+        words: Words = self._words[clipped]
+        # A position near the end has its bytes in the upper part of the last word; one after the
+        # end is shifted out of it, which numpy defines to give zero.
+        missing = (positions - clipped).view(np.uint64)
+        return words >> (np.minimum(missing, _U(WORD_SIZE)) << _U(3))
+
+
+def sizes_of(words: Words) -> Sizes:
+    """Eight times the size of the varint that each word begins with; 64 also where it does not end.
+
+    Bits, because every use of it is a shift.
+    """
+    stops = ~words
+    stops &= _HIGH_BITS
+    lowest = stops & (~stops + _ONE)
+    lowest <<= _ONE
+    lowest -= _ONE  # All bits up to the terminator's; all bits if there is none.
+    return np.bitwise_count(lowest).astype(np.uint64)
+
+
+def past_four(words: Words) -> Sizes | None:
+    """The size in bits of the first four varints of each word; None if one has not all of them."""
+    stops = ~words
+    stops &= _HIGH_BITS
+    for _ in range(3):
+        stops &= stops - _ONE  # The lowest one goes.
+    if not stops.all():
+        return None
+    stops ^= stops - _ONE  # All bits up to the fourth terminator's.
+    return np.bitwise_count(stops).astype(np.uint64)
+
+
+def unsigned(words: Words, bits: Sizes, bits_max: int) -> Words:
+    """The varints' payloads, still zigzag. `bits_max` is the largest of `bits`, at most 64."""
+    # Sizes are 8 to 64, so this shift is under 64.
+    payload = words & (_ALL_BITS >> (_U(64) - bits))
+    if bits_max <= 8:
+        return payload
+    if bits_max <= 16:
+        return (payload & _U(0x7F)) | ((payload >> _ONE) & _U(0x3F80))
+    payload &= _LOW_BITS
+    # Pairs of 7 bits become 14, pairs of those 28, the pair of those 56.
+    payload = (payload & _U(0x007F007F007F007F)) | ((payload & _U(0x7F007F007F007F00)) >> _ONE)
+    payload = (payload & _U(0x00003FFF00003FFF)) | ((payload & _U(0x3FFF00003FFF0000)) >> _U(2))
+    return (payload & _U(0x0FFFFFFF)) | ((payload & _U(0x0FFFFFFF00000000)) >> _U(4))
+
+
+def signed(payload: Words) -> Positions:
+    """Zigzag undone: 0, -1, 1, -2, … for 0, 1, 2, 3, …"""
+    return ((payload >> _ONE) ^ (~(payload & _ONE) + _ONE)).view(np.int64)
+
+
+def _int_sizes_of_pairs() -> NDArray[np.int64]:
+    """The varint that begins with each pair of bytes (little endian); UNTOLD if it is longer, or
+    below -1, which no length is."""
+    pairs = np.arange(65536, dtype=np.int64)
+    first, second = pairs & 0xFF, pairs >> 8
+    zigzag = np.where(first < 0x80, first, (first & 0x7F) | (second << 7))
+    values = (zigzag >> 1) ^ -(zigzag & 1)
+    return np.where(((first < 0x80) | (second < 0x80)) & (values >= -1), values, UNTOLD)
+
+
+UNTOLD: Final = -2
+LENGTHS: Final = _int_sizes_of_pairs()
+"""Lengths of up to two bytes (to 8,191), by the pair that they begin with: nearly all of them."""
+
+
+class Cursor:
+    """Reads one varint field of every record after the other, all records in step.
+
+    What it reads after the end of the buffer is zero: the caller holds `positions` to the records'
+    ends. Raises CorruptBatchError for a varint that is too long.
+    """
+
+    __slots__ = ("_left", "_window", "_words", "positions")
+
+    def __init__(self, window: Window, positions: Positions) -> None:
+        self._window = window
+        self.positions = positions
+        """Where each record's next field begins."""
+        self._words = window.words(positions)
+        self._left = WORD_SIZE
+
+    def skip_byte(self) -> None:
+        """Pass over one byte: a record's attributes, which mean nothing."""
+        self._advance(_U(8), 1)
+
+    def skip_long(self) -> None:
+        """Pass over varints of up to ten bytes."""
+        bits, bits_max = self._sizes()
+        if bits_max == 64:
+            self.read_long()
+        else:
+            self._advance(bits, bits_max >> 3)
+
+    def skip_int(self) -> None:
+        """Pass over varints of up to five bytes."""
+        bits, bits_max = self._int_sizes()
+        self._advance(bits, bits_max >> 3)
+
+    def read_int(self) -> Positions:
+        """The next field's values: varints of up to five bytes."""
+        bits, bits_max = self._int_sizes()
+        values = signed(unsigned(self._words, bits, bits_max))
+        self._advance(bits, bits_max >> 3)
+        return values
+
+    def read_long(self) -> Positions:
+        """The next field's values: varints of up to ten bytes, of 64 bits."""
+        bits, bits_max = self._sizes()
+        payload = unsigned(self._words, bits, bits_max)
+        if bits_max < 64:
+            self._advance(bits, bits_max >> 3)
+            return signed(payload)
+        # Rare: deltas of 2^55 ms and more. Read their last bytes where they are.
+        positions = self.positions + (bits >> _U(3)).view(np.int64)
+        unended = np.flatnonzero((self._words & _HIGH_BITS) == _HIGH_BITS)
+        data, size = self._window.data, self._window.size
+        shift = 56
+        while len(unended):
+            if shift > 63 or positions[unended].max() >= size:
+                raise CorruptBatchError("a timestamp delta does not end")
+            octets = data[positions[unended]].astype(np.uint64)
+            payload[unended] |= (octets & _U(0x7F)) << _U(shift)
+            positions[unended] += 1
+            unended = unended[octets >= _U(0x80)]
+            shift += 7
+        self.positions, self._left = positions, 0
+        return signed(payload)
+
+    def _sizes(self) -> tuple[Sizes, int]:
+        """Sizes in bits of the varints at the cursor, and the largest."""
+        if self._left:
+            bits = sizes_of(self._words)
+            bits_max = int(bits.max(initial=0))
+            if bits_max <= self._left << 3:
+                return bits, bits_max
+        # What was shifted in is not theirs: look again.
+        self._words = self._window.words(self.positions)
+        self._left = WORD_SIZE
+        bits = sizes_of(self._words)
+        return bits, int(bits.max(initial=0))
+
+    def _int_sizes(self) -> tuple[Sizes, int]:
+        bits, bits_max = self._sizes()
+        if bits_max > INT_SIZE_MAX << 3:
+            raise CorruptBatchError("a varint is longer than five bytes")
+        return bits, bits_max
+
+    def _advance(self, bits: Any, size_max: int) -> None:
+        self.positions = self.positions + (bits >> _U(3)).astype(np.int64)
+        self._left = max(self._left - size_max, 0)
+        if self._left:
+            self._words = self._words >> bits
+
+
+class Varints(NamedTuple):
+    """Varints ready to be written: their bytes, in a word each, and how many bits these are."""
+
+    words: Words
+    bits: Sizes
+
+    @property
+    def bits_max(self) -> int:
+        """The largest of `bits`."""
+        return int(self.bits.max(initial=8))
+
+
+def packed(values: Positions) -> Varints:
+    """Each value as a varint. Values are within 54 bits and a sign: at most eight bytes each."""
+    payload = ((values << 1) ^ (values >> 63)).view(np.uint64)
+    largest = int(payload.max(initial=0))
+    assert largest < 1 << 56
+    bits = np.full(len(values), 8, np.uint64)
+    if largest < 0x80:
+        return Varints(payload, bits)
+    size_bits = 7
+    while largest >> size_bits:
+        bits += (payload >= _U(1 << size_bits)).astype(np.uint64) << _U(3)
+        size_bits += 7
+    # The reverse of `unsigned`: 56 bits become two of 28, each of these two of 14, then of 7.
+    payload = (payload & _U(0x0FFFFFFF)) | ((payload & _U(0x00FFFFFFF0000000)) << _U(4))
+    payload = (payload & _U(0x00003FFF00003FFF)) | ((payload & _U(0x0FFFC0000FFFC000)) << _U(2))
+    payload = (payload & _U(0x007F007F007F007F)) | ((payload & _U(0x3F803F803F803F80)) << _ONE)
+    # High bits on all bytes but the last.
+    payload |= _HIGH_BITS & ((_ALL_BITS >> (_U(64) - bits)) >> _U(8))
+    return Varints(payload, bits)
+
+
+def constant(value: int, count: int) -> Varints:
+    """The same small value, from -64 to 63, for every record: stands for arrays, but is none."""
+    word = np.full(1, (value << 1) ^ (value >> 7), np.uint64)
+    shape = (count,)
+    return Varints(np.broadcast_to(word, shape), np.broadcast_to(np.full(1, 8, np.uint64), shape))
+
+
+def varint_sizes(values: Positions) -> Positions:
+    """Bytes that each value takes as a varint."""
+    payload = (values << 1) ^ (values >> 63)
+    sizes = np.ones(len(values), np.int64)
+    largest = int(payload.max(initial=0))
+    size_bits = 7
+    while largest >> size_bits:
+        sizes += payload >= (1 << size_bits)
+        size_bits += 7
+    return sizes
+
+
+def varint_size(value: int) -> int:
+    """Bytes that one value, not negative, takes as a varint."""
+    return ((value << 1 | 1).bit_length() - 1) // 7 + 1

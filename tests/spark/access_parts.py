@@ -1,0 +1,59 @@
+"""What the tests of access share: encoded batches, and blocking calls from async tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from raftlog_client.transport import NodeAddress, Transport
+
+from raftlog.record.batch import iterate_batches
+from raftlog.record.codec import BatchBuilder, decode
+from raftlog.record.compression import Compression
+from raftlog.record.frames import ProduceFrame, encode_produce_frames
+from raftlog.record.types import Buffer, PartitionId
+
+T = TypeVar("T")
+
+
+def encoded(*values: bytes, timestamp_ms: int = 0) -> bytearray:
+    """One batch, as an encoder gives it."""
+    builder = BatchBuilder(Compression.NONE, 1 << 30)
+    for value in values:
+        builder.append(timestamp_ms, None, value)
+    return builder.build()
+
+
+def values_in(chunks: Iterable[memoryview], start: int = 0, end: int = 1 << 62) -> list[bytes]:
+    """The records of a range, in the order in which they came; each chunk holds whole batches."""
+    records = [
+        record
+        for data in chunks
+        for batch in iterate_batches(data)
+        for record in decode(batch, decompressed_bytes_max=1 << 28)
+        if start <= record.offset < end
+    ]
+    offsets = [record.offset for record in records]
+    assert offsets == sorted(set(offsets)), "in order, and none twice"
+    return [bytes(record.value or b"") for record in records]
+
+
+async def blocking(call: Callable[[], T]) -> T:
+    """Make a call that blocks, while the loop goes on serving."""
+    return await asyncio.wait_for(asyncio.to_thread(call), 30.0)
+
+
+async def append(address: str, topic: str, partition: int, batches: Iterable[Buffer]) -> None:
+    """Write batches as they are."""
+    transport = Transport(client_id="test", request_timeout_ms=10_000)
+    transport.start()
+    try:
+        for data in batches:
+            body = encode_produce_frames((ProduceFrame(topic, PartitionId(partition), data),))
+            answer = await transport.produce(
+                NodeAddress(address), "/v1/produce", (body,), len(body)
+            )
+            assert not answer["results"][0]["error_code"], answer
+    finally:
+        await transport.close()

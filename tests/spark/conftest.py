@@ -1,0 +1,55 @@
+"""One Spark session and one node for all tests here: starting Spark takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+from bench.node import NodeProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# How long an example takes says more about the machine's other work than about the code.
+settings.register_profile("spark", deadline=None)
+settings.load_profile("spark")
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A session as users get it, in two threads."""
+    from raftlog_spark.session import session
+
+    running = session(
+        "tests",
+        master="local[2]",
+        config={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"},
+    )
+    running.sparkContext.setLogLevel("ERROR")
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="session")
+def spark_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """One real node."""
+    node = NodeProcess(tmp_path_factory.mktemp("spark-node") / "data", flush="async")
+    node.start()
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+@pytest.fixture
+def topic_name() -> str:
+    """A name that no other test has."""
+    return f"topic-{next(_numbers)}"

@@ -1,0 +1,103 @@
+"""A cluster in memory, with `Cluster`'s interface, that counts what it is asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from raftlog_spark.cluster import Bounds, Cluster, TopicInfo
+from raftlog_spark.errors import OffsetOutOfRange, TopicGone, TopicRecreated
+
+from raftlog.record.codec import encode_batches
+
+
+class FakeCluster(Cluster):
+    """Partitions as lists of values; every record is a batch of its own, at its index."""
+
+    def __init__(self) -> None:
+        super().__init__("fake:1")
+        self.logs: dict[tuple[str, int], list[bytes]] = {}
+        self.log_starts: dict[tuple[str, int], int] = {}
+        self.ids: dict[str, str] = {}
+        self.asked: Counter[str] = Counter()
+        self.on_bounds: Callable[[int], None] = lambda count: None
+        self.is_closed = False
+
+    def create(self, topic: str, partitions: int = 1, topic_id: str = "id") -> None:
+        """A topic, or more partitions of one."""
+        self.ids[topic] = topic_id
+        for number in range(partitions):
+            self.logs.setdefault((topic, number), [])
+
+    def delete(self, topic: str) -> None:
+        """No such topic any more."""
+        del self.ids[topic]
+        self.logs = {part: log for part, log in self.logs.items() if part[0] != topic}
+        self.log_starts = {}
+
+    def append(self, topic: str, partition: int, count: int) -> None:
+        """That many more records."""
+        log = self.logs[topic, partition]
+        log += [b"%d" % (len(log) + i) for i in range(count)]
+
+    def topics(self) -> dict[str, TopicInfo]:
+        self.asked["topics"] += 1
+        return {
+            topic: TopicInfo(topic_id, sum(1 for part in self.logs if part[0] == topic))
+            for topic, topic_id in self.ids.items()
+        }
+
+    def bounds(self, topics: Collection[str], *, isolation: str) -> dict[tuple[str, int], Bounds]:
+        self.asked["bounds"] += 1
+        self.on_bounds(self.asked["bounds"])
+        for topic in topics:
+            if topic not in self.ids:
+                raise TopicGone("gone", topic=topic)
+        return {
+            part: Bounds(self.log_starts.get(part, 0), len(log))
+            for part, log in self.logs.items()
+            if part[0] in topics
+        }
+
+    def offsets_for_times(
+        self, times_ms: Mapping[tuple[str, int], int]
+    ) -> dict[tuple[str, int], int | None]:
+        self.asked["times"] += 1
+        return {
+            part: time_ms if time_ms < len(self.logs[part]) else None
+            for part, time_ms in times_ms.items()
+        }
+
+    def read(
+        self,
+        topic: str,
+        topic_id: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        fetch_bytes: int = 0,
+        isolation: str = "",
+    ) -> Iterator[memoryview]:
+        self.asked["read"] += 1
+        for offset in range(start, end):
+            if topic not in self.ids:
+                raise TopicGone("gone", topic=topic)
+            if self.ids[topic] != topic_id:
+                raise TopicRecreated(
+                    "anew", topic=topic, topic_id=topic_id, found_id=self.ids[topic]
+                )
+            lowest = self.log_starts.get((topic, partition), 0)
+            if offset < lowest:
+                raise OffsetOutOfRange(
+                    "low", topic=topic, partition=partition, offset=offset, lowest=lowest
+                )
+            yield memoryview(_batch(offset, self.logs[topic, partition][offset]))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def _batch(offset: int, value: bytes) -> bytes:
+    [encoded] = encode_batches([(offset, None, value, None)])
+    return offset.to_bytes(8, "big") + bytes(encoded.data[8:])
