@@ -214,7 +214,8 @@ class FollowedReplica:
         # It does not fall, also where a topic has changed to the stricter flush mode; and what this
         # leader has not sent is not for it to hear of.
         durable_end = max(acked_end, min(partition.durable_end, self._end))
-        log_start_offset = partition.log_start_offset
+        # Who deletes records is told that it is done by this.
+        log_start_offset = partition.durable_start
         if self._acked == (durable_end, log_start_offset):
             return None
         self._acked = (durable_end, log_start_offset)

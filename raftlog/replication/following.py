@@ -67,7 +67,7 @@ class Following:
             log.log_end_offset,
             log.last_epoch,
             self._replica.durable_end,
-            log.log_start_offset,
+            log.durable_log_start,
         )
 
     def append_fetched_now(

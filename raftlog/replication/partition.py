@@ -168,6 +168,11 @@ class Partition:
         return self._replica.durable_end
 
     @property
+    def durable_start(self) -> Offset:
+        """The log start offset, as far as it holds after a crash, too."""
+        return self.log.durable_log_start
+
+    @property
     def on_durable(self) -> Callable[[], None] | None:
         """Called when `durable_end` of a follower, or its log start, has moved."""
         return self._following.on_durable

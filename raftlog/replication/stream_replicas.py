@@ -91,6 +91,11 @@ class FollowingReplica(Replica, Protocol):
         """Everything below is durable here, as the topic's flush mode has it."""
         ...
 
+    @property
+    def durable_start(self) -> Offset:
+        """Its log start offset, as far as that is written down: see `Log.durable_log_start`."""
+        ...
+
     def position(self) -> FetchPosition:
         """From where on it needs data, and in which leader epoch it asks."""
         ...

@@ -141,6 +141,9 @@ class LogCore:
             Offset(0) if checkpoint is None else checkpoint.recovery_point
         )
         """The one that the node's checkpoint file names: its snapshot must stay."""
+        self._published_log_start = (
+            opened.log_start_offset if checkpoint is None else checkpoint.log_start_offset
+        )
         self.promises_end: Offset | None = None
         """While a truncation is being prepared: nothing from this offset on is promised."""
         self.restart_at: Offset | None = None
@@ -219,7 +222,16 @@ class LogCore:
     def published(self, checkpoint: ReplicaCheckpoint) -> None:
         """The node's checkpoint file says this of the log now."""
         self.published_recovery_point = checkpoint.recovery_point
+        self._published_log_start = checkpoint.log_start_offset
         self.flush_in_force.published(checkpoint.flush)
+
+    @property
+    def durable_log_start(self) -> Offset:
+        """The log start offset that holds after a crash, too: up to the present one."""
+        present = self.segments.log_start_offset
+        if self._publish is publish_nothing:
+            return present
+        return min(self._published_log_start, present)
 
     async def forget_possible_loss(self) -> None:
         """See `Log.forget_possible_loss`."""

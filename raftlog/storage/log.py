@@ -147,6 +147,11 @@ class Log:
         return self._core.segments.log_start_offset
 
     @property
+    def durable_log_start(self) -> Offset:
+        """The log start offset that holds after a crash, too; it follows the present one."""
+        return self._core.durable_log_start
+
+    @property
     def log_end_offset(self) -> Offset:
         """Offset that the next record gets."""
         return self._core.segments.end_offset

@@ -142,6 +142,10 @@ class FakePartition:
         return Offset(self.synced)
 
     @property
+    def durable_start(self) -> Offset:
+        return Offset(self.start)
+
+    @property
     def contents(self) -> list[bytes]:
         return [batch.content for batch in self.batches]
 

@@ -159,6 +159,20 @@ async def test_it_begins_anew_where_the_leaders_log_begins() -> None:
     assert await other.values() == [b"d"]
 
 
+async def test_it_tells_no_log_start_before_that_is_written_down() -> None:
+    """The answer to whoever deletes records counts on it."""
+    leader, follower = await cluster()
+    await catch_up(leader, follower)
+    follower.partition.learned(
+        leader_epoch=LeaderEpoch(1), high_watermark=Offset(2), log_start_offset=Offset(1)
+    )
+    told: dict[int, int] = {}
+    while follower.partition.position().log_start_offset < 1:
+        told[follower.partition.log_start_offset] = follower.partition.position().log_start_offset
+        await asyncio.sleep(0)
+    assert told[1] == 0, "it has begun there for a while, and not said so"
+
+
 async def test_an_epoch_that_wrote_nothing_is_not_in_the_way_of_an_older_one() -> None:
     first, second = await cluster()
     await put(first, b"c")
