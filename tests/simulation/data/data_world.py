@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -264,15 +265,12 @@ class DataWorld:
     async def judge(self) -> None:
         """Heal, wait until all is well again, read everything, and judge. Raises AssertionError."""
         self.heal()
-        supervisor = self.world.loop.create_task(self._supervise())
-        try:
+        with self.supervised():
             begun = self.world.loop.now
             await asyncio.gather(*(self.write(part) for part in self.parts))
             self.resume_s = self.world.loop.now - begun
             await self._settle()
             self.settle_s = self.world.loop.now - begun
-        finally:
-            supervisor.cancel()
         self.replicas.check_all()
         await self.nodes.agreed()
         await judging.judge(self)
@@ -306,6 +304,15 @@ class DataWorld:
         for node_id in self.nodes.node_ids:
             if node_id in self.world.processes:
                 self.world.resume(node_id)
+
+    @contextmanager
+    def supervised(self) -> Iterator[None]:
+        """Have every node started again that ends, or is just being stopped."""
+        supervisor = self.world.loop.create_task(self._supervise())
+        try:
+            yield
+        finally:
+            supervisor.cancel()
 
     async def _supervise(self) -> None:
         while True:

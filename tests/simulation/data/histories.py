@@ -166,7 +166,8 @@ class History:
         self.data_nemesis.stop()
         self.operators.stop()
         nemesis.heal_all()
-        await self.operators.finish()
+        with self.data.supervised():
+            await self.operators.finish()
         await self.data.judge()
 
     def _focus(self) -> int | None:
