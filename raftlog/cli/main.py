@@ -90,6 +90,7 @@ cli = RootGroup(
             "raftlog.cli.cluster", "cluster", "Show a cluster; run one here; change it."
         ),
         "quorum": Lazy("raftlog.cli.quorum", "quorum", "Show and change who votes."),
+        "pipeline": Lazy("raftlog.cli.pipeline", "pipeline", "Run data pipelines on Spark."),
     },
     help="""raftlog: a durable, ordered log service.
 

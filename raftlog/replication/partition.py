@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from raftlog.metadata.image import PartitionImage
 from raftlog.record.batch import RecordBatch
-from raftlog.record.errors import NOT_READY, OFFSET_OUT_OF_RANGE, LogError
+from raftlog.record.errors import NO_LEADER, NOT_READY, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import BrokerId, Buffer, LeaderEpoch, Offset, PartitionId, TopicId
 from raftlog.replication.fetching import BelowStart, Diverging, Feed, FetchPosition
 from raftlog.replication.following import Following
@@ -252,6 +252,10 @@ class Partition:
         try:
             self._leading = Leading(self._replica)
         except LogError as error:
+            if error.entry is NO_LEADER:
+                # A start that could not hear of the newest metadata knows less than its own log.
+                logger.info("%s: its metadata is out of date: %s", self._replica.name, error)
+                return
             logger.error("%s cannot be led here: %s", self._replica.name, error.message)
             self.close(error)
 

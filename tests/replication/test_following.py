@@ -186,6 +186,25 @@ async def test_an_epoch_that_wrote_nothing_is_not_in_the_way_of_an_older_one() -
     assert await second.values() == [b"a", b"b", b"c"]
 
 
+async def test_metadata_that_is_older_than_its_log_makes_no_leader_of_it_and_ends_nothing() -> None:
+    """As after a start on a full disk, which could not take what the others know."""
+    leader, follower = await cluster()
+    for node in (leader, follower):
+        node.partition.update(row(2, 2), 2)
+    await put(follower, b"c")
+    await catch_up(follower, leader)
+    await leader.logs.close()
+    again = await leader.open(row(1, 1))
+    assert not again.is_leader
+    with pytest.raises(LogError) as refused:
+        await again.append(one(b"x"), acks=Acks.LEADER, timeout_s=60)
+    assert refused.value.entry is NOT_READY
+    again.update(row(2, 2), 2)
+    await put(follower, b"d")
+    await catch_up(follower, leader)
+    assert await leader.values() == [b"a", b"b", b"c", b"d"]
+
+
 async def test_it_does_not_lead_before_a_cut_is_over() -> None:
     leader, follower = await cluster()
     await put(leader, b"c")

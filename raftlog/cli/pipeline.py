@@ -1,0 +1,92 @@
+"""`raftlog pipeline run`: a project of Spark Declarative Pipelines, over topics.
+
+Spark is an extra, and the node does without it: of all modules of raftlog, this one alone imports
+the connector, when the command runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from raftlog.cli.errors import CommandError, ExitCode
+from raftlog.cli.lazy import Lazy, LazyGroup
+from raftlog.cli.options import servers_option
+
+
+def _names(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    names = [name.strip() for value in values for name in value.split(",")]
+    if not all(names):
+        raise click.BadParameter("name tables, with commas between them")
+    return tuple(names)
+
+
+@click.command()
+@click.argument("project", metavar="FILE|DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--master",
+    metavar="URL",
+    help="Where Spark runs: local[4], spark://…, k8s://…, yarn, or a Connect server, sc://….  "
+    "[default: the spec's, or this machine]",
+)
+@click.option("--refresh", metavar="TABLE,…", multiple=True, callback=_names, help="Only these.")
+@click.option(
+    "--full-refresh",
+    metavar="TABLE,…",
+    multiple=True,
+    callback=_names,
+    help="Make these anew, from the first record on.",
+)
+@click.option("--full-refresh-all", is_flag=True, help="Make all tables anew.")
+@click.option("--dry-run", is_flag=True, help="Check all definitions; move no data.")
+@servers_option
+def run(
+    *,
+    project: Path,
+    master: str | None,
+    refresh: tuple[str, ...],
+    full_refresh: tuple[str, ...],
+    full_refresh_all: bool,
+    dry_run: bool,
+    servers: str,
+) -> None:
+    """Run a pipeline over what topics hold now, and end; the next run goes on from there.
+
+    FILE is the spec of a Spark Declarative Pipelines project, DIR holds one: spark-pipeline.yml.
+    Its definitions, in Python and SQL, find the cluster in the variable RAFTLOG_SERVERS.
+
+    \b
+      pip install "raftlog[pipelines]"
+      raftlog pipeline run my-project --master 'local[4]'
+    """
+    from raftlog_spark import errors, pipelines  # noqa: PLC0415  an extra, see above
+
+    os.environ["RAFTLOG_SERVERS"] = servers
+    try:
+        # What Spark prints are messages.
+        with contextlib.redirect_stdout(sys.stderr):
+            pipelines.run(
+                project,
+                master=master,
+                refresh=refresh,
+                full_refresh=full_refresh,
+                full_refresh_all=full_refresh_all,
+                dry=dry_run,
+            )
+    except pipelines.SpecError as error:
+        raise CommandError(str(error), code=ExitCode.USAGE) from error
+    except errors.RaftlogSparkError as error:
+        raise CommandError(str(error)) from error
+
+
+pipeline = LazyGroup(
+    "pipeline",
+    subcommands={"run": Lazy(__name__, "run", "Run a project of Spark Declarative Pipelines.")},
+    help="Run data pipelines on Spark, from topics to topics and tables.",
+)
