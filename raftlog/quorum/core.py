@@ -51,8 +51,11 @@ APPLIES_PER_TICK_MAX: Final = 2_000
 """Entries applied before others get their turn on the event loop."""
 ENTRIES_IN_FLIGHT_MAX: Final = 16_384
 """Entries sent to a peer and not yet answered; above it, it gets heartbeats only."""
-LEADER_GONE_JITTER_S: Final = 0.06
-"""Members that learn of their leader's death together must not all campaign at once."""
+LEADER_GONE_STEP_S: Final = 0.08
+"""Members that learn of their leader's death together must not campaign at once, or they split the
+votes, and wait for a whole election timeout: each of them gives those of lower ids this much of a
+start. An election takes some milliseconds, and the time is looked at once in a tick."""
+LEADER_GONE_STEPS_MAX: Final = 3
 
 
 class RaftCore:
@@ -75,7 +78,6 @@ class RaftCore:
         """Begun by this member since it was made."""
         self._host = host
         self._clock = clock
-        self._randomness = randomness
         self._timing = timing
         self._entered = Entered(clock, randomness)
         self._guards = Guards()
@@ -231,8 +233,9 @@ class RaftCore:
             if self.leader_id == peer and not self.is_leader:
                 self._so._SyncObj__raftLeader = None
                 self._leader_heard_at = -math.inf
-                jitter_s = self._randomness.uniform(0.0, LEADER_GONE_JITTER_S)
-                self._so._SyncObj__raftElectionDeadline = self._clock.monotonic() + jitter_s
+                before = sum(voter < self.me for voter in self.log.voters.ids - {peer})
+                wait_s = min(before, LEADER_GONE_STEPS_MAX) * LEADER_GONE_STEP_S
+                self._so._SyncObj__raftElectionDeadline = self._clock.monotonic() + wait_s
 
     def receive(self, peer: int, message: Message) -> None:
         """Take a message of Raft's from a connected peer."""

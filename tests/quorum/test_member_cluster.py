@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftlog.quorum.core import Timing
 from raftlog.quorum.interface import Applied, ConnectionEvent, Quorum, Role
 from raftlog.quorum.member import RaftMember
 from raftlog.quorum.messages import (
@@ -19,6 +20,7 @@ from raftlog.quorum.messages import (
     SnapshotChunk,
     encode_message,
 )
+from raftlog.quorum.settings import MemberSettings
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from tests.simulation.quorum.member_world import QUICK, SNAPSHOTS, MemberWorld
 from tests.simulation.world import World, run
@@ -261,6 +263,33 @@ def test_a_dead_process_is_told_from_a_broken_connection() -> None:
         assert events[0] == (follower, ConnectionEvent.DOWN)
 
     in_cluster(work)
+
+
+def test_the_followers_of_a_dead_leader_do_not_split_the_votes() -> None:
+    """They learn of its death together, and would else wait for an election timeout."""
+
+    async def work(members: MemberWorld, leader: int) -> None:
+        told: dict[int, ConnectionEvent] = {}
+
+        def note(follower: int) -> None:
+            def heard(node_id: int, event: ConnectionEvent) -> None:
+                if node_id == leader:
+                    told[follower] = event
+
+            members.members[follower].on_connection(heard)
+
+        followers = others(members, leader)
+        for follower in followers:
+            note(follower)
+        members.world.crash(leader)
+        dead = dict.fromkeys(followers, ConnectionEvent.REFUSED)
+        await members.until(lambda: told == dead)
+        begun = asyncio.get_running_loop().time()
+        await members.until(lambda: members.leader() not in (None, leader))
+        assert asyncio.get_running_loop().time() - begun < Timing().election_min_s
+
+    for seed in range(20):
+        in_cluster(work, config=MemberSettings(), seed=seed)
 
 
 # Leading
