@@ -22,9 +22,10 @@ from typing import Any, Final, NoReturn
 
 from pysyncobj.node import Node
 
+from raftlog.quorum.core_host import Timing
 from raftlog.world import Clock, Randomness
 
-__all__ = ["PYSYNCOBJ_VERSION", "Entered", "Node", "SyncObj", "SyncObjConf"]
+__all__ = ["PYSYNCOBJ_VERSION", "Entered", "Node", "SyncObj", "configuration"]
 
 PYSYNCOBJ_VERSION: Final = "0.3.17"
 _COPY: Final = "pysyncobj.syncobj_of_raftlog"
@@ -172,5 +173,21 @@ def _load() -> ModuleType:
 
 _MODULE = _load()
 SyncObj: Any = _MODULE.SyncObj
-SyncObjConf: Any = _MODULE.SyncObjConf
 """Typed as Any: the library has no types, and mypy would believe what it guesses."""
+
+
+def configuration(timing: Timing, journal: object) -> Any:
+    """What a SyncObj of ours is told: nothing of it happens by itself, or is forked or dumped."""
+    return _MODULE.SyncObjConf(
+        autoTick=False,
+        raftMinTimeout=timing.election_min_s,
+        raftMaxTimeout=timing.election_max_s,
+        appendEntriesPeriod=timing.heartbeat_s,
+        leaderFallbackTimeout=timing.fallback_s,
+        connectionTimeout=max(3.5, timing.election_max_s),
+        dynamicMembershipChange=False,
+        commandsWaitLeader=False,
+        journalFile=journal,
+        useFork=False,
+        fullDumpFile=None,
+    )

@@ -24,10 +24,16 @@ from raftlog.quorum.binding import (
     Entered,
     Node,
     SyncObj,
-    SyncObjConf,
+    configuration,
 )
 from raftlog.quorum.confirmations import Confirmations
-from raftlog.quorum.core_host import CoreHost, Outlet, Timing, UnknownEntryError
+from raftlog.quorum.core_host import (
+    CoreHost,
+    Outlet,
+    Timing,
+    UnknownEntryError,
+    after_death_s,
+)
 from raftlog.quorum.guards import Guards
 from raftlog.quorum.messages import (
     APPEND_BYTES_MAX,
@@ -51,11 +57,6 @@ APPLIES_PER_TICK_MAX: Final = 2_000
 """Entries applied before others get their turn on the event loop."""
 ENTRIES_IN_FLIGHT_MAX: Final = 16_384
 """Entries sent to a peer and not yet answered; above it, it gets heartbeats only."""
-LEADER_GONE_STEP_S: Final = 0.08
-"""Members that learn of their leader's death together must not campaign at once, or they split the
-votes, and wait for a whole election timeout: each of them gives those of lower ids this much of a
-start. An election takes some milliseconds, and the time is looked at once in a tick."""
-LEADER_GONE_STEPS_MAX: Final = 3
 
 
 class RaftCore:
@@ -78,6 +79,7 @@ class RaftCore:
         """Begun by this member since it was made."""
         self._host = host
         self._clock = clock
+        self._randomness = randomness
         self._timing = timing
         self._entered = Entered(clock, randomness)
         self._guards = Guards()
@@ -90,12 +92,13 @@ class RaftCore:
         self._prevotes = PreVoteRounds(timing.election_min_s / 2)
         with self._entered:
             self._so: Any = SyncObj(
-                Node(me), [], self._configuration(), nodeClass=Node, transport=Outlet(self)
+                Node(me), [], configuration(timing, log), nodeClass=Node, transport=Outlet(self)
             )
             missing = [name for name in ATTRIBUTES_RELIED_ON if not hasattr(self._so, name)]
             assert not missing, f"pysyncobj lacks {missing}"
             self._replace("_SyncObj__applyLogEntries", self._apply_entries)
             self._replace("_SyncObj__connectedToAnyone", self._may_campaign)
+            self._replace("_SyncObj__generateRaftTimeout", self._patience_s)
             self._replace("_SyncObj__getEntries", self._entries)
             self._replace("_SyncObj__sendAppendEntries", self._send_appends)
             self._replace("_SyncObj__tryLogCompaction", _nothing)
@@ -233,8 +236,7 @@ class RaftCore:
             if self.leader_id == peer and not self.is_leader:
                 self._so._SyncObj__raftLeader = None
                 self._leader_heard_at = -math.inf
-                before = sum(voter < self.me for voter in self.log.voters.ids - {peer})
-                wait_s = min(before, LEADER_GONE_STEPS_MAX) * LEADER_GONE_STEP_S
+                wait_s = after_death_s(self._place_after(peer)[0])
                 self._so._SyncObj__raftElectionDeadline = self._clock.monotonic() + wait_s
 
     def receive(self, peer: int, message: Message) -> None:
@@ -531,6 +533,17 @@ class RaftCore:
         self.elections += 1
         return True
 
+    def _patience_s(self) -> float:
+        """For how long to wait for a word from now on before an election is begun."""
+        before, others = self._place_after(self.leader_id)
+        return self._timing.patience_s(before, others, self._randomness.uniform(0.0, 1.0))
+
+    def _place_after(self, leader: int | None) -> tuple[int, int]:
+        """How many voters go before this member where that leader is to be replaced, and of how
+        many voters it is one."""
+        others = self.log.voters.ids - {leader}
+        return sum(voter < self.me for voter in others), len(others)
+
     def _ask_for_prevotes(self, others: set[int]) -> None:
         now = self._clock.monotonic()
         if self._prevotes.is_open(now):
@@ -576,22 +589,6 @@ class RaftCore:
 
     def _replace(self, name: str, method: Any) -> None:
         setattr(self._so, name, method)
-
-    def _configuration(self) -> Any:
-        timing = self._timing
-        return SyncObjConf(
-            autoTick=False,
-            raftMinTimeout=timing.election_min_s,
-            raftMaxTimeout=timing.election_max_s,
-            appendEntriesPeriod=timing.heartbeat_s,
-            leaderFallbackTimeout=timing.fallback_s,
-            connectionTimeout=max(3.5, timing.election_max_s),
-            dynamicMembershipChange=False,
-            commandsWaitLeader=False,
-            journalFile=self.log,
-            useFork=False,
-            fullDumpFile=None,
-        )
 
 
 def _nothing(*_arguments: Any) -> None:

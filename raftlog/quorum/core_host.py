@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from raftlog.quorum.messages import Message
 
@@ -21,6 +21,30 @@ class Timing:
     """A leader that has not heard a majority for this long steps down."""
     tick_s: float = 0.05
     """How often a member looks at the time. What happens is acted on at once."""
+
+    def patience_s(self, before: int, others: int, chance: float) -> float:
+        """Without a word for so long, a voter asks for an election.
+
+        Those who could succeed a leader, `others` in number, each have a part of the range between
+        the two election times, in the order of their ids (`before`: those of lower ones), and draw
+        (`chance`: 0 to 1) from the first half of it: two that begin together split the votes, and
+        lose a whole election time.
+        """
+        step_s = (self.election_max_s - self.election_min_s) / max(others, 1)
+        return self.election_min_s + step_s * (before + chance / 2)
+
+
+AFTER_DEATH_STEP_S: Final = 0.08
+AFTER_DEATH_STEPS_MAX: Final = 3
+
+
+def after_death_s(before: int) -> float:
+    """How long a voter waits that learns of its leader's death, as do all others, at this moment.
+
+    Each gives those of lower ids (`before` in number) a start. An election takes some milliseconds,
+    and the time is looked at once in a tick.
+    """
+    return min(before, AFTER_DEATH_STEPS_MAX) * AFTER_DEATH_STEP_S
 
 
 class UnknownEntryError(Exception):

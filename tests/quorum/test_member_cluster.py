@@ -292,6 +292,23 @@ def test_the_followers_of_a_dead_leader_do_not_split_the_votes() -> None:
         in_cluster(work, config=MemberSettings(), seed=seed)
 
 
+def test_the_followers_of_a_silent_leader_do_not_split_the_votes() -> None:
+    timing = Timing()
+
+    async def work(members: MemberWorld, leader: int) -> None:
+        begun = asyncio.get_running_loop().time()
+        members.world.pause(leader)
+        running = [members.members[node_id] for node_id in others(members, leader)]
+        await members.until(lambda: any(member.is_active for member in running))
+        taken_s = asyncio.get_running_loop().time() - begun
+        # A heartbeat may just have come; and the time is looked at once in a tick.
+        ticks_s = timing.heartbeat_s + 3 * timing.tick_s
+        assert taken_s < (timing.election_min_s + timing.election_max_s) / 2 + ticks_s
+
+    for seed in range(20):
+        in_cluster(work, config=MemberSettings(), seed=seed)
+
+
 # Leading
 
 
