@@ -15,7 +15,7 @@ import click
 
 from raftlog.cli.errors import CommandError, ExitCode
 from raftlog.cli.lazy import Lazy, LazyGroup
-from raftlog.cli.options import servers_option
+from raftlog.cli.options import config_pairs, servers_option
 
 
 def _names(
@@ -35,6 +35,13 @@ def _names(
     help="Where Spark runs: local[4], spark://…, k8s://…, yarn, or a Connect server, sc://….  "
     "[default: the spec's, or this machine]",
 )
+@click.option(
+    "--conf",
+    "config",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A setting to start Spark with; can be given several times.",
+)
 @click.option("--refresh", metavar="TABLE,…", multiple=True, callback=_names, help="Only these.")
 @click.option(
     "--full-refresh",
@@ -50,6 +57,7 @@ def run(
     *,
     project: Path,
     master: str | None,
+    config: tuple[str, ...],
     refresh: tuple[str, ...],
     full_refresh: tuple[str, ...],
     full_refresh_all: bool,
@@ -67,6 +75,7 @@ def run(
     """
     from raftlog_spark import errors, pipelines  # noqa: PLC0415  an extra, see above
 
+    settings = config_pairs(config)
     os.environ["RAFTLOG_SERVERS"] = servers
     try:
         # What Spark prints are messages.
@@ -74,6 +83,7 @@ def run(
             pipelines.run(
                 project,
                 master=master,
+                config=settings,
                 refresh=refresh,
                 full_refresh=full_refresh,
                 full_refresh_all=full_refresh_all,

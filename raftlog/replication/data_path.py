@@ -90,6 +90,7 @@ class DataPath:
                 brokers=lambda: state_machine.image.brokers,
                 may_act=may_act,
                 on_isr_wish=self._wish_isr,
+                confirm=quorum.read_barrier,
             ),
             self.streams,
         )

@@ -19,6 +19,7 @@ from raftlog.record.errors import (
     NOT_ENOUGH_REPLICAS,
     NOT_READY,
     OFFSET_OUT_OF_RANGE,
+    OUT_OF_ORDER_SEQUENCE,
     RETRIABLE,
     LogError,
 )
@@ -116,9 +117,14 @@ class Leading:
         if acks is Acks.ALL:
             self._require_enough_in_sync()
             self._commits.require_room()
-        results = await self._log.append(
-            batches, self.state.row.leader_epoch, guard=self._require_lead
-        )
+        try:
+            results = await self._log.append(
+                batches, self.state.row.leader_epoch, guard=self._require_lead
+            )
+        except LogError as error:
+            if error.entry is OUT_OF_ORDER_SEQUENCE and len(self.state.row.replicas) > 1:
+                await self._confirm_lead()
+            raise
         if self._log.flush_mode is FlushMode.ASYNC:
             self.advance()
         if acks is Acks.ALL:
@@ -150,6 +156,16 @@ class Leading:
             raise LogError(
                 NO_LEADER, f"{self._replica.name}: this node has lost touch with the controller."
             )
+
+    async def _confirm_lead(self) -> None:
+        """Raise LogError if another node leads by now, or that cannot be found out.
+
+        One that was replaced without knowing it lacks what was written since, and takes a producer
+        that goes on for one that left something out, for which no producer can do anything.
+        """
+        await self._replica.host.confirm()
+        if self._ended is not None:
+            raise LogError(self._ended.entry, self._ended.message)
 
     async def delete_records(self, before: Offset) -> Offset:
         """Make the records below `before` unreadable for good; return the new log start offset.

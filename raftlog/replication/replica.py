@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -34,6 +34,10 @@ class Fetched:
     log_start_offset: Offset
 
 
+async def _know_all() -> None:
+    """For replicas without a cluster."""
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """What the replicas of one node share."""
@@ -46,6 +50,9 @@ class Host:
     """Whether this node may act as a leader, at the moment of asking."""
     on_isr_wish: Callable[[TopicId, PartitionId], None] = lambda _topic, _partition: None
     """Told that a partition led here may want another in-sync set: see `Partition.isr_wish`."""
+    confirm: Callable[[], Awaitable[object]] = _know_all
+    """Returns once this node has applied all metadata that was committed before the call. Raises
+    LogError."""
 
 
 class Replica:

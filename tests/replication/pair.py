@@ -112,6 +112,8 @@ class Node:
     disk: SimulatedDisk = field(default_factory=SimulatedDisk)
     config: LogConfig = field(default_factory=LogConfig)
     may_act: bool = True
+    newest: PartitionImage | None = None
+    """What it learns when it asks for the newest metadata."""
     isr_wishes: int = 0
     logs: LogManager = field(init=False)
     partition: Partition = field(init=False)
@@ -132,6 +134,7 @@ class Node:
                 brokers=lambda: self.brokers,
                 may_act=lambda: self.may_act,
                 on_isr_wish=self._wished,
+                confirm=self._learn,
             ),
         )
         return self.partition
@@ -139,6 +142,10 @@ class Node:
     def _wished(self, topic_id: TopicId, number: PartitionId) -> None:
         assert (topic_id, number) == (TOPIC_ID, 0)
         self.isr_wishes += 1
+
+    async def _learn(self) -> None:
+        if self.newest is not None:
+            self.partition.update(self.newest, 2)
 
     async def values(self) -> list[bytes | None]:
         """The values of all that its log holds, committed or not."""

@@ -11,10 +11,18 @@ from raftlog.record.errors import (
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
     NOT_READY,
+    OUT_OF_ORDER_SEQUENCE,
     RETRIABLE,
     LogError,
 )
-from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, Offset
+from raftlog.record.types import (
+    BrokerEpoch,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+)
 from raftlog.replication.fetching import Diverging, FetchPosition
 from raftlog.replication.partition import Acks
 from raftlog.storage.config import FlushMode, LogConfig
@@ -30,6 +38,7 @@ from tests.replication.pair import (
     row,
     send,
 )
+from tests.storage.logs import batch
 
 
 async def pair(*, flush: FlushMode = FlushMode.SYNC) -> tuple[Node, Node]:
@@ -368,3 +377,18 @@ async def test_a_look_right_after_an_append_finds_nobody_late() -> None:
     leader.partition.close(LogError(NOT_READY))
     with pytest.raises(LogError):
         await append
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_who_leaves_sequences_out_is_told_so_by_the_real_leader_only(
+    is_replaced: bool,
+) -> None:
+    """A leader that was replaced without knowing it lacks what the next one took."""
+    leader, _ = await pair()
+    if is_replaced:
+        leader.newest = row(2, 2)
+    later = batch([b"x"], producer_id=ProducerId(7), producer_epoch=ProducerEpoch(0), sequence=3)
+    with pytest.raises(LogError) as refused:
+        await leader.partition.append([later], acks=Acks.LEADER, timeout_s=60)
+    expected = NO_LEADER if is_replaced else OUT_OF_ORDER_SEQUENCE
+    assert refused.value.entry is expected
