@@ -190,15 +190,16 @@ class Cluster:
 
     def writer(
         self,
-        topic: str,
+        topic: str | None = None,
         *,
         buffer_bytes: int = BUFFER_BYTES_DEFAULT,
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S_DEFAULT,
     ) -> BatchWriter:
         """A writer of encoded batches, idempotent, acknowledged by all in-sync replicas.
 
-        `buffer_bytes` bounds what is not acknowledged yet: `write` waits for room. What is not
-        acknowledged within `delivery_timeout_s` has failed. Raises TopicGone.
+        `topic`: where its batches go that name no other. `buffer_bytes` bounds what is not
+        acknowledged yet: `write` waits for room. What is not acknowledged within
+        `delivery_timeout_s` has failed. Raises TopicGone.
         """
         background = self._connected().background
 
@@ -214,13 +215,15 @@ class Cluster:
             )
             await producer.start()
             try:
-                await producer.partitions_for(topic)
+                if topic is not None:
+                    await producer.partitions_for(topic)
             except BaseException:
                 await producer.close(timeout_ms=0)
                 raise
             return producer
 
-        producer = self._run(start(), f"opening a writer to {topic!r}", (topic,))
+        what = f"opening a writer to {topic or self._bootstrap_servers!r}"
+        producer = self._run(start(), what, () if topic is None else (topic,))
         return BatchWriter(background, producer, topic)
 
     def close(self) -> None:

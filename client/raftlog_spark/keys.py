@@ -40,16 +40,17 @@ def binary_column(column: pa.Array) -> pa.Array:
     return column.cast(pa.binary())
 
 
-def partition_of(keys: pa.Array, partitions: int) -> NDArray[np.int32]:
+def partition_of(keys: pa.Array, partitions: int | NDArray[np.int32]) -> NDArray[np.int32]:
     """The partition of each key (binary or string), of `partitions`; NO_PARTITION for null.
 
-    The same as `raftlog.record.partitioner.partition_for_key`.
+    `partitions`: how many there are, for all keys or for each of them. The same as
+    `raftlog.record.partitioner.partition_for_key`.
     """
     data, starts, sizes = Pieces.of(binary_column(keys))
     if not len(sizes):
         return np.empty(0, np.int32)
     digests = _murmur2(Window(data), starts, np.maximum(sizes, 0))
-    numbers = ((digests & _POSITIVE) % np.uint32(partitions)).astype(np.int32)
+    numbers = ((digests & _POSITIVE) % np.asarray(partitions, np.uint32)).astype(np.int32)
     return np.where(sizes < 0, np.int32(NO_PARTITION), numbers)
 
 

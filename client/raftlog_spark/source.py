@@ -4,18 +4,25 @@ Spark makes it in a process of its own for every query, from the options alone, 
 schema there; so that is where options are checked, and where an error reads well. A query with a
 schema of its own is not asked, and is checked when its reader is made.
 
-Readers are imported where they are made: the processes that only look for sources, or ask for a
-schema, start without the client and Arrow, which take longer to import than they have to do.
+Readers and writers are imported where they are made: the processes that only look for sources, or
+ask for a schema, start without the client and Arrow, which take longer to import than they have to
+do.
 """
 
 from __future__ import annotations
 
 import sys
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
-from raftlog_spark.options import source_options
+from raftlog_spark.options import sink_options, source_options
 from raftlog_spark.schema import columns_of, source_schema
 
 NAME = "raftlog"
@@ -24,9 +31,11 @@ _FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class RaftlogDataSource(DataSource):
-    """Topics of a raftlog cluster: `spark.read.format("raftlog")` and `spark.readStream`.
+    """Topics of a raftlog cluster: `spark.read.format("raftlog")`, `spark.readStream`, and `write`
+    and `writeStream` of frames.
 
-    Options and columns are those of Spark's Kafka source; see `raftlog_spark.options`.
+    Options and columns are those of Spark's Kafka source and sink; see `raftlog_spark.options`.
+    What is written is written at least once, not exactly once: see `raftlog_spark.sink`.
     """
 
     @classmethod
@@ -55,6 +64,30 @@ class RaftlogDataSource(DataSource):
 
         options = source_options(self.options).for_mode("stream")
         return StreamReader(options, columns_of(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A writer for one frame, which writes every row at least once.
+
+        Raises OptionsError, SchemaError.
+        """
+        from raftlog_spark.sink import BatchSink, require_append  # noqa: PLC0415
+        from raftlog_spark.sink_schema import sink_columns  # noqa: PLC0415
+
+        options = sink_options(self.options)
+        require_append(overwrite=overwrite, is_stream=False)
+        return BatchSink(options, sink_columns(schema, topic=options.topic))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """A writer for a streaming query, which writes every row at least once.
+
+        Raises OptionsError, SchemaError.
+        """
+        from raftlog_spark.sink import StreamSink, require_append  # noqa: PLC0415
+        from raftlog_spark.sink_schema import sink_columns  # noqa: PLC0415
+
+        options = sink_options(self.options)
+        require_append(overwrite=overwrite, is_stream=True)
+        return StreamSink(options, sink_columns(schema, topic=options.topic))
 
 
 def _runs_as_main(module: str) -> bool:

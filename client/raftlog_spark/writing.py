@@ -12,7 +12,7 @@ from raftlog_client.errors import RaftlogClientError, SerializationError
 
 from raftlog_spark.background import Background
 from raftlog_spark.errors import RaftlogSparkError
-from raftlog_spark.translation import write_failure
+from raftlog_spark.translation import translated, write_failure
 
 
 class Written(NamedTuple):
@@ -24,29 +24,44 @@ class Written(NamedTuple):
 
 
 class BatchWriter:
-    """Writes to one topic under a producer id of its own. A context manager: leaving it closes the
-    writer, or aborts it if there was an error. Not for several threads at once.
+    """Writes under a producer id of its own. A context manager: leaving it closes the writer, or
+    aborts it if there was an error. Not for several threads at once.
 
     A repeat that the writer makes of its own accord never writes anything twice. Once a batch has
     failed, nothing more is taken.
     """
 
-    def __init__(self, background: Background, producer: Producer, topic: str) -> None:
-        """`producer` is the writer's from now on."""
+    def __init__(self, background: Background, producer: Producer, topic: str | None) -> None:
+        """`producer` is the writer's from now on. `topic`: where to, unless `write` says so."""
         self.topic = topic
         self._background = background
         self._producer = producer
         self._batches = self._records = self._size_bytes = 0
-        self._failure: RaftlogClientError | None = None
+        self._failure: tuple[RaftlogClientError, str] | None = None
+        """The first, and the topic that was written to."""
         self._is_closed = False
 
-    def write(self, partition: int, data: bytearray, records: int) -> None:
+    def partitions(self, topic: str) -> int:
+        """How many partitions the topic has. Raises TopicGone, ClusterUnavailable."""
+        self._require_open()
+        try:
+            return len(self._background.run(self._producer.partitions_for(topic)))
+        except RaftlogClientError as error:
+            raise translated(error, what=f"looking up {topic!r}", topic=topic) from error
+
+    def write(
+        self, partition: int, data: bytearray, records: int, *, topic: str | None = None
+    ) -> None:
         """Send one whole batch (format v2) of so many records, after all before it.
 
-        `data` is changed (producer id, sequence, CRC) and must not be touched afterwards. Returns
-        when there is room for it, not when it is written. Raises WriteFailed for this or an earlier
-        batch, ValueError if `data` is not one batch.
+        `topic`: where to, if it is another than the writer's own. `data` is changed (producer id,
+        sequence, CRC) and must not be touched afterwards. Returns when there is room for it, not
+        when it is written. Raises WriteFailed for this or an earlier batch, ValueError if `data` is
+        not one batch.
         """
+        topic = topic or self.topic
+        if topic is None:
+            raise ValueError("No topic is given, and the writer has none of its own.")
         self._require_open()
         self._check()
         try:
@@ -56,9 +71,9 @@ class BatchWriter:
         if held != records:
             raise ValueError(f"The batch holds {held} records, not {records}.")
         try:
-            self._background.run(self._send(partition, data, records))
+            self._background.run(self._send(topic, partition, data, records))
         except RaftlogClientError as error:
-            raise write_failure(error, self.topic) from error
+            raise write_failure(error, topic) from error
 
     def flush(self) -> Written:
         """Wait until all batches are acknowledged, and tell how much that is.
@@ -69,7 +84,7 @@ class BatchWriter:
         try:
             self._background.run(self._producer.flush())
         except RaftlogClientError as error:
-            raise write_failure(error, self.topic) from error
+            raise write_failure(error, self.topic or "all topics") from error
         self._check()
         return Written(self._batches, self._records, self._size_bytes)
 
@@ -105,9 +120,9 @@ class BatchWriter:
         else:
             self.abort()
 
-    async def _send(self, partition: int, data: bytearray, records: int) -> None:
+    async def _send(self, topic: str, partition: int, data: bytearray, records: int) -> None:
         size = len(data)
-        future = await self._producer.send_batch(self.topic, partition, data)
+        future = await self._producer.send_batch(topic, partition, data)
 
         def settled(done: Future[int]) -> None:
             error = done.exception()
@@ -117,13 +132,14 @@ class BatchWriter:
                 self._size_bytes += size
             elif self._failure is None:
                 assert isinstance(error, RaftlogClientError)
-                self._failure = error
+                self._failure = error, topic
 
         future.add_done_callback(settled)
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise write_failure(self._failure, self.topic) from self._failure
+            error, topic = self._failure
+            raise write_failure(error, topic) from error
 
     def _require_open(self) -> None:
         if self._is_closed:

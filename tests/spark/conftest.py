@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from bench.cluster_processes import ClusterProcesses
 from bench.node import NodeProcess
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ _numbers = count(1)
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session as users get it, in two threads."""
+    """A session as users get it, in two threads. A task that fails is run once more."""
     from raftlog_spark.session import session
 
     running = session(
         "tests",
-        master="local[2]",
+        master="local[2,2]",
         config={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"},
     )
     running.sparkContext.setLogLevel("ERROR")
@@ -47,6 +48,26 @@ def spark_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess
         yield node
     finally:
         node.stop()
+
+
+@pytest.fixture(scope="session")
+def spark_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    """Three real nodes; `spark_cluster` is what tests use."""
+    directory = tmp_path_factory.mktemp("spark-cluster") / "cluster"
+    with ClusterProcesses(directory, 3, flush="async") as processes:
+        processes.start()
+        yield processes
+
+
+@pytest.fixture
+def spark_cluster(spark_processes: ClusterProcesses) -> ClusterProcesses:
+    """Three real nodes, all running, whatever the last test has done to them."""
+    spark_processes.heal()
+    spark_processes.wait_answering()
+    spark_processes.wait_quiet()
+    for node in spark_processes.nodes.values():
+        node.wait_ready()
+    return spark_processes
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from raftlog_spark.cluster import Bounds, Cluster, TopicInfo
-from raftlog_spark.errors import OffsetOutOfRange, TopicGone, TopicRecreated
+from raftlog_spark.errors import OffsetOutOfRange, TopicGone, TopicRecreated, WriteFailed
+from raftlog_spark.writing import BatchWriter, Written
 
-from raftlog.record.codec import encode_batches
+from raftlog.record.batch import iterate_batches
+from raftlog.record.codec import Record, decode, encode_batches
 
 
 class FakeCluster(Cluster):
@@ -21,6 +23,11 @@ class FakeCluster(Cluster):
         self.ids: dict[str, str] = {}
         self.asked: Counter[str] = Counter()
         self.on_bounds: Callable[[int], None] = lambda count: None
+        self.written: dict[tuple[str, int], list[Record]] = {}
+        """What writers have been given, acknowledged or not; in no log."""
+        self.acknowledged_max = 1 << 62
+        """How many batches are acknowledged; the next one fails, when the writer is flushed."""
+        self.writers: list[FakeWriter] = []
         self.is_closed = False
 
     def create(self, topic: str, partitions: int = 1, topic_id: str = "id") -> None:
@@ -94,8 +101,58 @@ class FakeCluster(Cluster):
                 )
             yield memoryview(_batch(offset, self.logs[topic, partition][offset]))
 
+    def writer(
+        self, topic: str | None = None, *, buffer_bytes: int = 0, delivery_timeout_s: float = 0
+    ) -> BatchWriter:
+        self.asked["writer"] += 1
+        self.writers.append(FakeWriter(self))
+        return self.writers[-1]
+
     def close(self) -> None:
         self.is_closed = True
+
+
+class FakeWriter(BatchWriter):
+    """Keeps what it is given, and tells of failures only when it is flushed, as a real one may."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+        self.topic = None
+        self.calls = self.records = self.size_bytes = 0
+        self.ends: list[str] = []
+
+    def partitions(self, topic: str) -> int:
+        self.cluster.asked["partitions"] += 1
+        if topic not in self.cluster.ids:
+            raise TopicGone("looking it up", topic=topic)
+        return sum(1 for part in self.cluster.logs if part[0] == topic)
+
+    def write(
+        self, partition: int, data: bytearray, records: int, *, topic: str | None = None
+    ) -> None:
+        assert topic is not None
+        assert not self.ends
+        [batch] = iterate_batches(data)
+        found = decode(batch, decompressed_bytes_max=1 << 30)
+        assert len(found) == records
+        self.cluster.written.setdefault((topic, partition), []).extend(found)
+        self.calls += 1
+        self.records += records
+        self.size_bytes += len(data)
+
+    def flush(self) -> Written:
+        assert not self.ends
+        if self.calls > self.cluster.acknowledged_max:
+            raise WriteFailed("not acknowledged", topic="t", outcome_unknown=True)
+        return Written(self.calls, self.records, self.size_bytes)
+
+    def close(self) -> Written:
+        written = self.flush()
+        self.ends.append("closed")
+        return written
+
+    def abort(self) -> None:
+        self.ends.append("aborted")
 
 
 def _batch(offset: int, value: bytes) -> bytes:

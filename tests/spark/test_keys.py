@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -25,6 +26,14 @@ class TestPartitionOf:
     def test_slices_are_their_own_keys(self, keys: list[bytes | None], first: int) -> None:
         found = partition_of(pa.array(keys, pa.binary()).slice(first), 7)
         assert found.tolist() == [expected(key, 7) for key in keys[first:]]
+
+    @given(keys=st.lists(st.tuples(st.none() | st.binary(max_size=9), st.integers(1, 50))))
+    def test_each_key_may_have_partitions_of_its_own(
+        self, keys: list[tuple[bytes | None, int]]
+    ) -> None:
+        counts = np.array([count for _, count in keys], np.int32)
+        found = partition_of(pa.array([key for key, _ in keys], pa.binary()), counts)
+        assert found.tolist() == [expected(key, count) for key, count in keys]
 
     def test_strings_are_their_utf8(self) -> None:
         assert partition_of(pa.array(["é", None]), 12).tolist() == [

@@ -219,3 +219,39 @@ async def test_unknown_topics_and_partitions_are_told(fake: FakeCluster, cluster
 
     with pytest.raises(WriteFailed, match="partitions"):
         await blocking(write)
+
+
+async def test_a_writer_without_a_topic_writes_to_those_that_it_is_told(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("u", 3)
+
+    def write() -> Written:
+        with cluster.writer() as writer:
+            assert (writer.partitions("t"), writer.partitions("u")) == (2, 3)
+            writer.write(0, encoded(b"a"), 1, topic="t")
+            writer.write(0, encoded(b"b"), 1, topic="u")
+            with pytest.raises(ValueError, match="topic"):
+                writer.write(0, encoded(b"c"), 1)
+            with pytest.raises(TopicGone, match="none"):
+                writer.partitions("none")
+            return writer.flush()
+
+    assert (await blocking(write)).records == 2
+    [first], [second] = partition_of(fake).batches, fake.topics["u"].partitions[0].batches
+    headers = [next(iterate_batches(data)).header for data in (first, second)]
+    assert len({header.producer_id for header in headers}) == 1
+
+
+async def test_a_failure_names_the_topic_that_was_written_to(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.fail(PRODUCE, Fault(frame_errors={0: CORRUPT_BATCH}))
+
+    def write() -> None:
+        with cluster.writer() as writer:
+            writer.write(0, encoded(b"a"), 1, topic="t")
+
+    with pytest.raises(WriteFailed, match="writing to 't'") as caught:
+        await blocking(write)
+    assert caught.value.topic == "t"

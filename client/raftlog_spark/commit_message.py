@@ -1,0 +1,95 @@
+"""What a task tells the driver that it has written, and when a batch of them is whole.
+
+Kept apart, and light: Spark's process that commits a batch imports this and little else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from raftlog_spark.errors import RaftlogSparkError
+
+TASKS_SHOWN = 10
+
+
+class CommitError(RaftlogSparkError):
+    """The messages of a batch's tasks do not make up the batch: it must not count as written."""
+
+
+class PartitionWritten(NamedTuple):
+    """What an attempt has written to a partition, acknowledged by all in-sync replicas."""
+
+    topic: str
+    partition: int
+    records: int
+    size_bytes: int
+
+
+class Tag(NamedTuple):
+    """Who writes: one attempt of one task of one batch.
+
+    `sink_id`, `query_id` and `batch_id` are the same after a restart from a checkpoint; the number
+    of tasks, and what each of them writes, need not be. `query_id` and `batch_id` are None for a
+    batch query outside of a stream's `foreachBatch`. `attempt` counts from 0 for each task.
+    """
+
+    sink_id: str
+    query_id: str | None
+    batch_id: int | None
+    task: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCommit(WriterCommitMessage):
+    """One attempt has written all of its rows."""
+
+    tag: Tag
+    written: tuple[PartitionWritten, ...]
+
+    @property
+    def records(self) -> int:
+        """How many records that is, in all partitions."""
+        return sum(each.records for each in self.written)
+
+
+def check_complete(
+    messages: Sequence[WriterCommitMessage | None], *, batch_id: int | None = None
+) -> list[TaskCommit]:
+    """The messages of a batch, one of each of its tasks; `batch_id` is which one it must be.
+
+    Raises CommitError: a task's message is missing, there twice, or of another batch or sink.
+    """
+    commits: list[TaskCommit] = []
+    for task, message in enumerate(messages):
+        if not isinstance(message, TaskCommit):
+            lost = [number for number, each in enumerate(messages) if each is None]
+            what = _shown(lost) if lost else f"{task} (it sent {type(message).__name__})"
+            raise CommitError(
+                f"of {len(messages)} tasks these have not said what they wrote: {what}. The batch "
+                "is not committed; run it again"
+            )
+        commits.append(message)
+    tasks = sorted(message.tag.task for message in commits)
+    if tasks != list(range(len(commits))):
+        raise CommitError(
+            f"the messages of {len(commits)} tasks are of tasks {_shown(tasks)}: the batch is not "
+            "committed; run it again"
+        )
+    batches = sorted({(each.tag.sink_id, str(each.tag.batch_id)) for each in commits})
+    if len(batches) > 1:
+        raise CommitError(f"the tasks' messages are of several sinks or batches: {batches}")
+    if batch_id is not None and commits and commits[0].tag.batch_id != batch_id:
+        raise CommitError(
+            f"the tasks wrote batch {commits[0].tag.batch_id}, and batch {batch_id} is committed"
+        )
+    return commits
+
+
+def _shown(tasks: Sequence[int]) -> str:
+    more = "" if len(tasks) <= TASKS_SHOWN else f" and {len(tasks) - TASKS_SHOWN} more"
+    return ", ".join(str(task) for task in tasks[:TASKS_SHOWN]) + more

@@ -1,0 +1,100 @@
+"""Good flights into one topic, malformed ones into another, with the reason and where they were.
+
+Both in one query: the sink takes each record's topic from a column. A record goes on with the
+bytes, key and headers that it came with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (as everybody imports it)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from raftlog_spark.examples.flights import FLIGHT, arguments, stream_of, write
+from raftlog_spark.session import session
+
+NEEDED = ("flight", "scheduled", "carrier", "origin", "dest")
+DELAY_MIN_MAX = 24 * 60
+"""A flight that leaves a day off its time is another flight, or a mistake."""
+
+_HEADERS = "array<struct<key string, value binary>>"
+# Where Spark puts the whole text, if it does not fit the schema.
+_MISFIT = "_misfit"
+
+
+def with_reason(letters: DataFrame) -> DataFrame:
+    """Records with a column `reason`: why this is no flight; null for a flight."""
+    text = F.col("value").cast("string")
+    schema = f"{FLIGHT}, {_MISFIT} string"
+    flight = F.from_json(text, schema, {"columnNameOfCorruptRecord": _MISFIT})
+    return letters.withColumn("_row", flight).withColumn("reason", _reason(text)).drop("_row")
+
+
+def _reason(text: Column) -> Column:
+    delay = F.col("_row.dep_delay")
+    found = (
+        F.when(F.col("value").isNull(), "no value")
+        .when(~F.is_valid_utf8(text), "not UTF-8")
+        .when(F.col(f"_row.{_MISFIT}").isNotNull(), "not the JSON of a flight")
+    )
+    for name in NEEDED:
+        found = found.when(F.col(f"_row.{name}").isNull(), f"no {name}")
+    return found.when(
+        F.abs(delay) > DELAY_MIN_MAX, F.concat(F.lit("dep_delay is "), delay.cast("string"))
+    )
+
+
+def routed(letters: DataFrame, *, good: str, bad: str) -> DataFrame:
+    """The records with the topic that each goes to; a bad one's headers tell what and where."""
+    judged = with_reason(letters)
+    is_good = F.col("reason").isNull()
+    told = [
+        F.struct(F.lit(name).alias("key"), F.col(name).cast("string").alias("value"))
+        for name in ("reason", "topic", "partition", "offset")
+    ]
+    headers = F.concat(
+        F.coalesce("headers", F.array().cast(_HEADERS)), F.array(*told).cast(_HEADERS)
+    )
+    return judged.select(
+        "key",
+        # A sink has no records without value.
+        F.coalesce("value", F.lit(b"")).alias("value"),
+        F.when(is_good, F.col("headers")).otherwise(headers).alias("headers"),
+        F.when(is_good, good).otherwise(bad).alias("topic"),
+    )
+
+
+def start(
+    spark: SparkSession, servers: str, *, source: str, good: str, bad: str, checkpoint: str
+) -> StreamingQuery:
+    """Sort what the topic `source` holds."""
+    letters = stream_of(spark, servers, source, includeHeaders="true")
+    return write(routed(letters, good=good, bad=bad), servers, checkpoint=checkpoint)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run it from the command line."""
+    told = arguments(
+        __doc__,
+        given,
+        source="topic of what may be flights",
+        good="topic for flights",
+        bad="topic for all else",
+        checkpoint="directory that remembers how far it came",
+    )
+    spark = session("dead letters", master=told.master)
+    start(
+        spark,
+        told.servers,
+        source=told.source,
+        good=told.good,
+        bad=told.bad,
+        checkpoint=told.checkpoint,
+    ).awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Flights joined with their airline and with the weather at their airport, into another topic.
+
+Airlines and weather are topics, too, of JSON with the columns of their CSV files:
+
+    raftlog topic produce airlines airlines.csv --input csv --key-field carrier
+    raftlog topic produce weather weather.csv --input csv --key-field origin --infer-types
+
+They are read anew in every run. A flight without airline or weather stays, with nulls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (as everybody imports it)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from raftlog_spark.examples.flights import (
+    arguments,
+    flights_in,
+    records,
+    rows,
+    stream_of,
+    table_of,
+    write,
+)
+from raftlog_spark.session import session
+
+AIRLINE = "carrier string, name string"
+WEATHER = (
+    "origin string, time_hour timestamp, temp double, wind_speed double, precip double,"
+    " visib double"
+)
+"""Fahrenheit, miles an hour, inches, miles; one row for each hour and airport."""
+
+
+def enriched(flights: DataFrame, airlines: DataFrame, weather: DataFrame) -> DataFrame:
+    """Every flight, with its `airline` and the weather of its scheduled hour (UTC)."""
+    named = airlines.withColumnRenamed("name", "airline")
+    by_hour = weather.withColumnRenamed("time_hour", "hour")
+    return (
+        flights.withColumn("hour", F.date_trunc("hour", "scheduled"))
+        # Both are small: every task gets them whole, and no flight has to move.
+        .join(F.broadcast(named), "carrier", "left")
+        .join(F.broadcast(by_hour), ["origin", "hour"], "left")
+        .drop("hour")
+    )
+
+
+def start(
+    spark: SparkSession,
+    servers: str,
+    *,
+    source: str,
+    airlines: str,
+    weather: str,
+    target: str,
+    checkpoint: str,
+) -> StreamingQuery:
+    """Enrich what the topic `source` holds; the flight is the key in `target`."""
+    found = enriched(
+        flights_in(stream_of(spark, servers, source)),
+        rows(table_of(spark, servers, airlines), AIRLINE),
+        rows(table_of(spark, servers, weather), WEATHER),
+    )
+    return write(records(found, key="flight"), servers, topic=target, checkpoint=checkpoint)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run it from the command line."""
+    told = arguments(
+        __doc__,
+        given,
+        source="topic of flights",
+        airlines="topic of airlines",
+        weather="topic of weather",
+        target="topic for flights with airline and weather",
+        checkpoint="directory that remembers how far it came",
+    )
+    spark = session("enrich", master=told.master)
+    start(
+        spark,
+        told.servers,
+        source=told.source,
+        airlines=told.airlines,
+        weather=told.weather,
+        target=told.target,
+        checkpoint=told.checkpoint,
+    ).awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

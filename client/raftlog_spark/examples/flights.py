@@ -1,0 +1,90 @@
+"""What the examples share: flights as records and as rows, topics as DataFrames, a command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (as everybody imports it)
+from pyspark.sql.streaming.query import StreamingQuery
+
+FLIGHT = (
+    "flight string, scheduled timestamp, carrier string, origin string, dest string,"
+    " tailnum string, dep_delay int, arr_delay int, air_time int, distance int"
+)
+"""A flight as the value of a record: JSON with these fields. Delays and times are in minutes,
+distances in miles; a flight without `dep_delay` was cancelled."""
+
+_TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss'Z'", "timeZone": "UTC"}
+
+
+def rows(records: DataFrame, schema: str) -> DataFrame:
+    """The values of records, which are JSON, as columns. What is no JSON gives nulls."""
+    value = F.col("value").cast("string")
+    return records.select(F.from_json(value, schema).alias("row")).select("row.*")
+
+
+def flights_in(records: DataFrame) -> DataFrame:
+    """Records as flights. What is none is left out; `dead_letters` looks after it."""
+    return rows(records, FLIGHT).where(F.col("flight").isNotNull())
+
+
+def records(frame: DataFrame, *, key: str) -> DataFrame:
+    """Rows as records: one column is the key, and all of them are the value, as JSON."""
+    value = F.to_json(F.struct("*"), _TIMES)
+    return frame.select(F.col(key).alias("key"), value.alias("value"))
+
+
+def stream_of(spark: SparkSession, servers: str, topic: str, **options: str) -> DataFrame:
+    """A topic as a stream, from its first record on."""
+    return (
+        spark.readStream.format("raftlog")
+        .option("bootstrap.servers", servers)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .options(**options)
+        .load()
+    )
+
+
+def table_of(spark: SparkSession, servers: str, topic: str) -> DataFrame:
+    """All that a topic holds now."""
+    return (
+        spark.read.format("raftlog")
+        .option("bootstrap.servers", servers)
+        .option("subscribe", topic)
+        .load()
+    )
+
+
+def write(
+    frame: DataFrame, servers: str, *, checkpoint: str, topic: str | None = None
+) -> StreamingQuery:
+    """Start to write records to a topic, or to those that a column `topic` names.
+
+    The query takes what its sources hold now, and ends. `checkpoint` is the directory that
+    remembers how far it came; the next run goes on there.
+    """
+    writer = (
+        frame.writeStream.format("raftlog")
+        .option("bootstrap.servers", servers)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+    )
+    return (writer if topic is None else writer.option("topic", topic)).start()
+
+
+def arguments(
+    description: str | None, given: Sequence[str] | None, **needed: str
+) -> argparse.Namespace:
+    """The command line of an example: `--servers`, `--master`, and what else it needs.
+
+    `needed`: names of options to their help.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--servers", default="127.0.0.1:8082", help="nodes, as HOST:PORT,…")
+    parser.add_argument("--master", help="where Spark runs, by default on this machine")
+    for name, text in needed.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", required=True, help=text)
+    return parser.parse_args(given)

@@ -1,0 +1,20 @@
+"""Good flights into the topic `flights-good`, malformed ones into `flights-bad`."""
+
+import os
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+from raftlog_spark.examples.dead_letters import routed
+from raftlog_spark.examples.flights import stream_of
+
+SERVERS = os.environ["RAFTLOG_SERVERS"]
+
+# Without an option `topic`, each record goes to the topic that its column of that name says.
+dp.create_sink("letters", "raftlog", {"bootstrap.servers": SERVERS})
+
+
+@dp.append_flow(target="letters")
+def sorted_letters() -> DataFrame:
+    """Every record to one of the two."""
+    letters = stream_of(SparkSession.active(), SERVERS, "flights", includeHeaders="true")
+    return routed(letters, good="flights-good", bad="flights-bad")

@@ -1,0 +1,220 @@
+"""Runs a project of Spark Declarative Pipelines, with raftlog's topics as sources and sinks.
+
+A project is a directory with a spec, `spark-pipeline.yml`, and the definitions that it names, in
+Python and SQL. Spark runs it over Spark Connect: the definitions are read here, in a client, and
+run in a server. Unless told a server (`sc://…`), this process starts one for itself, in its own
+JVM, that serves this process alone.
+
+A run reads what is there now and ends. What it has read is noted below the spec's `storage`, so
+that the next run goes on from there. Tables need a catalog that remembers them as well: Spark's
+default one forgets them when a run ends, and the next run then finds files in the way.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raftlog_spark.errors import RaftlogSparkError
+from raftlog_spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.pipelines.cli import PipelineSpec
+
+SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml", "pipeline.yml", "pipeline.yaml")
+"""What a spec may be called in a directory; the first two are Spark's own names."""
+
+MASTER_DEFAULT = "local[*]"
+_CONNECT = "sc://"
+_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
+_SERVER_CONFIG: Mapping[str, str] = {
+    "spark.api.mode": "classic",
+    # Loopback and a free port. By itself Spark takes port 15002 of all addresses, so that there
+    # could be one pipeline on a machine at a time.
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.connect.grpc.binding.port": "0",
+    # As Spark sets them for a server in its client's process.
+    "spark.sql.artifact.isolation.enabled": "true",
+    "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
+}
+# What decides where Spark runs; that is settled before the server starts.
+_PLACES = frozenset({"spark.master", "spark.remote", "spark.api.mode"})
+_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+
+
+class PipelineError(RaftlogSparkError):
+    """A pipeline did not run to its end; the message is Spark's."""
+
+
+class SpecError(PipelineError):
+    """There is no spec in that place, or it is not what Spark takes for one."""
+
+
+class ExtraMissingError(PipelineError):
+    """Spark, or what its pipelines need, is not installed."""
+
+
+def run(
+    project: Path,
+    *,
+    master: str | None = None,
+    config: Mapping[str, str] | None = None,
+    refresh: Sequence[str] = (),
+    full_refresh: Sequence[str] = (),
+    full_refresh_all: bool = False,
+    dry: bool = False,
+) -> None:
+    """Run a pipeline until it has worked off what is there; print what happens, as Spark does.
+
+    `project` is a spec, or the directory of one. `master` is as for Spark, or a Connect server's
+    `sc://host:port`; by default the spec's `spark.master`, or else this machine. `config` are
+    settings to start Spark with; those of the spec are for what can be set while Spark runs.
+    `refresh` names the tables to bring up to date, if not all; `full_refresh` those to make anew
+    from the start, `full_refresh_all` all of them. `dry` checks all definitions and moves no data.
+
+    For a process of its own, where no Spark session runs: it sets variables that Spark looks at.
+
+    Raises FileNotFoundError, SpecError, ExtraMissingError, JavaError, and PipelineError: the run
+    failed. What the definitions' own Python raises comes through.
+    """
+    cli = _spark_cli()
+    from pyspark.errors import PySparkException  # noqa: PLC0415  after it is known to be there
+
+    path = find_spec(project)
+    spec = _load(path, cli)
+    try:
+        with _connected(spec, place_of(master, spec.configuration, os.environ), config or {}):
+            cli.run(
+                spec_path=path,
+                full_refresh=list(full_refresh),
+                full_refresh_all=full_refresh_all,
+                refresh=list(refresh),
+                dry=dry,
+            )
+    except PySparkException as error:
+        raise PipelineError(f"{spec.name}: {error}") from error
+
+
+def find_spec(project: Path) -> Path:
+    """The spec itself, or the one in that directory, as an absolute path.
+
+    Raises FileNotFoundError: there is nothing. Raises SpecError: no spec, or more than one.
+    """
+    if project.is_file():
+        return project.absolute()
+    if not project.exists():
+        raise FileNotFoundError(2, "No such file or directory", str(project))
+    found = [project / name for name in SPEC_NAMES if (project / name).is_file()]
+    if not found:
+        raise SpecError(f"{project} holds no pipeline: it has no {SPEC_NAMES[0]}")
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise SpecError(f"{project} holds {names}: name the one to run")
+    return found[0].absolute()
+
+
+def _spark_cli() -> Any:
+    try:
+        from pyspark.pipelines import cli  # noqa: PLC0415  an extra
+
+        import_module("pyspark.sql.connect.session")
+    except ImportError as error:
+        raise ExtraMissingError(
+            f"Spark's pipelines cannot be loaded ({error}): "
+            'pip install "raftlog[pipelines]" installs what they need'
+        ) from error
+    return cli
+
+
+def _load(path: Path, cli: Any) -> PipelineSpec:
+    import yaml  # noqa: PLC0415  an extra
+    from pyspark.errors import PySparkException  # noqa: PLC0415  an extra
+
+    try:
+        spec: PipelineSpec = cli.load_pipeline_spec(path)
+    # Spark takes the document apart without looking whether its parts are there.
+    except (PySparkException, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
+        raise SpecError(f"{path} is no pipeline's spec: {error}") from error
+    return spec
+
+
+def place_of(
+    master: str | None, configuration: Mapping[str, str], environ: Mapping[str, str]
+) -> str:
+    """Where a pipeline runs, a Connect server or a master: by its caller, environment, or spec."""
+    return (
+        master
+        or environ.get("SPARK_REMOTE")
+        or configuration.get("spark.remote")
+        or configuration.get("spark.master")
+        or MASTER_DEFAULT
+    )
+
+
+@contextmanager
+def _connected(spec: PipelineSpec, place: str, config: Mapping[str, str]) -> Iterator[None]:
+    """This process has a session on a Connect server, which Spark's own `run` then finds."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415  an extra
+    from pyspark.sql.connect.session import SparkSession as Client  # noqa: PLC0415  an extra
+
+    if place.startswith(_CONNECT):
+        if config:
+            raise PipelineError(f"{place} runs already: {', '.join(config)} cannot be set there")
+        os.environ["SPARK_REMOTE"] = place
+        skip_figures(Client.builder.remote(place).getOrCreate().client)
+        yield
+        return
+    for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
+        os.environ.pop(name, None)
+    # Whoever reaches the port may run programs; the variable is this process's and the JVM's.
+    os.environ[_TOKEN] = secrets.token_hex(32)
+    server = session(spec.name, master=place, config=_server_config(spec, config))
+    try:
+        remote = Client.builder.remote(f"sc://localhost:{_port(server)}").getOrCreate()
+        skip_figures(remote.client)
+        # As Spark sets them where it has started such a server: whoever asks for a session gets
+        # the running one, and to stop that stops the server.
+        os.environ["SPARK_LOCAL_REMOTE"] = "1"
+        os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+        yield
+    finally:
+        if SparkSession._instantiatedSession is server:
+            server.stop()
+
+
+def _server_config(spec: PipelineSpec, config: Mapping[str, str]) -> dict[str, str]:
+    named = {**spec.configuration, **config}
+    given = {key: value for key, value in named.items() if key not in _PLACES}
+    plugins = [part for part in (given.get("spark.plugins"), _PLUGIN) if part]
+    return {**_SERVER_CONFIG, **given, "spark.plugins": ",".join(plugins)}
+
+
+def _port(server: Any) -> int:
+    """Where the server listens. Spark's client asks in the same way, where it is tested."""
+    service = getattr(server._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
+    return int(getattr(service, "MODULE$").localPort())
+
+
+def skip_figures(client: Any) -> None:
+    """Has a Connect client leave out figures (metrics) among the answers to "run this pipeline".
+
+    Spark 4.3.0's client knows only answers of other kinds there, and ends with UNKNOWN_RESPONSE
+    `__python_accumulator__` when a Python source that a definition has registered has read rows:
+    the run is complete then, but counts as failed. Later versions skip them too (SPARK-59135).
+    """
+    from pyspark.sql.metrics import ObservedMetrics, PlanMetrics  # noqa: PLC0415  an extra
+
+    fetch: Callable[..., Iterator[Any]] = client._execute_and_fetch_as_iterator
+
+    def answers(request: Any, *rest: Any, **named: Any) -> Iterator[Any]:
+        found = fetch(request, *rest, **named)
+        if not request.plan.command.pipeline_command.HasField("start_run"):
+            return found
+        return (x for x in found if not isinstance(x, PlanMetrics | ObservedMetrics))
+
+    client._execute_and_fetch_as_iterator = answers

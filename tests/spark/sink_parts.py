@@ -1,0 +1,100 @@
+"""What the sink's tests in a real Spark share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raftlog_client import Admin
+from raftlog_spark.cluster import Cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+TIMEOUT_S = 120
+POLL_S = 0.02
+
+
+def create(servers: str, topic: str, partitions: int = 3, *, replicas: int = 1) -> str:
+    """Make a topic; its name."""
+
+    async def run() -> None:
+        async with Admin(bootstrap_servers=servers) as admin:
+            await admin.create_topic(topic, partitions=partitions, replication_factor=replicas)
+
+    asyncio.run(run())
+    return topic
+
+
+def leader(servers: str, topic: str) -> int:
+    """The node that leads partition 0."""
+
+    async def run() -> int:
+        async with Admin(bootstrap_servers=servers) as admin:
+            found = (await admin.describe_topic(topic)).partitions[0].leader
+            assert found is not None
+            return found
+
+    return asyncio.run(run())
+
+
+def options(servers: str, topic: str | None = None, **more: str) -> dict[str, str]:
+    """Of the sink."""
+    return {"kafka.bootstrap.servers": servers, **({"topic": topic} if topic else {}), **more}
+
+
+def save(frame: DataFrame, servers: str, topic: str | None = None, **more: str) -> None:
+    """Append a frame."""
+    frame.write.format("raftlog").mode("append").options(**options(servers, topic, **more)).save()
+
+
+def read(spark: SparkSession, servers: str, *topics: str) -> list[Row]:
+    """All records, with their headers, by topic, partition and offset."""
+    frame = (
+        spark.read.format("raftlog")
+        .options(subscribe=",".join(topics), includeHeaders="true")
+        .option("bootstrap.servers", servers)
+        .load()
+    )
+    return sorted(frame.collect(), key=lambda row: (row.topic, row.partition, row.offset))
+
+
+def values(spark: SparkSession, servers: str, *topics: str) -> list[str]:
+    """All values, sorted: one that is there twice is seen."""
+    return sorted(bytes(row.value).decode() for row in read(spark, servers, *topics))
+
+
+def run_available_now(
+    frame: DataFrame, checkpoint: Path, servers: str, topic: str | None = None, **more: str
+) -> Any:
+    """Write what a stream has now; the query, which has ended. Raises what failed."""
+    query = (
+        frame.writeStream.format("raftlog")
+        .options(**options(servers, topic, **more))
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(TIMEOUT_S), "the query goes on and on"
+    finally:
+        query.stop()
+    return query
+
+
+def count(servers: str, topic: str) -> int:
+    """How many records there are."""
+    with Cluster(servers) as cluster:
+        bounds = cluster.bounds([topic], isolation="read_committed")
+    return sum(each.end - each.start for each in bounds.values())
+
+
+def wait_for(what: str, condition: Callable[[], bool]) -> None:
+    """Return once it is so."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"within {TIMEOUT_S} s there was no {what}"
+        time.sleep(POLL_S)
