@@ -55,11 +55,16 @@ async def open_loop(
     *,
     consume: bool,
     partitions: int = PARTITIONS,
+    arrive_in: str | None = None,
+    warm_up_s: float = WARM_UP_S,
 ) -> Samples:
-    """Send `rate` 100-byte records a second on schedule; `consume`: while a consumer reads them."""
+    """Send `rate` 100-byte records a second on schedule; `consume`: while a consumer reads them.
+
+    It reads them in the topic `arrive_in`, if somebody copies them there.
+    """
     samples = Samples()
-    count = int(rate * (seconds + WARM_UP_S))
-    warm_up = int(rate * WARM_UP_S)
+    count = int(rate * (seconds + warm_up_s))
+    warm_up = int(rate * warm_up_s)
     filler = payload(80)
     due = [0.0] * count
     unread = set(range(count))
@@ -85,7 +90,8 @@ async def open_loop(
         Consumer(bootstrap_servers=servers, auto_offset_reset="earliest") as consumer,
         Producer(bootstrap_servers=servers, linger_ms=0) as producer,
     ):
-        consumer.assign([TopicPartition(topic, number) for number in range(partitions)])
+        read_from = topic if arrive_in is None else arrive_in
+        consumer.assign([TopicPartition(read_from, number) for number in range(partitions)])
         reader = asyncio.create_task(read(consumer)) if consume else None
         start = time.perf_counter() + 0.2
         for number in range(count):

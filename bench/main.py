@@ -13,8 +13,11 @@ from bench.node import running_node
 from bench.replication import suite as cluster
 from bench.replication.cluster import Options
 from bench.report import Result, machine, plot, print_table, write_json
+from bench.spark import suite as spark
 
-SUITES = ("limits", "throughput", "latency", "rest", "footprint", "quorum", "cluster")
+SUITES = ("limits", "throughput", "latency", "rest", "footprint", "quorum", "cluster", "spark")
+WITH_PARTS = {"cluster": cluster, "spark": spark}
+"""The suites of which `--only` chooses parts."""
 QUICK_SCALE = 0.1
 QUICK_TRIALS = 3
 
@@ -27,7 +30,9 @@ QUICK_TRIALS = 3
 @click.option(
     "--only",
     multiple=True,
-    help=f"Part of the cluster suite, or how such begin: {', '.join(cluster.PARTS)}.",
+    help="Part of a suite, or how such begin; "
+    + "; ".join(f"{name}: {', '.join(suite.PARTS)}" for name, suite in WITH_PARTS.items())
+    + ".",
 )
 @click.option("--trials", default=30, show_default=True, help="Of each fault, in `cluster`.")
 @click.option("--gb", default=1.0, show_default=True, help="What a follower misses, in `cluster`.")
@@ -54,8 +59,10 @@ def main(  # noqa: PLR0917 - click passes them by name
     if quick:
         runs, scale = 1, scale * QUICK_SCALE
         trials, gb = min(trials, QUICK_TRIALS), gb * QUICK_SCALE
+    suites = suites or SUITES
     try:
-        parts = cluster.chosen(only)
+        own = [suite.PARTS for name, suite in WITH_PARTS.items() if name in suites]
+        parts = cluster.chosen(only, [part for each in own for part in each])
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--only") from None
     options = Options(flush, runs, scale, trials, gb, with_perf=perf)
@@ -63,14 +70,16 @@ def main(  # noqa: PLR0917 - click passes them by name
     print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, flush={flush}")
     results: list[Result] = []
     failed: list[str] = []
-    for suite in suites or SUITES:
+    for suite in suites:
         print(f"-- {suite}", flush=True)
         if suite == "limits":
             results += limits.run(runs=runs, scale=scale)
             continue
-        if suite == "cluster":
-            found, failed = cluster.run(parts, options)
+        if suite in WITH_PARTS:
+            wanted = [part for part in WITH_PARTS[suite].PARTS if part in parts]
+            found, failures = WITH_PARTS[suite].run(wanted, options)
             results += found
+            failed += failures
             continue
         if suite in {"footprint", "quorum"}:
             module = {"footprint": footprint, "quorum": quorum}[suite]

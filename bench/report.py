@@ -9,7 +9,7 @@ import statistics
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +83,26 @@ def machine() -> dict[str, Any]:
         model = names[0].split(":", 1)[1].strip() if names else model
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     packages = ("raftlog", "aiohttp", "uvloop", "orjson", "msgspec", "aiokafka", "crc32c")
+    spark = ("pyspark", "pyarrow", "numpy")
     return {
         "cpu": model,
         "cores": os.cpu_count(),
         "memory_gib": round(memory_bytes / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in packages},
+        "packages": {
+            **{name: version(name) for name in packages},
+            **{name: _version_if_any(name) for name in spark},
+        },
         "revision": _revision(),
     }
+
+
+def _version_if_any(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _revision() -> str:

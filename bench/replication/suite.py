@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
@@ -14,7 +14,9 @@ from bench.replication import catch_up, gaps, lone, many, produce
 from bench.replication.cluster import Options
 from bench.report import Result
 
-PARTS: Final[dict[str, Callable[[Options], list[Result]]]] = {
+Part = Callable[[Options], list[Result]]
+
+PARTS: Final[dict[str, Part]] = {
     "produce": produce.produce,
     "latency": lone.latency,
     "consume": produce.consume,
@@ -29,24 +31,38 @@ PARTS: Final[dict[str, Callable[[Options], list[Result]]]] = {
 }
 
 
-def chosen(names: Sequence[str]) -> list[str]:
-    """The parts that these names mean: their own, or all that begin so. ValueError: none does."""
+def chosen(names: Sequence[str], parts: Sequence[str] | None = None) -> list[str]:
+    """Of all `parts` those that these names mean: their own, or all that begin so.
+
+    Raises ValueError: none does.
+    """
+    parts = list(PARTS) if parts is None else parts
     for name in names:
-        if not any(part.startswith(name) for part in PARTS):
-            raise ValueError(f"{name!r} is none of {', '.join(PARTS)}")
-    return [part for part in PARTS if not names or any(part.startswith(name) for name in names)]
+        if not any(part.startswith(name) for part in parts):
+            raise ValueError(f"{name!r} is none of {', '.join(parts)}")
+    return [part for part in parts if not names or any(part.startswith(name) for name in names)]
 
 
-def run(names: Sequence[str], options: Options) -> tuple[list[Result], list[str]]:
-    """The figures of these parts, and the parts that failed: the others are run all the same."""
+def run(
+    names: Sequence[str],
+    options: Options,
+    *,
+    suite: str = "cluster",
+    parts: Mapping[str, Part] | None = None,
+) -> tuple[list[Result], list[str]]:
+    """The figures of these parts, and the parts that failed: the others are run all the same.
+
+    `parts`: all that the suite has, if it is not the cluster's.
+    """
+    parts = PARTS if parts is None else parts
     results: list[Result] = []
     failed: list[str] = []
     with _terminable():
         for name in names:
             load = os.getloadavg()[0]
-            print(f"-- cluster: {name} (load average before: {load:.1f})", flush=True)
+            print(f"-- {suite}: {name} (load average before: {load:.1f})", flush=True)
             try:
-                found = PARTS[name](options)
+                found = parts[name](options)
             except Exception:  # reported in full, and by the exit code
                 traceback.print_exc()
                 failed.append(name)

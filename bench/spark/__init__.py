@@ -1,1 +1,1 @@
-"""Measurements of the Spark connector and of its parts."""
+"""Measurements of the Spark connector: of its parts (`codec`, `raw`), and whole (`suite`)."""

@@ -60,8 +60,10 @@ def texts_of(size: int, count: int) -> list[bytes]:
     return texts
 
 
-def batches_of(values: list[bytes], batch_bytes: int, compression: Compression) -> bytes:
-    records = ((NOW_MS + number // 7, None, value, None) for number, value in enumerate(values))
+def batches_of(
+    values: list[bytes], batch_bytes: int, compression: Compression, now_ms: int = NOW_MS
+) -> bytes:
+    records = ((now_ms + number // 7, None, value, None) for number, value in enumerate(values))
     return b"".join(
         batch.data
         for batch in encode_batches(records, compression=compression, size_bytes_max=batch_bytes)

@@ -1,0 +1,152 @@
+"""How fast Spark reads topics: batch queries, and streams that read what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from bench.node import NodeProcess, running_node
+from bench.replication.cluster import Options
+from bench.report import Result
+from bench.spark.running import (
+    LARGE_BYTES,
+    PARTITIONS,
+    SMALL_BYTES,
+    Meter,
+    checkpoint,
+    fill,
+    source,
+    spark,
+    sum_of_lengths,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SMALL_RECORDS: Final = 10_000_000
+LARGE_RECORDS: Final = 2_000_000
+RECORDS_MIN: Final = 10_000
+TIMEOUT_S: Final = 600
+VALUES: Final = "value binary"
+READ_LIMIT: Final = 5_000_000
+"""Of the stream that is limited, in records a batch."""
+
+Read = Callable[[str, str], tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Workload:
+    """One way to read a topic, and its figures. `read` tells rows, and the sum of their lengths."""
+
+    name: str
+    topic: str
+    read: Read
+    goal: float | None = None
+    rate: Result = field(init=False)
+
+    def __post_init__(self) -> None:
+        parameters = {"partitions": PARTITIONS, "topic": self.topic, "master": "local[*]"}
+        name = f"spark: {self.name}"
+        self.rate = Result(name, "rows/s", [], self.goal, parameters=parameters)
+
+    def run(self, node: NodeProcess, expected: int) -> None:
+        """One run; all rows must come."""
+        meter = Meter(node)
+        rows, _ = self.read(node.address, self.topic)
+        used = meter.used()
+        if rows != expected:
+            raise RuntimeError(f"{self.name}: {rows} rows of {expected}")
+        self.rate.runs.append(rows / used.seconds)
+        self.rate.details[f"run {len(self.rate.runs)}"] = used.details(rows)
+        shares = ", ".join(f"{who} {ns / rows * 1e9:.0f}" for who, ns in used.processor.items())
+        print(f"   {self.name}: {self.rate.runs[-1]:,.0f} rows/s; CPU ns/row: {shares}", flush=True)
+
+
+def batch(options: Options) -> list[Result]:
+    """Batch queries over the values alone, and over all columns."""
+    return _measured(
+        options,
+        [
+            Workload("batch read 100 B", "small", read_values, 3_000_000),
+            Workload("batch read 1 KB", "large", read_values, 1_000_000),
+            Workload("batch read 100 B, all columns", "small", read_all),
+        ],
+    )
+
+
+def stream(options: Options) -> list[Result]:
+    """Streams that read what is there, from `start()` until they have ended."""
+    return _measured(
+        options,
+        [
+            Workload("stream read 100 B", "small", stream_values, 1_500_000),
+            Workload(f"stream read 100 B, {READ_LIMIT:,} a batch", "small", stream_limited),
+        ],
+    )
+
+
+def _measured(options: Options, workloads: list[Workload]) -> list[Result]:
+    counts = {"small": (SMALL_BYTES, SMALL_RECORDS), "large": (LARGE_BYTES, LARGE_RECORDS)}
+    with running_node(options.flush) as node:
+        written: dict[str, int] = {}
+        for topic in sorted({workload.topic for workload in workloads}):
+            node.create_topic(topic, PARTITIONS)
+            record_bytes, records = counts[topic]
+            count = max(RECORDS_MIN, int(records * options.scale))
+            written[topic] = fill(node.address, topic, record_bytes, count)
+            # Java compiles what it runs often; and the log is in the page cache then.
+            read_values(node.address, topic)
+        for _ in range(options.runs):
+            for workload in workloads:
+                workload.run(node, written[workload.topic])
+    return [workload.rate for workload in workloads]
+
+
+def read_values(servers: str, topic: str) -> tuple[int, int]:
+    """A batch query that asks for values alone."""
+    frame = spark().read.format("raftlog").options(**source(servers, topic)).schema(VALUES)
+    return sum_of_lengths(frame.load())
+
+
+def read_all(servers: str, topic: str) -> tuple[int, int]:
+    """A batch query that reads all columns, and uses one."""
+    frame = spark().read.format("raftlog").options(**source(servers, topic))
+    return sum_of_lengths(frame.load())
+
+
+def stream_values(servers: str, topic: str) -> tuple[int, int]:
+    """A stream that reads all there is in one batch."""
+    return _streamed(source(servers, topic, startingOffsets="earliest"))
+
+
+def stream_limited(servers: str, topic: str) -> tuple[int, int]:
+    """A stream that reads all there is in several batches."""
+    limit = {"maxOffsetsPerTrigger": str(READ_LIMIT)}
+    return _streamed(source(servers, topic, startingOffsets="earliest", **limit))
+
+
+def _streamed(options: dict[str, str]) -> tuple[int, int]:
+    found: list[tuple[int, int]] = []
+
+    def take(frame: DataFrame, number: int) -> None:
+        found.append(sum_of_lengths(frame))
+
+    with checkpoint() as directory:
+        query = (
+            spark()
+            .readStream.format("raftlog")
+            .options(**options)
+            .schema(VALUES)
+            .load()
+            .writeStream.foreachBatch(take)
+            .option("checkpointLocation", directory)
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            if not query.awaitTermination(TIMEOUT_S):
+                raise RuntimeError(f"the stream did not end within {TIMEOUT_S} s")
+        finally:
+            query.stop()
+    return sum(rows for rows, _ in found), sum(size for _, size in found)

@@ -1,0 +1,85 @@
+"""How fast Spark writes topics: to one node, and to three."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from bench.node import NodeProcess, running_node
+from bench.replication.cluster import Cluster, Options, run_workload, running_cluster
+from bench.report import Result
+from bench.spark.running import PARTITIONS, SMALL_BYTES, Meter, Used, records_in, spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+RECORDS: Final = 5_000_000
+RECORDS_MIN: Final = 10_000
+NUMBER_BYTES: Final = 20
+GOALS: Final = {"one node": 700_000.0, "three nodes": 400_000.0}
+
+
+def write(options: Options) -> list[Result]:
+    """Rows that Spark makes, written; and made only, which is a part of the former."""
+    count = max(RECORDS_MIN, int(RECORDS * options.scale))
+    parameters = {"partitions": PARTITIONS, "records": count, "tasks": os.cpu_count()}
+    made = Result("spark: rows made for writing, 100 B", "rows/s", [], None, parameters=parameters)
+    rates = {
+        place: Result(
+            f"spark: write 100 B, {place}", "rows/s", [], goal, parameters=dict(parameters)
+        )
+        for place, goal in GOALS.items()
+    }
+    with running_node(options.flush) as node, running_cluster(options.flush) as cluster:
+        places = {"one node": [node], "three nodes": list(cluster.processes.nodes.values())}
+        for place, nodes in places.items():  # Java compiles what it runs often
+            _written(cluster, place, nodes, "warm-up", max(RECORDS_MIN, count // 10))
+        for run in range(options.runs):
+            meter = Meter()
+            rows(count).write.format("noop").mode("overwrite").save()
+            _note(made, meter.used(), count)
+            for place, nodes in places.items():
+                used = _written(cluster, place, nodes, f"run-{run}", count)
+                _note(rates[place], used, count)
+    return [made, *rates.values()]
+
+
+def rows(count: int) -> DataFrame:
+    """As many values of 100 bytes, in as many tasks as there are cores. No two are the same."""
+    filler = "x" * (SMALL_BYTES - NUMBER_BYTES)
+    numbers = spark().range(0, count, 1, os.cpu_count() or 1)
+    number = f"lpad(cast(id AS string), {NUMBER_BYTES}, '0')"
+    return numbers.selectExpr(f"cast(concat({number}, '{filler}') AS binary) AS value")
+
+
+def _written(
+    cluster: Cluster, place: str, nodes: list[NodeProcess], topic: str, count: int
+) -> Used:
+    """One write into a topic of its own."""
+    if len(nodes) == 1:
+        nodes[0].create_topic(topic, PARTITIONS)
+    else:
+        run_workload(cluster.create_topic(topic, PARTITIONS))
+    servers = ",".join(node.address for node in nodes)
+    frame = rows(count)
+    meter = Meter(*nodes)
+    (
+        frame.write.format("raftlog")
+        .mode("append")
+        .option("bootstrap.servers", servers)
+        .option("topic", topic)
+        .save()
+    )
+    used = meter.used()
+    written = records_in(servers, topic)
+    if written < count:
+        raise RuntimeError(f"{place}: {written} records of {count}")
+    nodes[0].delete_topic(topic)
+    return used
+
+
+def _note(result: Result, used: Used, count: int) -> None:
+    result.runs.append(count / used.seconds)
+    result.details[f"run {len(result.runs)}"] = used.details(count)
+    shares = ", ".join(f"{who} {ns / count * 1e9:.0f}" for who, ns in used.processor.items())
+    print(f"   {result.name}: {result.runs[-1]:,.0f} rows/s; CPU ns/row: {shares}", flush=True)

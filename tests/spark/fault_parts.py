@@ -1,0 +1,226 @@
+"""What the fault tests share: topics that grow, shrink and vanish, streams that run in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from raftlog_client import Admin, TopicPartition
+from raftlog_spark.cluster import Cluster
+
+from .access_parts import encoded
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
+
+TIMEOUT_S = 120.0
+POLL_S = 0.02
+LIST = "value string"
+ROOT = Path(__file__).parents[2]
+"""Where `python -m tests.…` finds its program."""
+
+Act = Callable[[int], None]
+
+
+class Topic:
+    """A topic whose records say what they are: life of the topic, partition, offset.
+
+    Records have the timestamp 0, and are kept until the test deletes them: that moves the log's
+    start as retention does, at a moment of the test's own choice.
+    """
+
+    def __init__(
+        self, servers: str, name: str, *, partitions: int = 2, replicas: int | None = None
+    ) -> None:
+        self.servers = servers
+        self.name = name
+        self.life = 0
+        self._partitions = partitions
+        self._replicas = replicas
+        self._ends: dict[int, int] = {}
+        self.create()
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"bootstrap.servers": self.servers, "subscribe": self.name}
+
+    def create(self) -> None:
+        """Make the topic, or another one of the same name."""
+        self.life += 1
+        self._ends = dict.fromkeys(range(self._partitions), 0)
+        self._admin(
+            lambda admin: admin.create_topic(
+                self.name,
+                partitions=self._partitions,
+                replication_factor=self._replicas,
+                configs={"retention.ms": "-1"},
+            )
+        )
+
+    def delete(self) -> None:
+        self._admin(lambda admin: admin.delete_topic(self.name))
+
+    def grow(self, partitions: int) -> None:
+        """Give the topic more partitions."""
+        for number in range(self._partitions, partitions):
+            self._ends[number] = 0
+        self._partitions = partitions
+        self._admin(lambda admin: admin.create_partitions(self.name, partitions))
+
+    def delete_before(self, offset: int) -> None:
+        """Let every partition begin there."""
+        starts = {TopicPartition(self.name, number): offset for number in self._ends}
+        assert self._admin(lambda admin: admin.delete_records(starts)) == starts
+
+    def send(self, count: int, *, partition: int | None = None, record_bytes: int = 0) -> None:
+        """That many records more, in one partition or in each; in batches of up to 50."""
+        wanted = self._ends if partition is None else [partition]
+        with Cluster(self.servers) as cluster, cluster.writer(self.name) as writer:
+            for number in sorted(wanted):
+                first = self._ends[number]
+                values = self.values(number, first, first + count)
+                padded = [value.encode().ljust(record_bytes, b".") for value in values]
+                for at in range(0, count, 50):
+                    some = padded[at : at + 50]
+                    writer.write(number, encoded(*some), len(some))
+                self._ends[number] = first + count
+
+    def values(self, partition: int, first: int, end: int) -> list[str]:
+        """The values of these offsets, without what fills them up."""
+        return [f"{self.life}:{partition}:{offset:06}" for offset in range(first, end)]
+
+    def everything(self, first: int = 0) -> list[str]:
+        """All values from an offset on, sorted."""
+        return [
+            value
+            for number, end in sorted(self._ends.items())
+            for value in self.values(number, first, end)
+        ]
+
+    def leader(self, partition: int = 0) -> int:
+        """The node that leads."""
+        found = self._admin(lambda admin: admin.describe_topic(self.name))
+        leader = found.partitions[partition].leader
+        assert leader is not None
+        return leader
+
+    def _admin(self, ask: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
+        async def run() -> T:
+            async with Admin(bootstrap_servers=self.servers) as admin:
+                return await ask(admin)
+
+        return asyncio.run(run())
+
+
+def batch(spark: SparkSession, topic: Topic, **options: str) -> DataFrame:
+    return values_of(spark.read.format("raftlog").options(**topic.options, **options).load())
+
+
+def stream(spark: SparkSession, topic: Topic, **options: str) -> DataFrame:
+    return values_of(spark.readStream.format("raftlog").options(**topic.options, **options).load())
+
+
+def values_of(frame: DataFrame) -> DataFrame:
+    return frame.selectExpr("trim(TRAILING '.' FROM cast(value AS string)) AS value")
+
+
+def listed(frame: DataFrame) -> list[str]:
+    """All values, sorted: a row that comes twice is seen."""
+    return sorted(row.value for row in frame.collect())
+
+
+def merged(*lists: list[str]) -> list[str]:
+    """All of them, sorted."""
+    return sorted(chain.from_iterable(lists))
+
+
+def failing_once(frame: DataFrame) -> DataFrame:
+    """The same rows, by tasks that give all of theirs and then fail, the first time."""
+
+    def fail_first(batches: Any) -> Any:
+        from pyspark import TaskContext
+
+        yield from batches
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0:
+            raise RuntimeError("the first attempt fails")
+
+    return frame.mapInArrow(fail_first, LIST)
+
+
+class Batches:
+    """A streaming query, and the rows of each of its batches.
+
+    `act` is called with a batch's number after it was planned and before its rows are read, `after`
+    when they are read, and the next batch is not planned yet.
+    """
+
+    def __init__(
+        self,
+        frame: DataFrame,
+        checkpoint: Path,
+        *,
+        act: Act | None = None,
+        after: Act | None = None,
+        available_now: bool = False,
+    ) -> None:
+        self.rows: dict[int, list[str]] = {}
+        self._act = act
+        self._after = after
+        writer = frame.writeStream.foreachBatch(self._take).option(
+            "checkpointLocation", str(checkpoint)
+        )
+        if available_now:
+            writer = writer.trigger(availableNow=True)
+        self._query = writer.start()
+
+    def __enter__(self) -> Batches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._query.stop()
+
+    @property
+    def all(self) -> list[str]:
+        """All rows of all batches, sorted."""
+        return merged(*self.rows.values())
+
+    def drain(self) -> None:
+        """Return once everything that was written before has been read. Raises what failed."""
+        self._query.processAllAvailable()
+
+    def join(self) -> None:
+        """Return once the query has ended of its own accord. Raises what failed."""
+        assert self._query.awaitTermination(int(TIMEOUT_S)), "the query goes on and on"
+
+    def _take(self, frame: DataFrame, number: int) -> None:
+        if self._act is not None:
+            self._act(number)
+        self.rows[number] = listed(frame)
+        if self._after is not None:
+            self._after(number)
+
+
+def run_available(
+    frame: DataFrame, checkpoint: Path, act: Act | None = None
+) -> dict[int, list[str]]:
+    """The rows of all batches of a run that reads what is there now."""
+    with Batches(frame, checkpoint, act=act, available_now=True) as batches:
+        batches.join()
+        return batches.rows
+
+
+def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = TIMEOUT_S) -> T:
+    """The first true answer of `condition`."""
+    deadline = time.monotonic() + timeout_s
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"within {timeout_s} s there was no {what}"
+        time.sleep(POLL_S)
+    return answer

@@ -1,0 +1,144 @@
+"""What happens to a batch query while it runs: it reads just what it planned, or says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bench.cluster_processes import ClusterProcesses
+from bench.node import NodeProcess
+
+from .fault_parts import LIST, TIMEOUT_S, Topic, batch, failing_once, listed, wait_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DELETED = r"DataLossError: records are gone.*the topic was deleted.*failOnDataLoss=false"
+OVERTAKEN = (
+    r"DataLossError: records are gone.*offsets 0 to 14 were deleted by retention"
+    r".*failOnDataLoss=false"
+)
+
+
+@pytest.fixture
+def small_batches(spark: SparkSession) -> Iterator[None]:
+    """Functions of Arrow batches get their first rows early: by default it is 10,000 at once."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "100")
+    try:
+        yield
+    finally:
+        spark.conf.set(name, str(before))
+
+
+@pytest.fixture
+def topic(spark_node: NodeProcess, topic_name: str) -> Topic:
+    made = Topic(spark_node.address, topic_name)
+    made.send(40)
+    return made
+
+
+class Planned:
+    """A query whose ranges are fixed, and that reads them when it is told to."""
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._rdd = frame.rdd
+        self.tasks = self._rdd.getNumPartitions()
+
+    def read(self) -> list[str]:
+        return sorted(row.value for row in self._rdd.collect())
+
+
+def test_a_task_that_failed_is_run_again_and_no_row_comes_twice(
+    spark: SparkSession, topic: Topic
+) -> None:
+    frame = batch(spark, topic, maxRecordsPerPartition="15")
+    assert frame.rdd.getNumPartitions() == 6
+    assert listed(failing_once(frame)) == topic.everything()
+
+
+def test_what_arrives_after_the_plan_is_not_read(spark: SparkSession, topic: Topic) -> None:
+    query = Planned(batch(spark, topic))
+    planned = topic.everything()
+    topic.grow(4)
+    topic.send(5)
+    assert query.read() == planned
+    assert listed(batch(spark, topic)) == topic.everything()
+
+
+def test_records_deleted_after_the_plan_fail_the_query(spark: SparkSession, topic: Topic) -> None:
+    query = Planned(batch(spark, topic))
+    topic.delete_before(15)
+    with pytest.raises(Exception, match=OVERTAKEN):
+        query.read()
+
+
+def test_a_query_that_may_lose_records_reads_what_is_left(
+    spark: SparkSession, topic: Topic
+) -> None:
+    query = Planned(batch(spark, topic, failOnDataLoss="false", maxRecordsPerPartition="10"))
+    assert query.tasks == 8
+    topic.delete_before(15)
+    assert query.read() == topic.everything(15)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "made anew"])
+def test_a_topic_deleted_after_the_plan_is_a_loss(
+    spark: SparkSession, topic: Topic, again: bool
+) -> None:
+    strict = Planned(batch(spark, topic))
+    lenient = Planned(batch(spark, topic, failOnDataLoss="false"))
+    topic.delete()
+    if again:
+        topic.create()
+        # As long as the other was: by the offsets alone nobody would notice.
+        topic.send(40)
+    with pytest.raises(Exception, match=DELETED):
+        strict.read()
+    assert lenient.read() == []
+
+
+def gated(frame: DataFrame, directory: Path) -> DataFrame:
+    """The same rows, by tasks that say when they have their first, and then wait to be let on."""
+    began, go = str(directory / "began"), str(directory / "go")
+    patience_s = TIMEOUT_S
+
+    def hold(batches: Iterator[Any]) -> Iterator[Any]:
+        import time
+        from pathlib import Path
+
+        for number, rows in enumerate(batches):
+            if number == 0:
+                Path(began).touch()
+                deadline = time.monotonic() + patience_s
+                while not Path(go).exists():
+                    assert time.monotonic() < deadline, "nobody let the task go on"
+                    time.sleep(0.02)
+            yield rows
+
+    return frame.mapInArrow(hold, LIST)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_leader_killed_in_the_middle_of_a_query_costs_no_row(
+    spark: SparkSession, spark_cluster: ClusterProcesses, topic_name: str, tmp_path: Path
+) -> None:
+    servers = ",".join(node.address for node in spark_cluster.nodes.values())
+    topic = Topic(servers, topic_name, partitions=6, replicas=3)
+    # 5 MB each: the small fetches of two tasks go on when it happens, those of four are to come.
+    topic.send(5_000, record_bytes=1_000)
+    frame = gated(batch(spark, topic, fetchBytes="65536"), tmp_path)
+    victim = topic.leader()
+    with ThreadPoolExecutor(1) as pool:
+        query = pool.submit(listed, frame)
+        try:
+            wait_for("task with rows", lambda: query.done() or (tmp_path / "began").exists())
+            spark_cluster.kill(victim)
+        finally:
+            (tmp_path / "go").touch()
+        assert query.result(TIMEOUT_S) == topic.everything()
