@@ -43,7 +43,9 @@ FINDINGS: Final = {
         ELECTABLE,
     ),
     "fetches without epochs": Finding(
-        network.test_row_05_a_leader_alone_acknowledges_nothing, "takes .* for committed"
+        # Two batches at one offset: which rule sees it first is a matter of time.
+        network.test_row_05_a_leader_alone_acknowledges_nothing,
+        f"takes .* for committed|{ELECTABLE}",
     ),
     "counts stale acks": Finding(
         epochs.test_row_08_kip_279_logs_converge_after_fast_failovers, ELECTABLE
