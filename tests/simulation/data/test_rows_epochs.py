@@ -186,14 +186,16 @@ def test_row_22_membership_change_kill_and_partition() -> None:
         await change("add_voter", 5)
         data.nodes.start(controller)
         await data.nodes.ready()
-        data.world.network.partition([1, 2], [3, 4, 5])
-        await change("remove_voter", 1)
+        # Whoever is asked is on the side that can do it: else the cut lasts as long as it waits.
+        leader = await data.nodes.until(data.nodes.controller)
+        first, second, *rest = data.nodes.others(leader)
+        data.world.network.partition([first, second], [leader, *rest])
+        await change("remove_voter", first)
         await asyncio.sleep(2.0)
         data.world.network.heal()
-        await change("remove_voter", 2)
+        await change("remove_voter", second)
         await work
-        # How long it had no leader is another matter: the elections draw their times.
-        assert producer.acknowledged > 10
+        assert producer.acknowledged > 20
 
     simulate_data(test, node_count=5)
 
