@@ -24,10 +24,14 @@ from pyspark.sql.types import StructType
 
 from raftlog_spark.options import sink_options, source_options
 from raftlog_spark.schema import columns_of, source_schema
+from raftlog_spark.worker_gc import is_worker, spare_survivors
 
 NAME = "raftlog"
 # The process in which Spark offers filters to a reader; it starts one only if they are enabled.
 _FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
+if is_worker():
+    spare_survivors()
 
 
 class RaftlogDataSource(DataSource):
@@ -55,7 +59,7 @@ class RaftlogDataSource(DataSource):
         options = source_options(self.options).for_mode("batch")
         columns = columns_of(schema)
         # Spark refuses a reader that takes filters where the session does not offer them.
-        takes_filters = _FILTER_WORKER in sys.modules or _runs_as_main(_FILTER_WORKER)
+        takes_filters = _FILTER_WORKER in sys.modules or is_worker(_FILTER_WORKER)
         return (FilteringBatchReader if takes_filters else BatchReader)(options, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
@@ -88,8 +92,3 @@ class RaftlogDataSource(DataSource):
         options = sink_options(self.options)
         require_append(overwrite=overwrite, is_stream=True)
         return StreamSink(options, sink_columns(schema, topic=options.topic))
-
-
-def _runs_as_main(module: str) -> bool:
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec is not None and spec.name == module

@@ -31,11 +31,11 @@ from raftlog.server.data_wait import wait_for_data
 from raftlog.server.json_records import INT32_MAX, INT64_MAX, OffsetNumber, PartitionNumber
 from raftlog.server.request import Request
 from raftlog.server.responses import (
-    WRITE_SLICE_BYTES,
     bytes_response,
     json_response,
     require_media_type,
     stream_response,
+    write_pieces,
 )
 
 PARTITION_BYTES_DEFAULT = 1024 * 1024
@@ -234,12 +234,12 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
                 context.hold(request, FETCH_CHUNK_BYTES)
                 response = stream_response(BATCHES_MEDIA_TYPE)
                 await response.prepare(request)
-            await _send(response, pieces)
+            await write_pieces(request, response, pieces)
             pieces, size = [], 0
     if response is None:
         return bytes_response(b"".join(pieces), BATCHES_MEDIA_TYPE)
     if pieces:
-        await _send(response, pieces)
+        await write_pieces(request, response, pieces)
     return response
 
 
@@ -343,10 +343,3 @@ async def _next_frame(want: _Want, max_bytes: int, context: ServerContext) -> Fe
     return FetchFrame(
         want.topic, want.number, error.entry.code, high, start, want.offset, error.message.encode()
     )
-
-
-async def _send(response: web.StreamResponse, pieces: Sequence[Buffer]) -> None:
-    """Write pieces in slices, each of which a slow reader must take before the next."""
-    joined = memoryview(b"".join(pieces))
-    for start in range(0, len(joined), WRITE_SLICE_BYTES):
-        await response.write(joined[start : start + WRITE_SLICE_BYTES])

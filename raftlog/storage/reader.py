@@ -74,6 +74,9 @@ class LogReader:
         self._files = core.shared.files
         self._segments = core.segments
         self._cold_reads = core.shared.cold_reads
+        self._large_batch_bytes = 0
+        """About the size of the last batch that was larger than what was asked for; 0 once batches
+        fit again. Mostly the next one is as large, and would be read twice."""
 
     async def read(self, start: Offset, *, end: Offset, max_bytes: int) -> ReadResult:
         """Whole batches from the one that holds `start`, which the log must have; see `Log.read`.
@@ -81,7 +84,7 @@ class LogReader:
         Raises DiskError, DamageFoundError, LogError(OVERLOADED) if its files keep changing.
         """
         segments = self._segments
-        wanted_bytes = min(max(max_bytes, READ_BYTES_MIN), READ_BYTES_MAX)
+        wanted_bytes = min(max(max_bytes, READ_BYTES_MIN, self._large_batch_bytes), READ_BYTES_MAX)
         offset = start
         entry: OffsetEntry | None = None
         segment = segments.holding(offset)
@@ -106,9 +109,13 @@ class LogReader:
             position = entry.position + cut.position
             if cut.finish > cut.begin:
                 segments.remember(cut.next_offset, segment, position)
+                if cut.finish - cut.begin <= max_bytes:
+                    self._large_batch_bytes = 0
                 return ReadResult(_part(chunk, cut.begin, cut.finish), cut.next_offset)
             if cut.wanted_bytes:
                 wanted_bytes = max(cut.wanted_bytes, wanted_bytes)
+                # Batches of one producer differ a little in size.
+                self._large_batch_bytes = wanted_bytes + READ_BYTES_MIN
                 entry = OffsetEntry(cut.next_offset, position)
                 continue
             segment_end = segments.end_of(segment)

@@ -230,6 +230,21 @@ async def test_large_answer_is_sent_in_chunks_that_take_turns() -> None:
             assert offsets == list(range(20))
 
 
+async def test_large_answer_for_an_old_client_is_not_in_chunks() -> None:
+    """HTTP/1.0 knows none: such an answer ends with its connection."""
+    async with data_node() as one, RawPeer.connected(one.server.port) as peer:
+        big = b"".join(batch(b"x" * 100_000) for _ in range(20))
+        await produce(one, frames(("one", 0, big)))
+        body = json.dumps({"partitions": [want("one", 0, max_bytes=10_000_000)]}).encode()
+        head = f"POST /v1/fetch HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
+        await peer.send(head.encode() + body)
+        head_bytes, _, answer = (await peer.rest()).partition(b"\r\n\r\n")
+        assert head_bytes.startswith(b"HTTP/1.0 200 ")
+        assert b"chunked" not in head_bytes.lower()
+        found = parsed(answer)
+        assert [offset for frame in found for offset, _ in records_in(frame)] == list(range(20))
+
+
 async def test_bounds_of_partition_and_answer() -> None:
     async with data_node() as one:
         big = b"".join(batch(b"x" * 1000) for _ in range(50))

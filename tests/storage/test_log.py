@@ -326,6 +326,28 @@ async def test_reads_give_whole_batches_up_to_their_limits(cold: bool) -> None:
     assert disk.slow_outside_run == []
 
 
+async def test_large_batches_in_a_row_are_not_each_read_twice() -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk)
+    for number in range(8):
+        await log.append([batch([bytes(40_000 + 10 * number)])], leader_epoch=EPOCH)
+    for _ in range(16):
+        await log.append([batch([bytes(2_000)])], leader_epoch=EPOCH)
+    disk.cold = True
+    before = disk.operations["read"]
+    offset = Offset(0)
+    while offset < 8:
+        result = await log.read(offset, end=log.log_end_offset, max_bytes=20_000)
+        assert result.next_offset == offset + 1
+        offset = result.next_offset
+    assert disk.operations["read"] - before <= 8 + 2
+    # Small ones again: no more is given than was asked for.
+    while offset < 24:
+        result = await log.read(offset, end=log.log_end_offset, max_bytes=20_000)
+        assert len(result.data) <= 20_000
+        offset = result.next_offset
+
+
 async def test_a_batch_larger_than_the_read_limit_is_read_all_the_same() -> None:
     log = new_log(config=LogConfig(max_message_bytes=1 << 20))
     value = b"v" * 500_000
