@@ -16,6 +16,7 @@ from bench.spark.running import (
     Meter,
     checkpoint,
     fill,
+    records_in,
     source,
     spark,
     sum_of_lengths,
@@ -64,13 +65,15 @@ class Workload:
 
 
 def batch(options: Options) -> list[Result]:
-    """Batch queries over the values alone, and over all columns."""
+    """Batch queries over the values alone, and over all columns; and what Spark leaves possible."""
     return _measured(
         options,
         [
             Workload("batch read 100 B", "small", read_values, 3_000_000),
             Workload("batch read 1 KB", "large", read_values, 1_000_000),
             Workload("batch read 100 B, all columns", "small", read_all),
+            Workload("Spark alone, 100 B", "small", _ready(SMALL_BYTES)),
+            Workload("Spark alone, 1 KB", "large", _ready(LARGE_BYTES)),
         ],
     )
 
@@ -101,6 +104,16 @@ def _measured(options: Options, workloads: list[Workload]) -> list[Result]:
             for workload in workloads:
                 workload.run(node, written[workload.topic])
     return [workload.rate for workload in workloads]
+
+
+def _ready(record_bytes: int) -> Read:
+    def read(servers: str, topic: str) -> tuple[int, int]:
+        from bench.spark.ceiling import read_ready  # noqa: PLC0415 - Spark is slow to import
+
+        # As many rows, but none from the topic.
+        return read_ready(record_bytes, records_in(servers, topic))
+
+    return read
 
 
 def read_values(servers: str, topic: str) -> tuple[int, int]:
