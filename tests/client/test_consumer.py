@@ -26,7 +26,8 @@ from raftlog_client import (
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.errors import NO_LEADER, OVERLOADED, STORAGE_FAILED
-from tests.client.fake_node import FakeCluster, FakePartition, Fault, split_batches
+from tests.client.fake_node import FakeCluster, Fault, split_batches
+from tests.client.fake_partition import FakePartition
 
 FETCH = "/v1/fetch"
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))

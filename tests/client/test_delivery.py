@@ -33,7 +33,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.header import parse_header
 from raftlog.record.types import ProducerEpoch, ProducerId
-from tests.client.fake_node import FakePartition
+from tests.client.fake_partition import FakePartition
 
 TARGET = TopicPartition("t", 0)
 NO_ROOM_LIMIT = 1 << 30

@@ -17,7 +17,8 @@ from raftlog.record.errors import (
     STORAGE_FAILED,
     ErrorEntry,
 )
-from tests.client.fake_node import FakeCluster, FakePartition, Fault, topic_json
+from tests.client.fake_node import FakeCluster, Fault, topic_json
+from tests.client.fake_partition import FakePartition
 from tests.client.test_consumer import append
 
 PRODUCE, FETCH, METADATA = "/v1/produce", "/v1/fetch", "/v1/metadata"

@@ -3,143 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
-import msgspec
 import pytest
 
-from raftlog.metadata.image import BrokerImage
 from raftlog.record.errors import (
-    BAD_REQUEST,
-    ILLEGAL_STATE,
     NO_LEADER,
     NOT_READY,
     RETRIABLE,
-    ErrorEntry,
     LogError,
 )
-from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, Offset, TopicId
-from raftlog.replication.feed_session import FeedSession
-from raftlog.replication.feed_throttle import Throttle
-from raftlog.replication.feeds import LeaderFeeds
+from raftlog.record.types import Offset
 from raftlog.replication.protocol import (
     PRODUCERS_PIECE_BYTES,
-    PROTOCOL,
     Acks,
     Data,
     FromFollower,
     FromLeader,
-    Hello,
     Marks,
     Ping,
     Refused,
     Restart,
     Subscribe,
-    Subscription,
     Unsubscribe,
-    decode_data,
-    decode_from_leader,
-    encode,
-    encode_hello,
-    is_data,
 )
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.storage.results import ReadResult
-from raftlog.world.network import Acceptor, Opened, RejectedError
-from raftlog.world.real_clock import SystemClock
-from tests.replication.streams_world import TOPIC_ID, FakePartition, row
-
-
-class Connection:
-    """Keeps what is sent."""
-
-    def __init__(self, hello: bytes = b"") -> None:
-        self.hello = hello
-        self.address = "somewhere"
-        self.queued_bytes = 0
-        self.sent: list[bytes] = []
-        self.is_closed = False
-
-    def send(self, message: bytes) -> None:
-        assert isinstance(message, bytes)
-        if not self.is_closed:
-            self.sent.append(message)
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def take(self) -> list[FromLeader | Data]:
-        sent, self.sent = self.sent, []
-        return [decode_data(one) if is_data(one) else decode_from_leader(one) for one in sent]
-
-
-class Stage:
-    """One session, and the replicas that it finds."""
-
-    def __init__(self, partitions: int = 2, settings: StreamSettings | None = None) -> None:
-        self.replicas = {
-            number: FakePartition(1, row(1, 1, number=number)) for number in range(partitions)
-        }
-        self.connection = Connection()
-        self.tasks: list[asyncio.Task[None]] = []
-        self.ended: list[FeedSession] = []
-        clock = SystemClock()
-        self.session = FeedSession(
-            connection=self.connection,
-            broker_id=BrokerId(2),
-            broker_epoch=BrokerEpoch(5),
-            clock=clock,
-            find=lambda topic_id, number: (
-                self.replicas.get(number) if topic_id == TOPIC_ID else None
-            ),
-            throttle=Throttle(clock, lambda: 0),
-            settings=settings or StreamSettings(),
-            spawn=self._spawn,
-            on_ended=self.ended.append,
-        )
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self.tasks.append(task)
-        return task
-
-    def say(self, message: FromFollower) -> None:
-        self.session.received(encode(message))
-
-    async def close(self) -> None:
-        self.session.end("the test is over")
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-
-
-def asks(
-    handle: int,
-    number: int = 0,
-    *,
-    offset: int = 0,
-    last_epoch: int = -1,
-    durable_end: int | None = None,
-    leader_epoch: int = 1,
-    topic_id: str = TOPIC_ID,
-) -> Subscription:
-    return Subscription(
-        handle=handle,
-        topic_id=TopicId(topic_id),
-        partition=number,
-        leader_epoch=LeaderEpoch(leader_epoch),
-        offset=Offset(offset),
-        last_epoch=LeaderEpoch(last_epoch),
-        durable_end=Offset(offset if durable_end is None else durable_end),
-        log_start_offset=Offset(0),
-    )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(20_000):
-        if condition():
-            return
-        await asyncio.sleep(0.0005)
-    raise AssertionError("it does not come about")
+from tests.replication.feeds_world import Stage, asks, until
+from tests.replication.streams_world import row
 
 
 async def test_a_subscription_at_the_end_is_live_and_confirmed_at_once() -> None:
@@ -459,143 +349,6 @@ async def test_the_session_ends_when_its_connection_does() -> None:
     assert stage.replicas[0].feeds == {}
     await stage.close()
     assert all(task.done() for task in stage.tasks)
-
-
-# Admission
-
-
-class Network:
-    def accept(self, channel: str, acceptor: Acceptor) -> None:
-        assert channel == "replication"
-
-    async def connect(
-        self, address: str, channel: str, hello: bytes, opened: Opened, *, timeout_s: float
-    ) -> None:
-        raise AssertionError
-
-    async def is_refused(self, address: str, *, timeout_s: float) -> bool:
-        raise AssertionError
-
-
-def broker(broker_id: int) -> BrokerImage | None:
-    if broker_id not in (1, 2):
-        return None
-    return BrokerImage(
-        broker_id=BrokerId(broker_id),
-        broker_epoch=BrokerEpoch(5),
-        directory_id=f"d{broker_id}",
-        incarnation="x",
-        host="h",
-        port=1,
-        rack=None,
-        software_version="1",
-        command_version=1,
-        fenced=False,
-    )
-
-
-def leader_feeds(own_epoch: int | None = 3, cluster_id: str | None = "c") -> LeaderFeeds:
-    feeds = LeaderFeeds(
-        network=Network(),
-        clock=SystemClock(),
-        broker_id=BrokerId(1),
-        directory_id="d1",
-        cluster_id=lambda: cluster_id,
-        own_epoch=lambda: None if own_epoch is None else BrokerEpoch(own_epoch),
-        brokers=broker,
-        find=lambda _topic_id, _number: None,
-    )
-    feeds.start()
-    return feeds
-
-
-HELLO = Hello(PROTOCOL, BrokerId(2), BrokerEpoch(5), "d2", "c")
-
-
-async def test_a_registered_broker_is_answered_and_let_in() -> None:
-    feeds = leader_feeds()
-    content = encode_hello(HELLO)
-    answer = msgspec.json.decode(feeds.hello(content), type=Hello)
-    assert answer == Hello(PROTOCOL, BrokerId(1), BrokerEpoch(3), "d1", "c")
-    feeds.opened(Connection(content))
-    (status,) = feeds.describe()
-    assert (status.broker_id, status.broker_epoch, status.address) == (2, 5, "somewhere")
-    await feeds.close()
-    assert feeds.describe() == []
-    with pytest.raises(RejectedError):
-        feeds.hello(content)
-
-
-async def test_a_newer_connection_of_a_broker_ends_the_older_one() -> None:
-    feeds = leader_feeds()
-    replica = FakePartition(1, row(1, 1))
-    feeds._find = lambda _topic_id, _number: replica
-    older, newer = Connection(encode_hello(HELLO)), Connection(encode_hello(HELLO))
-    first = feeds.opened(older)
-    first.received(encode(Subscribe([asks(1)])))
-    second = feeds.opened(newer)
-    assert older.is_closed
-    assert not newer.is_closed
-    assert replica.feeds == {}
-    second.received(encode(Subscribe([asks(1)])))
-    # The older one's end, told late, is not the newer one's.
-    first.closed()
-    assert len(replica.feeds) == 1
-    assert len(feeds.describe()) == 1
-    await feeds.close()
-
-
-@pytest.mark.parametrize(
-    ("changes", "entry"),
-    [
-        ({"broker_id": 3}, NOT_READY),
-        ({"broker_epoch": 4}, ILLEGAL_STATE),
-        ({"broker_epoch": 6}, NOT_READY),
-        ({"directory_id": "d3"}, ILLEGAL_STATE),
-        ({"cluster_id": "other"}, ILLEGAL_STATE),
-        ({"broker_id": 1, "directory_id": "d1"}, ILLEGAL_STATE),
-        ({"protocol": PROTOCOL + 1}, BAD_REQUEST),
-    ],
-)
-async def test_everybody_else_is_rejected_also_between_hello_and_opening(
-    changes: dict[str, object], entry: ErrorEntry
-) -> None:
-    feeds = leader_feeds()
-    content = encode_hello(msgspec.structs.replace(HELLO, **changes))
-    with pytest.raises(RejectedError) as told:
-        feeds.hello(content)
-    assert told.value.code == entry.code
-    with pytest.raises(RejectedError):
-        feeds.opened(Connection(content))
-    await feeds.close()
-
-
-@pytest.mark.parametrize(("own_epoch", "cluster_id"), [(None, "c"), (3, None)])
-async def test_nobody_is_let_in_before_this_broker_is_registered(
-    own_epoch: int | None, cluster_id: str | None
-) -> None:
-    feeds = leader_feeds(own_epoch, cluster_id)
-    with pytest.raises(RejectedError) as told:
-        feeds.hello(encode_hello(HELLO))
-    assert told.value.code == NOT_READY.code
-    await feeds.close()
-
-
-async def test_a_failure_in_the_pump_is_not_swallowed() -> None:
-    failures: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(
-        lambda _loop, context: failures.append(context.get("exception"))
-    )
-    replica = FakePartition(1, row(1, 1))
-    replica.append(b"x")
-    replica.read_failures = [AssertionError("broken")]  # type: ignore[list-item]
-    feeds = leader_feeds()
-    feeds._find = lambda _topic_id, _number: replica
-    session = feeds.opened(Connection(encode_hello(HELLO)))
-    session.received(encode(Subscribe([asks(1)])))
-    await until(lambda: bool(failures))
-    assert [str(failure) for failure in failures] == ["broken"]
-    await feeds.close()
 
 
 async def test_a_refusal_is_cut_to_what_a_message_takes() -> None:

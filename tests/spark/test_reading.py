@@ -17,7 +17,8 @@ from raftlog_spark.errors import (
 
 from raftlog.record.batch import split_batches
 from raftlog.record.errors import NO_LEADER, STORAGE_FAILED
-from tests.client.fake_node import FakeCluster, FakePartition, Fault
+from tests.client.fake_node import FakeCluster, Fault
+from tests.client.fake_partition import FakePartition
 from tests.server.http_peers import eventually
 
 from .access_parts import blocking, encoded, values_in

@@ -12,7 +12,8 @@ from raftlog_spark.writing import Written
 
 from raftlog.record.batch import iterate_batches
 from raftlog.record.errors import CORRUPT_BATCH, NOT_ENOUGH_REPLICAS, NOT_READY, RECORD_TOO_LARGE
-from tests.client.fake_node import FakeCluster, FakePartition, Fault
+from tests.client.fake_node import FakeCluster, Fault
+from tests.client.fake_partition import FakePartition
 
 from .access_parts import blocking, encoded
 

@@ -1,0 +1,143 @@
+"""One partition of the fake cluster: its batches, its producers, who leads it."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections import deque
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from raftlog.record.batch import RecordBatch, stamped
+from raftlog.record.codec import decode
+from raftlog.record.errors import (
+    OFFSET_OUT_OF_RANGE,
+    OUT_OF_ORDER_SEQUENCE,
+    LogError,
+)
+from raftlog.record.header import parse_header
+from raftlog.record.types import LeaderEpoch, Offset
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+BATCHES_REMEMBERED = 5
+
+
+@dataclass
+class ProducerState:
+    producer_epoch: int
+    next_sequence: int
+    recent: deque[tuple[int, int, int]]
+    """Base sequence, base offset, last offset of the last batches."""
+
+
+@dataclass
+class FakePartition:
+    topic: str
+    partition: int
+    leader: int
+    leader_epoch: int = 1
+    log_start_offset: int = 0
+    end_offset: int = 0
+    base_offsets: list[int] = field(default_factory=list)
+    batches: list[bytes] = field(default_factory=list)
+    producers: dict[int, ProducerState] = field(default_factory=dict)
+    appended: asyncio.Event = field(default_factory=asyncio.Event)
+    append_count: int = 0
+    unstable_count: int = 0
+    """Records at the end that belong to an open transaction."""
+    replicas: list[int] = field(default_factory=list)
+    """Who holds it; only the leader if it is left empty."""
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self.end_offset - self.unstable_count
+
+    def lead(self, leader: int) -> None:
+        """Another node leads from now on, or (-1) none."""
+        self.leader = leader
+        self.leader_epoch += 1
+        # Who waits for records finds out.
+        self.appended.set()
+        self.appended = asyncio.Event()
+
+    def append_frame(self, batches: Sequence[RecordBatch]) -> tuple[int, int]:
+        """Append all batches or none; first and last offset."""
+        before = deepcopy(self.producers), self.end_offset, len(self.batches), self.append_count
+        try:
+            offsets = [self.append(batch) for batch in batches]
+        except LogError:
+            self.producers, self.end_offset, count, self.append_count = before
+            del self.batches[count:], self.base_offsets[count:]
+            raise
+        return offsets[0][0], offsets[-1][1]
+
+    def append(self, batch: RecordBatch) -> tuple[int, int]:
+        """Base and last offset, of the first writing if it is a repeat."""
+        header = batch.header
+        if header.is_idempotent:
+            state = self.producers.get(header.producer_id)
+            if state is not None:
+                for sequence, base_offset, last_offset in state.recent:
+                    if sequence == header.base_sequence:
+                        return base_offset, last_offset
+            expected = 0 if state is None else state.next_sequence
+            if header.base_sequence != expected:
+                raise LogError(
+                    OUT_OF_ORDER_SEQUENCE, f"sequence {header.base_sequence}, not {expected}"
+                )
+            if state is None:
+                state = self.producers[header.producer_id] = ProducerState(
+                    header.producer_epoch, 0, deque(maxlen=BATCHES_REMEMBERED)
+                )
+            state.next_sequence = (header.base_sequence + header.record_count) & (2**31 - 1)
+            state.recent.append(
+                (header.base_sequence, self.end_offset, self.end_offset + header.record_count - 1)
+            )
+        base_offset = self.end_offset
+        prefix, rest = stamped(batch, Offset(base_offset), LeaderEpoch(self.leader_epoch))
+        self.base_offsets.append(base_offset)
+        self.batches.append(prefix + rest)
+        self.end_offset += header.record_count
+        self.append_count += 1
+        self.appended.set()
+        self.appended = asyncio.Event()
+        return base_offset, self.end_offset - 1
+
+    def read(self, offset: int, max_bytes: int, end_offset: int = 1 << 62) -> tuple[bytes, int]:
+        """Whole batches from the one with `offset`, at least one, and the next offset.
+
+        None that begins at `end_offset` or behind it.
+        """
+        if not self.log_start_offset <= offset <= self.end_offset:
+            raise LogError(
+                OFFSET_OUT_OF_RANGE,
+                f"{offset} is not in {self.log_start_offset} to {self.end_offset}",
+            )
+        if offset == self.end_offset:
+            return b"", offset
+        first = bisect.bisect_right(self.base_offsets, offset) - 1
+        last, size = first, 0
+        while last < len(self.batches) and (
+            last == first
+            or (
+                size + len(self.batches[last]) <= max_bytes and self.base_offsets[last] < end_offset
+            )
+        ):
+            size += len(self.batches[last])
+            last += 1
+        next_offset = self.base_offsets[last] if last < len(self.batches) else self.end_offset
+        return b"".join(self.batches[first:last]), next_offset
+
+    def records(self) -> list[tuple[int, bytes | None, bytes | None]]:
+        """Offset, key, value of everything in the log."""
+        return [
+            (record.offset, record.key, record.value)
+            for data in self.batches
+            for record in decode(
+                RecordBatch(parse_header(data), data), decompressed_bytes_max=1 << 28
+            )
+        ]
+
+    def values(self) -> list[bytes | None]:
+        return [value for _, _, value in self.records()]
