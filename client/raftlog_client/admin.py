@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import quote
 
 from raftlog_client.cluster_types import (
@@ -23,6 +22,7 @@ from raftlog_client.errors import (
     RaftlogClientError,
     ServerError,
 )
+from raftlog_client.lifecycle import Startable
 from raftlog_client.metadata import METADATA_PATIENCE_S, ClusterMetadata
 from raftlog_client.offset_queries import deleted_records, topic_offsets
 from raftlog_client.replica_states import replica_states
@@ -43,7 +43,7 @@ LEADER_PATIENCE_S: Final = 2.0
 """How long to wait for what only the quorum's leader knows, if it is said to be elsewhere."""
 
 
-class Admin:
+class Admin(Startable):
     """Administers a cluster; an async context manager.
 
     Reads are tried on one node after another until `request_timeout_ms`. A change is repeated only
@@ -96,18 +96,6 @@ class Admin:
         self._is_started = False
         await self._metadata.close()
         await self._transport.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def create_topic(
         self,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Final, Generic, Literal, Self
+from typing import Final, Generic, Literal
 
 from raftlog_client.errors import ClientClosedError, ConnectionLostError, RaftlogClientError
 from raftlog_client.fetcher import Fetcher, FetchSettings
+from raftlog_client.lifecycle import Startable
 from raftlog_client.metadata import ClusterMetadata
 from raftlog_client.offset_queries import offsets_for_times, partition_offsets
 from raftlog_client.partition_state import OffsetReset, PartitionState
@@ -23,7 +23,7 @@ from raftlog_client.unpacking import Unpacker
 PARTITION_BYTES_MIN: Final = 1_024
 
 
-class Consumer(Generic[K, V]):
+class Consumer(Startable, Generic[K, V]):
     """Reads records of topics; an async context manager and an async iterable.
 
     Reads every partition of the topics given here or to `subscribe`, or the partitions given to
@@ -164,18 +164,6 @@ class Consumer(Generic[K, V]):
         await self._fetcher.close()
         await self._metadata.close()
         await self._transport.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __aiter__(self) -> AsyncIterator[Record[K, V]]:
         return self._iterate()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from time import time
-from types import TracebackType
-from typing import Any, Final, Generic, Literal, Self
+from typing import Any, Final, Generic, Literal
 
 from typing_extensions import TypeVar
 
@@ -22,6 +21,7 @@ from raftlog_client.errors import (
     RaftlogClientError,
     server_error,
 )
+from raftlog_client.lifecycle import Startable
 from raftlog_client.metadata import ClusterMetadata
 from raftlog_client.partitioners import Partitioner, murmur2_partitioner
 from raftlog_client.retry import Backoff
@@ -45,7 +45,7 @@ class _Lookup:
         self.calls = 0
 
 
-class Producer(Generic[KeyIn, ValueIn]):
+class Producer(Startable, Generic[KeyIn, ValueIn]):
     """Writes records to topics; an async context manager.
 
     `send` gathers records into batches and returns futures; `send_many` is for bulk work. Several
@@ -185,18 +185,6 @@ class Producer(Generic[KeyIn, ValueIn]):
                 batch.fail(_closed_before(outcome_unknown=batch.outcome_unknown))
             await self._metadata.close()
             await self._transport.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def send(  # noqa: PLR0917 (the order is aiokafka's, which users know)
         self,
