@@ -29,6 +29,9 @@ UNREADABLE_NAME: Final = "checkpoints.json.unreadable"
 PAUSE_RATIO: Final = 2
 """Pause between two writes, by how long the first took: opening a thousand logs must not spend its
 time on writing down each of them."""
+PAUSE_S_MAX: Final = 1.0
+"""The longest pause. A write that took longer had to wait for a disk that hung; that is over, and
+until the next write no replica is opened or removed. Once a second the file is written anyway."""
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +119,7 @@ class CheckpointFile:
             raise
         finally:
             ended = self._clock.monotonic()
-            self._pause_until = ended + PAUSE_RATIO * (ended - began)
+            self._pause_until = ended + min(PAUSE_RATIO * (ended - began), PAUSE_S_MAX)
         self.writes += 1
         if self._written is not None:
             self._written(checkpoint)

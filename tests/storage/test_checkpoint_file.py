@@ -1,15 +1,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
-from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, CheckpointFile, read_checkpoint
+from raftlog.storage.checkpoint_file import (
+    CHECKPOINT_NAME,
+    PAUSE_RATIO,
+    PAUSE_S_MAX,
+    CheckpointFile,
+    read_checkpoint,
+)
 from raftlog.storage.checkpoints import NodeCheckpoint
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.test_checkpoints import replica
+
+T = TypeVar("T")
 
 
 class Source:
@@ -21,6 +31,19 @@ class Source:
     def collect(self) -> NodeCheckpoint:
         self.count += 1
         return NodeCheckpoint(False, {"t/0": replica(self.count)})
+
+
+class SlowDisk(SimulatedDisk):
+    """Takes its time, by a clock that stands still otherwise."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.work_s = 0.0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        self.clock.advance(self.work_s)
+        return await super().run(work)
 
 
 async def test_callers_during_a_write_share_the_next_one_and_get_what_is_true_then() -> None:
@@ -75,3 +98,20 @@ async def test_a_caller_that_gives_up_does_not_stop_the_write() -> None:
 
 def test_no_file_means_nothing_is_known() -> None:
     assert read_checkpoint(SimulatedDisk()) is None
+
+
+@pytest.mark.parametrize(
+    ("work_s", "pause_s"),
+    [(0.01, PAUSE_RATIO * 0.01), (PAUSE_S_MAX, PAUSE_S_MAX), (60.0, PAUSE_S_MAX)],
+)
+async def test_a_write_pauses_by_how_long_the_last_took_but_not_for_a_disk_that_had_hung(
+    work_s: float, pause_s: float
+) -> None:
+    clock = ManualClock()
+    disk = SlowDisk(clock)
+    file = CheckpointFile(disk, clock, Source().collect)
+    disk.work_s = work_s
+    await file.write()
+    disk.work_s, ended = 0.0, clock.monotonic()
+    await file.write()
+    assert clock.monotonic() - ended == pytest.approx(pause_s)
