@@ -100,10 +100,11 @@ class Operators(Recurring):
     async def finish(self) -> None:
         """Finish what was begun. The cluster is healed."""
         await self._clear_wishes()
+        if self._ending is not None:
+            # First: nobody moves its replicas away, so a wiped broker that holds one cannot leave.
+            await self._end_life()
         if self._wiped is not None:
             await self._replace(self._wiped)
-        if self._ending is not None:
-            await self._end_life()
         if self._repeated is not None:
             # The last of its name is judged with all others.
             part = self._repeated
