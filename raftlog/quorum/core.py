@@ -109,7 +109,7 @@ class RaftCore:
             log.setRaftCommitIndex(applied_index)
         log.on_voters_changed = self.refresh_members
         self.refresh_members()
-        if self._is_only_voter:
+        if self.log.voters.ids == {self.me}:
             # All that is durable is on the one voter there is: committed. It need not win an
             # election first, which takes room on the disk.
             self._set_commit_index(log.last_index)
@@ -186,9 +186,11 @@ class RaftCore:
     def has_majority(self) -> bool:
         """As the leader: whether a majority has answered of late."""
         voters = self.log.voters
-        if not self.is_leader:
-            return False
-        return sum(self.is_fresh(each.node_id) for each in voters.voters) >= voters.majority
+        return self.is_leader and sum(map(self.is_fresh, voters.ids)) >= voters.majority
+
+    def is_confirmed(self, after: int) -> bool:
+        """As the leader: whether a majority has answered appends that were sent after that one."""
+        return self._confirmations.by_majority(self.log.voters, self.me, after)
 
     # What happens
 
@@ -203,6 +205,13 @@ class RaftCore:
         index, term = self.log.last_index + 1, self.term
         self.log.add(bytes((kind,)) + command, index, term)
         return index, term
+
+    def send_round(self) -> int:
+        """As the leader, append to all at once; the number of the last append before these."""
+        before = self._sequence
+        with self._entered:
+            self._send_appends()
+        return before
 
     def apply_durable(self) -> bool:
         """Apply some of what is committed and durable; whether there is more."""
@@ -317,9 +326,7 @@ class RaftCore:
     def needs_snapshot(self, peer: int) -> bool:
         """As the leader: whether a peer's next entry is only in the snapshot."""
         next_index = self._so._SyncObj__raftNextIndex.get(Node(peer))
-        if not self.is_leader or next_index is None:
-            return False
-        return bool(next_index <= self.log.first_index)
+        return self.is_leader and next_index is not None and next_index <= self.log.first_index
 
     def transfer_to(self, peer: int) -> bool:
         """As the leader, hand over to a peer that has everything; False if it has not."""
@@ -387,9 +394,8 @@ class RaftCore:
 
     def _on_append(self, peer: int, message: Append) -> None:
         if message.term < self.term:
-            self._host.send_message(
-                peer, AppendAnswer(self.term, 0, False, False, message.sequence)
-            )
+            answer = AppendAnswer(self.term, 0, False, False, message.sequence)
+            self._host.send_message(peer, answer)
             return
         if not self._guards.entries_known(message):
             raise UnknownEntryError("The metadata log holds entries of a newer raftlog: upgrade.")
@@ -497,10 +503,8 @@ class RaftCore:
         next_index = min(next_index, log.last_index + 1)
         while True:
             room = ENTRIES_IN_FLIGHT_MAX - (next_index - 1 - max(match_index, log.first_index))
-            entries = log.entries_from(
-                next_index, count_max=max(0, min(room, ENTRIES_PER_APPEND_MAX)),
-                bytes_max=APPEND_BYTES_MAX,
-            )  # fmt: skip
+            count_max = max(0, min(room, ENTRIES_PER_APPEND_MAX))
+            entries = log.entries_from(next_index, count_max=count_max, bytes_max=APPEND_BYTES_MAX)
             self._sequence += 1
             self._confirmations.sent(peer, self._sequence, self._clock.monotonic())
             self._host.send_message(
@@ -548,8 +552,7 @@ class RaftCore:
         now = self._clock.monotonic()
         if self._prevotes.is_open(now):
             return
-        number = self._prevotes.begin(now)
-        log = self.log
+        log, number = self.log, self._prevotes.begin(now)
         for peer in sorted(others & self._connected):
             question = PreVote(self.term, log.last_index, log.last_term, number)
             self._host.send_message(peer, question)
@@ -582,10 +585,6 @@ class RaftCore:
     def _set_commit_index(self, index: int) -> None:
         self._so._SyncObj__raftCommitIndex = index
         self.log.setRaftCommitIndex(index)
-
-    @property
-    def _is_only_voter(self) -> bool:
-        return self.log.voters.ids == {self.me}
 
     def _replace(self, name: str, method: Any) -> None:
         setattr(self._so, name, method)

@@ -1,7 +1,8 @@
 """Wishes on their way: from this member's own node to the leader, and as the leader's work.
 
 The one who wishes waits for the entry to be applied here, on its own member, whoever leads. So a
-leader only answers where in its log the entry is; the rest follows from the log.
+leader only answers where in its log the entry is; the rest follows from the log. To a read it
+answers how far its log is committed, once it is sure that it leads (read_index.py).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from raftlog.quorum.core import RaftCore
 from raftlog.quorum.guards import NO_OP, REGULAR
 from raftlog.quorum.interface import Applied, Outcome, R, Refused
 from raftlog.quorum.membership import VoterChanges
-from raftlog.quorum.messages import Forward, Forwarded, Message, Wish
+from raftlog.quorum.messages import READ, Forward, Forwarded, Message, Wish
 from raftlog.quorum.raft_store import QuorumStore
+from raftlog.quorum.read_index import ReadRounds
 from raftlog.quorum.settings import MemberSettings
 from raftlog.quorum.wishes import Waiting, Wishes, raise_unless_applied
 from raftlog.record.errors import (
@@ -63,6 +65,7 @@ class WishDesk(Generic[R]):
         self._spawn = spawn
         self._wake = wake
         self._wishes: Wishes[R] = Wishes(request_id)
+        self._reads = ReadRounds(core)
         self._changes_at_once = 0
         self._barrier: asyncio.Future[Outcome[R | None]] | None = None
         self._ended: Refused | None = None
@@ -83,7 +86,10 @@ class WishDesk(Generic[R]):
         return outcome
 
     async def barrier(self) -> Outcome[R | None]:
-        """A no-op through the log. Those who ask in the same turn share one."""
+        """Once all is applied here that was committed before. It writes nothing.
+
+        Those who ask in the same turn share one question to the leader.
+        """
         if self._barrier is None:
             self._barrier = asyncio.get_running_loop().create_future()
             asyncio.get_running_loop().call_soon(self._begin_barrier, self._barrier)
@@ -95,7 +101,11 @@ class WishDesk(Generic[R]):
         def tell(done: asyncio.Future[Outcome[R | None]]) -> None:
             shared.set_result(done.result())
 
-        self.begin(Wish.BARRIER, b"").add_done_callback(tell)
+        self.begin(Wish.BARRIER, READ).add_done_callback(tell)
+
+    async def _pass_log(self) -> Outcome[R | None]:
+        """A no-op through the log: behind all that its leader has there, committed or not."""
+        return await self.begin(Wish.BARRIER, b"")
 
     async def change(self, wish: Wish, node_id: int, is_done: Callable[[], bool]) -> None:
         """Have the leader change voters or leader; if it lost its leadership over that, the next.
@@ -106,8 +116,10 @@ class WishDesk(Generic[R]):
             outcome = await self.begin(wish, b"%d" % node_id)
             if isinstance(outcome, Refused) and outcome.entry is not NO_CONTROLLER:
                 break
-            # Through the log, so that this member knows the newest leader and voters.
-            barrier = await self.barrier()
+            # Through the log, so that this member knows the newest leader and voters. A read does
+            # not tell of voters that are in the leader's log and not committed yet: asked again,
+            # the leader would refuse a change that it is about to make.
+            barrier = await self._pass_log()
             if not isinstance(barrier, Applied) and not isinstance(outcome, Refused):
                 # What a refused barrier says, that nothing was changed, is true of itself only.
                 raise LogError(RETRIABLE, f"The change may have been made. {barrier.message}")
@@ -119,8 +131,14 @@ class WishDesk(Generic[R]):
 
     def tick(self) -> None:
         """Give up on what has waited for too long; try again what has found no leader."""
-        self._wishes.expire(self._clock.monotonic())
+        now = self._clock.monotonic()
+        self._wishes.expire(now)
+        self._reads.expire(now)
         self.try_parked()
+
+    def advance(self) -> None:
+        """Time has passed, or something has come: answer the reads that can be, as the leader."""
+        self._reads.advance()
 
     def try_parked(self) -> None:
         """Try again what has found no leader."""
@@ -148,6 +166,7 @@ class WishDesk(Generic[R]):
         """Refuse everything from now on."""
         self._ended = self._ended or Refused(entry, reason)
         self._wishes.end(entry, reason)
+        self._reads.give_up()
 
     def answered(self, answer: Forwarded) -> None:
         """The leader says what became of a wish."""
@@ -163,7 +182,10 @@ class WishDesk(Generic[R]):
             self._wishes.settle(waiting, Refused(entry, answer.message))
         elif answer.index:
             applied_index = self._core.applied_index
-            self._wishes.logged(waiting, answer.index, answer.entry_term, applied_index)
+            if waiting.is_read and not answer.entry_term:
+                self._wishes.committed(waiting, answer.index, applied_index)
+            else:
+                self._wishes.logged(waiting, answer.index, answer.entry_term, applied_index)
         else:
             self._wishes.settle(waiting, Applied(self._core.applied_index, None))
 
@@ -203,6 +225,9 @@ class WishDesk(Generic[R]):
         self, request_id: int, wish: Wish, argument: bytes, tell: Callable[[Forwarded], None]
     ) -> None:
         try:
+            if wish is Wish.BARRIER and argument == READ:
+                self._answer_read(request_id, tell)
+                return
             self._check(argument)
             if wish in (Wish.COMMAND, Wish.BARRIER):
                 kind = REGULAR if wish is Wish.COMMAND else NO_OP
@@ -217,6 +242,19 @@ class WishDesk(Generic[R]):
                 self._spawn(self._change(request_id, wish, node_id, tell), "quorum-change")
         except LogError as error:
             tell(self._refusal(request_id, error))
+
+    def _answer_read(self, request_id: int, tell: Callable[[Forwarded], None]) -> None:
+        """Answer once it is sure how far is committed. No disk is asked: nothing is written."""
+
+        def known(index: int | None) -> None:
+            if index is None:
+                tell(self._refusal(request_id, LogError(NO_CONTROLLER)))
+            else:
+                tell(Forwarded(self._core.term, request_id, index, 0, 0, ""))
+
+        self._check_leads()
+        self._reads.ask(self._clock.monotonic() + self._settings.proposal_s, known)
+        self._wake()
 
     async def _change(
         self, request_id: int, wish: Wish, node_id: int, tell: Callable[[Forwarded], None]
@@ -239,8 +277,7 @@ class WishDesk(Generic[R]):
     def _check(self, argument: bytes) -> None:
         """Raise LogError if this member can take no entry."""
         core, settings = self._core, self._settings
-        if self._ended is not None or not core.is_leader:
-            raise LogError(NO_CONTROLLER)
+        self._check_leads()
         if core.log.last_index - core.commit_index >= settings.uncommitted_entries_max:
             raise LogError(OVERLOADED, "Too many metadata changes wait to be committed.")
         if self._store.free_bytes() < settings.disk_reserve_bytes + len(argument):
@@ -249,6 +286,10 @@ class WishDesk(Generic[R]):
             raise LogError(
                 DISK_FULL, "The metadata cannot be changed: there is no room to trim its journal."
             )
+
+    def _check_leads(self) -> None:
+        if self._ended is not None or not self._core.is_leader:
+            raise LogError(NO_CONTROLLER)
 
     def _refusal(self, request_id: int, error: LogError) -> Forwarded:
         return Forwarded(self._core.term, request_id, 0, 0, error.entry.code, error.message)

@@ -186,6 +186,7 @@ class Quorum(Protocol[R]):
     async def read_barrier(self) -> int:
         """Wait until everything is applied that anyone was told of before this call.
 
+        Writes nothing, and needs no room on any disk: a round of heartbeats, shared by all who ask.
         Returns the applied index. Raises LogError if this member cannot know any more.
         """
         ...

@@ -297,10 +297,7 @@ class RaftMember(Generic[R]):
         return outcome
 
     async def read_barrier(self) -> int:
-        """Wait until everything is applied that anyone was told of before this call.
-
-        Those who ask before the entry is in the log share it. Raises LogError.
-        """
+        """Wait until all is applied that anyone was told of before this call. Raises LogError."""
         raise_unless_applied(await self._desk.barrier())
         return self._core.applied_index
 
@@ -502,6 +499,7 @@ class RaftMember(Generic[R]):
         core = self._core
         if not self._keeper.is_installing:
             core.tick()
+            self._desk.advance()
             self._keeper.snapshot_if_due()
             self._keeper.stop_idle_senders()
         self._outbox.release()

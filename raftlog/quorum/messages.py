@@ -13,7 +13,7 @@ answers (`sequence`).
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -123,8 +123,14 @@ class Wish(IntEnum):
     TRANSFER = 4
 
 
+READ: Final = b"read"
+"""A barrier's argument: no entry is wanted, but the index up to which all that was committed is.
+Releases that do not know it put the barrier into the log, and answer with its entry."""
+
+
 class Forward(_Message, frozen=True, tag=10):
-    """A wish for the leader. `argument` is the command, or a node's number in decimal digits."""
+    """A wish for the leader. `argument` is the command, or a node's number in decimal digits, or,
+    of a barrier, `READ`; nothing, if it must go through the log."""
 
     request_id: Number
     wish: Wish
@@ -135,6 +141,8 @@ class Forwarded(_Message, frozen=True, tag=11):
     """What became of a wish.
 
     `error_code` 0: it is the log's entry (`index`, `entry_term`); not known yet whether it stays.
+    Without an `entry_term`, which every entry has: all up to `index` is committed, and is what a
+    read must know.
     Else it was refused and will never be carried out; the code is of the error table.
     """
 

@@ -2,7 +2,8 @@
 
 A wish is *parked* while no leader is known, then *asked* of the leader (another member), then *in
 the log*: at an index, in a term, until an entry is applied there. If that entry has the term, it is
-the wish's own; if not, the wish's entry was replaced before it was committed, and never will be.
+the wish's own; if not, the wish's entry was replaced before it was committed, and never will be. A
+read has no entry: it waits for an index that is known to be committed, whatever is there.
 
 Each has a deadline. What it means to miss it follows from how far the wish has come: one that never
 left this member is refused; of any other the outcome is unknown, for good as far as this member
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic
 
 from raftlog.quorum.interface import Applied, Outcome, R, Refused, Unknown
-from raftlog.quorum.messages import Wish
+from raftlog.quorum.messages import READ, Wish
 from raftlog.record.errors import NO_CONTROLLER, OVERLOADED, RETRIABLE, ErrorEntry, LogError
 
 WISHES_MAX: Final = 10_000
@@ -43,6 +44,11 @@ class Waiting(Generic[R]):
     index: int | None = None
     """Set once it is known to be in the log there."""
 
+    @property
+    def is_read(self) -> bool:
+        """Whether it changes nothing, not even the log."""
+        return self.wish is Wish.BARRIER and self.argument == READ
+
 
 @dataclass(slots=True)
 class Wishes(Generic[R]):
@@ -55,7 +61,8 @@ class Wishes(Generic[R]):
     _parked: OrderedDict[Waiting[R], None] = field(default_factory=OrderedDict)
     """Of `_all` only, which is bounded."""
     _asked: dict[int, Waiting[R]] = field(default_factory=dict)
-    _in_log: dict[int, list[tuple[int, Waiting[R]]]] = field(default_factory=dict)
+    _in_log: dict[int, list[tuple[int | None, Waiting[R]]]] = field(default_factory=dict)
+    """By index: the entry's term (None: whichever it has), and who waits for it."""
 
     def refusal(self, argument: bytes) -> Refused | None:
         """Why no further wish is taken, if so."""
@@ -100,10 +107,20 @@ class Wishes(Generic[R]):
         waiting.index = index
         self._in_log.setdefault(index, []).append((term, waiting))
 
+    def committed(self, waiting: Waiting[R], index: int, applied_index: int) -> None:
+        """It is done once all up to `index` is applied, which is committed."""
+        if index <= applied_index:
+            self.settle(waiting, Applied(applied_index, None))
+            return
+        waiting.index = index
+        self._in_log.setdefault(index, []).append((None, waiting))
+
     def applied(self, index: int, term: int, result: R | None) -> None:
         """The entry (index, term) was applied."""
         for expected, waiting in self._in_log.pop(index, ()):
-            if expected == term:
+            if expected is None:
+                self.settle(waiting, Applied(index, None))
+            elif expected == term:
                 self.settle(waiting, Applied(index, result))
             else:
                 self.settle(waiting, Refused(NO_CONTROLLER, _REPLACED))
@@ -112,8 +129,9 @@ class Wishes(Generic[R]):
         """A snapshot of everything up to `index` was installed."""
         for position in sorted(self._in_log):
             if position <= index:
-                for _, waiting in self._in_log.pop(position):
-                    self.settle(waiting, Unknown(_UNKNOWN))
+                for expected, waiting in self._in_log.pop(position):
+                    is_read = expected is None
+                    self.settle(waiting, Applied(index, None) if is_read else Unknown(_UNKNOWN))
 
     def leader_lost(self, now: tuple[int | None, int] | None) -> None:
         """Whoever was asked leads no more, or cannot be heard: what was asked may be in its log.
@@ -125,7 +143,7 @@ class Wishes(Generic[R]):
             if waiting.asked_of == now:
                 self._asked[request_id] = waiting
             elif waiting.wish is Wish.BARRIER:
-                # A second no-op does no harm.
+                # A second one does no harm.
                 waiting.request_id = None
                 self.park(waiting)
             else:
@@ -161,6 +179,8 @@ class Wishes(Generic[R]):
         self, waiting: Waiting[R], entry: ErrorEntry, refused: str, unknown: str
     ) -> None:
         has_left = waiting.request_id is not None or waiting.index is not None
+        # A read changes nothing, wherever it is by now.
+        has_left = has_left and not waiting.is_read
         self.settle(waiting, Unknown(unknown) if has_left else Refused(entry, refused))
 
     def _forget(self, waiting: Waiting[R]) -> None:

@@ -30,6 +30,9 @@ class Core:
         self.commit_index = self.applied_index = 10
         self.connected = {OTHER}
         self.appended: list[tuple[int, bytes]] = []
+        self.is_active = True
+        self.rounds = self.confirmed = 0
+        """Of appends that were sent to all: begun, and answered by a majority."""
 
     @property
     def is_leader(self) -> bool:
@@ -37,6 +40,14 @@ class Core:
 
     def is_connected(self, peer: int) -> bool:
         return peer in self.connected
+
+    def send_round(self) -> int:
+        assert self.is_leader
+        self.rounds += 1
+        return self.rounds - 1
+
+    def is_confirmed(self, after: int) -> bool:
+        return self.confirmed > after
 
     def append(self, kind: int, command: bytes) -> tuple[int, int]:
         assert self.is_leader
@@ -115,6 +126,11 @@ class Office:
         outcome = self.desk.begin(wish, argument)
         await asyncio.sleep(0)
         return outcome
+
+    def confirm(self) -> None:
+        """Most voters answer all that was sent to them."""
+        self.core.confirmed = self.core.rounds
+        self.desk.advance()
 
     def apply_all(self, term: int = 4) -> None:
         while self.core.applied_index < self.core.log.last_index:

@@ -18,6 +18,7 @@ from raftlog.record.errors import (
     BODY_TOO_LARGE,
     DISK_FULL,
     ILLEGAL_STATE,
+    NO_CONTROLLER,
     NOT_READY,
     STORAGE_FAILED,
     LogError,
@@ -132,7 +133,7 @@ def test_a_start_on_a_full_disk_serves_reads_and_recovers_by_itself() -> None:
         assert refused.entry is DISK_FULL
         with pytest.raises(LogError) as raised:
             await node.ask(node.member.read_barrier())
-        assert raised.value.entry is DISK_FULL
+        assert raised.value.entry is NO_CONTROLLER, "for want of a leader, not of room"
         node.disk.capacity_bytes = None
         await node.members.elected()
         assert isinstance(await node.propose(b"after"), Applied)
@@ -275,16 +276,37 @@ def test_a_command_over_the_limit_is_refused_at_once() -> None:
     alone(work, replace(QUICK, command_bytes_max=100))
 
 
-def test_barriers_of_many_readers_share_few_entries() -> None:
+def test_barriers_write_nothing_and_need_no_room() -> None:
     async def work(node: Alone) -> None:
-        before = node.member.status().last_index
-        member = node.member
+        await asyncio.sleep(1.5)
+        outcome = await node.propose(b"before")
+        assert isinstance(outcome, Applied)
+        member, disk = node.member, node.disk
+        disk.capacity_bytes = disk.used_bytes()
+        assert isinstance(await node.propose(b"refused"), Refused)
+        before = member.status(), disk.contents(JOURNAL)
 
         async def many() -> list[int]:
             return list(await asyncio.gather(*(member.read_barrier() for _ in range(500))))
 
-        assert min(await node.ask(many())) > before
-        assert node.member.status().last_index - before <= 2
+        assert set(await node.ask(many())) == {outcome.index}
+        assert (member.status(), disk.contents(JOURNAL)) == before
+
+    alone(work)
+
+
+def test_a_barrier_of_a_single_voter_waits_for_what_its_disk_has_only() -> None:
+    async def work(node: Alone) -> None:
+        await asyncio.sleep(1.5)
+        node.disk.times.stick(0.5)
+        proposed = asyncio.ensure_future(node.propose(b"not durable yet"))
+        await asyncio.sleep(0.01)
+        member = node.member
+        assert member.status().last_index > await node.ask(member.read_barrier())
+        assert not proposed.done()
+        outcome = await proposed
+        assert isinstance(outcome, Applied)
+        assert await node.ask(member.read_barrier()) == outcome.index
 
     alone(work)
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from raftlog.quorum import wishes as module
 from raftlog.quorum.interface import Applied, Outcome, Refused, Unknown
-from raftlog.quorum.messages import Wish
+from raftlog.quorum.messages import READ, Wish
 from raftlog.quorum.wishes import Waiting, Wishes
 from raftlog.record.errors import NO_CONTROLLER, NOT_READY, OVERLOADED
 
@@ -137,6 +137,34 @@ def test_what_never_left_is_refused_at_its_deadline(office: Office) -> None:
     assert "nothing was changed" in said.message
 
 
+def test_a_read_is_done_once_all_up_to_its_index_is_applied(office: Office) -> None:
+    read, behind, covered = (office.wish(READ, Wish.BARRIER) for _ in range(3))
+    office.wishes.committed(read, 6, applied_index=5)
+    office.wishes.committed(behind, 5, applied_index=5)
+    office.wishes.committed(covered, 8, applied_index=5)
+    assert outcome(behind) == Applied(5, None)
+    assert outcome(read) is None
+    office.wishes.applied(6, 9, "somebody's")
+    assert outcome(read) == Applied(6, None)
+    office.wishes.jumped_to(7)
+    assert outcome(covered) is None
+    office.wishes.jumped_to(9)
+    assert outcome(covered) == Applied(9, None)
+    assert is_empty(office.wishes)
+
+
+def test_of_a_read_nothing_may_have_happened_however_far_it_came(office: Office) -> None:
+    asked, known = (office.wish(READ, Wish.BARRIER) for _ in range(2))
+    office.wishes.ask(asked, LEADER)
+    office.wishes.committed(known, 6, applied_index=5)
+    office.wait()
+    assert isinstance(outcome(asked), Refused)
+    assert isinstance(outcome(known), Refused)
+    office.wishes.applied(6, 9, "late")
+    office.wishes.leader_lost(None)
+    assert is_empty(office.wishes)
+
+
 def test_what_was_asked_or_is_in_the_log_is_unknown_at_its_deadline(office: Office) -> None:
     asked, logged = office.wish(), office.in_log(5, 2)
     number = office.wishes.ask(asked, LEADER)
@@ -242,6 +270,8 @@ class WishesModel(RuleBasedStateMachine):
         self.owner: dict[int, Waiting[str]] = {}
         self.entries: dict[int, tuple[int, Waiting[str]]] = {}
         """By wish: the entry that it was last told to be."""
+        self.reads: dict[int, int] = {}
+        """By wish: the index up to which it must know all."""
         self.applied_index = 0
         self.applied: dict[int, int] = {}
         self.may_have_happened: set[int] = set()
@@ -290,6 +320,14 @@ class WishesModel(RuleBasedStateMachine):
             index = max(1, self.applied_index + ahead)
             self.entries[id(waiting)] = (index, waiting)
             self.office.wishes.logged(waiting, index, term, self.applied_index)
+
+    @rule(number=consumes(asked), ahead=st.integers(-2, 6))
+    def may_know_what_is_committed(self, number: int, ahead: int) -> None:
+        waiting = self.office.wishes.answered(number)
+        if waiting is not None:
+            index = max(1, self.applied_index + ahead)
+            self.reads[id(waiting)] = index
+            self.office.wishes.committed(waiting, index, self.applied_index)
 
     @rule(number=consumes(asked))
     def has_no_leader_any_more(self, number: int) -> None:
@@ -344,7 +382,10 @@ class WishesModel(RuleBasedStateMachine):
         assert set(wishes._asked.values()) <= set(wishes._all)
 
     def check(self, waiting: Waiting[str], said: Outcome[str | None]) -> None:
-        if isinstance(said, Applied):
+        if isinstance(said, Applied) and id(waiting) in self.reads:
+            assert self.reads[id(waiting)] <= said.index <= self.applied_index
+            assert said.result is None
+        elif isinstance(said, Applied):
             index, _ = self.entries[id(waiting)]
             assert said.index == index
             assert said.result == f"of {self.applied[index]}"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from raftlog.quorum import binding, desk, peers, raft_journal, raft_snapshot_store, raft_store
+from raftlog.quorum.confirmations import Confirmations
 from raftlog.quorum.core import RaftCore
 from raftlog.quorum.guards import Guards
 from raftlog.quorum.keeper import SnapshotKeeper
@@ -361,6 +362,25 @@ def replaced_entries_are_acknowledged(patch: Patch) -> None:
             applied(self, index, term, result)
 
     patch.setattr(Wishes, "applied", of_any_term)
+
+
+def leadership_is_not_confirmed(patch: Patch) -> None:
+    """Whoever takes itself for the leader says what is committed."""
+    patch.setattr(RaftCore, "is_confirmed", lambda _self, _after: True)
+
+
+def late_answers_confirm(patch: Patch) -> None:
+    """An answer says that its voter follows when it comes, not when the append had left."""
+    answered = Confirmations.answered
+
+    def as_of_now(self: Confirmations, peer: int, sequence: int) -> None:
+        newest = max(self._sent, default=0)
+        is_known = sequence in self._sent
+        answered(self, peer, sequence)
+        if is_known:
+            self._newest[peer] = newest
+
+    patch.setattr(Confirmations, "answered", as_of_now)
 
 
 def request_ids_restart(patch: Patch) -> None:
