@@ -37,7 +37,7 @@ def replica(data: DataWorld, node_id: int) -> Partition:
 
 async def end_of(core: Core) -> int:
     """The end of the partition, as a leader tells it. Raises LogError."""
-    return core.services.replicas.partition("t", 0).end_offset()
+    return await core.services.replicas.partition("t", 0).end_offset()
 
 
 def restart(data: DataWorld, *node_ids: int, power: bool) -> None:

@@ -53,7 +53,7 @@ async def bounds_of_many(
     """What can be read of each partition, or why that is not known. Never raises LogError."""
 
     async def here(indexes: Sequence[int]) -> list[PartitionBounds | LogError]:
-        return [bounds_here(_finder(router, wanted[index])) for index in indexes]
+        return await bounds_here([_finder(router, wanted[index]) for index in indexes])
 
     def operation(some: Sequence[int]) -> Operation:
         return BoundsOfMany(tuple((wanted[i].topic_id, wanted[i].partition) for i in some))
@@ -95,13 +95,43 @@ async def times_of_many(
     return await _ask_leaders(router, partitions, here, operation, answer, timeout_s=READ_S_MAX)
 
 
-def bounds_here(find: Callable[[], Partition]) -> PartitionBounds | LogError:
-    """What can be read of a partition that is led here. `find` raises LogError if it is not."""
+async def bounds_here(
+    wanted: Sequence[Callable[[], Partition]],
+) -> list[PartitionBounds | LogError]:
+    """What can be read of partitions that are led here. Each raises LogError if it is not.
+
+    That they still are is made sure of once for all.
+    """
+    rows: list[PartitionBounds | LogError] = []
+    doubted: list[int] = []
+    to_ask: Partition | None = None
+    for index, find in enumerate(wanted):
+        try:
+            partition = find()
+            rows.append(_known_bounds(partition))
+        except LogError as error:
+            rows.append(error)
+            continue
+        if partition.may_be_led_elsewhere:
+            doubted.append(index)
+            to_ask = partition
+    if to_ask is None:
+        return rows
+    refusal: LogError | None = None
     try:
-        partition = find()
-        end = partition.end_offset()
+        await to_ask.confirm()
     except LogError as error:
-        return error
+        refusal = error
+    for index in doubted:
+        try:
+            rows[index] = refusal or _known_bounds(wanted[index]())
+        except LogError as error:
+            rows[index] = error
+    return rows
+
+
+def _known_bounds(partition: Partition) -> PartitionBounds:
+    end = partition.known_end_offset()
     return PartitionBounds(partition.log_start_offset, end, end)
 
 

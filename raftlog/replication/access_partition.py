@@ -166,11 +166,14 @@ class RoutedPartition:
         refusal: LogError | None = None
         if self._local is not None:
             try:
-                return self._local.log_start_offset, self._local.end_offset()
+                return await _bounds(self._local)
             except LogError as error:
                 refusal = self._refused(error)
         outcome, _ = await self._routed(
-            Bounds(self.topic_id, self.partition), (), here=_bounds, refusal=refusal
+            Bounds(self.topic_id, self.partition),
+            (),
+            here=lambda found, _: _bounds(found),
+            refusal=refusal,
         )
         if isinstance(outcome, tuple):
             return outcome
@@ -324,8 +327,9 @@ class FollowedPartition(RoutedPartition):
 _NO_BODY: Final = memoryview(b"")
 
 
-async def _bounds(found: Partition, _left_s: float) -> tuple[Offset, Offset]:
-    return found.log_start_offset, found.end_offset()
+async def _bounds(found: Partition) -> tuple[Offset, Offset]:
+    end = await found.end_offset()
+    return found.log_start_offset, end
 
 
 def _told(operation: Operation, error: LogError, in_doubt: LogError | None) -> LogError:

@@ -330,7 +330,8 @@ class _Session:
                 marks = Marks(fetched.next_offset, fetched.high_watermark, fetched.log_start_offset)
                 return marks, (fetched.data,)
             case Bounds():
-                return Marks(0, found.end_offset(), found.log_start_offset), ()
+                end_offset = await found.end_offset()
+                return Marks(0, end_offset, found.log_start_offset), ()
             case FindTime():
                 return FoundTime(await found.offset_for_timestamp(operation.timestamp_ms)), ()
             case Delete():
@@ -350,11 +351,10 @@ class _Session:
             await self._replicas.wait_for_data(wants, min_bytes=1, timeout_s=timeout_s)
             return Waited()
         if isinstance(operation, BoundsOfMany):
-            marks = [
-                coded(bounds_here(partial(self._led, topic_id, partition)))
-                for topic_id, partition in operation.wants
-            ]
-            return MarksOfMany(tuple(marks))
+            marks = await bounds_here(
+                [partial(self._led, topic_id, partition) for topic_id, partition in operation.wants]
+            )
+            return MarksOfMany(tuple(coded(one) for one in marks))
         found = await times_here(
             [
                 (partial(self._led, topic_id, partition), timestamp_ms)

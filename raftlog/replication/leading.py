@@ -86,8 +86,8 @@ class Leading:
             if not future.done():
                 future.set_exception(in_doubt(error, MAYBE_DELETED))
 
-    def end_offset(self) -> Offset:
-        """See `Partition.end_offset`."""
+    def known_end_offset(self) -> Offset:
+        """See `Partition.known_end_offset`."""
         self.require_lead_to_tell()
         if self._replica.high_watermark < self.state.epoch_start:
             raise LogError(
@@ -100,7 +100,7 @@ class Leading:
 
         A leader that was replaced without knowing it would tell an end that others are past.
         """
-        if len(self.state.row.replicas) > 1:
+        if self._replica.may_be_led_elsewhere:
             self._require_lead()
 
     # Writers

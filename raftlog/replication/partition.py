@@ -330,13 +330,35 @@ class Partition:
         """
         return await self._require_leading().delete_records(before)
 
-    def end_offset(self) -> Offset:
+    async def end_offset(self) -> Offset:
         """The offset behind the last committed record, which never moves back.
 
         Raises LogError: NO_LEADER; NOT_READY while a new leader does not know yet how much of
         what its predecessors wrote was committed.
         """
-        return self._require_leading().end_offset()
+        self.known_end_offset()
+        await self.confirm()
+        return self.known_end_offset()
+
+    async def confirm(self) -> None:
+        """Return once this node has applied all metadata that was committed before the call.
+
+        So it does for all its partitions. Raises LogError NO_LEADER.
+        """
+        await self._replica.confirm()
+
+    @property
+    def may_be_led_elsewhere(self) -> bool:
+        """Whether another node could be elected without this one's knowledge."""
+        return self._replica.may_be_led_elsewhere
+
+    def known_end_offset(self) -> Offset:
+        """The `end_offset` as far as this node knows the metadata. Raises LogError as that does.
+
+        Told to somebody without `confirm` before, it may be behind what the next leader has told:
+        one that is moved does not wait until this one has heard of it.
+        """
+        return self._require_leading().known_end_offset()
 
     async def read(
         self,
@@ -357,6 +379,11 @@ class Partition:
             if offset >= self._replica.high_watermark:
                 # What is below is committed, whoever leads. Where it ends only a leader can tell.
                 leading.require_lead_to_tell()
+            if offset > self.log.log_end_offset:
+                # So much may have been committed by a leader of which this one has not heard yet.
+                # Told that it is out of range, a consumer would begin anew.
+                await self.confirm()
+                self._require_leading()
         self._replica.require_open()
         self._check_range(offset)
         high_watermark = self._replica.high_watermark

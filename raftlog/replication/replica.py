@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 from raftlog.metadata.image import BrokerImage, PartitionImage
 from raftlog.record.errors import NO_LEADER, NOT_READY, LogError
@@ -14,6 +16,9 @@ from raftlog.replication.waiters import ReadWaiters
 from raftlog.storage.config import FlushMode
 from raftlog.storage.log import Log
 from raftlog.world import Clock
+
+CONFIRM_S: Final = 1.0
+"""How long a leader may take to make sure that it still leads, before it tells where the end is."""
 
 
 class Acks(IntEnum):
@@ -102,6 +107,28 @@ class Replica:
         """Raise LogError if it serves nobody any more."""
         if self.closed is not None:
             raise LogError(self.closed.entry, self.closed.message)
+
+    async def confirm(self) -> None:
+        """Return once this node has applied all metadata that was committed before the call.
+
+        Whoever leads then as far as it knows, led when it was asked. Raises LogError NO_LEADER.
+        """
+        if not self.may_be_led_elsewhere:
+            return
+        try:
+            async with asyncio.timeout(CONFIRM_S):
+                await self.host.confirm()
+        except (LogError, TimeoutError) as error:
+            # Without the partition's name: what is found out once is told of many.
+            why = error.message if isinstance(error, LogError) else "The quorum does not answer."
+            raise LogError(
+                NO_LEADER, f"Whether this node still leads is not known at the moment. {why}"
+            ) from None
+
+    @property
+    def may_be_led_elsewhere(self) -> bool:
+        """Whether another node could be elected without this one's knowledge."""
+        return len(self.image.replicas) > 1
 
     def not_led_here(self) -> LogError:
         """What to tell who wants the leader."""

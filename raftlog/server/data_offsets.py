@@ -126,11 +126,9 @@ async def bulk_offsets(request: Request, context: ServerContext) -> web.StreamRe
         rows = await bounds_of_many(context.services.partitions, partitions)
     else:
         find = context.services.replicas.partition
-        rows = [
-            bounds_here(partial(find, name, number))
-            for name, numbers in wanted.items()
-            for number in numbers
-        ]
+        rows = await bounds_here(
+            [partial(find, name, number) for name, numbers in wanted.items() for number in numbers]
+        )
         _require_all(rows)
     row = iter(rows)
     return json_response(

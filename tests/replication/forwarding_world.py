@@ -117,8 +117,17 @@ class FakePartition:
     def log_start_offset(self) -> Offset:
         return Offset(self.records.start)
 
-    def end_offset(self) -> Offset:
+    def known_end_offset(self) -> Offset:
         return self.high_watermark
+
+    async def confirm(self) -> None:
+        await self._begin("confirm")
+
+    may_be_led_elsewhere = True
+
+    async def end_offset(self) -> Offset:
+        await self.confirm()
+        return self.known_end_offset()
 
     @property
     def is_leader(self) -> bool:

@@ -114,6 +114,8 @@ class Node:
     may_act: bool = True
     newest: PartitionImage | None = None
     """What it learns when it asks for the newest metadata."""
+    nothing_learned: LogError | None = None
+    """Why it cannot ask, if so."""
     isr_wishes: int = 0
     logs: LogManager = field(init=False)
     partition: Partition = field(init=False)
@@ -144,6 +146,8 @@ class Node:
         self.isr_wishes += 1
 
     async def _learn(self) -> None:
+        if self.nothing_learned is not None:
+            raise self.nothing_learned
         if self.newest is not None:
             self.partition.update(self.newest, 2)
 

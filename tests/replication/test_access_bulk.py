@@ -78,6 +78,35 @@ def test_each_leader_is_asked_once_however_many_partitions_it_leads() -> None:
     simulate(test)
 
 
+def test_each_node_makes_sure_once_that_it_leads() -> None:
+    async def test(cluster: Cluster) -> None:
+        node = cluster.nodes[2]
+        spread(cluster, *(1, 2, 3) * 500)
+        await bounds(node, *range(1500))
+        assert [cluster.nodes[number].mine.calls for number in NODES] == [["confirm"]] * 3
+        cluster.nodes[1].mine.errors = [LogError(NO_LEADER)]
+        rows = await bounds(node, *range(6))
+        assert [isinstance(row, LogError) for row in rows] == [True, False, False] * 2
+
+    simulate(test)
+
+
+def test_a_lead_that_ends_while_it_is_made_sure_of_is_of_one_partition() -> None:
+    async def test(cluster: Cluster) -> None:
+        node = cluster.nodes[2]
+        spread(cluster, 2, 2)
+        node.mine.gate = asyncio.Event()
+        asking = asyncio.ensure_future(bounds(node, 0, 1))
+        await asyncio.sleep(0.001)
+        spread(cluster, 2, 1)
+        node.mine.gate.set()
+        rows = await asking
+        assert rows[0] == PartitionBounds(*(0, 0, 0))  # type: ignore[arg-type]
+        assert refusal(rows[1]).entry is NO_LEADER
+
+    simulate(test)
+
+
 def test_more_than_one_question_holds_is_asked_in_several() -> None:
     async def test(cluster: Cluster) -> None:
         node = cluster.nodes[2]

@@ -8,9 +8,11 @@ import pytest
 
 from raftlog.record.errors import (
     ILLEGAL_STATE,
+    NO_CONTROLLER,
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
     NOT_READY,
+    OFFSET_OUT_OF_RANGE,
     OUT_OF_ORDER_SEQUENCE,
     RETRIABLE,
     LogError,
@@ -181,15 +183,47 @@ async def test_a_leader_that_may_have_been_replaced_tells_no_end() -> None:
             await leader.partition.read(Offset(offset), max_bytes=100)
         assert refused.value.entry is NO_LEADER
     with pytest.raises(LogError) as refused:
-        leader.partition.end_offset()
+        await leader.partition.end_offset()
     assert refused.value.entry is NO_LEADER
+
+
+async def test_a_leader_that_was_moved_unawares_tells_no_end() -> None:
+    """Its lease goes on: a leader that is moved does not wait for it to end."""
+    leader, _ = await pair()
+    assert await leader.partition.end_offset() == 0
+    leader.newest = row(2, 2)
+    with pytest.raises(LogError) as refused:
+        await leader.partition.end_offset()
+    assert refused.value.entry is NO_LEADER
+
+
+async def test_a_leader_that_was_moved_unawares_calls_no_offset_out_of_range() -> None:
+    """The next one may have it, and a consumer that is told so would begin anew."""
+    leader, _ = await pair()
+    with pytest.raises(LogError) as refused:
+        await leader.partition.read(Offset(7), max_bytes=100)
+    assert refused.value.entry is OFFSET_OUT_OF_RANGE
+    leader.newest = row(2, 2)
+    with pytest.raises(LogError) as refused:
+        await leader.partition.read(Offset(7), max_bytes=100)
+    assert refused.value.entry is NO_LEADER
+
+
+async def test_a_leader_that_cannot_make_sure_that_it_leads_tells_no_end() -> None:
+    leader, _ = await pair()
+    leader.nothing_learned = LogError(NO_CONTROLLER, "nobody")
+    with pytest.raises(LogError) as refused:
+        await leader.partition.end_offset()
+    assert refused.value.entry is NO_LEADER
+    assert "nobody" in refused.value.message
 
 
 async def test_the_only_replica_tells_its_end_whoever_controls() -> None:
     (leader,) = nodes(1)
     await leader.open(row(1, 1, isr=(1,), replicas=(1,)))
     leader.may_act = False
-    assert leader.partition.end_offset() == 0
+    leader.nothing_learned = LogError(NO_CONTROLLER)
+    assert await leader.partition.end_offset() == 0
     assert (await leader.partition.read(Offset(0), max_bytes=100)).data == b""
 
 
@@ -201,11 +235,11 @@ async def test_a_new_leader_does_not_say_where_the_end_is_before_it_knows() -> N
     assert second.partition.high_watermark == 0
     second.partition.update(row(2, 2), 2)
     with pytest.raises(LogError) as caught:
-        second.partition.end_offset()
+        await second.partition.end_offset()
     assert caught.value.entry is NOT_READY
     first.partition.update(row(2, 2), 2)
     await catch_up(second, first)
-    assert second.partition.end_offset() == 2
+    assert await second.partition.end_offset() == 2
 
 
 class TestFollowersThatDoNotCount:

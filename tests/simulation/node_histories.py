@@ -175,7 +175,7 @@ class History:
 
     def _knows_its_end(self, leader: int, topic: str, number: int) -> bool:
         try:
-            self.nodes.cores[leader].services.replicas.partition(topic, number).end_offset()
+            self.nodes.cores[leader].services.replicas.partition(topic, number).known_end_offset()
         except LogError:
             return False
         return True

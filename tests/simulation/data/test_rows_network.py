@@ -49,6 +49,30 @@ def test_row_04_two_followers_do_not_hear_each_other() -> None:
     simulate_data(test)
 
 
+def test_a_leader_that_was_moved_unawares_tells_no_old_end() -> None:
+    """The next one does not wait for its lease to end, as after a silence (`data 40638`)."""
+
+    async def test(data: DataWorld) -> None:
+        controller = await data.nodes.until(data.nodes.controller)
+        late, *others = data.nodes.others(controller)
+        await data.create("t", [[late, *others]])
+        await data.write(T, 5)
+        await data.in_sync()
+        consumer = Consumer(data, "c", T)
+        assert await consumer.ask_end(late) == 5
+        data.world.network.slow(controller, late, 0.6)
+        await data.reassign(T, others)
+        await data.led(T, *others)
+        await data.write(T, 2)
+        # It has not heard of it, and may act as a leader still.
+        assert data.leader_by(late, T) == late
+        assert data.nodes.takes_writes(late, "t", 0)
+        assert await consumer.ask_end(late) == 7
+        data.world.network.slow(controller, late, 0.0)
+
+    simulate_data(test, node_count=5)
+
+
 def test_row_05_a_leader_without_the_quorum_acknowledges_nothing_that_needs_an_isr_change() -> None:
     """The leader and one follower still have each other, and their clients; the rest the quorum."""
 
