@@ -42,6 +42,11 @@ _SERVER_CONFIG: Mapping[str, str] = {
     "spark.sql.artifact.isolation.enabled": "true",
     "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
 }
+_LOCAL_SERVER_CONFIG: Mapping[str, str] = {
+    # Two flows that started at the same time were seen to fail for good, both, in serializing a
+    # collection that Spark had changed meanwhile (DESIGN.md). One has all cores of this machine.
+    "spark.sql.pipelines.execution.maxConcurrentFlows": "1",
+}
 # What decides where Spark runs; that is settled before the server starts.
 _PLACES = frozenset({"spark.master", "spark.remote", "spark.api.mode"})
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
@@ -173,7 +178,7 @@ def _connected(spec: PipelineSpec, place: str, config: Mapping[str, str]) -> Ite
         os.environ.pop(name, None)
     # Whoever reaches the port may run programs; the variable is this process's and the JVM's.
     os.environ[_TOKEN] = secrets.token_hex(32)
-    server = session(spec.name, master=place, config=_server_config(spec, config))
+    server = session(spec.name, master=place, config=_server_config(spec, config, place))
     try:
         remote = Client.builder.remote(f"sc://localhost:{_port(server)}").getOrCreate()
         skip_figures(remote.client)
@@ -187,11 +192,12 @@ def _connected(spec: PipelineSpec, place: str, config: Mapping[str, str]) -> Ite
             server.stop()
 
 
-def _server_config(spec: PipelineSpec, config: Mapping[str, str]) -> dict[str, str]:
+def _server_config(spec: PipelineSpec, config: Mapping[str, str], place: str) -> dict[str, str]:
     named = {**spec.configuration, **config}
     given = {key: value for key, value in named.items() if key not in _PLACES}
     plugins = [part for part in (given.get("spark.plugins"), _PLUGIN) if part]
-    return {**_SERVER_CONFIG, **given, "spark.plugins": ",".join(plugins)}
+    own = {**_SERVER_CONFIG, **(_LOCAL_SERVER_CONFIG if place.startswith("local") else {})}
+    return {**own, **given, "spark.plugins": ",".join(plugins)}
 
 
 def _port(server: Any) -> int:
