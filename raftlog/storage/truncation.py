@@ -106,8 +106,15 @@ def rebuild_producers(
     segments: Sequence[Segment],
     end_offset: Offset,
     now_ms: int,
+    *,
+    stops_at_damage: bool = False,
 ) -> ProducerStates:
-    """The producers as of `end_offset`: the newest snapshot, then headers. Raises DiskError."""
+    """The producers as of `end_offset`: the newest snapshot, then the batches behind it.
+
+    A batch that is damaged counts nothing: a sequence that has rotted would refuse its producer, or
+    pass for another. Raises DiskError, also for such a batch, unless `stops_at_damage`: then what
+    is told ends there.
+    """
     producers = ProducerStates()
     from_offset = Offset(0)
     for offset in reversed(snapshot_offsets(disk.list_directory(directory))):
@@ -121,12 +128,19 @@ def rebuild_producers(
         if segment.next_offset <= from_offset:
             continue
         with segment.files.lease(segment.path) as file:
-            position = 0
-            while position < segment.size_bytes:
-                header = read_header(file, position)
-                if header is None or header.base_offset >= end_offset:
+            at = OffsetEntry(segment.base_offset, 0)
+            while at.position < segment.size_bytes:
+                header = header_at(file, at, segment.size_bytes)
+                if header is not None and header.base_offset >= end_offset:
                     break
+                if header is None or (
+                    header.base_offset >= from_offset
+                    and not check_batch(file.read(at.position, header.size_bytes), 0, header)
+                ):
+                    if stops_at_damage:
+                        return producers
+                    raise DiskError(f"{segment.path} at {at.position}: damaged")
                 if header.base_offset >= from_offset:
                     producers.update(header, now_ms=now_ms)
-                position += header.size_bytes
+                at = OffsetEntry(header.next_offset, at.position + header.size_bytes)
     return producers

@@ -260,7 +260,10 @@ class Upkeep:
         directory = self._core.directory
         known = snapshot_offsets(self._disk.list_directory(directory))
         if not any(start <= offset <= committed for offset in known):
-            producers = rebuild_producers(self._disk, directory, dropped, start, now_ms)
+            # Segments that go, go, damaged or not.
+            producers = rebuild_producers(
+                self._disk, directory, dropped, start, now_ms, stops_at_damage=True
+            )
             told = producers.to_bytes(start, now_ms=now_ms)
             self._disk.replace(f"{directory}/{snapshot_name(start)}", told)
 

@@ -15,7 +15,7 @@ from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.results import LogState
 from tests.simulation.disk import SimulatedDisk
-from tests.storage.logs import DIRECTORY, EPOCH, batch, new_log, read_all
+from tests.storage.logs import DIRECTORY, EPOCH, batch, new_log, numbered, read_all
 
 LOG_PATH = f"{DIRECTORY}/{0:020d}.log"
 VALUES = [[b"one", b"two"], [b"three"], [b"four", b"five", b"six"]]
@@ -209,6 +209,31 @@ async def test_a_cut_behind_damage_takes_nothing_that_is_whole() -> None:
     expected = await _cut_at(5)
     for bit in range(0, 8 * size, 3):
         assert await _cut_at(5, bit) in {expected, None}, bit
+
+
+async def test_a_cut_learns_no_producers_from_damage() -> None:
+    """One that had rotted was refused its next sequence, once that log led (`data 50318`)."""
+
+    async def cut(bit: int | None = None) -> bytes | None:
+        disk = SimulatedDisk()
+        log = new_log(disk)
+        for number in range(8):
+            await log.append([numbered([b"%d" % number], number)], EPOCH)
+        await log.flush()
+        if bit is not None:
+            disk.flip_bit(log.core.segments.all[0].path, bit)
+        try:
+            await log.truncate_to(Offset(2))
+        except LogError as error:
+            assert error.entry is STORAGE_FAILED
+            return None
+        assert log.log_end_offset == 2
+        return log.producers.to_bytes(Offset(2), now_ms=0)
+
+    expected = await cut()
+    size = numbered([b"0"], 0).header.size_bytes
+    for bit in range(8 * 2 * size):
+        assert await cut(bit) in {expected, None}, bit
 
 
 async def _small_segments() -> tuple[SimulatedDisk, Log]:
