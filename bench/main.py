@@ -10,6 +10,7 @@ import click
 
 from bench import footprint, latency, limits, quorum, rest, throughput
 from bench.node import running_node
+from bench.parts import chosen
 from bench.replication import suite as cluster
 from bench.replication.cluster import Options
 from bench.report import Result, machine, plot, print_table, write_json
@@ -62,7 +63,7 @@ def main(  # noqa: PLR0917 - click passes them by name
     suites = suites or SUITES
     try:
         own = [suite.PARTS for name, suite in WITH_PARTS.items() if name in suites]
-        parts = cluster.chosen(only, [part for each in own for part in each])
+        parts = chosen(only, [part for each in own for part in each])
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--only") from None
     options = Options(flush, runs, scale, trials, gb, with_perf=perf)

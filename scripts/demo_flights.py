@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-import os
 import sys
 import zipfile
 from base64 import b64decode
@@ -32,7 +31,6 @@ from raftlog.cli.output import write_table
 Totals: TypeAlias = dict[str, tuple[int, int, int]]
 """Carrier → flights, departures with a known delay, and the sum of those delays in minutes."""
 
-POLL_TIMEOUT_MS = 1_000
 DELAYS = ("dep_delay", "arr_delay")
 NUMBERS = (*DELAYS, "air_time", "distance")
 
@@ -107,28 +105,13 @@ def check(kind: str) -> None:
 
 
 async def client(topic: str) -> tuple[Proof, Totals]:
-    from raftlog_client import Consumer, TopicPartition  # noqa: PLC0415 - only this step needs it
+    from demo_topic import records_of  # noqa: PLC0415 - only this step needs the client
 
     proof = Proof()
     totals: Totals = {}
-    servers = os.environ["RAFTLOG_SERVERS"]
-    async with Consumer[bytes, bytes](
-        bootstrap_servers=servers, auto_offset_reset="none"
-    ) as consumer:
-        numbers = await consumer.partitions_for_topic(topic) or set()
-        partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
-        ends = await consumer.end_offsets(partitions)
-        consumer.assign(partitions)
-        await consumer.seek_to_beginning(*partitions)
-        count = sum(ends.values())
-        while proof.count < count:
-            fetched = await consumer.getmany(timeout_ms=POLL_TIMEOUT_MS)
-            if not fetched:
-                break
-            for records in fetched.values():
-                for record in records:
-                    proof.add(record.timestamp, record.key, record.value)
-                    add_to(totals, orjson.loads(record.value))
+    async for record in records_of(topic):
+        proof.add(record.timestamp, record.key, record.value)
+        add_to(totals, orjson.loads(record.value))
     return proof, totals
 
 

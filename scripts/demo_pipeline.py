@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import math
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -19,11 +18,10 @@ from zoneinfo import ZoneInfo
 
 import orjson
 from demo_flights import data_directory, flights
-from raftlog_client import Consumer, TopicPartition
+from demo_topic import records_of
 
 from raftlog.cli.output import write_table
 
-POLL_TIMEOUT_MS = 1_000
 LATENESS = timedelta(hours=1)  # as in raftlog_spark.examples.windowed_delays
 NEW_YORK = ZoneInfo("America/New_York")
 TIMES_OF_DAY = range(5, 24)
@@ -46,25 +44,11 @@ class Delays(NamedTuple):
 async def read(topic: str) -> dict[tuple[str, datetime], Delays]:
     """By carrier and hour. A sink that writes at least once may have written an hour twice."""
     found: dict[tuple[str, datetime], Delays] = {}
-    async with Consumer[bytes, bytes](
-        bootstrap_servers=os.environ["RAFTLOG_SERVERS"], auto_offset_reset="none"
-    ) as consumer:
-        numbers = await consumer.partitions_for_topic(topic) or set()
-        partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
-        left = sum((await consumer.end_offsets(partitions)).values())
-        consumer.assign(partitions)
-        await consumer.seek_to_beginning(*partitions)
-        while left > 0:
-            fetched = await consumer.getmany(timeout_ms=POLL_TIMEOUT_MS)
-            if not fetched:
-                break
-            for records in fetched.values():
-                left -= len(records)
-                for record in records:
-                    row = orjson.loads(record.value)
-                    place = row["carrier"], datetime.fromisoformat(row["hour"])
-                    total = round(row.get("mean_delay_min", 0) * row["departed"])
-                    found[place] = Delays(row["flights"], row["departed"], total)
+    async for record in records_of(topic):
+        row = orjson.loads(record.value)
+        place = row["carrier"], datetime.fromisoformat(row["hour"])
+        total = round(row.get("mean_delay_min", 0) * row["departed"])
+        found[place] = Delays(row["flights"], row["departed"], total)
     return found
 
 

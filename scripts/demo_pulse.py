@@ -17,10 +17,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import orjson
-from raftlog_client import Consumer, Producer, RecordMetadata, TopicPartition
+from demo_topic import records_of
+from raftlog_client import Producer, RecordMetadata
 
 INTERVAL_S = 0.005
-POLL_TIMEOUT_MS = 1_000
 
 
 async def run(topic: str) -> dict[str, float]:
@@ -52,23 +52,7 @@ def pause(report: str) -> None:
 
 
 async def read(topic: str) -> Counter[str]:
-    found: Counter[str] = Counter()
-    async with Consumer[bytes, bytes](
-        bootstrap_servers=os.environ["RAFTLOG_SERVERS"], auto_offset_reset="none"
-    ) as consumer:
-        numbers = await consumer.partitions_for_topic(topic) or set()
-        partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
-        count = sum((await consumer.end_offsets(partitions)).values())
-        consumer.assign(partitions)
-        await consumer.seek_to_beginning(*partitions)
-        while found.total() < count:
-            fetched = await consumer.getmany(timeout_ms=POLL_TIMEOUT_MS)
-            if not fetched:
-                break
-            found.update(
-                record.value.decode() for records in fetched.values() for record in records
-            )
-    return found
+    return Counter([record.value.decode() async for record in records_of(topic)])
 
 
 def check(topic: str, report: str) -> None:

@@ -1,20 +1,14 @@
-"""Which benchmarks of the cluster there are, and how they are run one after the other."""
+"""Which benchmarks of the cluster there are."""
 
 from __future__ import annotations
 
-import os
-import signal
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 from typing import Final
 
+from bench.parts import Part, run_parts
 from bench.replication import catch_up, gaps, lone, many, produce
 from bench.replication.cluster import Options
 from bench.report import Result
-
-Part = Callable[[Options], list[Result]]
 
 PARTS: Final[dict[str, Part]] = {
     "produce": produce.produce,
@@ -31,57 +25,6 @@ PARTS: Final[dict[str, Part]] = {
 }
 
 
-def chosen(names: Sequence[str], parts: Sequence[str] | None = None) -> list[str]:
-    """Of all `parts` those that these names mean: their own, or all that begin so.
-
-    Raises ValueError: none does.
-    """
-    parts = list(PARTS) if parts is None else parts
-    for name in names:
-        if not any(part.startswith(name) for part in parts):
-            raise ValueError(f"{name!r} is none of {', '.join(parts)}")
-    return [part for part in parts if not names or any(part.startswith(name) for name in names)]
-
-
-def run(
-    names: Sequence[str],
-    options: Options,
-    *,
-    suite: str = "cluster",
-    parts: Mapping[str, Part] | None = None,
-) -> tuple[list[Result], list[str]]:
-    """The figures of these parts, and the parts that failed: the others are run all the same.
-
-    `parts`: all that the suite has, if it is not the cluster's.
-    """
-    parts = PARTS if parts is None else parts
-    results: list[Result] = []
-    failed: list[str] = []
-    with _terminable():
-        for name in names:
-            load = os.getloadavg()[0]
-            print(f"-- {suite}: {name} (load average before: {load:.1f})", flush=True)
-            try:
-                found = parts[name](options)
-            except Exception:  # reported in full, and by the exit code
-                traceback.print_exc()
-                failed.append(name)
-                continue
-            for result in found:
-                result.details["load average before"] = load
-            results += found
-    return results, failed
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the program as Ctrl-C does: with all that it started ended, too."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def run(names: Sequence[str], options: Options) -> tuple[list[Result], list[str]]:
+    """The figures of these parts, and the parts that failed: the others are run all the same."""
+    return run_parts("cluster", PARTS, names, options)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from bench.replication import suite
+from bench.parts import Part, run_parts
 from bench.replication.cluster import Options
 from bench.report import Result
 from bench.spark import latency, reading, starting, writing
 from bench.spark.running import stop
 
-PARTS: Final[dict[str, suite.Part]] = {
+PARTS: Final[dict[str, Part]] = {
     "start": starting.start,
     "batch": reading.batch,
     "stream": reading.stream,
@@ -23,6 +23,6 @@ PARTS: Final[dict[str, suite.Part]] = {
 def run(names: Sequence[str], options: Options) -> tuple[list[Result], list[str]]:
     """The figures of these parts, and the parts that failed: the others are run all the same."""
     try:
-        return suite.run(names, options, suite="spark", parts=PARTS)
+        return run_parts("spark", PARTS, names, options)
     finally:
         stop()

@@ -1,9 +1,9 @@
 """Keeps the garbage collector of Spark's Python workers away from what imports have made.
 
 A worker collects all generations after every task. With Spark, Arrow and numpy loaded that is a
-walk over some 300,000 objects which live as long as the process: 50 ms a task, as much as a small
-micro-batch costs otherwise. So what survives such a collection is taken out of the next ones
-(`gc.freeze`), again only when more modules have been imported. Objects that are taken out are still
+walk over many objects which live as long as the process, and costs more than a small task itself
+(DESIGN.md). So what survives such a collection is taken out of the next ones (`gc.freeze`), again
+only when more modules have been imported. Objects that are taken out are still
 freed when nothing refers to them; only cycles among them are not, once for each such time.
 """
 

@@ -15,7 +15,7 @@ from raftlog.quorum.core import RaftCore
 from raftlog.quorum.guards import NO_OP, REGULAR
 from raftlog.quorum.interface import Applied, Outcome, R, Refused
 from raftlog.quorum.membership import VoterChanges
-from raftlog.quorum.messages import READ, Forward, Forwarded, Message, Wish
+from raftlog.quorum.messages import READ, Forward, Forwarded, Message, Wish, is_read
 from raftlog.quorum.raft_store import QuorumStore
 from raftlog.quorum.read_index import ReadRounds
 from raftlog.quorum.settings import MemberSettings
@@ -225,7 +225,7 @@ class WishDesk(Generic[R]):
         self, request_id: int, wish: Wish, argument: bytes, tell: Callable[[Forwarded], None]
     ) -> None:
         try:
-            if wish is Wish.BARRIER and argument == READ:
+            if is_read(wish, argument):
                 self._answer_read(request_id, tell)
                 return
             self._check(argument)

@@ -128,6 +128,11 @@ READ: Final = b"read"
 Releases that do not know it put the barrier into the log, and answer with its entry."""
 
 
+def is_read(wish: Wish, argument: bytes) -> bool:
+    """Whether such a wish changes nothing, not even the log."""
+    return wish is Wish.BARRIER and argument == READ
+
+
 class Forward(_Message, frozen=True, tag=10):
     """A wish for the leader. `argument` is the command, or a node's number in decimal digits, or,
     of a barrier, `READ`; nothing, if it must go through the log."""

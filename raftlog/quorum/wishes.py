@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic
 
 from raftlog.quorum.interface import Applied, Outcome, R, Refused, Unknown
-from raftlog.quorum.messages import READ, Wish
+from raftlog.quorum.messages import Wish, is_read
 from raftlog.record.errors import NO_CONTROLLER, OVERLOADED, RETRIABLE, ErrorEntry, LogError
 
 WISHES_MAX: Final = 10_000
@@ -47,7 +47,7 @@ class Waiting(Generic[R]):
     @property
     def is_read(self) -> bool:
         """Whether it changes nothing, not even the log."""
-        return self.wish is Wish.BARRIER and self.argument == READ
+        return is_read(self.wish, self.argument)
 
 
 @dataclass(slots=True)
@@ -130,8 +130,8 @@ class Wishes(Generic[R]):
         for position in sorted(self._in_log):
             if position <= index:
                 for expected, waiting in self._in_log.pop(position):
-                    is_read = expected is None
-                    self.settle(waiting, Applied(index, None) if is_read else Unknown(_UNKNOWN))
+                    is_known = expected is None
+                    self.settle(waiting, Applied(index, None) if is_known else Unknown(_UNKNOWN))
 
     def leader_lost(self, now: tuple[int | None, int] | None) -> None:
         """Whoever was asked leads no more, or cannot be heard: what was asked may be in its log.
@@ -180,8 +180,8 @@ class Wishes(Generic[R]):
     ) -> None:
         has_left = waiting.request_id is not None or waiting.index is not None
         # A read changes nothing, wherever it is by now.
-        has_left = has_left and not waiting.is_read
-        self.settle(waiting, Unknown(unknown) if has_left else Refused(entry, refused))
+        is_open = has_left and not waiting.is_read
+        self.settle(waiting, Unknown(unknown) if is_open else Refused(entry, refused))
 
     def _forget(self, waiting: Waiting[R]) -> None:
         if waiting.request_id is not None:

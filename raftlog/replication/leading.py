@@ -122,7 +122,7 @@ class Leading:
                 batches, self.state.row.leader_epoch, guard=self._require_lead
             )
         except LogError as error:
-            if error.entry is OUT_OF_ORDER_SEQUENCE and len(self.state.row.replicas) > 1:
+            if error.entry is OUT_OF_ORDER_SEQUENCE and self._replica.may_be_led_elsewhere:
                 await self._confirm_lead()
             raise
         if self._log.flush_mode is FlushMode.ASYNC:

@@ -92,9 +92,7 @@ class Answer(web.StreamResponse):
             await _write(writer, head + body)
             return
         await _write(writer, head)
-        view = memoryview(body)
-        for start in range(0, len(body), WRITE_SLICE_BYTES):
-            await _write(writer, view[start : start + WRITE_SLICE_BYTES])
+        await _write_sliced(writer, body)
 
     def _head(self, request: web.BaseRequest) -> bytes:
         start = _head_start(
@@ -141,6 +139,12 @@ async def _write(writer: AbstractStreamWriter, data: bytes | memoryview) -> None
         raise ConnectionResetError("the peer has left")
     transport.write(data)
     await writer.drain()
+
+
+async def _write_sliced(writer: AbstractStreamWriter, data: Buffer) -> None:
+    view = memoryview(data)
+    for start in range(0, len(view), WRITE_SLICE_BYTES):
+        await _write(writer, view[start : start + WRITE_SLICE_BYTES])
 
 
 def bytes_response(
@@ -240,9 +244,7 @@ async def write_pieces(
             continue
         await _write(writer, b"".join(small))
         small = []
-        view = memoryview(piece)
-        for start in range(0, len(view), WRITE_SLICE_BYTES):
-            await _write(writer, view[start : start + WRITE_SLICE_BYTES])
+        await _write_sliced(writer, piece)
     if writer.chunked:
         small.append(b"\r\n")
     await _write(writer, b"".join(small))

@@ -115,7 +115,7 @@ class LogReader:
             if cut.wanted_bytes:
                 wanted_bytes = max(cut.wanted_bytes, wanted_bytes)
                 # Batches of one producer differ a little in size.
-                self._large_batch_bytes = wanted_bytes + READ_BYTES_MIN
+                self._large_batch_bytes = cut.wanted_bytes + READ_BYTES_MIN
                 entry = OffsetEntry(cut.next_offset, position)
                 continue
             segment_end = segments.end_of(segment)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raftlog.record.batch import check_batch
+from raftlog.record.header import BatchHeader
 from raftlog.record.types import Offset
 from raftlog.storage.checksummed import Damaged
 from raftlog.storage.derived import load_snapshot, snapshot_offsets
@@ -79,7 +80,11 @@ def _is_cut(
         return False
     if at.base_offset < header.base_offset >= gaps_below:
         return False
-    return check_batch(file.read(at.position, header.size_bytes), 0, header)
+    return _is_whole(file, at.position, header)
+
+
+def _is_whole(file: File, position: int, header: BatchHeader) -> bool:
+    return check_batch(file.read(position, header.size_bytes), 0, header)
 
 
 def _newest(segment: Segment, entry: TimeEntry | None, end: int) -> int:
@@ -133,14 +138,12 @@ def rebuild_producers(
                 header = header_at(file, at, segment.size_bytes)
                 if header is not None and header.base_offset >= end_offset:
                     break
-                if header is None or (
-                    header.base_offset >= from_offset
-                    and not check_batch(file.read(at.position, header.size_bytes), 0, header)
-                ):
+                counts = header is not None and header.base_offset >= from_offset
+                if header is None or (counts and not _is_whole(file, at.position, header)):
                     if stops_at_damage:
                         return producers
                     raise DiskError(f"{segment.path} at {at.position}: damaged")
-                if header.base_offset >= from_offset:
+                if counts:
                     producers.update(header, now_ms=now_ms)
                 at = OffsetEntry(header.next_offset, at.position + header.size_bytes)
     return producers

@@ -12,8 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (as everybody imports it)
 from pyspark.sql.streaming.query import StreamingQuery
 
-from raftlog_spark.examples.flights import FLIGHT, arguments, stream_of, write
-from raftlog_spark.session import session
+from raftlog_spark.examples.flights import FLIGHT, run, stream_of, write
 
 NEEDED = ("flight", "scheduled", "carrier", "origin", "dest")
 DELAY_MIN_MAX = 24 * 60
@@ -76,7 +75,9 @@ def start(
 
 def main(given: Sequence[str] | None = None) -> None:
     """Run it from the command line."""
-    told = arguments(
+    run(
+        start,
+        "dead letters",
         __doc__,
         given,
         source="topic of what may be flights",
@@ -84,16 +85,6 @@ def main(given: Sequence[str] | None = None) -> None:
         bad="topic for all else",
         checkpoint="directory that remembers how far it came",
     )
-    spark = session("dead letters", master=told.master)
-    start(
-        spark,
-        told.servers,
-        source=told.source,
-        good=told.good,
-        bad=told.bad,
-        checkpoint=told.checkpoint,
-    ).awaitTermination()
-    spark.stop()
 
 
 if __name__ == "__main__":

@@ -17,15 +17,14 @@ from pyspark.sql import functions as F  # noqa: N812  (as everybody imports it)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from raftlog_spark.examples.flights import (
-    arguments,
     flights_in,
     records,
     rows,
+    run,
     stream_of,
     table_of,
     write,
 )
-from raftlog_spark.session import session
 
 AIRLINE = "carrier string, name string"
 WEATHER = (
@@ -69,7 +68,9 @@ def start(
 
 def main(given: Sequence[str] | None = None) -> None:
     """Run it from the command line."""
-    told = arguments(
+    run(
+        start,
+        "enrich",
         __doc__,
         given,
         source="topic of flights",
@@ -78,17 +79,6 @@ def main(given: Sequence[str] | None = None) -> None:
         target="topic for flights with airline and weather",
         checkpoint="directory that remembers how far it came",
     )
-    spark = session("enrich", master=told.master)
-    start(
-        spark,
-        told.servers,
-        source=told.source,
-        airlines=told.airlines,
-        weather=told.weather,
-        target=told.target,
-        checkpoint=told.checkpoint,
-    ).awaitTermination()
-    spark.stop()
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (as everybody imports it)
 from pyspark.sql.streaming.query import StreamingQuery
+
+from raftlog_spark.session import session
 
 FLIGHT = (
     "flight string, scheduled timestamp, carrier string, origin string, dest string,"
@@ -75,16 +77,25 @@ def write(
     return (writer if topic is None else writer.option("topic", topic)).start()
 
 
-def arguments(
-    description: str | None, given: Sequence[str] | None, **needed: str
-) -> argparse.Namespace:
-    """The command line of an example: `--servers`, `--master`, and what else it needs.
+def run(
+    start: Callable[..., StreamingQuery],
+    name: str,
+    description: str | None,
+    given: Sequence[str] | None,
+    **needed: str,
+) -> None:
+    """An example as a program: it starts, works off what is there, and ends.
 
-    `needed`: names of options to their help.
+    The command line has `--servers`, `--master` and the options `needed`, each with its help; these
+    are what `start` takes by name.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--servers", default="127.0.0.1:8082", help="nodes, as HOST:PORT,…")
     parser.add_argument("--master", help="where Spark runs, by default on this machine")
-    for name, text in needed.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", required=True, help=text)
-    return parser.parse_args(given)
+    for option, text in needed.items():
+        parser.add_argument(f"--{option.replace('_', '-')}", required=True, help=text)
+    told = vars(parser.parse_args(given))
+    servers, master = told.pop("servers"), told.pop("master")
+    spark = session(name, master=master)
+    start(spark, servers, **told).awaitTermination()
+    spark.stop()

@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (as everybody imports it)
 from pyspark.sql.streaming.query import StreamingQuery
 
-from raftlog_spark.examples.flights import FLIGHT, arguments, stream_of
-from raftlog_spark.session import session
+from raftlog_spark.examples.flights import FLIGHT, run, stream_of
 
 
 def table(letters: DataFrame) -> DataFrame:
@@ -43,22 +42,15 @@ def start(
 
 def main(given: Sequence[str] | None = None) -> None:
     """Run it from the command line."""
-    told = arguments(
+    run(
+        start,
+        "topic to Parquet",
         __doc__,
         given,
         source="topic of flights",
         directory="where the files go",
         checkpoint="directory that remembers how far it came",
     )
-    spark = session("topic to Parquet", master=told.master)
-    start(
-        spark,
-        told.servers,
-        source=told.source,
-        directory=told.directory,
-        checkpoint=told.checkpoint,
-    ).awaitTermination()
-    spark.stop()
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (as everybody imports it)
 from pyspark.sql.streaming.query import StreamingQuery
 
-from raftlog_spark.examples.flights import arguments, flights_in, records, stream_of, write
-from raftlog_spark.session import session
+from raftlog_spark.examples.flights import flights_in, records, run, stream_of, write
 
 LATENESS = "1 hour"
 
@@ -56,22 +55,15 @@ def start(
 
 def main(given: Sequence[str] | None = None) -> None:
     """Run it from the command line."""
-    told = arguments(
+    run(
+        start,
+        "windowed delays",
         __doc__,
         given,
         source="topic of flights",
         target="topic for delays",
         checkpoint="directory that remembers how far it came",
     )
-    spark = session("windowed delays", master=told.master)
-    start(
-        spark,
-        told.servers,
-        source=told.source,
-        target=told.target,
-        checkpoint=told.checkpoint,
-    ).awaitTermination()
-    spark.stop()
 
 
 if __name__ == "__main__":
