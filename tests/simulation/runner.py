@@ -5,6 +5,9 @@ wrong, and calls `main` with it:
 
 .venv/bin/python -m tests.simulation.quorum.schedules 486        replays seed 486
 .venv/bin/python -m tests.simulation.quorum.schedules 0:20000    runs them all, on all cores
+
+With `--digests` it prints a line per seed instead, `seed digest`: two trees behave the same in these
+histories exactly if they print the same lines.
 """
 
 from __future__ import annotations
@@ -14,9 +17,22 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-R = TypeVar("R")
+
+class Report(Protocol):
+    """What every module of histories reports of a seed, besides its own counts."""
+
+    @property
+    def seed(self) -> int:
+        """The history's seed."""
+
+    @property
+    def digest(self) -> str:
+        """Of every line of its trace."""
+
+
+R = TypeVar("R", bound=Report)
 
 SEEDS_PER_JOB: Final = 20
 FAILURES_SHOWN: Final = 20
@@ -54,8 +70,10 @@ def main(
 ) -> int:
     """Replay a seed, or run many: `486` or `0:20000`, and how many at a time, if not on all cores.
 
-    Returns the exit code: whether any went wrong.
+    `--digests` prints the digest of every seed. Returns the exit code: whether any went wrong.
     """
+    with_digests = "--digests" in arguments
+    arguments = [argument for argument in arguments if argument != "--digests"]
     first, _, last = arguments[0].partition(":")
     if not last:
         print(replay(int(first)))
@@ -65,6 +83,10 @@ def main(
     reports, failures = run_many(replay, range(int(first), int(last)), workers)
     for seed, failure in sorted(failures.items())[:FAILURES_SHOWN]:
         print(f"--- seed {seed}\n{failure[-FAILURE_CHARACTERS:]}")
+    if with_digests:
+        for report in reports:
+            print(report.seed, report.digest)
+        return 1 if failures else 0
     print(
         f"{len(reports) + len(failures)} seeds, {len(failures)} failed "
         f"{sorted(failures)[:SEEDS_LISTED]}; {summary(reports)}, {time.time() - started:.0f} s"
