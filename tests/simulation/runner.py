@@ -6,8 +6,8 @@ wrong, and calls `main` with it:
 .venv/bin/python -m tests.simulation.quorum.schedules 486        replays seed 486
 .venv/bin/python -m tests.simulation.quorum.schedules 0:20000    runs them all, on all cores
 
-With `--digests` it prints a line per seed instead, `seed digest`: two trees behave the same in these
-histories exactly if they print the same lines.
+With `--digests` it prints a line `seed digest` per history: two trees that behave the same in these
+histories print the same lines.
 """
 
 from __future__ import annotations
