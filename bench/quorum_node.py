@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from raftlog import node as node_module
 from raftlog.cli.main import cli
+from raftlog.metadata.admin_plans import PARTITIONS_PER_TOPIC_MAX
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.commands import (
     AllocateProducerIds,
@@ -39,9 +39,9 @@ from raftlog.metadata.commands import (
     UnfenceBroker,
     encode_command,
 )
-from raftlog.metadata.controller import PARTITIONS_PER_TOPIC_MAX
-from raftlog.node import Node
-from raftlog.quorum import Applied, Quorum
+from raftlog.node import process as node_module
+from raftlog.node.process import Node
+from raftlog.raft import Applied, Quorum
 from raftlog.record.errors import NO_LEADER, LogError
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication.cluster_metadata import propose

@@ -34,16 +34,16 @@ import click
 from bench.cluster_processes import ClusterProcesses, NoLeaderError
 from bench.nemesis import Fault, Nemesis, Plan, Watch
 from bench.register_workload import FIRST_VALUE, REGISTERS, RegisterClient
-from tests.linearizability.checker import Verdict, check
-from tests.linearizability.history import (
+from tests.verification.register_checker import Verdict, check
+from tests.verification.register_history import (
     HistoryWriter,
     Kind,
     Operation,
     Outcome,
     read_history,
 )
-from tests.linearizability.log_order import log_order_anomalies
-from tests.linearizability.minimal import explain
+from tests.verification.register_log_order import log_order_anomalies
+from tests.verification.register_minimal import explain
 
 CLIENTS: Final = 8
 RATE: Final = 200.0

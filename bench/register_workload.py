@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from bench.register_client import HttpAnswer, KeptConnection, NotSentError, OutcomeLostError
 from raftlog.record.errors import ERROR_TABLE
-from tests.linearizability.history import Kind, Operation, Outcome, Value
+from tests.verification.register_history import Kind, Operation, Outcome, Value
 
 REGISTERS: Final = (
     "retention.ms",

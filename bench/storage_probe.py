@@ -25,8 +25,8 @@ from raftlog.record.types import LeaderEpoch, Offset, PartitionId, TopicId
 from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
-from raftlog.world.real_clock import SystemClock
 from raftlog.world.real_disk import FileSystemDisk
+from raftlog.world.time import SystemClock
 
 TOPIC = TopicId("0" * 32)
 EPOCH = LeaderEpoch(1)

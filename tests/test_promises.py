@@ -1,7 +1,7 @@
 """The published promises, one test each, kept by whole nodes in the simulated world.
 
-Every test can fail: it names a mistake of tests/simulation/data/mistakes.py that makes it fail, and
-`test_every_promise_can_be_broken` plants it. The rows of faults.md (tests/simulation/data) show
+Every test can fail: it names a mistake of tests/simulation/data/planted_bugs.py that makes it fail,
+and `test_every_promise_can_be_broken` plants it. The rows of faults.md (tests/simulation/data) show
 more of each; real processes keep them in tests/integration.
 """
 
@@ -13,16 +13,16 @@ from typing import Any, Final
 
 import pytest
 
-from raftlog.node_core import Core
+from raftlog.node.assembly import Core
 from raftlog.record.errors import NO_LEADER, NOT_ENOUGH_REPLICAS, LogError
-from raftlog.replication.leading import Leading
+from raftlog.replication.leader_role import Leading
 from raftlog.replication.partition import Acks, Partition
-from tests.checker.history import Send
 from tests.simulation.data.clients import ask, encode
 from tests.simulation.data.consumers import Consumer
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
-from tests.simulation.data.mistakes import MISTAKES, Mistake
+from tests.simulation.data.planted_bugs import MISTAKES, Mistake
 from tests.simulation.life import NodeDiedError
+from tests.verification.log_history import Send
 
 T = Part("t", 0)
 SESSION_S: Final = 1.5

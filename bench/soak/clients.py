@@ -24,7 +24,7 @@ from bench.register_client import KeptConnection, NotSentError, OutcomeLostError
 from bench.soak.fetching import Place, fetch
 from bench.soak.recording import Recorder, spelled
 from raftlog.record.errors import ERROR_TABLE, LogError
-from tests.checker.history import End, Outcome, Poll, Send
+from tests.verification.log_history import End, Outcome, Poll, Send
 
 TICK_S: Final = 0.02
 LINGER_MS: Final = 5

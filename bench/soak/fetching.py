@@ -11,7 +11,7 @@ import aiohttp
 from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import decode
 from raftlog.record.frames import FetchFrameReader
-from tests.checker.history import Pairs
+from tests.verification.log_history import Pairs
 
 PARTITION_BYTES_MAX: Final = 1 << 20
 ANSWER_BYTES_MAX: Final = 8 << 20

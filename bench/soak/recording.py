@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.checker.history import HistoryWriter, Operation, load
+from tests.verification.log_history import HistoryWriter, Operation, load
 
 FINAL: Final = "final"
 """The file of the final reads, beside those of the clients."""

@@ -20,8 +20,8 @@ from bench.soak.fetching import Part, Place, fetch
 from bench.soak.recording import FINAL, Recorder, operations, partitions_in, spelled
 from raftlog.record.batch import iterate_headers
 from raftlog.record.errors import LogError
-from tests.checker.checker import check
-from tests.checker.history import ACKS_ALL, FinalRead, Send
+from tests.verification.log_checker import check
+from tests.verification.log_history import ACKS_ALL, FinalRead, Send
 
 FINAL_TIMEOUT_S: Final = 120.0
 RESUME_S_MAX: Final = 10.0

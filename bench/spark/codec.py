@@ -19,14 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
-from raftlog_spark import boundaries
-from raftlog_spark.boundaries import Bodies, record_starts
-from raftlog_spark.columns import Columns
-from raftlog_spark.decode import decode
-from raftlog_spark.encode import encode
-from raftlog_spark.fields import Slices, key_positions, slices_at, taken
-from raftlog_spark.keys import partition_of
-from raftlog_spark.varints import Positions, Window
+from raftlog_spark.codec import record_offsets
+from raftlog_spark.codec.columns import Columns
+from raftlog_spark.codec.decode import decode
+from raftlog_spark.codec.encode import encode
+from raftlog_spark.codec.record_fields import Slices, key_positions, slices_at, taken
+from raftlog_spark.codec.record_offsets import Bodies, record_starts
+from raftlog_spark.codec.varints import Positions, Window
+from raftlog_spark.sink.partition_router import partition_of
 
 from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import decode as decode_batch
@@ -84,7 +84,7 @@ def bodies_of(data: bytes) -> Bodies:
 
 def by_steps(window: Window, bodies: Bodies) -> Positions:
     """Boundaries, record by record in Python."""
-    return np.array(boundaries._walk_each(window, bodies, range(len(bodies.starts))), np.int64)
+    return np.array(record_offsets._walk_each(window, bodies, range(len(bodies.starts))), np.int64)
 
 
 def by_doubling(window: Window, bodies: Bodies) -> list[Positions]:
@@ -93,7 +93,9 @@ def by_doubling(window: Window, bodies: Bodies) -> list[Positions]:
     for start, end, count in zip(*(each.tolist() for each in bodies[:3]), strict=True):
         data = window.data[start:end].astype(np.uint16)
         pairs = np.append(data[:-1] | (data[1:] << 8), 0)
-        following = np.minimum(np.arange(end - start) + boundaries._ADVANCES[pairs], end - start)
+        following = np.minimum(
+            np.arange(end - start) + record_offsets._ADVANCES[pairs], end - start
+        )
         following = np.append(following, end - start)
         chain = np.zeros(1, np.int64)
         while len(chain) < count:
@@ -110,7 +112,7 @@ def by_stride(window: Window, bodies: Bodies) -> list[Positions]:
     for start, end, count in zip(*(each.tolist() for each in bodies[:3]), strict=True):
         position, left = start, count
         while left:
-            size = int(boundaries._ADVANCES[words[position]])
+            size = int(record_offsets._ADVANCES[words[position]])
             guessed = position + size * np.arange(min(left, (end - position) // size))
             differs = words[guessed] != words[position]
             run = int(differs.argmax()) if differs.any() else len(guessed)

@@ -4,6 +4,6 @@ So `spark.read.format("raftlog")` works without a call to register it, in a clas
 Spark Connect alike.
 """
 
-from raftlog_spark.source import RaftlogDataSource as DefaultSource
+from raftlog_spark.data_source import RaftlogDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -11,7 +11,6 @@ It must not know: how a node stores, replicates or elects; it knows addresses, l
 """
 
 from raftlog_client.admin import Admin
-from raftlog_client.cluster_types import ClusterSettings, NodeInfo, QuorumInfo, QuorumMember
 from raftlog_client.consumer import Consumer
 from raftlog_client.errors import (
     BufferFullError,
@@ -28,27 +27,32 @@ from raftlog_client.errors import (
     ServerError,
     TopicNotFoundError,
 )
-from raftlog_client.partitioners import Partitioner, murmur2_partitioner
 from raftlog_client.producer import Producer
 from raftlog_client.serializers import (
+    Partitioner,
     bytes_deserializer,
     bytes_serializer,
     json_deserializer,
     json_serializer,
+    murmur2_partitioner,
     string_deserializer,
     string_serializer,
 )
 from raftlog_client.types import (
     BrokerInfo,
     ClusterInfo,
+    ClusterSettings,
     ConfigEntry,
     Headers,
     NewTopic,
+    NodeInfo,
     OffsetAndTimestamp,
     PartitionInfo,
     PartitionOffsets,
     PartitionRange,
     ProducerRecord,
+    QuorumInfo,
+    QuorumMember,
     Record,
     RecordMetadata,
     SendSummary,

@@ -17,8 +17,8 @@ from raftlog.record.compression import Compression
 from raftlog.record.errors import UNKNOWN_PARTITION
 from raftlog_client.batches import BulkListener, PendingBatch
 from raftlog_client.delivery import PartitionQueue
-from raftlog_client.encoded import EncodedRecords, EncodedSend
 from raftlog_client.errors import BufferFullError, RaftlogClientError, TopicNotFoundError
+from raftlog_client.raw_batch import EncodedRecords, EncodedSend
 from raftlog_client.types import TopicDescription, TopicPartition
 
 RECORD_OVERHEAD_BYTES: Final = 24

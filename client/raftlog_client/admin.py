@@ -6,16 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-from raftlog_client.cluster_types import (
-    ClusterSettings,
-    DecommissionProgress,
-    NodeInfo,
-    NodeList,
-    PartitionState,
-    QuorumInfo,
-    ReassignmentList,
-    decoded,
-)
 from raftlog_client.errors import (
     ClientClosedError,
     ConnectionLostError,
@@ -24,15 +14,22 @@ from raftlog_client.errors import (
 )
 from raftlog_client.lifecycle import Startable
 from raftlog_client.metadata import METADATA_PATIENCE_S, ClusterMetadata
-from raftlog_client.offset_queries import deleted_records, topic_offsets
+from raftlog_client.offsets import deleted_records, topic_offsets
 from raftlog_client.replica_states import replica_states
 from raftlog_client.retry import Backoff
-from raftlog_client.transport import Transport, parse_bootstrap
+from raftlog_client.transport import Transport, decoded, parse_bootstrap
 from raftlog_client.types import (
     ClusterInfo,
+    ClusterSettings,
     ConfigEntry,
+    DecommissionProgress,
     NewTopic,
+    NodeInfo,
+    NodeList,
     PartitionOffsets,
+    PartitionState,
+    QuorumInfo,
+    ReassignmentList,
     TopicDescription,
     TopicPartition,
 )

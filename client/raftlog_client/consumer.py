@@ -11,14 +11,13 @@ from raftlog_client.errors import ClientClosedError, ConnectionLostError, Raftlo
 from raftlog_client.fetcher import Fetcher, FetchSettings
 from raftlog_client.lifecycle import Startable
 from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.offset_queries import offsets_for_times, partition_offsets
-from raftlog_client.partition_state import OffsetReset, PartitionState
+from raftlog_client.offsets import offsets_for_times, partition_offsets
 from raftlog_client.record_buffer import RecordBuffer
+from raftlog_client.record_decoder import Unpacker
 from raftlog_client.retry import Backoff
-from raftlog_client.subscription import Subscription
+from raftlog_client.subscription import OffsetReset, PartitionState, Subscription
 from raftlog_client.transport import Transport, parse_bootstrap
 from raftlog_client.types import K, OffsetAndTimestamp, PartitionOffsets, Record, TopicPartition, V
-from raftlog_client.unpacking import Unpacker
 
 PARTITION_BYTES_MIN: Final = 1_024
 

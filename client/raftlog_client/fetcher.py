@@ -26,10 +26,10 @@ from raftlog_client.errors import (
     server_error,
 )
 from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.offset_queries import offset_questions
-from raftlog_client.partition_state import Chunk, OffsetReset, PartitionState
+from raftlog_client.offsets import offset_questions
 from raftlog_client.record_buffer import RecordBuffer
 from raftlog_client.retry import Backoff
+from raftlog_client.subscription import Chunk, OffsetReset, PartitionState
 from raftlog_client.transport import NodeAddress, Transport
 from raftlog_client.types import PartitionOffsets, TopicPartition
 

@@ -12,9 +12,7 @@ from typing_extensions import TypeVar
 from raftlog.record.compression import Compression
 from raftlog.record.errors import LogError
 from raftlog_client.accumulator import FUTURE_BYTES, Accumulator, TopicQueues
-from raftlog_client.bulk import BulkSend
-from raftlog_client.encoded import EncodedRecords
-from raftlog_client.encoding import RecordEncoder
+from raftlog_client.bulk_send import BulkSend
 from raftlog_client.errors import (
     ClientClosedError,
     DeliveryTimeoutError,
@@ -23,9 +21,11 @@ from raftlog_client.errors import (
 )
 from raftlog_client.lifecycle import Startable
 from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.partitioners import Partitioner, murmur2_partitioner
+from raftlog_client.raw_batch import EncodedRecords
+from raftlog_client.record_encoder import RecordEncoder
 from raftlog_client.retry import Backoff
 from raftlog_client.sender import Sender
+from raftlog_client.serializers import Partitioner, murmur2_partitioner
 from raftlog_client.transport import Transport, parse_bootstrap
 from raftlog_client.types import Headers, RecordMetadata, SendSummary
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from raftlog.record.errors import LogError
 from raftlog_client.errors import RaftlogClientError
-from raftlog_client.partition_state import PartitionState
+from raftlog_client.record_decoder import Unpacker, Unreadable, unpacking_error
+from raftlog_client.subscription import PartitionState
 from raftlog_client.types import Record, TopicPartition
-from raftlog_client.unpacking import Unpacker, Unreadable, unpacking_error
 
 UNIT_RECORDS_MIN: Final = 1_000
 """Small batches are served several at a time, up to about this many records."""

@@ -7,11 +7,10 @@ from typing import Final
 from urllib.parse import quote
 
 from raftlog.record.errors import NOT_FOUND
-from raftlog_client.cluster_types import PartitionState, PartitionStates, decoded
 from raftlog_client.errors import RaftlogClientError, ServerError
 from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.transport import NodeAddress
-from raftlog_client.types import TopicDescription
+from raftlog_client.transport import NodeAddress, decoded
+from raftlog_client.types import PartitionState, PartitionStates, TopicDescription
 
 ASK_TIMEOUT_S: Final = 2.0
 """A leader that is silent for longer is left out."""

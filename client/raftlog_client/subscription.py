@@ -1,12 +1,130 @@
-"""Which topics a consumer follows: some by name, or all whose name matches a pattern."""
+"""One assigned partition of a consumer: where it reads, and what it holds already.
+
+Three offsets: `fetch_offset` is asked for next; `position` is the next to leave the buffer; what
+the application sees as its position may be behind that, by the records it was handed and has not
+taken yet (record_buffer.py).
+
+Which topics a consumer follows: some by name, or all whose name matches a pattern.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any
 
-from raftlog_client.metadata import ClusterView
-from raftlog_client.types import TopicPartition
+from raftlog.record.batch import RecordBatch, iterate_batches
+from raftlog.record.types import Buffer
+from raftlog_client.errors import RaftlogClientError
+from raftlog_client.metadata import ClusterView, Leadership
+from raftlog_client.types import Record, TopicPartition
+
+
+class OffsetReset(Enum):
+    """Where to begin without a position, or with one that is out of range."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    NONE = "none"
+
+
+class Chunk:
+    """Fetched batches that are not decoded yet."""
+
+    __slots__ = ("batches", "next_offset", "size_bytes")
+
+    def __init__(self, data: Buffer, next_offset: int, *, check_crc: bool) -> None:
+        self.batches: Iterator[RecordBatch] = iterate_batches(data, check_crc=check_crc)
+        self.next_offset = next_offset
+        """The first offset after the chunk; compaction may have left nothing before it."""
+        self.size_bytes = len(data)
+
+
+class PartitionState:
+    """Positions and buffered data of one partition. Bounded by what the fetcher asks for."""
+
+    __slots__ = (
+        "attempts",
+        "buffered_bytes",
+        "chunks",
+        "decoded",
+        "error",
+        "fetch_offset",
+        "generation",
+        "high_watermark",
+        "in_flight",
+        "is_paused",
+        "is_ready",
+        "is_waiting",
+        "is_wanted",
+        "log_start_offset",
+        "position",
+        "reset",
+        "seen_leader",
+        "source",
+    )
+
+    def __init__(self, source: TopicPartition, reset: OffsetReset) -> None:
+        self.source = source
+        self.reset: OffsetReset | None = reset
+        """How the position is to be found; None once there is one."""
+        self.position = -1
+        self.fetch_offset = -1
+        self.generation = 0
+        """Grows with every jump: what was asked for before is not wanted after."""
+        self.chunks: deque[Chunk] = deque()
+        self.buffered_bytes = 0
+        self.decoded: list[Record[Any, Any]] = []
+        """Records that were decoded, but not handed out."""
+        self.error: RaftlogClientError | None = None
+        """Raised when its turn to be read comes."""
+        self.high_watermark: int | None = None
+        self.log_start_offset: int | None = None
+        self.is_paused = False
+        self.is_ready = False
+        """Whether the partition is in the buffer's list of those to serve."""
+        self.is_wanted = False
+        """Whether the partition is in the fetcher's list of those to ask for."""
+        self.is_waiting = False
+        """Whether the partition pauses after a failure."""
+        self.in_flight: object | None = None
+        """The request that the partition is in."""
+        self.attempts = 0
+        """Failures in a row."""
+        self.seen_leader: Leadership | None = None
+        """Who led when the partition was last asked for, or began to pause."""
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there is something to serve, be it an error."""
+        return self.has_records or self.error is not None
+
+    @property
+    def has_records(self) -> bool:
+        """Whether there are records to serve, or what may hold some."""
+        return bool(self.decoded or self.chunks)
+
+    def jump(self, offset: int) -> None:
+        """Read from `offset` on; what was fetched before is forgotten."""
+        self.forget()
+        self.position = self.fetch_offset = offset
+        self.reset = None
+
+    def jump_by(self, reset: OffsetReset) -> None:
+        """Find a new position; what was fetched before is forgotten."""
+        self.forget()
+        self.position = self.fetch_offset = -1
+        self.reset = reset
+
+    def forget(self) -> None:
+        """Drop what is buffered, and what is on its way."""
+        self.generation += 1
+        self.chunks.clear()
+        self.buffered_bytes = 0
+        self.decoded = []
+        self.error = None
 
 
 class Subscription:

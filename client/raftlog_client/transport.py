@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, NewType, TypeAlias
+from typing import Any, Final, NewType, TypeAlias, TypeVar
 
 import aiohttp
+import msgspec
 import orjson
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
@@ -18,6 +19,8 @@ from yarl import URL
 from raftlog.record.errors import LogError
 from raftlog.record.frames import BATCHES_MEDIA_TYPE, FetchFrame, FetchFrameReader
 from raftlog_client.errors import ConnectionLostError, RaftlogClientError, server_error
+
+_T = TypeVar("_T")
 
 NodeAddress = NewType("NodeAddress", str)
 """`host:port` of a node."""
@@ -263,3 +266,11 @@ def parse_bootstrap(servers: str | Sequence[str]) -> list[NodeAddress]:
     if not addresses:
         raise ValueError("bootstrap_servers names no server")
     return addresses
+
+
+def decoded(answer: Any, kind: type[_T], what: str) -> _T:
+    """An answer's JSON as a value of `kind`. Raises RaftlogClientError if it is malformed."""
+    try:
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as error:
+        raise RaftlogClientError(f"Malformed answer about {what}: {error}") from error

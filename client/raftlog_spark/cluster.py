@@ -14,18 +14,17 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from raftlog_client import Producer
 from raftlog_client.bulk_offsets import bounds_of_topics, offsets_of_times
 from raftlog_client.errors import RaftlogClientError, TopicNotFoundError
+from raftlog_client.fetch_protocol import RawFetcher
 from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.raw_fetch import RawFetcher
-from raftlog_client.raw_reader import RawReader
+from raftlog_client.range_reader import RawReader
 from raftlog_client.retry import Backoff
 from raftlog_client.transport import Transport, parse_bootstrap
 from raftlog_client.types import TopicPartition
 
-from raftlog_spark.background import Background
+from raftlog_spark.background import Background, outcome
 from raftlog_spark.errors import RaftlogSparkError, TopicGone
-from raftlog_spark.reading import FETCH_BYTES_DEFAULT, chunks
+from raftlog_spark.sink.batch_writer import BatchWriter
 from raftlog_spark.translation import translated
-from raftlog_spark.writing import BatchWriter
 
 ISOLATIONS: Final = ("read_uncommitted", "read_committed")
 RETRY_FIRST_MS: Final = 20
@@ -37,6 +36,10 @@ BUFFER_BYTES_DEFAULT: Final = 32 * 1024 * 1024
 DELIVERY_TIMEOUT_S_DEFAULT: Final = 120.0
 
 T = TypeVar("T")
+
+
+FETCH_BYTES_DEFAULT = 8 * 1024 * 1024
+"""Measured (DESIGN.md): larger chunks gain little, and two of them are held."""
 
 
 class TopicInfo(NamedTuple):
@@ -296,3 +299,32 @@ async def _close(parts: _Parts) -> None:
     parts.fetcher.close()
     await parts.metadata.close()
     await parts.transport.close()
+
+
+def chunks(
+    background: Background, reader: RawReader, *, topic: str, end: int
+) -> Iterator[memoryview]:
+    """What the reader gives, chunk by chunk; never an empty one.
+
+    Holds the chunk that the caller works on, and the next. Raises RaftlogSparkError.
+    """
+    pending = background.submit(reader.next())
+    try:
+        while True:
+            try:
+                chunk = outcome(pending)
+            except RaftlogClientError as error:
+                raise translated(error, what=f"reading {topic!r}", topic=topic) from error
+            if chunk is None:
+                return
+            is_last = chunk.next_offset >= end
+            if not is_last:
+                pending = background.submit(reader.next())
+            if chunk.data:
+                yield chunk.data
+            if is_last:
+                return
+            # Not held while the next one is waited for.
+            del chunk
+    finally:
+        pending.cancel()

@@ -21,7 +21,7 @@ from typing import Literal, TypeVar
 
 from raftlog_spark import option_values as values
 from raftlog_spark.errors import RaftlogSparkError
-from raftlog_spark.start_points import (
+from raftlog_spark.source.start_points import (
     EARLIEST,
     LATEST,
     EachOffset,

@@ -15,7 +15,7 @@ from raftlog_spark.errors import RaftlogSparkError
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-    from raftlog_spark.columns import Columns
+    from raftlog_spark.codec.columns import Columns
 
 _DDL = {
     "key": "binary",
@@ -45,7 +45,7 @@ def columns_of(schema: StructType) -> Columns:
 
     Raises SchemaError: a column that topics lack, twice the same, another type, or not nullable.
     """
-    from raftlog_spark.columns import Columns  # noqa: PLC0415  imports Arrow
+    from raftlog_spark.codec.columns import Columns  # noqa: PLC0415  imports Arrow
 
     names: list[str] = []
     for field in schema.fields:

@@ -13,11 +13,10 @@ from raftlog_client import Producer, RaftlogClientError, SendManyError, SendSumm
 
 from raftlog.cli import output
 from raftlog.cli.errors import CommandError, ExitCode
-from raftlog.cli.feed import Feed
-from raftlog.cli.inputs import STDIN, closing_source
+from raftlog.cli.inputs import STDIN, Feed, closing_source
 from raftlog.cli.lines import BadLineError, CsvLines
 from raftlog.cli.options import format_option, servers_option
-from raftlog.cli.progress import MEGABYTE, Transfer
+from raftlog.cli.output import MEGABYTE, Transfer
 from raftlog.cli.records import (
     REQUEST_BYTES_MAX,
     CsvParser,

@@ -1,18 +1,24 @@
-"""`raftlog serve`: run one node until SIGTERM or Ctrl-C."""
+"""`raftlog serve`: run one node until SIGTERM or Ctrl-C.
+
+The node's log: lines on stderr, for a person or, as JSON, for a collector.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import msgspec
+import orjson
 
 from raftlog.cli import output
 from raftlog.cli.errors import CommandError, ExitCode
-from raftlog.cli.log import LogSettings, configure_log
+from raftlog.cli.options import iso_time
 from raftlog.cli.settings import (
     Given,
     Setting,
@@ -25,9 +31,9 @@ from raftlog.cli.settings import (
     settings_of,
     unknown_variables,
 )
-from raftlog.node import NodeSettings, run_node
-from raftlog.startup.directory import IdentityError, remembered_settings
-from raftlog.startup.settings import shown
+from raftlog.node.directory import IdentityError, remembered_settings
+from raftlog.node.process import NodeSettings, run_node
+from raftlog.node.settings import shown
 
 _HELP = """Run one node in the foreground, until SIGTERM or Ctrl-C.
 
@@ -45,6 +51,49 @@ that exists. A restart needs the data directory alone.
   raftlog serve --data-dir D --node-id 4 --listen h4:8082 --join h1:8082 --cluster-secret-file F
   raftlog serve --config /etc/raftlog.toml --listen 0.0.0.0:8082
 """
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the node writes to stderr, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important messages that are written."""
+    format: Literal["text", "json"] = "text"
+    """json: one object per line, with time, level, logger and message."""
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z INFO raftlog.node.process: message`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line, with its traceback below it if it has one."""
+        # UTC, because logs of several machines are read together.
+        time = iso_time(int(record.created * 1000))
+        line = f"{time} {record.levelname} {record.name}: {record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        document: dict[str, Any] = {
+            "time": iso_time(int(record.created * 1000)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(document, default=str).decode()
+
+
+def configure_log(settings: LogSettings) -> None:
+    """Send all messages of this process to stderr as the settings say."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
 
 
 class ServeSettings(NodeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import msgspec
 
-from raftlog.startup.settings import NOT_SHOWN, is_secret
+from raftlog.node.settings import NOT_SHOWN, is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,7 +16,7 @@ from raftlog.cli.topic_admin import topic_document
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from raftlog_client.cluster_types import PartitionState
+    from raftlog_client.types import PartitionState
 
 OFFSETS_PATIENCE_MS = 2_000
 """How long to try for the offsets of partitions that have no leader at the moment."""

@@ -15,7 +15,7 @@ from raftlog_client import RaftlogClientError
 
 from raftlog.cluster import membership
 from raftlog.cluster.errors import ClusterError
-from raftlog.record.advice import counted
+from raftlog.record.errors import counted
 
 if TYPE_CHECKING:
     from raftlog_client import Admin

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from raftlog.cluster import node_logs
 from raftlog.cluster.control import Answer, Done, Failed, Request, Step, StopCluster, answers, ask
 from raftlog.cluster.errors import ClusterError
-from raftlog.cluster.layout import Layout, ManagerLock, manager_pid
+from raftlog.cluster.layout import Layout, ManagerLock, manager_pid, tail
 from raftlog.cluster.manifest import NODES_MAX, Plan
 from raftlog.cluster.process import (
     NodeProcess,
@@ -54,7 +53,7 @@ async def start_detached(layout: Layout, plan: Plan, tell: Tell) -> ClusterStatu
             result = await _result(answers(reader), tell)
         except ClusterError as error:
             if error.hint is None:
-                end = "\n    ".join(node_logs.tail(layout.manager_log, LOG_LINES_SHOWN))
+                end = "\n    ".join(tail(layout.manager_log, LOG_LINES_SHOWN))
                 error.hint = f"The end of {layout.manager_log}:\n    {end}"
             raise
         finally:

@@ -22,17 +22,20 @@ from types import TracebackType
 from typing import Final, Self
 
 from raftlog.cluster import manifest as manifests
-from raftlog.cluster import node_logs, ports
 from raftlog.cluster.errors import ClusterError
-from raftlog.cluster.layout import Layout, ManagerLock
+from raftlog.cluster.layout import LOG_BYTES_MAX, Layout, ManagerLock, rotate, tail
 from raftlog.cluster.manifest import Flush, Manifest, NodeEntry, Plan
-from raftlog.cluster.probing import Probes
+from raftlog.cluster.membership import Probes
 from raftlog.cluster.process import (
     SERVE,
     NodeProcess,
     ProcessRecord,
+    consecutive,
+    free_ports,
     is_alive,
     load_records,
+    next_port,
+    require_free,
     save_records,
 )
 from raftlog.cluster.status import ClusterStatus, NodeStatus
@@ -175,7 +178,7 @@ class LocalCluster:
         alive = self._left_behind(manifest)
         to_start = [e for e in manifest.nodes if not e.stopped and e.node_id not in alive]
         # Before anything is touched: processes that serve must not suffer for a port of another.
-        ports.require_free(
+        require_free(
             manifest.host,
             (entry.port for entry in to_start),
             "Stop what listens there, or choose other ports with --base-port."
@@ -279,7 +282,7 @@ class LocalCluster:
         if supervisor.process is None:
             entry = self.manifest.node(node_id)
             hint = "Stop what listens there (`ss -ltnp`)."
-            ports.require_free(self.manifest.host, [entry.port], hint)
+            require_free(self.manifest.host, [entry.port], hint)
         self._note_stopped(node_id, stopped=False)
         supervisor.start()
 
@@ -325,7 +328,7 @@ class LocalCluster:
     def add_entry(self) -> NodeEntry:
         """A new node in the manifest; its process is not started yet. Raises ClusterError."""
         host = self.manifest.host
-        port = ports.next_port(host, [entry.port for entry in self.manifest.nodes])
+        port = next_port(host, [entry.port for entry in self.manifest.nodes])
         manifest, entry = manifests.with_new_node(self.manifest, port)
         self._save(manifest)
         self._supervise(entry)
@@ -351,7 +354,7 @@ class LocalCluster:
         host = plan.host or manifests.HOST_DEFAULT
         count = plan.nodes or manifests.NODES_DEFAULT
         base_port = manifests.BASE_PORT_DEFAULT if plan.base_port is None else plan.base_port
-        chosen = ports.consecutive(base_port, count) if base_port else ports.free_ports(host, count)
+        chosen = consecutive(base_port, count) if base_port else free_ports(host, count)
         return manifests.new_manifest(plan, chosen, datetime.now(UTC).isoformat(timespec="seconds"))
 
     def _left_behind(self, manifest: Manifest) -> dict[int, ProcessRecord]:
@@ -380,7 +383,7 @@ class LocalCluster:
         self._supervisors[entry.node_id] = Supervisor(
             entry.node_id,
             launch,
-            log_tail=lambda lines: node_logs.tail(log, lines),
+            log_tail=lambda lines: tail(log, lines),
             tell=self.tell,
             changed=self._save_processes,
         )
@@ -421,7 +424,7 @@ class LocalCluster:
         supervisor = self._supervisor(node_id)
         if supervisor.process is not None:
             return reason
-        lines = node_logs.tail(self.layout.log(node_id), LOG_LINES_SHOWN)
+        lines = tail(self.layout.log(node_id), LOG_LINES_SHOWN)
         ended = f"it {supervisor.last_end}" if supervisor.last_end else "it does not run"
         return "\n    ".join([f"{ended}; the end of its log:", *lines] if lines else [ended])
 
@@ -452,6 +455,6 @@ class LocalCluster:
             logs = [self.layout.log(node_id) for node_id in sorted(self._supervisors)]
             for path in (*logs, self.layout.manager_log):
                 try:
-                    await asyncio.to_thread(node_logs.rotate, path, node_logs.LOG_BYTES_MAX)
+                    await asyncio.to_thread(rotate, path, LOG_BYTES_MAX)
                 except OSError as error:
                     self.tell(f"{path} cannot be rotated: {error}")

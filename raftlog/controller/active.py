@@ -17,7 +17,6 @@ import math
 from collections.abc import Callable, Iterator, Set
 from typing import Final, Protocol, TypeAlias
 
-from raftlog.controller.departures import Departures
 from raftlog.controller.messages import (
     UNWRITABLE_MAX,
     Heartbeat,
@@ -26,9 +25,9 @@ from raftlog.controller.messages import (
     HeartbeatReply,
     RefusalReason,
 )
-from raftlog.controller.sessions import Action, Decision, Sessions
+from raftlog.controller.partition_work import Upkeep
+from raftlog.controller.sessions import Action, Decision, Departures, Sessions
 from raftlog.controller.settings import ControllerSettings
-from raftlog.controller.upkeep import Upkeep
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.apply_partitions import PartitionsChanged
 from raftlog.metadata.commands import (
@@ -40,7 +39,7 @@ from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import BrokerImage, MetadataImage
 from raftlog.metadata.liveness import plan_controlled_shutdown, plan_fencing, plan_unfencing
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.quorum import Applied, ConnectionEvent, Quorum, Refused, Unknown
+from raftlog.raft import Applied, ConnectionEvent, Quorum, Refused, Unknown
 from raftlog.record.types import BrokerId
 from raftlog.world import Alarm, Clock, Randomness
 

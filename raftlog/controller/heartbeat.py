@@ -23,7 +23,7 @@ from raftlog.controller.messages import (
 )
 from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.apply import ApplyResult
-from raftlog.quorum import Quorum
+from raftlog.raft import Quorum
 from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.world import Alarm, Clock, Randomness
 

@@ -25,7 +25,7 @@ from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.quorum import ConnectionEvent, Quorum
+from raftlog.raft import ConnectionEvent, Quorum
 from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.world import Clock, Randomness
 

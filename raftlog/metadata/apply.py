@@ -13,21 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from raftlog.metadata.apply_brokers import (
+from raftlog.metadata.apply_cluster import (
     BROKERS_MAX,
+    ClusterSettings,
     ProducerIdBlock,
     allocate_producer_ids,
     alter_broker,
+    alter_cluster_settings,
+    create_cluster,
     fence_broker,
     register_broker,
     set_controlled_shutdown,
     unfence_broker,
     unregister_broker,
-)
-from raftlog.metadata.apply_cluster import (
-    ClusterSettings,
-    alter_cluster_settings,
-    create_cluster,
 )
 from raftlog.metadata.apply_partitions import PartitionsChanged, alter_isr, change_partitions
 from raftlog.metadata.apply_topics import (

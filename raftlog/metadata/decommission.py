@@ -22,8 +22,7 @@ from raftlog.metadata.elections import Elections, in_batches
 from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from raftlog.metadata.placement import Replacements
 from raftlog.metadata.reassignment import reassigned, target_of, without_replicas
-from raftlog.record.advice import counted
-from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, LogError
+from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, LogError, counted
 from raftlog.record.types import BrokerId
 
 MOVES_AT_ONCE_MAX: Final = 500

@@ -18,7 +18,7 @@ Listener: TypeAlias = Callable[[MetadataDelta], None]
 
 
 class MetadataStateMachine:
-    """Holds the image and moves it. Satisfies `raftlog.quorum.StateMachine[ApplyResult]`.
+    """Holds the image and moves it. Satisfies `raftlog.raft.StateMachine[ApplyResult]`.
 
     A listener is called after each command that changed topics, partitions or brokers, when the
     image holds the change already, and before the proposer is answered. It must not raise: what a

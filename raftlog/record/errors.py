@@ -4,11 +4,14 @@ A code is the HTTP status followed by two digits (rest.md follows the field's RE
 never change their meaning. `retriable` says that the same request may succeed later without any
 change; `refresh_metadata` that the caller's view of topics and leaders is stale; `outcome_unknown`
 that a write may or may not have happened, so that only an idempotent retry is safe.
+
+What operators are told to do, where several layers have to say the same.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +133,37 @@ DISK_FULL = ErrorEntry(
 ERROR_TABLE: dict[int, ErrorEntry] = {
     entry.code: entry for entry in list(globals().values()) if isinstance(entry, ErrorEntry)
 }
+
+
+def when_directory_is_lost(node_id: int) -> str:
+    """How a node comes back under its id once its data directory is lost. Whole sentences."""
+    return (
+        f"If that is lost: take the node's vote, if it had one (`raftlog quorum remove-voter "
+        f"{node_id}`), then have the cluster forget it (`raftlog cluster remove-node {node_id}`), "
+        "and start it with an empty data directory and --join."
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 topic`, `2 topics`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+MAYBE_WRITTEN: Final = (
+    "The outcome is unknown: the records may or may not be written; sending them again with the "
+    "same producer id and sequence is safe."
+)
+MAYBE_DELETED: Final = (
+    "The outcome is unknown: the records may or may not be deleted; asking again for the same "
+    "offset is safe."
+)
+
+
+def in_doubt(error: LogError, words: str = MAYBE_WRITTEN) -> LogError:
+    """The error for a change that was begun, and whose outcome is unknown because of `error`.
+
+    Its entry says so, too. `words` are said once, also where `error` has them already.
+    """
+    entry = error.entry if error.entry.outcome_unknown else RETRIABLE
+    is_said = error.message.startswith(words)
+    return LogError(entry, error.message if is_said else f"{words} {error.message}")

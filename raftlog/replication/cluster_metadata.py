@@ -1,15 +1,21 @@
 """Changing the metadata: decide, propose, wait until it is applied and carried out here.
 
-Each call turns a wish into a command by the pure decisions of `raftlog.metadata.controller`, puts
+Each call turns a wish into a command by the pure decisions of `raftlog.metadata.admin_plans`, puts
 it through the quorum, and returns when this node acts by it.
+
+What operators decide about leaders, replicas and brokers: plans, carried out.
+
+Each call returns when what it asks for is in the metadata and this node acts by it. What takes
+longer (copying records to other brokers, moving leaders away) is begun by then, and the active
+controller goes on with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
-from typing import Final
+from typing import Final, TypeAlias
 
-from raftlog.metadata import controller, liveness
+from raftlog.metadata import admin_plans, decommission, elections, liveness, reassignment
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.apply_cluster import ClusterSettings
 from raftlog.metadata.apply_partitions import PartitionsChanged
@@ -20,14 +26,13 @@ from raftlog.metadata.commands import (
     encode_command,
 )
 from raftlog.metadata.elections import PartitionKey
-from raftlog.metadata.failures import plan_replica_failures
 from raftlog.metadata.image import MetadataImage, TopicImage
+from raftlog.metadata.liveness import plan_replica_failures
 from raftlog.metadata.refusals import Reason
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.quorum import Applied, Quorum, Refused, Unknown
+from raftlog.raft import Applied, Quorum, Refused, Unknown
 from raftlog.record.errors import NOT_READY, RETRIABLE, LogError
 from raftlog.record.types import BrokerId, ProducerEpoch, ProducerId, TopicId
-from raftlog.replication.operations import Operations
 from raftlog.replication.topic_settings import TopicSettings
 from raftlog.world import Randomness
 
@@ -89,7 +94,7 @@ class ClusterMetadata:
 
         Raises LogError: INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG.
         """
-        command = controller.plan_topic(
+        command = admin_plans.plan_topic(
             self.image,
             name=name,
             partitions=self._settings.partitions_default if partitions is None else partitions,
@@ -106,7 +111,7 @@ class ClusterMetadata:
 
     async def add_partitions(self, name: str, total: int) -> TopicImage:
         """Grow a topic to `total` partitions. LogError: UNKNOWN_TOPIC, INVALID_PARTITIONS."""
-        command = controller.plan_partitions(
+        command = admin_plans.plan_partitions(
             self.image, name=name, partitions=total, unwritable=self._unwritable()
         )
         return (await self._apply(command)).topic()
@@ -115,7 +120,7 @@ class ClusterMetadata:
         self, name: str, values: Mapping[str, str], removals: Sequence[str] = ()
     ) -> TopicImage:
         """Set configs, and return others to their defaults. Raises LogError(INVALID_CONFIG)."""
-        command = controller.plan_configs(self.image, name=name, values=values, removals=removals)
+        command = admin_plans.plan_configs(self.image, name=name, values=values, removals=removals)
         return (await self._apply(command)).topic()
 
     async def alter_cluster_settings(
@@ -126,7 +131,7 @@ class ClusterMetadata:
         Returns the index of the change, and all settings right after it. Raises
         LogError(INVALID_CONFIG).
         """
-        command = controller.plan_cluster_settings(self.image, values=values, removals=removals)
+        command = admin_plans.plan_cluster_settings(self.image, values=values, removals=removals)
         result = await self._apply(command)
         assert isinstance(result.value, ClusterSettings)
         return result.index, result.value.values
@@ -227,3 +232,82 @@ async def propose(quorum: Quorum[ApplyResult], command: Command) -> ApplyResult:
             raise LogError(entry, message)
         case Unknown(message=message):
             raise LogError(RETRIABLE, message)
+
+
+CarryOut: TypeAlias = Callable[[Callable[[], Iterable[Command]]], Awaitable[None]]
+"""Proposes what a plan gives, and makes the plan anew if some of it was stale."""
+
+
+class Operations:
+    """Every call raises LogError for what is not possible, and NO_CONTROLLER or RETRIABLE."""
+
+    def __init__(
+        self,
+        image: Callable[[], MetadataImage],
+        carry_out: CarryOut,
+        unwritable: Callable[[], Set[BrokerId]] = frozenset,
+    ) -> None:
+        """`image` gives the applied metadata, `unwritable` the brokers that take no writes."""
+        self._image = image
+        self._unwritable = unwritable
+        self._carry_out = carry_out
+
+    async def transfer_leader(
+        self, name: str, partition: int, broker_id: BrokerId | None, *, unclean: bool = False
+    ) -> None:
+        """Have that broker lead, or the best other one; `unclean`: though it may lack records.
+
+        LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NOT_FOUND, NO_LEADER, ILLEGAL_STATE.
+        """
+
+        def plan() -> Iterable[Command]:
+            image = self._image()
+            if unclean:
+                return (
+                    elections.plan_unclean_election(
+                        image, name=name, partition=partition, broker_id=broker_id
+                    ),
+                )
+            command = elections.plan_leader_transfer(
+                image,
+                name=name,
+                partition=partition,
+                broker_id=broker_id,
+                unwritable=self._unwritable(),
+            )
+            return () if command is None else (command,)
+
+        await self._carry_out(plan)
+
+    async def reassign(self, moves: Sequence[reassignment.Move]) -> None:
+        """Begin to move partitions to other brokers; all are checked before any is moved.
+
+        LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, INVALID_PARTITIONS.
+        """
+        await self._carry_out(lambda: reassignment.plan_reassignments(self._image(), moves))
+
+    async def cancel_reassignment(self, name: str, partition: int) -> None:
+        """Leave a partition to the replicas that it had.
+
+        LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, ILLEGAL_STATE.
+        """
+        await self._carry_out(
+            lambda: (reassignment.plan_cancellation(self._image(), name=name, partition=partition),)
+        )
+
+    async def decommission(self, broker_id: BrokerId) -> None:
+        """Have all that a broker holds moved to others.
+
+        LogError: NOT_FOUND; ILLEGAL_STATE if too few others would be left.
+        """
+        await self._carry_out(lambda: (decommission.plan_decommission(self._image(), broker_id),))
+
+    async def recommission(self, broker_id: BrokerId) -> None:
+        """Cancel a decommission; what has moved stays where it is. LogError: NOT_FOUND."""
+        await self._carry_out(lambda: decommission.plan_recommission(self._image(), broker_id))
+
+    async def set_maintenance(self, broker_id: BrokerId, *, wanted: bool) -> None:
+        """Have a broker lead nothing that others can, or end that. LogError: NOT_FOUND."""
+        await self._carry_out(
+            lambda: (decommission.plan_maintenance(self._image(), broker_id, wanted=wanted),)
+        )

@@ -12,8 +12,9 @@ from collections.abc import Callable
 import msgspec
 
 from raftlog.record.types import BrokerEpoch, Offset
-from raftlog.replication.follower_replica import FollowedReplica
-from raftlog.replication.protocol import (
+from raftlog.replication.replica_fetcher import FollowedReplica
+from raftlog.replication.stream_liveness import Liveness
+from raftlog.replication.stream_protocol import (
     ENTRIES_MAX,
     HANDLE_MAX,
     PRODUCERS_BYTES_MAX,
@@ -32,7 +33,6 @@ from raftlog.replication.protocol import (
     encode,
     is_data,
 )
-from raftlog.replication.stream_liveness import Liveness
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.world import Clock
 from raftlog.world.network import Connection

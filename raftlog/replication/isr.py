@@ -25,10 +25,10 @@ from raftlog.metadata.commands import AlterIsr, ChangePartitions, encode_command
 from raftlog.metadata.configs import min_isr_default
 from raftlog.metadata.elections import change_of
 from raftlog.metadata.image import MetadataImage
-from raftlog.quorum import Applied, Quorum, Unknown
+from raftlog.raft import Applied, Quorum, Unknown
 from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.replication.leader_state import IsrWish, LeaderState
 from raftlog.replication.partition import Partition
-from raftlog.replication.state import IsrWish, LeaderState
 from raftlog.world import Clock
 
 LAG_MAX_S: Final = 2.0

@@ -35,12 +35,12 @@ from raftlog.metadata.image import PartitionImage
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import NO_LEADER, NOT_READY, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import BrokerId, Buffer, LeaderEpoch, Offset, PartitionId, TopicId
-from raftlog.replication.fetching import BelowStart, Diverging, Feed, FetchPosition
-from raftlog.replication.following import Following
-from raftlog.replication.leading import Leading
+from raftlog.replication.divergence import BelowStart, Diverging, Feed, FetchPosition
+from raftlog.replication.follower_role import Following
+from raftlog.replication.leader_role import Leading
+from raftlog.replication.leader_state import IsrWish, LeaderState
+from raftlog.replication.possible_loss import Trust
 from raftlog.replication.replica import Acks, Fetched, Host, Replica, not_led_here
-from raftlog.replication.state import IsrWish, LeaderState
-from raftlog.replication.trust import Trust
 from raftlog.storage.log import AppendResult, Log
 from raftlog.storage.results import ReadResult
 

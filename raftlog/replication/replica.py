@@ -11,8 +11,7 @@ from typing import Final
 from raftlog.metadata.image import BrokerImage, PartitionImage
 from raftlog.record.errors import NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import BrokerId, Offset, PartitionId, TopicId
-from raftlog.replication.committed_bytes import CommittedBytes
-from raftlog.replication.waiters import ReadWaiters
+from raftlog.replication.waiters import CommittedBytes, ReadWaiters
 from raftlog.storage.config import FlushMode
 from raftlog.storage.log import Log
 from raftlog.world import Clock

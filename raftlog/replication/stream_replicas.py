@@ -7,7 +7,7 @@ from typing import Protocol
 
 from raftlog.metadata.image import PartitionImage
 from raftlog.record.types import Buffer, LeaderEpoch, Offset, PartitionId, TopicId
-from raftlog.replication.fetching import BelowStart, Diverging, Feed, FetchPosition
+from raftlog.replication.divergence import BelowStart, Diverging, Feed, FetchPosition
 from raftlog.storage.results import ReadResult
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raftlog.replication.protocol import HEADER_BYTES
+from raftlog.replication.stream_protocol import HEADER_BYTES
 from raftlog.world.network import MESSAGE_BYTES_MAX
 
 

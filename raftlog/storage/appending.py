@@ -7,12 +7,23 @@ together. Only where a segment must be begun first do appends wait, in the order
 A leader stamps offsets and its epoch; a follower keeps what its leader stamped. So the leader's
 batches are judged by their producers' sequences, and the follower's only remembered: what the
 leader took is what the log says.
+
+What a follower checks of the batches that its leader sent, before one byte of them is written.
+
+The leader has stamped them: their offsets and epochs are to be kept, and their bytes written as
+they are. So a follower checks what would make its log differ from the leader's, or unreadable at
+its own next start: whole batches, their CRCs, offsets that go on where the log ends, epochs that do
+not go back. Offsets may jump ahead, since compaction takes batches out of a leader's log.
+
+Cost is per batch, not per record: a header and a CRC.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
 
 from raftlog.record.batch import RecordBatch, stamped, with_log_append_time
 from raftlog.record.errors import (
@@ -23,16 +34,15 @@ from raftlog.record.errors import (
     RECORD_TOO_LARGE,
     LogError,
 )
-from raftlog.record.header import parse_header
+from raftlog.record.header import CRC_START, BatchHeader, parse_header
 from raftlog.record.types import LeaderEpoch, Offset
-from raftlog.storage.compaction_pass import refuse_keyless
-from raftlog.storage.core import LogCore, disk_full
-from raftlog.storage.fetched import FetchedBatches, check_fetched
+from raftlog.storage.compaction_rewrite import refuse_keyless
 from raftlog.storage.index import POSITION_MAX, RELATIVE_OFFSET_MAX
+from raftlog.storage.log_core import LogCore, disk_full
+from raftlog.storage.log_operations import Upkeep
 from raftlog.storage.producer_state import NO_TIME, AppendPlan, Duplicate
 from raftlog.storage.results import AppendResult
-from raftlog.storage.segment import Segment
-from raftlog.storage.upkeep import Upkeep
+from raftlog.storage.segments import Segment
 from raftlog.world import Buffer, DiskError, DiskFullError
 
 WRITERS_WAITING_MAX: Final = 10_000
@@ -332,3 +342,63 @@ def _place(
         results.append(AppendResult(offset, last_offset, stamp_ms))
         offset = Offset(last_offset + 1)
     return results, placed
+
+
+class FetchedBatches(NamedTuple):
+    """Batches that may follow at the end of the log."""
+
+    headers: list[BatchHeader]
+    size_bytes: int
+    next_offset: Offset
+    """Where the log ends behind them."""
+    gap_to: Offset | None
+    """Base offset of the last batch that does not begin where the one before it ended, if any."""
+
+
+def check_fetched(
+    data: Buffer, end_offset: Offset, last_epoch: LeaderEpoch, leader_epoch: LeaderEpoch
+) -> FetchedBatches:
+    """Take apart what a leader sent for a log that ends at `end_offset`, or refuse all of it.
+
+    `last_epoch` is the epoch of the log's last record, `leader_epoch` the sender's: epochs of the
+    batches lie between them, and do not go back. Raises LogError(CORRUPT_BATCH).
+    """
+    view = memoryview(data)
+    size_bytes = view.nbytes
+    headers: list[BatchHeader] = []
+    expected, epoch = end_offset, last_epoch
+    gap_to: Offset | None = None
+    position = 0
+    while position < size_bytes:
+        header = parse_header(view, position)
+        following = position + header.size_bytes
+        if following > size_bytes:
+            raise _refused(
+                header, f"it is cut off: {size_bytes - position} of {header.size_bytes} bytes"
+            )
+        if header.base_offset != expected:
+            if header.base_offset < expected:
+                raise _refused(header, f"the log goes on at {expected}")
+            gap_to = header.base_offset
+        if not epoch <= header.partition_leader_epoch <= leader_epoch:
+            raise _refused(
+                header,
+                f"leader epoch {header.partition_leader_epoch} after {epoch}, from a leader of "
+                f"epoch {leader_epoch}",
+            )
+        if crc32c(view[position + CRC_START : following]) != header.crc:
+            raise _refused(header, "its CRC does not match")
+        headers.append(header)
+        expected, epoch = header.next_offset, header.partition_leader_epoch
+        position = following
+    if not headers:
+        raise LogError(CORRUPT_BATCH, "The leader sent no record batch.")
+    if expected - end_offset > RELATIVE_OFFSET_MAX or size_bytes > POSITION_MAX:
+        raise LogError(CORRUPT_BATCH, "The leader sent more than one segment can hold.")
+    return FetchedBatches(headers, size_bytes, expected, gap_to)
+
+
+def _refused(header: BatchHeader, reason: str) -> LogError:
+    return LogError(
+        CORRUPT_BATCH, f"The leader's batch at offset {header.base_offset} is refused: {reason}."
+    )

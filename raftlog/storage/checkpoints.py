@@ -16,7 +16,7 @@ import crc32c
 import msgspec
 
 from raftlog.record.types import Offset
-from raftlog.storage.compaction import CompactionHistory
+from raftlog.storage.compaction_plan import CompactionHistory
 from raftlog.storage.config import FlushMode
 from raftlog.storage.results import PossibleLoss
 

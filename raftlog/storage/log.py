@@ -33,13 +33,14 @@ from raftlog.record.errors import (
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.appending import Appender
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
-from raftlog.storage.compacting import compact_log
+from raftlog.storage.compaction_run import compact_log
 from raftlog.storage.config import FlushMode, LogConfig
-from raftlog.storage.core import Appended, LogCore, LogShared, publish_nothing
 from raftlog.storage.leader_epochs import LeaderEpochs
+from raftlog.storage.log_core import Appended, LogCore, LogShared, publish_nothing
+from raftlog.storage.log_operations import Upkeep
 from raftlog.storage.opening import open_log
 from raftlog.storage.producer_state import ProducerStates
-from raftlog.storage.reader import DamageFoundError, LogReader
+from raftlog.storage.reader import DamageFoundError, LogReader, find_offset_for_timestamp
 from raftlog.storage.results import (
     AppendResult,
     CompactionReport,
@@ -49,8 +50,6 @@ from raftlog.storage.results import (
     ReadResult,
     UnreadableBatch,
 )
-from raftlog.storage.timestamps import find_offset_for_timestamp
-from raftlog.storage.upkeep import Upkeep
 from raftlog.world import Buffer, Clock, Disk, DiskError
 
 __all__ = ["AppendResult", "Log", "LogShared", "ReadResult"]

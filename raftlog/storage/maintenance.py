@@ -27,12 +27,12 @@ from typing import Final
 from raftlog.record.errors import DISK_FULL, LogError
 from raftlog.record.types import PartitionId, TopicId
 from raftlog.storage.checkpoint_file import CheckpointFile
-from raftlog.storage.core import LogCore, LogShared
+from raftlog.storage.config import StorageSettings
 from raftlog.storage.log import Log
+from raftlog.storage.log_core import LogCore, LogShared
 from raftlog.storage.results import LogState
 from raftlog.storage.retention import SteadyClock
 from raftlog.storage.scrub import Scrubber
-from raftlog.storage.settings import StorageSettings
 from raftlog.world import Disk, DiskError, DiskFullError
 
 REMOVALS_WAITING_MAX: Final = 100_000

@@ -21,7 +21,19 @@ import msgspec
 
 from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import PartitionId, TopicId
-from raftlog.storage.aside import (
+from raftlog.storage.checkpoint_file import CheckpointFile, read_checkpoint, take_marker_away
+from raftlog.storage.checkpoints import (
+    NodeCheckpoint,
+    ReplicaCheckpoint,
+    StartKind,
+    start_kind,
+)
+from raftlog.storage.config import LogConfig, StorageSettings
+from raftlog.storage.files import OpenFiles
+from raftlog.storage.log import Log
+from raftlog.storage.log_core import LogShared, disk_full
+from raftlog.storage.maintenance import Maintenance
+from raftlog.storage.quarantine import (
     DAMAGED,
     DAMAGED_KEPT_MAX,
     DELETED,
@@ -33,20 +45,7 @@ from raftlog.storage.aside import (
     put_topic_aside,
     replica_name,
 )
-from raftlog.storage.checkpoint_file import CheckpointFile, read_checkpoint, take_marker_away
-from raftlog.storage.checkpoints import (
-    NodeCheckpoint,
-    ReplicaCheckpoint,
-    StartKind,
-    start_kind,
-)
-from raftlog.storage.config import LogConfig
-from raftlog.storage.core import LogShared, disk_full
-from raftlog.storage.files import OpenFiles
-from raftlog.storage.log import Log
-from raftlog.storage.maintenance import Maintenance
 from raftlog.storage.results import LogState
-from raftlog.storage.settings import StorageSettings
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
 __all__ = ["LogManager", "StorageSettings", "StorageTotals"]

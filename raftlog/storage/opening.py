@@ -18,7 +18,7 @@ from raftlog.record.header import BatchHeader
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.config import FlushMode, LogConfig
-from raftlog.storage.derived import (
+from raftlog.storage.derived_state import (
     RESTART_NAME,
     Derived,
     load_derived,
@@ -41,16 +41,16 @@ from raftlog.storage.recovery import (
 )
 from raftlog.storage.results import NO_TIMESTAMP, PossibleLoss
 from raftlog.storage.scan import Expectation, ScanEnd, Stop, find_later_batch, scan
-from raftlog.storage.segment import (
+from raftlog.storage.segments import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
     Segment,
     base_offset_of,
+    finish_swaps,
     segment_name,
 )
-from raftlog.storage.swap import finish_swaps
 from raftlog.world import Disk, File
 
 NO_EPOCH: Final = LeaderEpoch(-1)

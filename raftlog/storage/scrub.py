@@ -28,13 +28,13 @@ from raftlog.record.batch import check_batch
 from raftlog.record.errors import LogError
 from raftlog.record.header import HEADER_SIZE, parse_header
 from raftlog.record.types import LeaderEpoch, Offset, PartitionId, TopicId
-from raftlog.storage.core import LogCore, LogShared
+from raftlog.storage.config import StorageSettings
 from raftlog.storage.files import OpenFiles
 from raftlog.storage.log import Log
+from raftlog.storage.log_core import LogCore, LogShared
 from raftlog.storage.results import NO_EPOCH, LogState
 from raftlog.storage.scan import Expectation, mismatch
-from raftlog.storage.segment import Segment
-from raftlog.storage.settings import StorageSettings
+from raftlog.storage.segments import Segment
 from raftlog.world import DiskError
 
 Key: TypeAlias = tuple[TopicId, PartitionId]

@@ -1,15 +1,282 @@
-"""The segments of one log, in order, and the generation of their arrangement."""
+"""One segment of a log: a file of record batches, and its two indexes.
+
+Files are named by the offset of the first record that belongs to them, in 20 digits, so that names
+sort as offsets do. A segment is changed by the event loop only; disk threads read the numbers they
+were handed.
+
+The segments of one log, in order, and the generation of their arrangement.
+
+Replace a run of segments by one new segment, so that a crash leaves the old or the new.
+
+1. The new log file is written as `<base>.log.cleaned` and synced. A crash: it is removed.
+2. It is renamed to `<base>-<end>.swap`, and that name is made durable. From here on the new one
+   counts: its name says which offsets it stands for.
+3. The old segments of that range are removed, the file gets its own name, and the directory is
+   synced. A crash in between: the next start does this step again.
+
+Indexes of the old segments go with them; the new ones are written before step 3 ends, and are
+rebuilt by a scan if a crash loses them.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from raftlog.record.errors import LogError
+from raftlog.record.header import HEADER_SIZE, BatchHeader, parse_header
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import FirstAppend
-from raftlog.storage.segment import Segment
+from raftlog.storage.files import Lease, OpenFiles
+from raftlog.storage.index import (
+    POSITION_MAX,
+    RELATIVE_OFFSET_MAX,
+    OffsetEntry,
+    TimeEntry,
+    offset_index,
+    time_index,
+)
+from raftlog.storage.results import NO_TIMESTAMP
+from raftlog.world import Disk, DiskError, DiskFullError, File
+
+LOG_SUFFIX: Final = ".log"
+OFFSET_INDEX_SUFFIX: Final = ".index"
+TIME_INDEX_SUFFIX: Final = ".timeindex"
+SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+DELETED_SUFFIX: Final = ".deleted"
+CLEANED_SUFFIX: Final = ".cleaned"
+OFFSET_DIGITS: Final = 20
+
+
+def segment_name(base_offset: Offset, suffix: str = LOG_SUFFIX) -> str:
+    """The name of one of a segment's files."""
+    return f"{base_offset:0{OFFSET_DIGITS}d}{suffix}"
+
+
+def base_offset_of(name: str, suffix: str = LOG_SUFFIX) -> Offset | None:
+    """The offset in a segment file's name; None if it is no such name."""
+    digits = name.removesuffix(suffix)
+    if digits == name or len(digits) != OFFSET_DIGITS or not digits.isdecimal():
+        return None
+    return Offset(int(digits))
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTails:
+    """Index entries that are about to be written, with how many are on disk before them."""
+
+    offset_saved: int
+    offset_entries: tuple[tuple[int, int], ...]
+    time_saved: int
+    time_entries: tuple[tuple[int, int], ...]
+
+
+class Segment:
+    """A part of the log, from `base_offset` to `next_offset`."""
+
+    def __init__(
+        self,
+        files: OpenFiles,
+        directory: str,
+        base_offset: Offset,
+        *,
+        size_bytes: int = 0,
+        next_offset: Offset | None = None,
+        max_timestamp_ms: int = NO_TIMESTAMP,
+        offset_entries: int = 0,
+        time_entries: int = 0,
+    ) -> None:
+        self.base_offset = base_offset
+        self.size_bytes = size_bytes
+        self.next_offset = base_offset if next_offset is None else next_offset
+        self.max_timestamp_ms = max_timestamp_ms
+        """Largest timestamp of any record; NO_TIMESTAMP if there is none."""
+        self.first_append_ms: int | None = None
+        """Wall time of the first append, or later if that is not known; None: it is empty."""
+        self.path = f"{directory}/{segment_name(base_offset)}"
+        self.files = files
+        self.offset_index = offset_index(
+            files, f"{directory}/{segment_name(base_offset, OFFSET_INDEX_SUFFIX)}", offset_entries
+        )
+        self.time_index = time_index(
+            files, f"{directory}/{segment_name(base_offset, TIME_INDEX_SUFFIX)}", time_entries
+        )
+        self._bytes_since_entry = 0
+        self._last_time_entry: TimeEntry | None = None
+        self._lease: Lease | None = None
+
+    @property
+    def file(self) -> File:
+        """The log file of the active segment."""
+        assert self._lease is not None, f"{self.path} is not the active segment"
+        return self._lease.file
+
+    @property
+    def paths(self) -> tuple[str, str, str]:
+        """Its files: the log first."""
+        return self.path, self.offset_index.path, self.time_index.path
+
+    def hold(self, lease: Lease) -> None:
+        """Become the active segment: the file stays open."""
+        self._lease = lease
+
+    def let_go(self) -> None:
+        """Stop being the active segment; whoever reads it goes on."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+    def fits(self, size_bytes: int, next_offset: Offset, segment_bytes: int) -> bool:
+        """Whether an append of that size, up to that offset, still belongs here."""
+        if not self.size_bytes:
+            return True
+        return (
+            self.size_bytes + size_bytes <= min(segment_bytes, POSITION_MAX)
+            and next_offset - self.base_offset <= RELATIVE_OFFSET_MAX
+        )
+
+    def is_due(self, now_ms: int, segment_ms: int) -> bool:
+        """Whether it has taken appends for so long that another one should go on."""
+        begun_ms = self.first_append_ms
+        return begun_ms is not None and self.size_bytes > 0 and now_ms - begun_ms >= segment_ms
+
+    def note(self, header: BatchHeader, position: int, base_offset: Offset, interval: int) -> None:
+        """Account for a batch that lies at `position` now, with an index entry if it is time."""
+        size = header.size_bytes
+        if self._bytes_since_entry >= interval or not self._bytes_since_entry:
+            self.offset_index.add((base_offset - self.base_offset, position))
+            self.note_time()
+            self._bytes_since_entry = 0
+        self._bytes_since_entry += size
+        self.size_bytes = position + size
+        self.next_offset = Offset(base_offset + header.last_offset_delta + 1)
+        self.max_timestamp_ms = max(self.max_timestamp_ms, header.max_timestamp_ms)
+
+    def note_time(self) -> None:
+        """Write down, in memory, how young the records up to the present end are."""
+        if self.next_offset == self.base_offset:
+            return
+        entry = TimeEntry(self.max_timestamp_ms, Offset(self.next_offset - 1))
+        if entry != self._last_time_entry:
+            self._last_time_entry = entry
+            self.time_index.add((entry.timestamp_ms, entry.last_offset - self.base_offset))
+
+    def index_tails(self) -> IndexTails:
+        """What `save_indexes` has to write for all that is in the segment now."""
+        self.note_time()
+        return IndexTails(
+            self.offset_index.saved,
+            tuple(self.offset_index.unsaved),
+            self.time_index.saved,
+            tuple(self.time_index.unsaved),
+        )
+
+    def save_indexes(self, tails: IndexTails) -> None:
+        """Make index entries durable. Blocks. Raises DiskError."""
+        self.offset_index.save(tails.offset_saved, tails.offset_entries)
+        self.time_index.save(tails.time_saved, tails.time_entries)
+
+    def confirm_indexes(self, tails: IndexTails) -> None:
+        """`save_indexes` succeeded."""
+        self.offset_index.confirm(len(tails.offset_entries))
+        self.time_index.confirm(len(tails.time_entries))
+
+    def thin_indexes(self) -> None:
+        """`save_indexes` found no room."""
+        self.offset_index.thin()
+        self.time_index.thin()
+
+    def cut(
+        self,
+        next_offset: Offset,
+        size_bytes: int,
+        offset_entries: int,
+        last_time: tuple[int, TimeEntry | None],
+    ) -> None:
+        """The records from `next_offset` on are gone."""
+        entries, entry = last_time
+        self.next_offset = next_offset
+        self.size_bytes = size_bytes
+        if not size_bytes:
+            self.first_append_ms = None
+        self.offset_index.keep(offset_entries)
+        self.time_index.keep(entries)
+        self._last_time_entry = entry
+        self._bytes_since_entry = 0
+
+    def hint(self, target: Offset) -> OffsetEntry | None:
+        """Where to start looking for `target`, if memory knows; None: ask `hint_on_disk`."""
+        found = self.offset_index.search_unsaved(target - self.base_offset)
+        if found is not None:
+            return self._offset_entry(found[1])
+        if not self.offset_index.saved:
+            return OffsetEntry(self.base_offset, 0)
+        return None
+
+    def hint_on_disk(self, target: Offset, saved: int) -> OffsetEntry:
+        """The batch that holds `target`, or the next one. Blocks. Raises DiskError.
+
+        The index says where to begin; it is checked against the log. A wrong index must not make
+        damage out of whole data: then the walk begins at the start of the segment.
+        """
+        found = self.offset_index.search_saved(target - self.base_offset, saved)
+        entry = OffsetEntry(self.base_offset, 0)
+        with self.files.lease(self.path) as file:
+            if found is not None:
+                claimed = self._offset_entry(found[1])
+                header = read_header(file, claimed.position)
+                if header is not None and header.base_offset == claimed.base_offset:
+                    entry = claimed
+            return walk(file, entry, self.size_bytes, target)
+
+    def _offset_entry(self, entry: tuple[int, int]) -> OffsetEntry:
+        return OffsetEntry(Offset(self.base_offset + entry[0]), entry[1])
+
+    def time_entry(self, entry: tuple[int, int]) -> TimeEntry:
+        """A time index entry with its offset made absolute."""
+        return TimeEntry(entry[0], Offset(self.base_offset + entry[1]))
+
+
+def walk(file: File, entry: OffsetEntry, end: int, target: Offset) -> OffsetEntry:
+    """From a batch to the one that holds `target`, or the first behind it, or the end.
+
+    Reads headers only. Stops early at bytes that cannot be the batch there: whoever reads there
+    will say so. Blocks. Raises DiskError.
+    """
+    while entry.position < end:
+        header = header_at(file, entry, end)
+        if header is None or header.next_offset > target:
+            break
+        entry = OffsetEntry(header.next_offset, entry.position + header.size_bytes)
+    return entry
+
+
+def header_at(file: File, entry: OffsetEntry, end: int) -> BatchHeader | None:
+    """The header at an entry; None if it cannot be that of a batch there, in a file of `end` bytes.
+
+    Neither length nor base offset are under the batch's CRC: a walk that went by a length that has
+    rotted would pass over good batches, and say that nothing is there. Blocks. Raises DiskError.
+    """
+    header = read_header(file, entry.position)
+    if header is None or header.base_offset < entry.base_offset:
+        return None
+    return header if entry.position + header.size_bytes <= end else None
+
+
+def read_header(file: File, position: int) -> BatchHeader | None:
+    """The header at `position`; None if there is none. Blocks. Raises DiskError."""
+    data = file.read(position, HEADER_SIZE)
+    if len(data) < HEADER_SIZE:
+        return None
+    try:
+        return parse_header(data)
+    except LogError:
+        # Bytes that are no header are the answer here, not a failure.
+        return None
+
 
 FIRST_APPENDS_MAX: Final = 16
 """Segments of one log whose age is written down; those between take the next one's."""
@@ -128,3 +395,57 @@ class Segments:
             return 0
         found = self._positions.get(offset)
         return found[1] if found is not None and found[0] is segment else None
+
+
+SWAP_SUFFIX: Final = ".swap"
+
+
+def swap_name(base_offset: Offset, end_offset: Offset) -> str:
+    """The name of a finished segment that stands for the offsets from base to end."""
+    return f"{base_offset:0{OFFSET_DIGITS}d}-{end_offset:0{OFFSET_DIGITS}d}{SWAP_SUFFIX}"
+
+
+def swap_range(name: str) -> tuple[Offset, Offset] | None:
+    """The offsets in such a name; None if it is no such name."""
+    base, dash, end = name.removesuffix(SWAP_SUFFIX).partition("-")
+    if not name.endswith(SWAP_SUFFIX) or not dash or not (base + end).isdecimal():
+        return None
+    return Offset(int(base)), Offset(int(end))
+
+
+def swap_segments(
+    disk: Disk, directory: str, cleaned: str, base_offset: Offset, end_offset: Offset
+) -> None:
+    """Steps 2 and 3, for a `.cleaned` file that is synced. Blocks.
+
+    Raises DiskFullError if nothing was changed; DiskError if it is not known which segments count.
+    """
+    disk.rename(f"{directory}/{cleaned}", f"{directory}/{swap_name(base_offset, end_offset)}")
+    try:
+        disk.sync_directory(directory)
+        finish_swaps(disk, directory)
+    except DiskFullError as error:
+        # There is no way back: whoever goes on with the old segments would lose what they take.
+        raise DiskError(f"{directory}: a swap was cut short: {error}") from error
+
+
+def finish_swaps(disk: Disk, directory: str) -> int:
+    """Step 3, for every swap that was committed; return how many. Blocks. Raises DiskError."""
+    names = disk.list_directory(directory)
+    swaps = [(name, swapped) for name in names if (swapped := swap_range(name)) is not None]
+    for _, (base_offset, end_offset) in swaps:
+        for old in names:
+            # Each file by itself: a crash may have removed some of a segment's files already.
+            if any(
+                old_base is not None and base_offset <= old_base < end_offset
+                for suffix in SEGMENT_SUFFIXES
+                for old_base in (base_offset_of(old, suffix),)
+            ):
+                disk.remove(f"{directory}/{old}")
+    if swaps:
+        # The name that tells what has to go must not itself go before that is gone for good.
+        disk.sync_directory(directory)
+        for name, (base_offset, _) in swaps:
+            disk.rename(f"{directory}/{name}", f"{directory}/{segment_name(base_offset)}")
+        disk.sync_directory(directory)
+    return len(swaps)

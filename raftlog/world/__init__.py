@@ -10,12 +10,10 @@ above would write again on top of them stands here once (`alarm`, `small_files`)
 Must not know: records, logs, topics, HTTP. Imports nothing of raftlog.
 """
 
-from raftlog.world.alarm import Alarm
-from raftlog.world.clock import Clock
-from raftlog.world.disk import Buffer, Disk, DiskError, DiskFullError, File
+from raftlog.world.disk import Buffer, Disk, DiskError, DiskFullError, File, read_small_file
 from raftlog.world.network import Network
 from raftlog.world.randomness import Randomness
-from raftlog.world.small_files import read_small_file
+from raftlog.world.time import Alarm, Clock
 
 __all__ = [
     "Alarm",

@@ -6,6 +6,8 @@ of cold data) belong inside `run`, which takes them off the event loop.
 
 What survives a power cut: bytes of a file up to the last `File.sync` that returned, and names up to
 the last `sync_directory` (or `replace`) that returned. Nothing else may be assumed.
+
+Reading whole a file that is small.
 """
 
 from __future__ import annotations
@@ -118,3 +120,18 @@ class Disk(Protocol):
     async def run(self, work: Callable[[], T]) -> T:
         """Run blocking disk work off the event loop and return what it returns or raises."""
         ...
+
+
+def read_small_file(disk: Disk, path: str, bytes_max: int) -> bytes | None:
+    """A file's content; None if there is no such file. Blocks. Raises DiskError.
+
+    One longer than `bytes_max` is cut there, so that its reader finds it damaged: None would
+    say that it is missing.
+    """
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    try:
+        return file.read(0, min(file.size, bytes_max))
+    finally:
+        file.close()

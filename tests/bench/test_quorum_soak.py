@@ -12,7 +12,7 @@ from bench.cluster_processes import NoLeaderError
 from bench.nemesis import Fault, FaultKind, Nemesis, Plan, Target, Watch
 from bench.quorum_soak import availability, judge, soak
 from tests.bench.fakes import fake_cluster
-from tests.linearizability.history import Kind, Operation, Outcome, read_history
+from tests.verification.register_history import Kind, Operation, Outcome, read_history
 
 SOAK_S = 4.0
 

@@ -19,7 +19,7 @@ from bench.register_client import (
 )
 from bench.register_workload import RegisterClient, interpret
 from raftlog.record.errors import ERROR_TABLE
-from tests.linearizability.history import Kind, Operation, Outcome
+from tests.verification.register_history import Kind, Operation, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

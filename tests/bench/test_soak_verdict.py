@@ -10,7 +10,7 @@ from bench.soak.recording import Recorder, Steps, operations, partitions_in
 from bench.soak.run import disasters
 from bench.soak.verdict import compare_files, judge, longest_gap
 from raftlog.record.codec import BatchBuilder
-from tests.checker.history import FinalRead, Send
+from tests.verification.log_history import FinalRead, Send
 
 S = 1_000_000_000
 

@@ -14,9 +14,8 @@ from click.testing import CliRunner, Result
 from raftlog.cli.cluster_local import _absolute
 from raftlog.cli.main import cli
 from raftlog.cluster import manifest as manifests
-from raftlog.cluster.layout import Layout
+from raftlog.cluster.layout import Layout, tail
 from raftlog.cluster.manifest import Plan
-from raftlog.cluster.node_logs import tail
 
 Run = Callable[..., Result]
 

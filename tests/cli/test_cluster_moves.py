@@ -16,8 +16,8 @@ from raftlog.cli.main import cli
 from raftlog.metadata.reassignment import plan_completions
 from raftlog.record.types import BrokerId
 from tests.cli.test_quorum import serving
+from tests.http.fakes import FakeNode
 from tests.metadata.strategies import set_row
-from tests.server.fakes import FakeNode
 
 Run = Callable[..., Result]
 

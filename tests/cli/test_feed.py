@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from raftlog.cli.feed import Feed
-from raftlog.cli.inputs import CHUNK_BYTES, ChunkReader, Source, closing_source
+from raftlog.cli.inputs import CHUNK_BYTES, ChunkReader, Feed, Source, closing_source
 from raftlog.cli.lines import BadLineError
-from raftlog.cli.progress import Transfer
+from raftlog.cli.output import Transfer
 from raftlog.cli.records import RecordOptions, RecordReader, json_parser, text_parser
 
 

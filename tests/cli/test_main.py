@@ -105,9 +105,9 @@ def test_unknown_command_is_wrong_usage() -> None:
     [
         ("raftlog.cli.main", ("asyncio", "aiohttp", "rich", "raftlog_client")),
         ("raftlog.cli.serve", ("rich", "raftlog_client")),
-        ("raftlog.cli.consume", ("rich", "raftlog.node", "raftlog.server")),
-        ("raftlog.cli.produce", ("rich", "raftlog.node", "raftlog.server")),
-        ("raftlog.cli.quorum", ("rich", "raftlog.node", "raftlog.server")),
+        ("raftlog.cli.consume", ("rich", "raftlog.node", "raftlog.http")),
+        ("raftlog.cli.produce", ("rich", "raftlog.node", "raftlog.http")),
+        ("raftlog.cli.quorum", ("rich", "raftlog.node", "raftlog.http")),
     ],
 )
 def test_modules_do_not_import_what_their_command_does_not_need(

@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from raftlog.cli.main import cli
+from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.record.types import BrokerId
-from raftlog.server.app import Server
-from raftlog.server.settings import ServerLimits, ServerSettings
-from tests.server.fakes import FakeNode
+from raftlog.rest.app import Server
+from tests.http.fakes import FakeNode
 
 Run = Callable[..., Result]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from raftlog_client import Admin, ConnectionLostError, ServerError
-from raftlog_client.cluster_types import PartitionState, PartitionStates, ReplicaState, decoded
+from raftlog_client.transport import decoded
+from raftlog_client.types import PartitionState, PartitionStates, ReplicaState
 
 from raftlog.record.errors import UNAUTHORIZED
 from tests.cli.conftest import Run

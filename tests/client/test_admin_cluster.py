@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import pytest
 from raftlog_client import Admin, RaftlogClientError, ServerError
-from raftlog_client.cluster_types import NodeList, decoded
+from raftlog_client.transport import decoded
+from raftlog_client.types import NodeList
 
-from raftlog.quorum.voters import Voter, VoterSet
+from raftlog.http.settings import ServerLimits, ServerSettings
+from raftlog.raft.voters import Voter, VoterSet
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, LogError
-from raftlog.server.app import Server
-from raftlog.server.settings import ServerLimits, ServerSettings
-from tests.server.fakes import FakeNode
+from raftlog.rest.app import Server
+from tests.http.fakes import FakeNode
 
 
 @dataclass

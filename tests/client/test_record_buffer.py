@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from raftlog_client.partition_state import Chunk, OffsetReset, PartitionState
 from raftlog_client.record_buffer import UNIT_RECORDS_MIN, RecordBuffer
+from raftlog_client.record_decoder import Unpacker
+from raftlog_client.subscription import Chunk, OffsetReset, PartitionState
 from raftlog_client.types import TopicPartition
-from raftlog_client.unpacking import Unpacker
 
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.header import HEADER

@@ -11,7 +11,7 @@ from raftlog.cluster import manifest as manifests
 from raftlog.cluster.errors import AlreadyManagedError, ClusterError
 from raftlog.cluster.layout import BEGUN_FILE, Layout, ManagerLock, manager_pid
 from raftlog.cluster.manifest import Plan
-from raftlog.startup.directory import IDENTITY_FILE
+from raftlog.node.directory import IDENTITY_FILE
 
 MANIFEST = manifests.new_manifest(Plan(), [9001, 9002], "2026-01-01T00:00:00+00:00")
 HOLD = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raftlog.cluster import local, probing
+from raftlog.cluster import local, membership
 from raftlog.cluster.errors import AlreadyManagedError, ClusterError
 from raftlog.cluster.layout import Layout, manager_pid
 from raftlog.cluster.local import LocalCluster
@@ -104,7 +104,7 @@ async def test_node_that_dies_comes_back_one_that_is_killed_stays_down(make: Mak
 async def test_paused_node_holds_still_and_goes_on(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probing, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(membership, "ANSWER_TIMEOUT_S", 0.5)
     async with make(nodes=2, base_port=0) as cluster:
         cluster.pause(1)
         assert (await cluster.status()).nodes[0].state == "paused"
@@ -232,7 +232,7 @@ async def test_logs_are_rotated_while_the_nodes_write(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "ROTATE_EVERY_S", 0.01)
-    monkeypatch.setattr(local.node_logs, "LOG_BYTES_MAX", 10)
+    monkeypatch.setattr(local, "LOG_BYTES_MAX", 10)
     async with make(nodes=2, base_port=0) as cluster:
         log = cluster.layout.log(1)
         with log.open("ab") as file:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raftlog.cluster.node_logs import OLD_LOGS_MAX, rotate, tail
+from raftlog.cluster.layout import OLD_LOGS_MAX, rotate, tail
 
 
 def test_short_or_missing_log_is_left_alone(tmp_path: Path) -> None:

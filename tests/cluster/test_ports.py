@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raftlog.cluster import ports
+from raftlog.cluster import process
 from raftlog.cluster.errors import ClusterError
 
 HOST = "127.0.0.1"
@@ -21,23 +21,23 @@ def taken() -> Iterator[int]:
 
 def test_port_that_is_taken_is_named(taken: int) -> None:
     with pytest.raises(ClusterError, match=rf"port {taken} of {HOST}") as caught:
-        ports.require_free(HOST, [taken], "do this")
+        process.require_free(HOST, [taken], "do this")
     assert caught.value.hint == "do this"
 
 
 def test_ports_found_are_free_and_distinct() -> None:
-    found = ports.free_ports(HOST, 5)
+    found = process.free_ports(HOST, 5)
     assert len(set(found)) == 5
-    ports.require_free(HOST, found, "")
+    process.require_free(HOST, found, "")
 
 
 def test_next_port_comes_after_all_used_and_is_free(taken: int) -> None:
-    found = ports.next_port(HOST, [taken - 1, taken - 7])
+    found = process.next_port(HOST, [taken - 1, taken - 7])
     assert found > taken
-    assert ports.why_taken(HOST, found) is None
+    assert process.why_taken(HOST, found) is None
 
 
 def test_ports_end_at_the_last() -> None:
-    assert ports.consecutive(65_534, 2) == [65_534, 65_535]
+    assert process.consecutive(65_534, 2) == [65_534, 65_535]
     with pytest.raises(ClusterError):
-        ports.consecutive(65_534, 3)
+        process.consecutive(65_534, 3)

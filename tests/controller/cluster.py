@@ -23,7 +23,7 @@ from raftlog.metadata.commands import (
 )
 from raftlog.metadata.image import MetadataImage, PartitionImage
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.quorum import (
+from raftlog.raft import (
     Applied,
     ConnectionEvent,
     Outcome,
@@ -34,7 +34,7 @@ from raftlog.quorum import (
     SyncTimes,
     Unknown,
 )
-from raftlog.quorum.voters import Voter, VoterSet
+from raftlog.raft.voters import Voter, VoterSet
 from raftlog.record.errors import DISK_FULL, NO_CONTROLLER
 from raftlog.record.types import BrokerId, TopicId
 from tests.controller.clock import SteppedClock, settle

@@ -17,7 +17,7 @@ from raftlog.metadata.commands import (
     UnfenceBroker,
     encode_command,
 )
-from raftlog.quorum import ConnectionEvent
+from raftlog.raft import ConnectionEvent
 from raftlog.record.types import BrokerId
 from tests.controller.clock import settle
 from tests.controller.cluster import Cluster

@@ -15,7 +15,7 @@ from raftlog.metadata.commands import (
     encode_command,
 )
 from raftlog.metadata.image import NO_LEADER_ID
-from raftlog.quorum import ConnectionEvent
+from raftlog.raft import ConnectionEvent
 from raftlog.record.types import BrokerEpoch, BrokerId
 from tests.controller.clock import settle
 from tests.controller.cluster import Cluster

@@ -12,7 +12,7 @@ from raftlog.metadata.image import NO_EPOCH
 from raftlog.record.types import BrokerId
 from tests.controller.clock import settle
 from tests.controller.running import SETTINGS, past_grace, running
-from tests.controller.test_upkeep import alter_isr
+from tests.controller.test_partition_work import alter_isr
 
 HEARTBEAT_S = SETTINGS.heartbeat_s + 0.01
 

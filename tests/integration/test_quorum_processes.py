@@ -21,7 +21,7 @@ from bench.node import NodeProcess
 from bench.quorum_soak import soak
 from raftlog.cli.main import cli
 from tests.integration.waiting import wait_for, wait_for_log
-from tests.linearizability.history import Kind, Outcome
+from tests.verification.register_history import Kind, Outcome
 
 PLAN = (
     Plan(FaultKind.KILL, Target.LEADER, 1.0),

@@ -14,14 +14,14 @@ from raftlog.metadata.elections import (
     plan_elections,
     plan_preferred_leaders,
     plan_relief,
+    plan_unclean_election,
 )
-from raftlog.metadata.failures import plan_replica_failures
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage
-from raftlog.metadata.leadership import plan_unclean_election
 from raftlog.metadata.liveness import (
     plan_controlled_shutdown,
     plan_fencing,
     plan_repairs,
+    plan_replica_failures,
     plan_unfencing,
 )
 from raftlog.metadata.reassignment import plan_completions

@@ -5,9 +5,9 @@ import tracemalloc
 
 import pytest
 
+from raftlog.metadata.admin_plans import place
 from raftlog.metadata.apply import apply
 from raftlog.metadata.commands import Command, CreateTopic, decode_command, encode_command
-from raftlog.metadata.controller import place
 from raftlog.metadata.image import MetadataImage
 from raftlog.metadata.snapshot import from_snapshot, snapshot_pieces
 from raftlog.record.errors import UNKNOWN_PARTITION, UNKNOWN_TOPIC, LogError

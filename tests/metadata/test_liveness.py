@@ -11,12 +11,12 @@ from raftlog.metadata.commands import (
     UnfenceBroker,
 )
 from raftlog.metadata.elections import PartitionKey, available_brokers
-from raftlog.metadata.failures import plan_replica_failures
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.metadata.liveness import (
     plan_controlled_shutdown,
     plan_fencing,
     plan_repairs,
+    plan_replica_failures,
     plan_unfencing,
     plan_unregistration,
 )

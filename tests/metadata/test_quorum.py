@@ -13,8 +13,8 @@ from raftlog.metadata.apply import ApplyResult, apply
 from raftlog.metadata.commands import Command, MetadataVersionError, encode_command
 from raftlog.metadata.image import MetadataImage
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.quorum import Applied, MemberIdentity, MemberSettings, RaftMember
-from raftlog.quorum.voters import Voter, VoterSet
+from raftlog.raft import Applied, MemberIdentity, MemberSettings, RaftMember
+from raftlog.raft.voters import Voter, VoterSet
 from tests.metadata.strategies import histories
 from tests.simulation.world import Process, World, run
 

@@ -21,8 +21,8 @@ from raftlog.metadata.commands import (
     UnfenceBroker,
     encode_command,
 )
-from raftlog.metadata.failures import plan_replica_failures
 from raftlog.metadata.image import BrokerImage, PartitionImage
+from raftlog.metadata.liveness import plan_replica_failures
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId, PartitionId, TopicId
@@ -31,7 +31,7 @@ from raftlog.replication.partition import Host, Partition
 from raftlog.replication.repair import Repairs, ReplicaKey
 from raftlog.replication.topic_settings import TopicSettings
 from raftlog.storage.manager import LogManager
-from raftlog.world.real_clock import SystemClock
+from raftlog.world.time import SystemClock
 from tests.simulation.disk import SimulatedDisk
 
 ME = BrokerId(1)

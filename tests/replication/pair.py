@@ -20,11 +20,11 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.fetching import BelowStart, Diverging
+from raftlog.replication.divergence import BelowStart, Diverging
 from raftlog.replication.partition import Host, Partition
 from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.manager import LogManager
-from raftlog.world.real_clock import SystemClock
+from raftlog.world.time import SystemClock
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import batch, read_all
 

@@ -24,10 +24,10 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.feeds import LeaderFeeds
-from raftlog.replication.fetching import NO_EPOCH, BelowStart, Diverging, Feed, FetchPosition
-from raftlog.replication.follower import FollowerStreams
-from raftlog.replication.follower_replica import FollowState
+from raftlog.replication.divergence import NO_EPOCH, BelowStart, Diverging, Feed, FetchPosition
+from raftlog.replication.follower_streams import FollowerStreams
+from raftlog.replication.leader_streams import LeaderFeeds
+from raftlog.replication.replica_fetcher import FollowState
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.storage.results import ReadResult
 from tests.simulation.world import Process, World

@@ -19,8 +19,8 @@ from raftlog.metadata.commands import (
     encode_command,
 )
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.quorum import Applied, Outcome, Quorum, Refused, Unknown
-from raftlog.quorum.voters import Voter, VoterSet
+from raftlog.raft import Applied, Outcome, Quorum, Refused, Unknown
+from raftlog.raft.voters import Voter, VoterSet
 from raftlog.record.errors import (
     ILLEGAL_STATE,
     INVALID_CONFIG,
@@ -35,8 +35,8 @@ from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Host
 from raftlog.replication.topic_settings import TopicSettings
 from raftlog.storage.manager import LogManager
-from raftlog.world.real_clock import SystemClock
-from raftlog.world.real_randomness import SystemRandomness
+from raftlog.world.randomness import SystemRandomness
+from raftlog.world.time import SystemClock
 from tests.simulation.disk import SimulatedDisk
 
 BROKER = BrokerId(1)

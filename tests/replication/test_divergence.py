@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.record.types import LeaderEpoch, Offset
-from raftlog.replication.divergence import compare, truncation_point
-from raftlog.replication.fetching import NO_EPOCH, BelowStart, Diverging, FetchPosition
+from raftlog.replication.divergence import (
+    NO_EPOCH,
+    BelowStart,
+    Diverging,
+    FetchPosition,
+    compare,
+    truncation_point,
+)
 from raftlog.storage.leader_epochs import LeaderEpochs
 
 

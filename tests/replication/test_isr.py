@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from raftlog.metadata.apply import ApplyResult, apply
 from raftlog.metadata.commands import AlterIsr, ChangePartitions, Command, decode_command
 from raftlog.metadata.image import MetadataImage, TopicImage
-from raftlog.quorum import Applied, Outcome, Refused, Unknown
+from raftlog.raft import Applied, Outcome, Refused, Unknown
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication import isr
 from raftlog.replication.isr import LAG_MAX_S, LOOKS, IsrKeeper
+from raftlog.replication.leader_state import LeaderState
 from raftlog.replication.partition import Acks, Partition
-from raftlog.replication.state import LeaderState
 from tests.replication.one_node import JumpingClock
 from tests.replication.pair import TOPIC_ID, HandFeed, Node, attach, nodes, one, row, send
 

@@ -10,7 +10,7 @@ import pytest
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.record.errors import NO_LEADER, NOT_READY, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import LeaderEpoch, Offset
-from raftlog.replication.fetching import Diverging
+from raftlog.replication.divergence import Diverging
 from raftlog.replication.partition import Acks, Partition
 from raftlog.world import DiskError, DiskFullError
 from tests.replication.one_node import OneNode, topic_id

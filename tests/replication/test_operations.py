@@ -27,7 +27,7 @@ from raftlog.metadata.elections import PartitionKey
 from raftlog.metadata.image import MetadataImage, PartitionImage
 from raftlog.metadata.reassignment import Move
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.quorum import Applied, Outcome, Quorum, Refused, Unknown
+from raftlog.raft import Applied, Outcome, Quorum, Refused, Unknown
 from raftlog.record.errors import (
     ILLEGAL_STATE,
     INVALID_PARTITIONS,
@@ -40,7 +40,7 @@ from raftlog.record.types import BrokerId, PartitionId, TopicId
 from raftlog.replication import cluster_metadata
 from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.topic_settings import TopicSettings
-from raftlog.world.real_randomness import SystemRandomness
+from raftlog.world.randomness import SystemRandomness
 
 TOPIC_ID = TopicId("0" * 32)
 KEY: PartitionKey = (TOPIC_ID, PartitionId(0))

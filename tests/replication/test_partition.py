@@ -13,6 +13,7 @@ from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.errors import (
+    MAYBE_WRITTEN,
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
     NOT_READY,
@@ -30,12 +31,11 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.doubt import MAYBE_WRITTEN
 from raftlog.replication.partition import Acks, Host, Partition, not_led_here
 from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.results import AppendResult, ReadResult
-from raftlog.world.real_clock import SystemClock
+from raftlog.world.time import SystemClock
 
 
 class ManualLog:

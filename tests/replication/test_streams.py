@@ -9,7 +9,7 @@ import pytest
 
 from raftlog.metadata.image import BrokerImage
 from raftlog.record.types import BrokerId
-from raftlog.replication.follower_replica import FollowState
+from raftlog.replication.replica_fetcher import FollowState
 from raftlog.replication.stream_settings import StreamSettings
 from tests.replication.streams_world import Cluster, FakePartition, play, until
 from tests.simulation.world import World

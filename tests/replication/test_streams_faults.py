@@ -17,7 +17,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import PartitionId
-from raftlog.replication.follower_replica import FollowState
+from raftlog.replication.replica_fetcher import FollowState
 from raftlog.replication.stream_settings import StreamSettings
 from tests.replication.streams_world import (
     TOPIC_ID,

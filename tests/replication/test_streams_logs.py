@@ -21,8 +21,8 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.feeds import LeaderFeeds
-from raftlog.replication.follower import FollowerStreams
+from raftlog.replication.follower_streams import FollowerStreams
+from raftlog.replication.leader_streams import LeaderFeeds
 from raftlog.replication.partition import Acks, Partition
 from raftlog.replication.replica import Host
 from raftlog.replication.stream_settings import StreamSettings

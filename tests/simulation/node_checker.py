@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from raftlog.metadata.image import MetadataImage
 from raftlog.metadata.snapshot import snapshot_pieces
-from raftlog.node_core import Core
+from raftlog.node.assembly import Core
 from raftlog.record.types import BrokerId
 
 

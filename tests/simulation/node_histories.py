@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from raftlog.node_core import Core
-from raftlog.quorum.settings import MemberSettings
+from raftlog.node.assembly import Core
+from raftlog.raft.settings import MemberSettings
 from raftlog.record.errors import LogError
 from raftlog.replication.partition import Acks
 from tests.simulation import runner

@@ -15,12 +15,12 @@ import msgspec
 
 from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.image import NO_LEADER_ID, BrokerImage, MetadataImage, TopicImage
-from raftlog.node_core import Core
-from raftlog.quorum.settings import MemberSettings
+from raftlog.node.assembly import Core
+from raftlog.node.directory import IdentityError, load_state, remember
+from raftlog.node.settings import NodeSettings
+from raftlog.node.start import decide_start
+from raftlog.raft.settings import MemberSettings
 from raftlog.record.errors import LogError
-from raftlog.startup.decide import decide_start
-from raftlog.startup.directory import IdentityError, load_state, remember
-from raftlog.startup.settings import NodeSettings
 from raftlog.world import DiskError
 from tests.simulation.life import Life, NodeDiedError
 from tests.simulation.node_checker import NodeChecker

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from raftlog.node_core import Core
+from raftlog.node.assembly import Core
 from raftlog.record.errors import LogError
 from raftlog.replication.partition import Acks
 from raftlog.replication.waiters import CommitWaiters

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from raftlog_spark.cluster import Bounds, Cluster, TopicInfo
 from raftlog_spark.errors import OffsetOutOfRange, TopicGone, TopicRecreated, WriteFailed
-from raftlog_spark.writing import BatchWriter, Written
+from raftlog_spark.sink.batch_writer import BatchWriter, Written
 
 from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import Record, decode, encode_batches

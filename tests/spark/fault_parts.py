@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from raftlog_client import Admin, TopicPartition
 from raftlog_spark.cluster import Cluster
 
-from .access_parts import encoded
+from tests.spark.query_parts import encoded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

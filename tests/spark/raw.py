@@ -13,9 +13,9 @@ from aiokafka.record.default_records import (  # type: ignore[import-untyped]
     DefaultRecordBatchBuilder,
 )
 from hypothesis import strategies as st
-from raftlog_spark import boundaries
-from raftlog_spark.columns import Columns
-from raftlog_spark.decode import decode
+from raftlog_spark.codec import record_offsets
+from raftlog_spark.codec.columns import Columns
+from raftlog_spark.codec.decode import decode
 
 from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.codec import RecordTuple
@@ -144,8 +144,8 @@ def read(
 def lanes_everywhere() -> Iterator[None]:
     """Small batches, too, are walked in lanes, of few records, and with bad guesses."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boundaries, "RECORDS_FEW", 0)
-        patch.setattr(boundaries, "RECORDS_PER_LANE", 2)
-        patch.setattr(boundaries, "GUESS_BYTES_MIN", 16)
-        patch.setattr(boundaries, "RECORD_BYTES_LARGE", 2**30)
+        patch.setattr(record_offsets, "RECORDS_FEW", 0)
+        patch.setattr(record_offsets, "RECORDS_PER_LANE", 2)
+        patch.setattr(record_offsets, "GUESS_BYTES_MIN", 16)
+        patch.setattr(record_offsets, "RECORD_BYTES_LARGE", 2**30)
         yield

@@ -19,8 +19,7 @@ from bench.node import NodeProcess
 from raftlog.cluster.local import LocalCluster
 from raftlog.record.errors import NOT_READY
 from tests.client.fake_node import FakeCluster, Fault
-
-from .access_parts import append, blocking, encoded, values_in
+from tests.spark.query_parts import append, blocking, encoded, values_in
 
 OFFSETS = "/v1/offsets"
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
-from raftlog_spark.columns import Columns, arrow_schema
+from raftlog_spark.codec.columns import Columns, arrow_schema
 
 from tests.spark.raw import ALL
 

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
-from raftlog_spark.commit_message import (
+from raftlog_spark.sink.commit_message import (
     CommitError,
     PartitionWritten,
     Tag,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raftlog_spark import decode as decoding
-from raftlog_spark.columns import Columns, arrow_schema
-from raftlog_spark.decode import CorruptBatchError, decode
+from raftlog_spark.codec import decode as decoding
+from raftlog_spark.codec.columns import Columns, arrow_schema
+from raftlog_spark.codec.decode import CorruptBatchError, decode
 
 from raftlog.record.codec import RecordTuple
 from raftlog.record.compression import Compression

@@ -18,8 +18,8 @@ from pyspark.sql.datasource import (
     Not,
     StringStartsWith,
 )
-from raftlog_spark.filters import Narrowing, narrow, narrowing
-from raftlog_spark.planning import Range
+from raftlog_spark.source.filters import Narrowing, narrow, narrowing
+from raftlog_spark.source.planning import Range
 
 WHOLE = [
     Range("a", "ia", 0, 0, 10),

@@ -237,7 +237,7 @@ LETTERS = """
 import os
 from pyspark import pipelines as dp
 from pyspark.sql import SparkSession
-from raftlog_spark.source import RaftlogDataSource
+from raftlog_spark.data_source import RaftlogDataSource
 
 SparkSession.active().dataSource.register(RaftlogDataSource)
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from raftlog_spark.cluster import Bounds, TopicInfo
-from raftlog_spark.offsets import Partition, StreamOffset
 from raftlog_spark.options import OptionsError, Subscription
-from raftlog_spark.planning import (
+from raftlog_spark.source.offsets import Partition, StreamOffset
+from raftlog_spark.source.planning import (
     DataLossError,
     Range,
     Snapshot,
@@ -24,7 +24,7 @@ from raftlog_spark.planning import (
     split,
     times_asked,
 )
-from raftlog_spark.start_points import EARLIEST, LATEST, EachOffset, EachTime, SameTime
+from raftlog_spark.source.start_points import EARLIEST, LATEST, EachOffset, EachTime, SameTime
 
 TOPICS = {"a": TopicInfo("ia", 2), "ab": TopicInfo("iab", 1), "b": TopicInfo("ib", 3)}
 T0, T1 = ("t", 0), ("t", 1)

@@ -19,9 +19,8 @@ from raftlog.record.batch import split_batches
 from raftlog.record.errors import NO_LEADER, STORAGE_FAILED
 from tests.client.fake_node import FakeCluster, Fault
 from tests.client.fake_partition import FakePartition
-from tests.server.http_peers import eventually
-
-from .access_parts import blocking, encoded, values_in
+from tests.http.http_peers import eventually
+from tests.spark.query_parts import blocking, encoded, values_in
 
 FETCH = "/v1/fetch"
 COUNT = 40

@@ -13,7 +13,7 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
-from raftlog_spark.columns import Columns, arrow_schema
+from raftlog_spark.codec.columns import Columns, arrow_schema
 from raftlog_spark.schema import SchemaError, columns_of, source_schema
 
 HEADER = StructType().add("key", StringType()).add("value", BinaryType())

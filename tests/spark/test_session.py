@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pyspark_raftlog
 import pytest
+from raftlog_spark.data_source import RaftlogDataSource
 from raftlog_spark.session import CONFIG, prepare_environment, session
-from raftlog_spark.source import RaftlogDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

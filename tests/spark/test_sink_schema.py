@@ -17,7 +17,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 from raftlog_spark.schema import SchemaError
-from raftlog_spark.sink_schema import SinkColumns, sink_columns
+from raftlog_spark.sink.sink_schema import SinkColumns, sink_columns
 
 TEXT, BYTES, INT = StringType(), BinaryType(), IntegerType()
 Fields = list[tuple[str, DataType]]

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raftlog_client.partitioners import murmur2_partitioner
-from raftlog_spark import sink_task
-from raftlog_spark.commit_message import Tag, TaskCommit
+from raftlog_client.serializers import murmur2_partitioner
 from raftlog_spark.errors import RaftlogSparkError, TopicGone, WriteFailed
-from raftlog_spark.gathering import GATHERED_BYTES_MAX
 from raftlog_spark.options import SinkOptions
-from raftlog_spark.sink_schema import SinkColumns
+from raftlog_spark.sink import sink_task
+from raftlog_spark.sink.commit_message import Tag, TaskCommit
+from raftlog_spark.sink.row_buffer import GATHERED_BYTES_MAX
+from raftlog_spark.sink.sink_schema import SinkColumns
 
 from .fake_cluster import FakeCluster
 

@@ -5,11 +5,11 @@ import pickle
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
-from raftlog_spark.columns import Columns
-from raftlog_spark.offsets import JsonOffset, OffsetFormatError
+from raftlog_spark.codec.columns import Columns
 from raftlog_spark.options import OptionsError, source_options
-from raftlog_spark.planning import DataLossError
-from raftlog_spark.stream_reader import CATCH_UP_WAIT_S, IDLE_WAIT_S, StreamReader
+from raftlog_spark.source.offsets import JsonOffset, OffsetFormatError
+from raftlog_spark.source.planning import DataLossError
+from raftlog_spark.source.stream_reader import CATCH_UP_WAIT_S, IDLE_WAIT_S, StreamReader
 
 from tests.spark.fake_cluster import FakeCluster
 

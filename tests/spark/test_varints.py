@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raftlog_spark.varints import (
+from raftlog_spark.codec.varints import (
     LENGTHS,
     UNTOLD,
     CorruptBatchError,

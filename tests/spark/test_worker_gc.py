@@ -76,7 +76,7 @@ def test_only_a_worker_of_sparks_is_one() -> None:
     program = """
 import runpy, sys
 sys.modules["__main__"].__spec__ = type("Spec", (), {"name": "pyspark.daemon"})
-import raftlog_spark.source, gc
+import raftlog_spark.data_source, gc
 print(len(gc.callbacks))
 """
     assert run(program) == "1\n"

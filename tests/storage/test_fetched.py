@@ -7,12 +7,12 @@ import pytest
 from raftlog.record.errors import CORRUPT_BATCH, DISK_FULL, NO_LEADER, STORAGE_FAILED, LogError
 from raftlog.record.header import parse_header
 from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.storage.appending import check_fetched
 from raftlog.storage.checkpoints import StartKind
 from raftlog.storage.config import LogConfig
-from raftlog.storage.core import disk_full
-from raftlog.storage.fetched import check_fetched
 from raftlog.storage.leader_epochs import EpochEntry
 from raftlog.storage.log import Log
+from raftlog.storage.log_core import disk_full
 from raftlog.storage.results import LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.disk import SimulatedDisk

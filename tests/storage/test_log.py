@@ -177,7 +177,7 @@ async def test_a_flush_covers_what_was_appended_before_it_and_ends_without_traff
 async def test_an_async_log_syncs_early_once_much_is_unflushed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("raftlog.storage.core.UNFLUSHED_BYTES_MAX", 200)
+    monkeypatch.setattr("raftlog.storage.log_core.UNFLUSHED_BYTES_MAX", 200)
     log = new_log(SimulatedDisk(), LogConfig(flush=FlushMode.ASYNC))
     for _ in range(5):
         await log.append([batch([b"a"])], EPOCH)

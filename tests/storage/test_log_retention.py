@@ -15,7 +15,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.checkpoints import StartKind
 from raftlog.storage.config import LogConfig
-from raftlog.storage.derived import snapshot_offsets
+from raftlog.storage.derived_state import snapshot_offsets
 from raftlog.storage.segments import FIRST_APPENDS_MAX
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk

@@ -10,7 +10,7 @@ from raftlog.record.errors import DISK_FULL, ILLEGAL_STATE, STORAGE_FAILED, UNKN
 from raftlog.record.types import Offset, PartitionId, TopicId
 from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, STARTED_NAME, UNREADABLE_NAME
 from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint
-from raftlog.storage.compaction_pass import CompactionPass
+from raftlog.storage.compaction_rewrite import CompactionPass
 from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager, StorageSettings
@@ -18,8 +18,8 @@ from raftlog.storage.reader import LogReader
 from raftlog.storage.results import LogState, ReadResult
 from raftlog.storage.scan import scan
 from raftlog.world import DiskError, DiskFullError
-from raftlog.world.real_clock import SystemClock
 from raftlog.world.real_disk import FileSystemDisk
+from raftlog.world.time import SystemClock
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import EPOCH, PARTITION, TOPIC, batch, read_all
@@ -445,7 +445,7 @@ async def test_maintenance_goes_on_until_all_of_a_log_is_compacted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "raftlog.storage.compacting.CompactionPass", partial(CompactionPass, keys_max=5)
+        "raftlog.storage.compaction_run.CompactionPass", partial(CompactionPass, keys_max=5)
     )
     node = Node()
     manager, log = await node.start_with_log(

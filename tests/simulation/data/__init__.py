@@ -1,6 +1,6 @@
 """The data path under every fault there is: replicated partitions, their writers and readers.
 
-On top of `tests.simulation.node_world` (whole nodes) and `tests.checker` (the oracle over what
+On top of `tests.simulation.node_world` (whole nodes) and `tests.verification` (the oracle over what
 clients did). Modules:
 
 - `replicas`: what each replica holds, batch by batch, as the simulated disks have it

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from raftlog.node_core import Core
+from raftlog.node.assembly import Core
 from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.compression import Compression
@@ -31,8 +31,8 @@ from raftlog.record.types import (
     ProducerId,
 )
 from raftlog.replication.partition import Acks
-from tests.checker.history import Outcome, Pairs, Send
 from tests.simulation.life import NodeDiedError
+from tests.verification.log_history import Outcome, Pairs, Send
 
 if TYPE_CHECKING:
     from tests.simulation.data.data_world import DataWorld

@@ -7,12 +7,12 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from raftlog.node_core import Core
+from raftlog.node.assembly import Core
 from raftlog.record.errors import OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import Offset
-from tests.checker.history import Assign, End, Pairs, Poll
 from tests.simulation.data.clients import Part, ask, decode_all
 from tests.simulation.life import NodeDiedError
+from tests.verification.log_history import Assign, End, Pairs, Poll
 
 if TYPE_CHECKING:
     from tests.simulation.data.data_world import DataWorld

@@ -30,13 +30,13 @@ from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication.cluster_metadata import propose
 from raftlog.replication.partition import Partition
-from tests.checker.history import Loss, Operation, Send
-from tests.simulation.data import judging
+from tests.simulation.data import final_checks
 from tests.simulation.data.clients import PAUSE_S, Part, Producer, ask
 from tests.simulation.data.invariants import ReplicaChecker, watching
 from tests.simulation.life import NodeDiedError
 from tests.simulation.node_world import NodeWorld
 from tests.simulation.world import World, run
+from tests.verification.log_history import Loss, Operation, Send
 
 RESUME_S_MAX: Final = 10.0
 """From the healing until every partition takes writes (faults.md)."""
@@ -273,7 +273,7 @@ class DataWorld:
             self.settle_s = self.world.loop.now - begun
         self.replicas.check_all()
         await self.nodes.agreed()
-        await judging.judge(self)
+        await final_checks.judge(self)
 
     async def _settle(self) -> None:
         """Wait until all replicas are in sync, equal, and can be read from end to end.
@@ -292,7 +292,7 @@ class DataWorld:
         readable = True
         for member in map(int, self.row(part).replicas):
             try:
-                await judging.read_replica(self, member, part)
+                await final_checks.read_replica(self, member, part)
             except LogError as error:
                 self.world.trace(f"{part} cannot be read on {member}: {error}")
                 readable = False

@@ -17,11 +17,10 @@ from unittest import mock
 
 from raftlog.metadata.commands import AlterClusterSettings
 from raftlog.metadata.configs import THROTTLED_RATE
-from raftlog.quorum.settings import MemberSettings
+from raftlog.raft.settings import MemberSettings
 from raftlog.replication.partition import Acks
 from raftlog.storage import manager
-from raftlog.storage.settings import StorageSettings
-from tests.checker.history import Poll, Send
+from raftlog.storage.config import StorageSettings
 from tests.simulation import runner
 from tests.simulation.data.clients import Part, Producer
 from tests.simulation.data.consumers import Consumer
@@ -32,6 +31,7 @@ from tests.simulation.data.operators import OperatorRates, Operators
 from tests.simulation.faults import FaultRates, Nemesis
 from tests.simulation.node_world import SNAPSHOTS, NodeWorld
 from tests.simulation.world import World, run
+from tests.verification.log_history import Poll, Send
 
 FAULTS_S: Final = 30.0
 WRITE_S_MEAN: Final = 0.12

@@ -26,10 +26,10 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from raftlog.metadata.image import MetadataImage, PartitionImage
-from raftlog.node_core import Core
+from raftlog.node.assembly import Core
 from raftlog.record.types import PartitionId, TopicId
-from raftlog.storage.core import LogCore
 from raftlog.storage.log import Log
+from raftlog.storage.log_core import LogCore
 from raftlog.storage.results import LogState
 from tests.simulation.data.replicas import UNKNOWN, Batch, Key, Replica
 from tests.simulation.life import Life

@@ -14,18 +14,18 @@ from typing import Any, Final
 
 from raftlog.metadata.commands import CreateTopic, DeleteTopic
 from raftlog.metadata.image import BrokerImage
-from raftlog.node_core import Core
-from raftlog.quorum import Quorum
+from raftlog.node.assembly import Core
+from raftlog.raft import Quorum
 from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId, Offset, TopicId
 from raftlog.replication.cluster_metadata import propose
-from tests.checker.history import Deletion
 from tests.simulation.data.clients import Part, ask
 from tests.simulation.data.consumers import Consumer
 from tests.simulation.data.data_world import SMALL_SEGMENTS, DataWorld
 from tests.simulation.data.nemesis import DataNemesis
 from tests.simulation.data.recurring import Recurring
 from tests.simulation.life import NodeDiedError
+from tests.verification.log_history import Deletion
 
 PATIENCE_S: Final = 60.0
 """With anything, faults or not."""

@@ -16,7 +16,7 @@ from raftlog.record.errors import LogError
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset
 from raftlog.storage.config import FlushMode
-from raftlog.storage.core import LogCore
+from raftlog.storage.log_core import LogCore
 from raftlog.storage.results import LogState
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.disk_tree import Inode

@@ -7,11 +7,11 @@ import pytest
 from raftlog.record.batch import stamped
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.replication.partition import Acks
-from tests.checker.checker import HistoryError
 from tests.simulation.data.clients import encode
 from tests.simulation.data.consumers import Consumer
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
 from tests.simulation.node_checker import InvariantError
+from tests.verification.log_checker import HistoryError
 
 T = Part("t", 0)
 

@@ -8,10 +8,10 @@ import pytest
 
 from raftlog.record.errors import LogError
 from raftlog.record.types import Offset
-from tests.checker.history import Deletion
 from tests.simulation.data.consumers import Consumer
 from tests.simulation.data.data_world import DataWorld, Part, ask, simulate_data
 from tests.simulation.data.test_rows_epochs import lone_write
+from tests.verification.log_history import Deletion
 
 T = Part("t", 0)
 

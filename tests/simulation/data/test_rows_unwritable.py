@@ -11,7 +11,7 @@ import asyncio
 import pytest
 
 from raftlog.controller.settings import ControllerSettings
-from raftlog.storage.writable import STEADY_S
+from raftlog.storage.disk_health import STEADY_S
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
 from tests.simulation.data.test_rows_processes import written
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from raftlog.quorum.core import RaftCore
-from raftlog.quorum.messages import Message, RequestVote, Vote
-from raftlog.quorum.raft_log import RaftLog
+from raftlog.raft.core import RaftCore
+from raftlog.raft.log import RaftLog
+from raftlog.raft.messages import Message, RequestVote, Vote
 
 Entry = tuple[bytes, int, int]
 

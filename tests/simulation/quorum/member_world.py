@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from raftlog.quorum.core import Timing
-from raftlog.quorum.interface import Applied, Outcome, Refused
-from raftlog.quorum.member import RaftMember
-from raftlog.quorum.messages import Message
-from raftlog.quorum.settings import MemberIdentity, MemberSettings
-from raftlog.quorum.voters import Voter, VoterSet, bootstrap_id
+from raftlog.raft.core import Timing
+from raftlog.raft.interface import Applied, Outcome, Refused
+from raftlog.raft.member import RaftMember
+from raftlog.raft.messages import Message
+from raftlog.raft.settings import MemberIdentity, MemberSettings
+from raftlog.raft.voters import Voter, VoterSet, bootstrap_id
 from raftlog.record.errors import LogError
 from tests.simulation.life import Life, NodeDiedError
 from tests.simulation.quorum.checker import Checker
-from tests.simulation.quorum.ledger import Ledger
+from tests.simulation.quorum.recording_state_machine import Ledger
 from tests.simulation.world import Process, World
 
 DIRECTORY = "metadata"

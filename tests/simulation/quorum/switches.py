@@ -14,23 +14,22 @@ from typing import Any
 
 import pytest
 
-from raftlog.quorum import binding, desk, peers, raft_journal, raft_snapshot_store, raft_store
-from raftlog.quorum.confirmations import Confirmations
-from raftlog.quorum.core import RaftCore
-from raftlog.quorum.guards import Guards
-from raftlog.quorum.keeper import SnapshotKeeper
-from raftlog.quorum.member import RaftMember
-from raftlog.quorum.membership import VoterChanges
-from raftlog.quorum.messages import Append, AppendAnswer, Message, SnapshotChunk
-from raftlog.quorum.outbox import Outbox
-from raftlog.quorum.raft_journal import VoteRecord
-from raftlog.quorum.raft_log import BASE_COMMAND, RaftLog
-from raftlog.quorum.raft_snapshot import SnapshotMeta, decode_snapshot
-from raftlog.quorum.raft_snapshot_store import SnapshotStore
-from raftlog.quorum.transfer import SnapshotReceiver, _Stream
-from raftlog.quorum.voters import VoterSet
-from raftlog.quorum.wishes import Wishes
-from raftlog.quorum.writer import JournalWriter
+from raftlog.raft import journal, kernel, peers, proposal_router, store
+from raftlog.raft.core import RaftCore
+from raftlog.raft.journal import VoteRecord
+from raftlog.raft.journal_writer import JournalWriter
+from raftlog.raft.log import BASE_COMMAND, RaftLog
+from raftlog.raft.member import RaftMember
+from raftlog.raft.membership import VoterChanges
+from raftlog.raft.messages import Append, AppendAnswer, Message, SnapshotChunk
+from raftlog.raft.outbox import Outbox
+from raftlog.raft.proposals import Wishes
+from raftlog.raft.rules import Confirmations, Guards
+from raftlog.raft.snapshot_format import SnapshotMeta, decode_snapshot
+from raftlog.raft.snapshot_transfer import SnapshotReceiver, _Stream
+from raftlog.raft.snapshots import SnapshotKeeper
+from raftlog.raft.store import SnapshotStore
+from raftlog.raft.voters import VoterSet
 from raftlog.record.errors import NO_CONTROLLER, LogError
 from raftlog.world import DiskError
 from tests.simulation.life import SimulationError
@@ -197,14 +196,14 @@ def damage_is_cut_off(patch: Patch) -> None:
     def nothing_was_durable(_content: bytes, _position: int) -> int:
         return 0
 
-    parse = raft_journal._parse
+    parse = journal._parse
 
     def without_witness(content: bytes, position: int) -> Any:
         record = parse(content, position)
         return None if record is None else replace(record, synced=0)
 
-    patch.setattr(raft_journal, "_synced_according_to", nothing_was_durable)
-    patch.setattr(raft_journal, "_parse", without_witness)
+    patch.setattr(journal, "_synced_according_to", nothing_was_durable)
+    patch.setattr(journal, "_parse", without_witness)
 
 
 def names_are_not_synced(patch: Patch) -> None:
@@ -213,8 +212,8 @@ def names_are_not_synced(patch: Patch) -> None:
     def put_in_place(disk: Any, temporary: str, path: str) -> None:
         disk.rename(temporary, path)
 
-    patch.setattr(raft_snapshot_store, "put_in_place", put_in_place)
-    patch.setattr(raft_store, "put_in_place", put_in_place)
+    patch.setattr(store, "put_in_place", put_in_place)
+    patch.setattr(store, "put_in_place", put_in_place)
 
 
 def failed_writes_pass(patch: Patch) -> None:
@@ -240,7 +239,7 @@ def older_snapshots_are_placed(patch: Patch) -> None:
     """As pysyncobj's fork has it: whichever snapshot is finished last stays."""
 
     def place_snapshot(self: SnapshotStore, temporary: str, meta: SnapshotMeta) -> bool:
-        raft_snapshot_store.put_in_place(self._disk, temporary, self._snapshot)
+        store.put_in_place(self._disk, temporary, self._snapshot)
         self._snapshot_meta = meta
         return True
 
@@ -275,7 +274,7 @@ def received_unverified(patch: Patch) -> None:
     def begin_only(file: Any) -> SnapshotMeta:
         return decode_snapshot(file.read, file.size)[0]
 
-    patch.setattr(raft_snapshot_store, "verify_snapshot", begin_only)
+    patch.setattr(store, "verify_snapshot", begin_only)
 
 
 def covered_is_never_said(patch: Patch) -> None:
@@ -385,7 +384,7 @@ def late_answers_confirm(patch: Patch) -> None:
 
 def request_ids_restart(patch: Patch) -> None:
     """As pysyncobj has it: each life counts its requests from the beginning."""
-    patch.setattr(desk, "Wishes", lambda _first: Wishes(0))
+    patch.setattr(proposal_router, "Wishes", lambda _first: Wishes(0))
 
 
 def exceptions_are_swallowed(patch: Patch) -> None:
@@ -402,4 +401,4 @@ def exceptions_are_swallowed(patch: Patch) -> None:
 
 
 def pickle_is_back(patch: Patch) -> None:
-    patch.setattr(importlib.import_module(binding._COPY), "pickle", pickle)
+    patch.setattr(importlib.import_module(kernel._COPY), "pickle", pickle)

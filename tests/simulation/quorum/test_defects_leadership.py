@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from raftlog.quorum.core_host import Timing
-from raftlog.quorum.messages import PreVoteGranted
-from raftlog.quorum.settings import MemberSettings
-from tests.simulation.quorum.cores import Cores
+from raftlog.raft.core_host import Timing
+from raftlog.raft.messages import PreVoteGranted
+from raftlog.raft.settings import MemberSettings
+from tests.simulation.quorum.core_cluster import Cores
 from tests.simulation.quorum.member_world import QUICK, MemberWorld
 from tests.simulation.quorum.switches import higher_terms_are_ignored, prevote_off
 from tests.simulation.world import World, run

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import pytest
 
-from raftlog.quorum import core
-from raftlog.quorum.interface import Applied
-from raftlog.quorum.messages import Append
+from raftlog.raft import core
+from raftlog.raft.interface import Applied
+from raftlog.raft.messages import Append
 from raftlog.record.errors import LogError
-from tests.simulation.quorum.cores import Cores
+from tests.simulation.quorum.core_cluster import Cores
 from tests.simulation.quorum.member_world import DIRECTORY, QUICK, SNAPSHOTS, MemberWorld
 from tests.simulation.quorum.switches import (
     appends_truncate,

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from raftlog.quorum.binding import Entered, PickleForbiddenError
-from raftlog.quorum.guards import NO_OP
-from raftlog.quorum.interface import Applied
-from raftlog.quorum.messages import MessageError, decode_message
-from tests.simulation.quorum.cores import Cores
+from raftlog.raft.interface import Applied
+from raftlog.raft.kernel import Entered, PickleForbiddenError
+from raftlog.raft.messages import MessageError, decode_message
+from raftlog.raft.rules import NO_OP
+from tests.simulation.quorum.core_cluster import Cores
 from tests.simulation.quorum.member_world import QUICK, MemberWorld
 from tests.simulation.quorum.switches import (
     exceptions_are_swallowed,

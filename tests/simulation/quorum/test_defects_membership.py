@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.quorum.interface import Applied
-from raftlog.quorum.membership import VoterChanges
+from raftlog.raft.interface import Applied
+from raftlog.raft.membership import VoterChanges
 from raftlog.record.errors import LogError
-from tests.simulation.quorum.cores import Cores
+from tests.simulation.quorum.core_cluster import Cores
 from tests.simulation.quorum.member_world import QUICK, MemberWorld
 from tests.simulation.quorum.switches import (
     changes_at_any_time,

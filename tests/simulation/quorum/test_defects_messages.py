@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.quorum import core
-from raftlog.quorum.core_host import UnknownEntryError
-from raftlog.quorum.messages import Append, AppendAnswer
+from raftlog.raft import core
+from raftlog.raft.core_host import UnknownEntryError
+from raftlog.raft.messages import Append, AppendAnswer
 from tests.simulation.quorum.checker import InvariantError
-from tests.simulation.quorum.cores import Cores
+from tests.simulation.quorum.core_cluster import Cores
 from tests.simulation.quorum.switches import (
     commit_clamp_off,
     gone_peers_are_heard,

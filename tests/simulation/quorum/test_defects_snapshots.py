@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from raftlog.quorum.interface import Applied
-from raftlog.quorum.messages import Message, SnapshotChunk
-from raftlog.quorum.raft_snapshot import SnapshotMeta
+from raftlog.raft.interface import Applied
+from raftlog.raft.messages import Message, SnapshotChunk
+from raftlog.raft.snapshot_format import SnapshotMeta
 from raftlog.record.errors import LogError
-from tests.simulation.quorum.cores import Cores
+from tests.simulation.quorum.core_cluster import Cores
 from tests.simulation.quorum.member_world import SNAPSHOTS, MemberWorld
 from tests.simulation.quorum.switches import (
     chunks_commit,

@@ -12,12 +12,12 @@ import random
 
 import pytest
 
-from raftlog.quorum import core
-from raftlog.quorum.interface import Applied
-from raftlog.quorum.messages import Append, AppendAnswer
-from tests.simulation.quorum.cores import Cores
+from raftlog.raft import core
+from raftlog.raft.interface import Applied
+from raftlog.raft.messages import Append, AppendAnswer
+from tests.simulation.quorum.core_cluster import Cores
+from tests.simulation.quorum.core_harness import TIMING
 from tests.simulation.quorum.member_world import QUICK, SNAPSHOTS, MemberWorld
-from tests.simulation.quorum.seat import TIMING
 from tests.simulation.quorum.switches import older_terms_are_counted, violation
 from tests.simulation.quorum.test_defects_messages import entries_sent
 from tests.simulation.world import World, run

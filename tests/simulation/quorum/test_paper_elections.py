@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.quorum.messages import Append, Message, RequestVote, Vote
-from tests.simulation.quorum.cores import Blind, Cores
-from tests.simulation.quorum.seat import TIMING
+from raftlog.raft.messages import Append, Message, RequestVote, Vote
+from tests.simulation.quorum.core_cluster import Blind, Cores
+from tests.simulation.quorum.core_harness import TIMING
 
 ROUND_TRIP_S = 0.01
 """Two candidates that begin closer together than this may split the vote."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.quorum.messages import Append, AppendAnswer
-from tests.simulation.quorum.cores import Blind, Cores
+from raftlog.raft.messages import Append, AppendAnswer
+from tests.simulation.quorum.core_cluster import Blind, Cores
 
 
 def entry(index: int, term: int) -> tuple[int, bytes]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.quorum.messages import (
+from raftlog.raft.messages import (
     Append,
     AppendAnswer,
     Message,
     PreVoteGranted,
     RequestVote,
 )
-from tests.simulation.quorum.cores import Cores
+from tests.simulation.quorum.core_cluster import Cores
 
 
 def in_role(role: str) -> Cores:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import pytest
 
-from raftlog.quorum import core
-from raftlog.quorum.membership import VoterChanges
+from raftlog.raft import core
+from raftlog.raft.membership import VoterChanges
 from raftlog.record.errors import LogError
-from tests.simulation.quorum.cores import Cores
+from tests.simulation.quorum.core_cluster import Cores
 
 SEEDS = range(15)
 ENTRIES_PER_APPEND = 3

@@ -1,0 +1,374 @@
+"""Reads one range of one partition as the bytes that are stored: for who decodes batches himself.
+
+What is read is always the same: the records from `start` up to, not including, `end`, wherever the
+partition is led meanwhile. Each chunk begins where the one before it ended. The first and the last
+batch are whole, so records outside of the range may come with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import orjson
+
+from raftlog.record.errors import (
+    OFFSET_OUT_OF_RANGE,
+    STORAGE_FAILED,
+    UNKNOWN_TOPIC,
+    LogError,
+)
+from raftlog.record.frames import FetchFrame
+from raftlog.record.header import parse_header
+from raftlog_client.errors import (
+    ConnectionLostError,
+    RaftlogClientError,
+    RecordsGoneError,
+    ServerError,
+    TopicChangedError,
+    TopicNotFoundError,
+    server_error,
+)
+from raftlog_client.fetch_protocol import RawFetcher
+from raftlog_client.metadata import UNKNOWN_TOPIC_ATTEMPTS, ClusterMetadata, Leadership
+from raftlog_client.transport import NodeAddress
+from raftlog_client.types import TopicPartition
+
+SLOW_S: Final = 0.5
+"""Beyond what a fetch may wait for records: a node that sends nothing for so long may be gone
+without a word. Others are asked who leads, and again after each such time."""
+WAIT_MS: Final = 500
+"""How long a node waits for records that are wanted and not there: they were committed once, so a
+new leader is about to find out."""
+WAIT_SHARE_MAX: Final = 0.5
+"""Of the time that is left."""
+ATTEMPT_S_MIN: Final = 1.0
+"""The last try, too, gets the time that an answer takes: its error is what the caller is told."""
+FIRST_BUFFER_BYTES: Final = 256 * 1024
+GROWTH: Final = 4
+BUFFERS_KEPT_MAX: Final = 3
+"""The reader's caller has one, the next is there, and one is being filled."""
+
+logger = logging.getLogger("raftlog_client")
+
+
+class RawChunk(NamedTuple):
+    """Whole batches, one after the other, as they are stored."""
+
+    data: memoryview
+    """May be empty: compaction leaves offsets without records."""
+    next_offset: int
+    """All records of the range below it have been given."""
+
+
+class _Buffers:
+    """Memory of chunks, used again once nobody holds a view of it any more.
+
+    New memory costs more than to fill it: the kernel clears it page by page.
+    """
+
+    __slots__ = ("_buffers",)
+
+    def __init__(self) -> None:
+        self._buffers: list[bytearray] = []
+        """The newest, BUFFERS_KEPT_MAX at most."""
+
+    def get(self, size: int) -> bytearray:
+        """One of at least so many bytes."""
+        for buffer in self._buffers:
+            if len(buffer) >= size and _is_free(buffer):
+                return buffer
+        buffer = bytearray(size)
+        self._buffers = [buffer, *self._buffers[: BUFFERS_KEPT_MAX - 1]]
+        return buffer
+
+
+def _is_free(buffer: bytearray) -> bool:
+    """Whether there is no view of it: with one, it refuses to change its size."""
+    try:
+        buffer.append(buffer.pop())
+    except BufferError:
+        return False
+    return True
+
+
+class _Buffer:
+    """Where the data of one answer's frames is put, next to each other."""
+
+    __slots__ = ("_buffers", "_bytes_max", "_data", "_taken")
+
+    def __init__(self, buffers: _Buffers, first_bytes: int, bytes_max: int) -> None:
+        self._buffers = buffers
+        self._data = memoryview(buffers.get(first_bytes))
+        self._bytes_max = bytes_max
+        self._taken = 0
+
+    @property
+    def taken_bytes(self) -> int:
+        return self._taken
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._data)
+
+    def allocate(self, size: int) -> memoryview:
+        """Room for the next frame's data. What was given before it is full."""
+        end = self._taken + size
+        if end > len(self._data):
+            # Rare: a chunk after the first begins with what the one before has needed. The
+            # last batch may go beyond what was asked for, by as much as it likes.
+            size_bytes = max(end + end // 8, min(GROWTH * end, self._bytes_max))
+            grown = memoryview(self._buffers.get(size_bytes))
+            grown[: self._taken] = self._data[: self._taken]
+            self._data = grown
+        view = self._data[self._taken : end]
+        self._taken = end
+        return view
+
+    def first(self, size: int) -> memoryview:
+        """The first bytes, for good."""
+        return self._data[:size].toreadonly()
+
+
+class _Answer:
+    """What has come of one fetch: it may end early, and what is whole counts all the same."""
+
+    def __init__(self, offset: int, buffer: _Buffer) -> None:
+        self.buffer = buffer
+        self.offset = self.next_offset = offset
+        self.size_bytes = 0
+        self.log_start_offset = -1
+        self.error: RaftlogClientError | None = None
+
+    def begin(self, frame: FetchFrame, size_bytes: int) -> memoryview:
+        """Where a frame's data shall go. Satisfies `FrameSink`."""
+        if frame.error_code or self.error is not None:
+            return memoryview(bytearray(size_bytes))
+        return self.buffer.allocate(size_bytes)
+
+    def end(self, frame: FetchFrame, data: memoryview) -> None:
+        """The frame is whole."""
+        self.log_start_offset = frame.log_start_offset
+        if frame.error_code:
+            self.error = server_error(frame.error_code, bytes(data).decode(errors="replace"))
+        elif self.error is None:
+            self.size_bytes += len(data)
+            self.next_offset = max(self.next_offset, frame.next_offset)
+
+    def chunk(self) -> RawChunk | None:
+        """What there is; None if that is nothing."""
+        if self.next_offset <= self.offset:
+            return None
+        return RawChunk(self.buffer.first(self.size_bytes), self.next_offset)
+
+
+class RawReader:
+    """One range, chunk by chunk. Not for several tasks at once."""
+
+    def __init__(
+        self,
+        fetcher: RawFetcher,
+        metadata: ClusterMetadata,
+        source: TopicPartition,
+        *,
+        topic_id: str,
+        start: int,
+        end: int,
+        chunk_bytes: int,
+    ) -> None:
+        """`chunk_bytes`: about how much a chunk holds; more only if one batch alone is larger."""
+        self.offset = start
+        """What is given next."""
+        self._end = end
+        self._fetcher = fetcher
+        self._metadata = metadata
+        self._source = source
+        self._topic_id = topic_id
+        self._chunk_bytes = chunk_bytes
+        self._buffer_bytes = min(FIRST_BUFFER_BYTES, chunk_bytes)
+        self._buffers = _Buffers()
+        self._is_stale = False
+        self._times_changed = 0
+        """Looks at the metadata in a row that had no such topic, or another one."""
+
+    async def next(self) -> RawChunk | None:
+        """The next chunk; None at the end of the range.
+
+        Tries again for as long as the request timeout while the partition has no leader, or that
+        does not answer. Raises RecordsGoneError, TopicChangedError, or the last error.
+        """
+        if self.offset >= self._end:
+            return None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._metadata.request_timeout_s
+        attempt = 0
+        while True:
+            try:
+                chunk = await self._attempt(max(deadline - loop.time(), ATTEMPT_S_MIN))
+            except RaftlogClientError as error:
+                delay_s = self._metadata.backoff.delay_s(attempt)
+                if not self._may_pass(error) or loop.time() + delay_s >= deadline:
+                    raise
+                logger.info("%s-%d cannot be read: %s", *self._source, error)
+            else:
+                self.offset = chunk.next_offset
+                return chunk
+            attempt += 1
+            self._is_stale = True
+            await asyncio.sleep(delay_s)
+
+    async def _attempt(self, timeout_s: float) -> RawChunk:
+        topic, partition = self._source
+        await self._look()
+        address = self._metadata.leader_address(topic, partition)
+        if address is None:
+            raise ConnectionLostError(
+                f"Nobody leads {topic}-{partition} at the moment.", outcome_unknown=False
+            )
+        answer = _Answer(self.offset, _Buffer(self._buffers, self._buffer_bytes, self._chunk_bytes))
+        error: RaftlogClientError | None = None
+        try:
+            await self._fetch(address, answer, timeout_s)
+        except RaftlogClientError as failure:
+            if isinstance(failure, ConnectionLostError):
+                self._metadata.suspect(address)
+            self._is_stale = True
+            error = failure
+        chunk = answer.chunk()
+        if chunk is not None:
+            self._check_start(chunk, answer)
+            if len(chunk.data) > self._buffer_bytes // 2:
+                self._buffer_bytes = answer.buffer.size_bytes
+            return chunk
+        error = answer.error or error
+        if error is None:
+            error = ConnectionLostError(
+                f"{address} has nothing of {topic}-{partition} from offset {self.offset} on; "
+                f"wanted is what stands before {self._end}.",
+                outcome_unknown=False,
+            )
+        is_out_of_range = isinstance(error, ServerError) and error.entry is OFFSET_OUT_OF_RANGE
+        if is_out_of_range and self.offset < answer.log_start_offset:
+            raise self._gone(answer.log_start_offset)
+        raise error
+
+    async def _look(self) -> None:
+        """See that the metadata has the topic that is meant."""
+        topic = self._source.topic
+        if self._is_stale or topic not in self._metadata.view.topics:
+            self._is_stale = False
+            await self._metadata.refresh((topic,))
+        known = self._metadata.view.topics.get(topic)
+        if known is not None and known.topic_id == self._topic_id:
+            self._times_changed = 0
+            return
+        found = None if known is None else known.topic_id
+        self._times_changed += 1
+        if self._times_changed >= UNKNOWN_TOPIC_ATTEMPTS:
+            what = "does not exist any more" if found is None else f"is another one now, {found}"
+            raise TopicChangedError(
+                f"Topic {topic!r} of id {self._topic_id} {what}.",
+                topic=topic,
+                topic_id=self._topic_id,
+                found_id=found,
+            )
+        # The node that was asked may be behind the others.
+        raise TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {topic!r} of that id is not known.")
+
+    async def _fetch(self, address: NodeAddress, answer: _Answer, timeout_s: float) -> None:
+        """Ask, and fill the answer. A node that is silent is left once there is another leader."""
+        metadata, source = self._metadata, self._source
+        seen = metadata.leadership(*source)
+        task = asyncio.ensure_future(self._receive(address, answer, timeout_s))
+        patience_s = SLOW_S + WAIT_MS / 1000
+        try:
+            while True:
+                before = answer.buffer.taken_bytes
+                done, _ = await asyncio.wait((task,), timeout=patience_s)
+                if done:
+                    break
+                patience_s = SLOW_S
+                if answer.buffer.taken_bytes == before and metadata.may_ask_others(address):
+                    await self._ask_others(address, seen)
+        finally:
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError, RaftlogClientError):
+                    await task
+        task.result()
+
+    async def _ask_others(self, address: NodeAddress, seen: Leadership | None) -> None:
+        """Raises ConnectionLostError if another node leads by now."""
+        self._metadata.suspect(address)
+        try:
+            await self._metadata.refresh((self._source.topic,))
+        except RaftlogClientError as error:
+            logger.info("%s is slow, and nobody else tells who leads: %s", address, error)
+        if self._metadata.has_moved(*self._source, seen):
+            raise ConnectionLostError(
+                f"{address} does not answer, and another node leads by now.", outcome_unknown=False
+            )
+
+    async def _receive(self, address: NodeAddress, answer: _Answer, timeout_s: float) -> None:
+        body = orjson.dumps(
+            {
+                "partitions": [
+                    {
+                        "topic": self._source.topic,
+                        "topic_id": self._topic_id,
+                        "partition": self._source.partition,
+                        "offset": self.offset,
+                        "end_offset": self._end,
+                        "max_bytes": self._chunk_bytes,
+                    }
+                ],
+                "max_bytes": self._chunk_bytes,
+                # It must answer before we stop listening.
+                "max_wait_ms": int(min(WAIT_MS, timeout_s * 1000 * WAIT_SHARE_MAX)),
+            }
+        )
+        await self._fetcher.fetch(address, body, answer, timeout_s)
+
+    def _check_start(self, chunk: RawChunk, answer: _Answer) -> None:
+        """Records that retention took between two looks of the node at its log are no gap."""
+        first = self.offset
+        if chunk.data:
+            try:
+                first = parse_header(chunk.data).base_offset
+            except LogError as error:
+                raise ConnectionLostError(
+                    f"{self._source.topic}-{self._source.partition}: what a node sent from offset "
+                    f"{self.offset} on is no record batch: {error}",
+                    outcome_unknown=False,
+                ) from error
+        elif answer.log_start_offset > self.offset:
+            raise self._gone(answer.log_start_offset)
+        if first > self.offset and answer.log_start_offset > self.offset:
+            raise self._gone(answer.log_start_offset)
+
+    def _gone(self, log_start_offset: int) -> RecordsGoneError:
+        topic, partition = self._source
+        return RecordsGoneError(
+            f"{topic}-{partition}: the records from offset {self.offset} on were deleted; the "
+            f"first that can be read has offset {log_start_offset}.",
+            topic=topic,
+            partition=partition,
+            offset=self.offset,
+            log_start_offset=log_start_offset,
+        )
+
+    def _may_pass(self, error: RaftlogClientError) -> bool:
+        """Whether another leader, or the same one a little later, may answer better."""
+        if isinstance(error, RecordsGoneError | TopicChangedError):
+            return False
+        if isinstance(error, ServerError):
+            return (
+                error.retriable
+                or error.entry.refresh_metadata
+                # A leader that was deposed and does not know it has less than was committed since.
+                or error.entry is OFFSET_OUT_OF_RANGE
+                or (error.entry is STORAGE_FAILED and self._metadata.is_replicated(*self._source))
+            )
+        return error.retriable

@@ -1,0 +1,96 @@
+"""From what the application sends to bytes and a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from raftlog.record.partitioner import partition_for_key
+from raftlog_client.accumulator import RECORD_OVERHEAD_BYTES, TopicQueues
+from raftlog_client.delivery import PartitionQueue
+from raftlog_client.errors import RecordTooLargeError, SerializationError
+from raftlog_client.serializers import Partitioner, murmur2_partitioner
+from raftlog_client.types import Headers
+
+HEADER_OVERHEAD_BYTES: Final = 4
+_BYTES: Final = (bytes, bytearray, memoryview)
+
+
+class RecordEncoder:
+    """How one producer serializes its records and chooses their partitions."""
+
+    __slots__ = ("is_default", "key_serializer", "partitioner", "record_bytes_max",
+                 "value_serializer")  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        key_serializer: Callable[[Any], bytes] | None,
+        value_serializer: Callable[[Any], bytes] | None,
+        partitioner: Partitioner,
+        record_bytes_max: int,
+    ) -> None:
+        self.key_serializer = key_serializer
+        self.value_serializer = value_serializer
+        self.partitioner = partitioner
+        self.is_default = partitioner is murmur2_partitioner
+        """Whether records without a key go to the sticky partition, without asking."""
+        self.record_bytes_max = record_bytes_max
+
+    def value(self, value: Any) -> bytes | None:
+        """The value's bytes. Raises SerializationError, RecordTooLargeError."""
+        return self._encode(value, self.value_serializer, "value")
+
+    def key(self, key: Any) -> bytes | None:
+        """The key's bytes. Raises SerializationError, RecordTooLargeError."""
+        return self._encode(key, self.key_serializer, "key")
+
+    def queue(
+        self, topic: TopicQueues, partition: int | None, key: bytes | None, value: bytes | None
+    ) -> PartitionQueue:
+        """Where the record goes. Raises TopicNotFoundError for a partition that does not exist."""
+        if partition is not None:
+            return topic.queue(partition)
+        if self.is_default:
+            if key is not None:
+                # The default partitioner, without the call: this runs for every keyed record.
+                queues = topic.queues
+                return queues[partition_for_key(key, len(queues))]
+        else:
+            partition = self.partitioner(topic.name, key, value, len(topic.queues))
+            if partition is not None:
+                return topic.queue(partition)
+        return topic.sticky if topic.sticky.open is not None else topic.next_sticky()
+
+    def size(self, key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
+        """About what the record takes in a batch. Raises RecordTooLargeError."""
+        size = RECORD_OVERHEAD_BYTES
+        if key is not None:
+            size += len(key)
+        if value is not None:
+            size += len(value)
+        if headers:
+            for name, content in headers:
+                size += len(name) + len(content or b"") + HEADER_OVERHEAD_BYTES
+        if size > self.record_bytes_max:
+            raise RecordTooLargeError(
+                f"The record has {size} bytes; request_bytes_max is {self.record_bytes_max}."
+            )
+        return size
+
+    def _encode(
+        self, value: Any, serializer: Callable[[Any], bytes] | None, what: str
+    ) -> bytes | None:
+        if value is None:
+            return None
+        if serializer is not None:
+            try:
+                value = serializer(value)
+            except Exception as error:
+                raise SerializationError(f"The {what}_serializer failed: {error!r}") from error
+        if not isinstance(value, _BYTES):
+            raise SerializationError(
+                f"The {what} is {type(value).__name__}, not bytes: give a {what}_serializer."
+            )
+        # A bytearray may change under us before it is copied; a record never does.
+        return value if isinstance(value, bytes) else bytes(value)

@@ -1,0 +1,1 @@
+"""Record batches to Arrow and back: vectorised, no Python step per record."""

@@ -1,0 +1,94 @@
+"""The data source `raftlog`, as Spark's Python Data Source API wants it.
+
+Spark makes it in a process of its own for every query, from the options alone, and asks for its
+schema there; so that is where options are checked, and where an error reads well. A query with a
+schema of its own is not asked, and is checked when its reader is made.
+
+Readers and writers are imported where they are made: the processes that only look for sources, or
+ask for a schema, start without the client and Arrow, which take longer to import than they have to
+do.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from raftlog_spark.options import sink_options, source_options
+from raftlog_spark.schema import columns_of, source_schema
+from raftlog_spark.worker_gc import is_worker, spare_survivors
+
+NAME = "raftlog"
+# The process in which Spark offers filters to a reader; it starts one only if they are enabled.
+_FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
+if is_worker():
+    spare_survivors()
+
+
+class RaftlogDataSource(DataSource):
+    """Topics of a raftlog cluster: `spark.read.format("raftlog")`, `spark.readStream`, and `write`
+    and `writeStream` of frames.
+
+    Options and columns are those of Spark's Kafka source and sink; see `raftlog_spark.options`.
+    What is written is written at least once, not exactly once: see `raftlog_spark.sink.writers`.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format(...)`."""
+        return NAME
+
+    def schema(self) -> str:
+        """All columns, headers only with `includeHeaders`. Raises OptionsError."""
+        options = source_options(self.options)
+        return source_schema(include_headers=options.include_headers)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader for one batch query. Raises OptionsError, SchemaError."""
+        from raftlog_spark.source.batch_reader import BatchReader, FilteringBatchReader  # noqa: PLC0415
+
+        options = source_options(self.options).for_mode("batch")
+        columns = columns_of(schema)
+        # Spark refuses a reader that takes filters where the session does not offer them.
+        takes_filters = _FILTER_WORKER in sys.modules or is_worker(_FILTER_WORKER)
+        return (FilteringBatchReader if takes_filters else BatchReader)(options, columns)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A reader for one streaming query. Raises OptionsError, SchemaError."""
+        from raftlog_spark.source.stream_reader import StreamReader  # noqa: PLC0415
+
+        options = source_options(self.options).for_mode("stream")
+        return StreamReader(options, columns_of(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A writer for one frame, which writes every row at least once.
+
+        Raises OptionsError, SchemaError.
+        """
+        from raftlog_spark.sink.sink_schema import sink_columns  # noqa: PLC0415
+        from raftlog_spark.sink.writers import BatchSink, require_append  # noqa: PLC0415
+
+        options = sink_options(self.options)
+        require_append(overwrite=overwrite, is_stream=False)
+        return BatchSink(options, sink_columns(schema, topic=options.topic))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """A writer for a streaming query, which writes every row at least once.
+
+        Raises OptionsError, SchemaError.
+        """
+        from raftlog_spark.sink.sink_schema import sink_columns  # noqa: PLC0415
+        from raftlog_spark.sink.writers import StreamSink, require_append  # noqa: PLC0415
+
+        options = sink_options(self.options)
+        require_append(overwrite=overwrite, is_stream=True)
+        return StreamSink(options, sink_columns(schema, topic=options.topic))

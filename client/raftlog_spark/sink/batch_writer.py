@@ -1,0 +1,146 @@
+"""Writes encoded batches: stamped, in order, several under way, in bounded memory."""
+
+from __future__ import annotations
+
+from asyncio import Future
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from raftlog_client import Producer
+from raftlog_client.errors import RaftlogClientError, SerializationError
+from raftlog_client.raw_batch import EncodedRecords
+
+from raftlog_spark.background import Background
+from raftlog_spark.errors import RaftlogSparkError
+from raftlog_spark.translation import translated, write_failure
+
+
+class Written(NamedTuple):
+    """What is acknowledged by all in-sync replicas, since the writer was made."""
+
+    batches: int
+    records: int
+    size_bytes: int
+
+
+class BatchWriter:
+    """Writes under a producer id of its own. A context manager: leaving it closes the writer, or
+    aborts it if there was an error. Not for several threads at once.
+
+    A repeat that the writer makes of its own accord never writes anything twice. Once a batch has
+    failed, nothing more is taken.
+    """
+
+    def __init__(self, background: Background, producer: Producer, topic: str | None) -> None:
+        """`producer` is the writer's from now on. `topic`: where to, unless `write` says so."""
+        self.topic = topic
+        self._background = background
+        self._producer = producer
+        self._batches = self._records = self._size_bytes = 0
+        self._failure: tuple[RaftlogClientError, str] | None = None
+        """The first, and the topic that was written to."""
+        self._is_closed = False
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions the topic has. Raises TopicGone, ClusterUnavailable."""
+        self._require_open()
+        try:
+            return len(self._background.run(self._producer.partitions_for(topic)))
+        except RaftlogClientError as error:
+            raise translated(error, what=f"looking up {topic!r}", topic=topic) from error
+
+    def write(
+        self, partition: int, data: bytearray, records: int, *, topic: str | None = None
+    ) -> None:
+        """Send one whole batch (format v2) of so many records, after all before it.
+
+        `topic`: where to, if it is another than the writer's own. `data` is changed (producer id,
+        sequence, CRC) and must not be touched afterwards. Returns when there is room for it, not
+        when it is written. Raises WriteFailed for this or an earlier batch, ValueError if `data` is
+        not one batch.
+        """
+        topic = topic or self.topic
+        if topic is None:
+            raise ValueError("No topic is given, and the writer has none of its own.")
+        self._require_open()
+        self._check()
+        try:
+            held = EncodedRecords(data).record_count
+        except SerializationError as error:
+            raise ValueError(str(error)) from error
+        if held != records:
+            raise ValueError(f"The batch holds {held} records, not {records}.")
+        try:
+            self._background.run(self._send(topic, partition, data, records))
+        except RaftlogClientError as error:
+            raise write_failure(error, topic) from error
+
+    def flush(self) -> Written:
+        """Wait until all batches are acknowledged, and tell how much that is.
+
+        Raises WriteFailed with the first failure, once no batch is under way any more.
+        """
+        self._require_open()
+        try:
+            self._background.run(self._producer.flush())
+        except RaftlogClientError as error:
+            raise write_failure(error, self.topic or "all topics") from error
+        self._check()
+        return Written(self._batches, self._records, self._size_bytes)
+
+    def close(self) -> Written:
+        """Flush, and give everything back. Raises WriteFailed; the writer is closed all the same.
+
+        Closing again is allowed.
+        """
+        if self._is_closed:
+            return Written(self._batches, self._records, self._size_bytes)
+        try:
+            return self.flush()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Send nothing more. What is under way may be written, what was acknowledged is."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._background.run(self._producer.close(timeout_ms=0))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    async def _send(self, topic: str, partition: int, data: bytearray, records: int) -> None:
+        size = len(data)
+        future = await self._producer.send_batch(topic, partition, data)
+
+        def settled(done: Future[int]) -> None:
+            error = done.exception()
+            if error is None:
+                self._batches += 1
+                self._records += records
+                self._size_bytes += size
+            elif self._failure is None:
+                assert isinstance(error, RaftlogClientError)
+                self._failure = error, topic
+
+        future.add_done_callback(settled)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            error, topic = self._failure
+            raise write_failure(error, topic) from error
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise RaftlogSparkError("The writer is closed.")

@@ -1,0 +1,162 @@
+"""The sink's task: rows from Spark into partitions, encoded, written and acknowledged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from raftlog_spark.cluster import Cluster
+from raftlog_spark.codec.encode import encode
+from raftlog_spark.errors import RaftlogSparkError, TopicGone
+from raftlog_spark.options import SinkOptions
+from raftlog_spark.sink.commit_message import PartitionWritten, Tag, TaskCommit
+from raftlog_spark.sink.partition_router import Place, Router
+from raftlog_spark.sink.row_buffer import GATHERED_BYTES_MAX, Gathered, parts
+from raftlog_spark.sink.sink_schema import SinkColumns
+
+if TYPE_CHECKING:
+    from raftlog_spark.sink.batch_writer import BatchWriter
+
+QUERY_ID: Final = "sql.streaming.queryId"
+BATCH_ID: Final = "streaming.sql.batchId"
+"""What Spark calls them among the properties of a streaming query's tasks."""
+
+BATCH_BYTES: Final = 512 * 1024
+"""Of a record batch. Half of what topics take unless they are told otherwise."""
+
+
+def current_tag(sink_id: str | None) -> Tag:
+    """Who the attempt is that runs here. Without `sink_id`, its query is the sink.
+
+    Raises RaftlogSparkError: no task of Spark runs here, or no query's.
+    """
+    context = TaskContext.get()
+    if context is None:
+        raise RaftlogSparkError("rows are written by Spark's tasks, and none runs here")
+    query_id = context.getLocalProperty(QUERY_ID) or None
+    batch_id = context.getLocalProperty(BATCH_ID) or None
+    sink_id = sink_id or query_id
+    if sink_id is None:
+        raise RaftlogSparkError(
+            "Spark does not say which streaming query this task belongs to: give the sink a name, "
+            'with .option("sinkId", ...)'
+        )
+    return Tag(
+        sink_id,
+        query_id,
+        None if batch_id is None else int(batch_id),
+        context.partitionId(),
+        context.attemptNumber(),
+    )
+
+
+def write_rows(
+    options: SinkOptions,
+    columns: SinkColumns,
+    tag: Tag,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    cluster: Cluster | None = None,
+) -> TaskCommit:
+    """Writes all rows; they are acknowledged by all in-sync replicas when this returns.
+
+    A task without rows asks nobody anything. Memory is bounded whatever comes: see `Gathered` and
+    `Cluster.writer`. `cluster` is for tests.
+
+    Raises TopicGone, RowError, EncodeError, WriteFailed, ClusterUnavailable: some rows may be
+    written nevertheless, and be written again by the next attempt.
+    """
+    rows = (batch for batch in batches if batch.num_rows)
+    first = next(rows, None)
+    if first is None:
+        return TaskCommit(tag, ())
+    with cluster or Cluster(options.bootstrap_servers) as connected:
+        with connected.writer() as writer:
+            work = _Work(options, columns, tag, writer)
+            for batch in chain((first,), rows):
+                work.add(batch)
+            work.send()
+            acknowledged = writer.flush()
+        assert acknowledged.records == work.rows, (
+            f"{work.rows} rows came, {acknowledged.records} records are acknowledged"
+        )
+    return TaskCommit(tag, work.written())
+
+
+class _Work:
+    """One attempt's rows on their way."""
+
+    def __init__(
+        self, options: SinkOptions, columns: SinkColumns, tag: Tag, writer: BatchWriter
+    ) -> None:
+        self.rows = 0
+        self._options = options
+        self._columns = columns
+        self._writer = writer
+        # Tasks and batches with few rows begin at different partitions, the same ones if they run
+        # again.
+        self._router = Router(self._partitions, turn=tag.task + (tag.batch_id or 0))
+        self._gathered = Gathered()
+        self._written: dict[Place, PartitionWritten] = {}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Takes rows, and writes once there are enough."""
+        columns = self._columns
+        topic = self._options.topic
+        for rows in parts(batch, GATHERED_BYTES_MAX):
+            destinations = self._router.route(
+                rows.num_rows,
+                topics=_column(rows, columns.topic) if topic is None else topic,
+                partitions=_column(rows, columns.partition),
+                keys=_column(rows, columns.key),
+            )
+            self._gathered.add(_records(rows, columns), destinations)
+            self.rows += rows.num_rows
+            if self._gathered.is_full:
+                self.send()
+
+    def send(self) -> None:
+        """Encodes what is gathered and gives it to the writer, which waits for room."""
+        now_ms = int(time.time() * 1000)
+        for number, rows in self._gathered.take():
+            place = self._router.places[number]
+            before = self._written.get(place, PartitionWritten(*place, 0, 0))
+            records, size_bytes = before.records, before.size_bytes
+            for data, count in encode(
+                rows, batch_bytes=BATCH_BYTES, compression="none", now_ms=now_ms
+            ):
+                records += count
+                size_bytes += len(data)
+                self._writer.write(place.partition, data, count, topic=place.topic)
+            self._written[place] = PartitionWritten(*place, records, size_bytes)
+        self._router.next_turn()
+
+    def written(self) -> tuple[PartitionWritten, ...]:
+        """What all of it amounts to, by topic and partition."""
+        return tuple(self._written[place] for place in sorted(self._written))
+
+    def _partitions(self, topic: str) -> int:
+        try:
+            return self._writer.partitions(topic)
+        except TopicGone as error:
+            raise TopicGone(
+                f"topic {topic!r} does not exist on {self._options.bootstrap_servers}, and a sink "
+                f"makes none: create it (raftlog topic create {topic}), or correct the name",
+                topic=topic,
+            ) from error
+
+
+def _column(rows: pa.RecordBatch, place: int | None) -> pa.Array | None:
+    return None if place is None else rows.column(place)
+
+
+def _records(rows: pa.RecordBatch, columns: SinkColumns) -> pa.RecordBatch:
+    """The columns that records are made of, by the names that `encode` knows."""
+    places = {"value": columns.value, "key": columns.key, "headers": columns.headers}
+    found = {name: rows.column(place) for name, place in places.items() if place is not None}
+    return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))

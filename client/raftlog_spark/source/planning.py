@@ -1,0 +1,351 @@
+"""What to read: pure decisions from wishes, bounds and offsets. No network, no Spark, no clock.
+
+A partition here is a pair of topic and number; a range has an inclusive start and an exclusive
+end. Offsets are counted, not records: aborted records and control records take offsets too, so a
+range may hold fewer records than its length, and never more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, assert_never
+
+from raftlog_spark.errors import RaftlogSparkError
+from raftlog_spark.options import OptionsError, Subscription
+from raftlog_spark.source.offsets import Partition, StreamOffset
+from raftlog_spark.source.start_points import (
+    OFFSET_EARLIEST,
+    OFFSET_LATEST,
+    EachOffset,
+    EachTime,
+    Everywhere,
+    SameTime,
+    StartPoint,
+)
+
+if TYPE_CHECKING:
+    from raftlog_spark.cluster import Bounds, TopicInfo
+
+LOSSES_SHOWN = 5
+SPLITS_MAX = 100_000
+
+
+class DataLossError(RaftlogSparkError):
+    """Records that the query should have read are gone, and `failOnDataLoss` is true."""
+
+
+class Range(NamedTuple):
+    """Offsets of one partition, of the topic with that id."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+
+
+class Snapshot(NamedTuple):
+    """What the cluster said of the partitions that a query reads, at one moment."""
+
+    topic_ids: Mapping[str, str]
+    bounds: Mapping[Partition, Bounds]
+
+
+class Advance(NamedTuple):
+    """The next offset of a stream, and what is lost on the way, in words."""
+
+    offset: StreamOffset
+    losses: tuple[str, ...]
+
+
+def select_topics(subscription: Subscription, topics: Iterable[str]) -> list[str]:
+    """The names of the existing topics that a query reads, sorted."""
+    existing = sorted(topics)
+    if subscription.pattern is not None:
+        pattern = re.compile(subscription.pattern)
+        return [topic for topic in existing if pattern.fullmatch(topic)]
+    named = subscription.topics if subscription.assign is None else tuple(subscription.assign)
+    return [topic for topic in existing if topic in (named or ())]
+
+
+def select_partitions(
+    subscription: Subscription, topics: Mapping[str, TopicInfo]
+) -> dict[Partition, str]:
+    """The existing partitions that a query reads, sorted, with their topics' ids."""
+    selected: dict[Partition, str] = {}
+    for topic in select_topics(subscription, topics):
+        info = topics[topic]
+        numbers: Iterable[int] = range(info.partitions)
+        if subscription.assign is not None:
+            numbers = [n for n in subscription.assign[topic] if n < info.partitions]
+        selected.update({(topic, number): info.topic_id for number in numbers})
+    return selected
+
+
+def missing(subscription: Subscription, topics: Mapping[str, TopicInfo]) -> list[str]:
+    """The topics and partitions that a query names and that do not exist, in words."""
+    named = subscription.topics or tuple(subscription.assign or ())
+    absent = [f"topic {topic}" for topic in named if topic not in topics]
+    for topic, numbers in (subscription.assign or {}).items():
+        if topic in topics:
+            count = topics[topic].partitions
+            absent += [f"partition {topic}/{number}" for number in numbers if number >= count]
+    return absent
+
+
+def times_asked(point: StartPoint, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    """The timestamps (ms) whose offsets the cluster must be asked for, to resolve a point.
+
+    Raises OptionsError: the point's table names other partitions than these.
+    """
+    if isinstance(point, SameTime):
+        return dict.fromkeys(partitions, point.time_ms)
+    if isinstance(point, EachTime):
+        return _covering(point.times_ms, partitions)
+    return {}
+
+
+def resolve(
+    point: StartPoint,
+    bounds: Mapping[Partition, Bounds],
+    times: Mapping[Partition, int | None],
+) -> dict[Partition, int]:
+    """The offset of every partition of `bounds` that a point stands for.
+
+    `times`: what the cluster answered to `times_asked`. Offsets that were given as numbers are
+    returned as they are, in bounds or not. Raises OptionsError: the point's table names other
+    partitions, or no record is as late as its time and the point says that this is an error.
+    """
+    if isinstance(point, Everywhere):
+        earliest = point.end == "earliest"
+        return {part: at.start if earliest else at.end for part, at in bounds.items()}
+    if isinstance(point, EachOffset):
+        given = _covering(point.offsets, bounds)
+        special = {OFFSET_EARLIEST: 0, OFFSET_LATEST: 1}
+        return {
+            part: bounds[part][special[offset]] if offset in special else offset
+            for part, offset in given.items()
+        }
+    if isinstance(point, SameTime | EachTime):
+        resolved: dict[Partition, int] = {}
+        for part, at in bounds.items():
+            offset = times[part]
+            if offset is None and point.missing == "error":
+                raise OptionsError(
+                    f"no record of {_name(part)} has the starting timestamp or a later one: give "
+                    "an earlier one, or startingOffsetsByTimestampStrategy=latest"
+                )
+            # The search sees all records, the query only what is committed.
+            resolved[part] = at.end if offset is None else max(at.start, min(offset, at.end))
+        return resolved
+    assert_never(point)
+
+
+def clamp(
+    wanted: Mapping[Partition, int], bounds: Mapping[Partition, Bounds]
+) -> tuple[dict[Partition, int], tuple[str, ...]]:
+    """The offsets, moved into their partitions' bounds; what that skips or invents, in words."""
+    clamped: dict[Partition, int] = {}
+    losses: list[str] = []
+    for part, offset in sorted(wanted.items()):
+        at = bounds[part]
+        clamped[part] = max(at.start, min(offset, at.end))
+        if offset < at.start:
+            losses.append(f"{_name(part)} has nothing before {at.start}, asked for was {offset}")
+        elif offset > at.end:
+            losses.append(f"{_name(part)} ends at {at.end}, asked for was {offset}")
+    return clamped, tuple(losses)
+
+
+def begin(snapshot: Snapshot, starts: Mapping[Partition, int], limit: int | None) -> StreamOffset:
+    """The end of a stream's first batch, at most `limit` offsets from its starts.
+
+    It may read nothing, and is kept all the same: so `latest` means the moment at which the stream
+    first began, however often it is restarted before anything is there to read.
+    """
+    before = StreamOffset(dict(starts), topic_ids=snapshot.topic_ids)
+    ends = advance(before, snapshot, limit).offset.ends
+    return StreamOffset(ends, dict(starts), dict(snapshot.topic_ids))
+
+
+def advance(start: StreamOffset, snapshot: Snapshot, limit: int | None) -> Advance:
+    """The offset to which the batch after `start` reads, at most `limit` offsets further.
+
+    New partitions are read from their first record. Where records were lost, the batch goes on
+    with what is left; the caller decides whether it may. Without news the offset is `start`.
+    """
+    positions: dict[Partition, int] = {}
+    starts: dict[Partition, int] = {}
+    losses = [_gone(part, start, snapshot) for part in start.ends if part not in snapshot.bounds]
+    for part, at in sorted(snapshot.bounds.items()):
+        topic = part[0]
+        before = start.ends.get(part)
+        anew = start.topic_ids.get(topic, snapshot.topic_ids[topic]) != snapshot.topic_ids[topic]
+        if before is not None and not anew and at.start <= before <= at.end:
+            positions[part] = before
+            continue
+        # Before an end that moved back there is nothing that was not read already.
+        positions[part] = (
+            at.end if before is not None and not anew and before > at.end else at.start
+        )
+        starts[part] = positions[part]
+        loss = _loss(part, before, at, anew=anew)
+        if loss is not None:
+            losses.append(loss)
+    waiting = {part: at.end - positions[part] for part, at in sorted(snapshot.bounds.items())}
+    granted = waiting if limit is None else allot(waiting, limit, turn=sum(start.ends.values()))
+    ends = {part: position + granted[part] for part, position in positions.items()}
+    offset = StreamOffset(ends, starts, dict(snapshot.topic_ids))
+    unchanged = not starts and ends == start.ends and offset.topic_ids == start.topic_ids
+    return Advance(start if unchanged else offset, tuple(losses))
+
+
+def moved_back(start: StreamOffset, snapshot: Snapshot) -> list[Partition]:
+    """Partitions whose end is before what was read: lost, or their new leader has to catch up."""
+    return [
+        part
+        for part, before in sorted(start.ends.items())
+        if part in snapshot.bounds
+        and before > snapshot.bounds[part].end
+        and start.topic_ids.get(part[0]) == snapshot.topic_ids.get(part[0])
+    ]
+
+
+def offsets_between(start: StreamOffset, end: StreamOffset) -> int:
+    """How many offsets lie between two offsets of a stream."""
+    return sum(item.end - item.start for item in ranges_between(start, end))
+
+
+def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Range]:
+    """What the batch from `start` to `end` reads; the same whenever it is asked. None is empty.
+
+    Raises DataLossError: the checkpoint does not say where a partition begins.
+    """
+    ranges: list[Range] = []
+    for part, last in sorted(end.ends.items()):
+        first = end.starts.get(part, start.ends.get(part))
+        if first is None or first > last:
+            raise DataLossError(
+                f"the checkpoint does not fit together: {_name(part)} should be read from {first} "
+                f"to {last}; start with a new checkpointLocation"
+            )
+        if first < last:
+            ranges.append(Range(part[0], end.topic_ids[part[0]], part[1], first, last))
+    return ranges
+
+
+def allot(backlog: Mapping[Partition, int], limit: int, *, turn: int) -> dict[Partition, int]:
+    """How much of each backlog to read: `limit` in all, or everything where that is less.
+
+    In proportion to the backlogs. What rounding leaves goes one by one to partitions, beginning at
+    another one each `turn`, so that a small backlog beside large ones does not wait for ever.
+    """
+    total = sum(backlog.values())
+    if total <= limit:
+        return dict(backlog)
+    granted = {part: size * limit // total for part, size in backlog.items()}
+    spare = limit - sum(granted.values())
+    waiting = [part for part in sorted(backlog) if granted[part] < backlog[part]]
+    first = turn % len(waiting)
+    for part in (waiting[first:] + waiting[:first])[:spare]:
+        granted[part] += 1
+    return granted
+
+
+def split(
+    ranges: Sequence[Range], *, min_partitions: int | None, max_records: int | None
+) -> list[Range]:
+    """The ranges, cut into pieces for Spark's tasks, in order, none empty.
+
+    Each piece has at most `max_records` offsets, and there are about `min_partitions` pieces or
+    more, large ranges being cut into more. Raises OptionsError: over 100,000 pieces.
+    """
+    counts = [0 if item.end <= item.start else 1 for item in ranges]
+    sizes = [max(0, item.end - item.start) for item in ranges]
+    if max_records is not None:
+        counts = [-(-size // max_records) for size in sizes]
+    if min_partitions is not None and sum(counts) < min_partitions:
+        wanted = _shares(sizes, min_partitions)
+        counts = [max(pair) for pair in zip(counts, wanted, strict=True)]
+    if sum(counts) > max(SPLITS_MAX, len(ranges)):
+        raise OptionsError(
+            f"the query would have {sum(counts)} tasks: raise maxRecordsPerPartition, or lower "
+            "minPartitions or maxOffsetsPerTrigger"
+        )
+    pieces: list[Range] = []
+    for item, size, count in zip(ranges, sizes, counts, strict=True):
+        cuts = [item.start + size * step // count for step in range(count)] + [item.end]
+        pieces += [
+            item._replace(start=low, end=high)
+            for low, high in itertools.pairwise(cuts)
+            if low < high
+        ]
+    return pieces
+
+
+def describe(losses: Sequence[str]) -> str:
+    """The first losses, in one line."""
+    more = len(losses) - LOSSES_SHOWN
+    return "; ".join(losses[:LOSSES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def refuse(losses: Sequence[str]) -> DataLossError:
+    """The error for a query that must not lose anything."""
+    return DataLossError(
+        f"records are gone that this query should read: {describe(losses)}. "
+        "To go on with what is left, set failOnDataLoss=false"
+    )
+
+
+def _shares(sizes: Sequence[int], pieces: int) -> list[int]:
+    """Into how many pieces to cut each size, so that there are about that many.
+
+    Sizes too small for a second piece are set aside first: their one piece each is not taken from
+    the share of the large ones.
+    """
+    total = sum(sizes)
+    small = [size > 0 and size * pieces * 2 < 3 * total for size in sizes]
+    large_total = sum(size for size, is_small in zip(sizes, small, strict=True) if not is_small)
+    left = max(1, pieces - sum(small))
+    return [
+        min(size, 1 if is_small else -(-size * left // large_total)) if size else 0
+        for size, is_small in zip(sizes, small, strict=True)
+    ]
+
+
+def _covering(
+    table: Mapping[str, Mapping[int, int]], partitions: Iterable[Partition]
+) -> dict[Partition, int]:
+    flat = {(topic, number): value for topic, row in table.items() for number, value in row.items()}
+    wanted = sorted(partitions)
+    absent = [part for part in wanted if part not in flat]
+    excess = sorted(set(flat) - set(wanted))
+    if absent or excess:
+        what = "lack" if absent else "name, though it is not read,"
+        raise OptionsError(
+            f"offsets or timestamps given as JSON must name all partitions that are read, and no "
+            f"others: they {what} {', '.join(map(_name, (absent or excess)[:LOSSES_SHOWN]))}"
+        )
+    return {part: flat[part] for part in wanted}
+
+
+def _gone(part: Partition, start: StreamOffset, snapshot: Snapshot) -> str:
+    topic = part[0]
+    what = "the partition is" if topic in snapshot.topic_ids else "the topic is"
+    return f"{_name(part)}: {what} deleted or no longer subscribed; read up to {start.ends[part]}"
+
+
+def _loss(part: Partition, before: int | None, at: Bounds, *, anew: bool) -> str | None:
+    if anew:
+        return f"{_name(part)}: the topic was deleted and created again; read up to {before or 0}"
+    if before is None:
+        return f"{_name(part)} is new and begins at {at.start}, not 0" if at.start > 0 else None
+    if before > at.end:
+        return f"{_name(part)} ends at {at.end}, though {before} was reached"
+    return f"{_name(part)} begins at {at.start} by now; offsets from {before} on were not read"
+
+
+def _name(part: Partition) -> str:
+    return f"{part[0]}/{part[1]}"

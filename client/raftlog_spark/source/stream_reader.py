@@ -1,0 +1,203 @@
+"""Reads topics as a stream: tells Spark how far there is to read, and reads what it then asks for.
+
+Spark keeps the offsets that this reader returns, in its checkpoint, before it reads up to them.
+Everything that a batch needs is in them: after a restart it is read again exactly as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from raftlog_spark.cluster import Cluster
+from raftlog_spark.codec.columns import Columns
+from raftlog_spark.errors import TopicGone
+from raftlog_spark.options import SourceOptions
+from raftlog_spark.source import planning
+from raftlog_spark.source.offsets import INITIAL, JsonOffset, StreamOffset, from_json, to_json
+from raftlog_spark.source.planning import Advance, Snapshot
+from raftlog_spark.source.queries import losses_allowed, refresh, resolve_point, take_snapshot
+from raftlog_spark.source.task_reader import scan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+IDLE_WAIT_S = 0.2
+"""How long an idle trigger waits for records: Spark would ask again after 10 ms."""
+IDLE_POLL_S = 0.02
+CATCH_UP_WAIT_S = 10.0
+"""How long a partition may seem shorter than what was read of it, as after a change of leader."""
+CATCH_UP_POLL_S = 0.1
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans and reads one streaming query. Pickles to the executors, which only read."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        columns: Columns,
+        *,
+        connect: Callable[[str], Cluster] = Cluster,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options = options
+        self._columns = columns
+        self._connect = connect
+        self._clock = clock
+        self._sleep = sleep
+        self._cluster: Cluster | None = None
+        self._target: Snapshot | None = None
+        self._latest: Snapshot | None = None
+        self._triggered_at: float | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """All but the connection, which is this process's own."""
+        return {**self.__dict__, "_cluster": None}
+
+    def initialOffset(self) -> JsonOffset:  # noqa: N802
+        """The offset of a stream that has not begun, always the same one."""
+        return to_json(INITIAL)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The limit by the options; where both are set, `latestOffset` heeds the lower one too."""
+        if self._options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self._options.max_offsets_per_trigger)
+        if self._options.min_offsets_per_trigger is not None:
+            return ReadMinRows(self._options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """What there is now is all that this run reads."""
+        self._target = take_snapshot(self._connected(), self._options, must_exist=False)
+
+    def latestOffset(self, start: JsonOffset, limit: ReadLimit) -> JsonOffset:  # noqa: N802
+        """How far the next batch reads; `start` itself if there is nothing to read.
+
+        Raises DataLossError: records are gone, and `failOnDataLoss`.
+        Raises OptionsError: a stream begins, and a topic does not exist or offsets do not fit.
+        """
+        before = from_json(start)
+        if not before.begun:
+            self._triggered_at = self._clock()
+            return to_json(self._begin(limit.max_rows if isinstance(limit, ReadMaxRows) else None))
+        snapshot = self._caught_up(before, self._snapshot())
+        step = self._step(before, snapshot, limit)
+        if step.offset is before and self._target is None:
+            snapshot = self._wait_for_records(snapshot)
+            step = self._step(before, snapshot, limit)
+        self._latest = snapshot
+        losses_allowed(step.losses, self._options)
+        if step.offset is before:
+            return start
+        self._triggered_at = self._clock()
+        return to_json(step.offset)
+
+    def reportLatestOffset(self) -> JsonOffset | None:  # noqa: N802
+        """The ends that were seen last, for Spark's progress reports. Asks nobody."""
+        if self._latest is None:
+            return None
+        ends = {part: at.end for part, at in self._latest.bounds.items()}
+        return to_json(StreamOffset(ends, topic_ids=self._latest.topic_ids))
+
+    def partitions(self, start: JsonOffset, end: JsonOffset) -> list[InputPartition]:
+        """A task for each range of offsets between two offsets of the stream."""
+        pieces = planning.split(
+            planning.ranges_between(from_json(start), from_json(end)),
+            min_partitions=self._options.min_partitions,
+            max_records=self._options.max_records_per_partition,
+        )
+        return [InputPartition(piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task."""
+        return scan(self._options, self._columns, partition.value)
+
+    def stop(self) -> None:
+        """Closes the connection."""
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    def _connected(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = self._connect(self._options.bootstrap_servers)
+        return self._cluster
+
+    def _snapshot(self) -> Snapshot:
+        if self._target is not None:
+            return self._target
+        return take_snapshot(self._connected(), self._options, must_exist=False)
+
+    def _begin(self, most: int | None) -> StreamOffset:
+        cluster = self._connected()
+        snapshot = take_snapshot(cluster, self._options, must_exist=True)
+        if self._target is not None:
+            snapshot = self._target
+        point = self._options.starting_point("stream")
+        starts, losses = resolve_point(cluster, point, snapshot)
+        losses_allowed(losses, self._options)
+        self._latest = snapshot
+        return planning.begin(snapshot, starts, most)
+
+    def _caught_up(self, before: StreamOffset, snapshot: Snapshot) -> Snapshot:
+        """A snapshot in which no partition is shorter than what was read of it, if one comes.
+
+        A new leader may not know yet how far the records before its time are replicated.
+        """
+        deadline = self._clock() + CATCH_UP_WAIT_S
+        while planning.moved_back(before, snapshot) and self._clock() < deadline:
+            self._sleep(CATCH_UP_POLL_S)
+            snapshot = take_snapshot(self._connected(), self._options, must_exist=False)
+            if self._target is not None:
+                self._target = snapshot
+        return snapshot
+
+    def _wait_for_records(self, snapshot: Snapshot) -> Snapshot:
+        """A later snapshot as soon as a partition has grown, or when the wait is over."""
+        deadline = self._clock() + IDLE_WAIT_S
+        ends = _ends(snapshot)
+        while _ends(snapshot) == ends and self._clock() + IDLE_POLL_S <= deadline:
+            self._sleep(IDLE_POLL_S)
+            try:
+                snapshot = refresh(self._connected(), self._options, snapshot)
+            except TopicGone:
+                return self._snapshot()
+        return snapshot
+
+    def _step(self, before: StreamOffset, snapshot: Snapshot, limit: ReadLimit) -> Advance:
+        """As `planning.advance`, by the trigger's limit and `minOffsetsPerTrigger`.
+
+        A run that reads what is there now does not wait for more: nothing more would come.
+        """
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        step = planning.advance(before, snapshot, most)
+        least = self._options.min_offsets_per_trigger
+        if least is None or isinstance(limit, ReadAllAvailable) or self._target is not None:
+            return step
+        if (
+            planning.offsets_between(before, planning.advance(before, snapshot, None).offset)
+            >= least
+        ):
+            return step
+        waited_s = (
+            float("inf") if self._triggered_at is None else self._clock() - self._triggered_at
+        )
+        if waited_s * 1000 >= self._options.max_trigger_delay_ms:
+            return step
+        return step._replace(offset=before)
+
+
+def _ends(snapshot: Snapshot) -> Mapping[tuple[str, int], int]:
+    return {part: at.end for part, at in snapshot.bounds.items()}

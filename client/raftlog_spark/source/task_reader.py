@@ -1,0 +1,81 @@
+"""One task's work: fetch a range of offsets and decode it. Runs on executors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from raftlog_spark.cluster import Cluster
+from raftlog_spark.codec.columns import Columns
+from raftlog_spark.codec.decode import decode
+from raftlog_spark.errors import OffsetOutOfRange, TopicGone, TopicRecreated
+from raftlog_spark.options import SourceOptions
+from raftlog_spark.source import planning
+from raftlog_spark.source.planning import Range
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_log = logging.getLogger(__name__)
+
+
+def scan(
+    options: SourceOptions,
+    columns: Columns,
+    task: Range | None,
+    *,
+    connect: Callable[[str], Cluster] = Cluster,
+) -> Iterator[pa.RecordBatch]:
+    """The records of a range, in order; None has none: Spark makes such a task of an empty plan.
+
+    Raises DataLossError: records of the range are gone, and `failOnDataLoss`. Otherwise it goes on
+    with what is left of them.
+    """
+    if task is None:
+        return
+    start = task.start
+    with connect(options.bootstrap_servers) as cluster:
+        while start < task.end:
+            try:
+                yield from _decoded(cluster, options, columns, task._replace(start=start))
+            except OffsetOutOfRange as error:
+                # Whatever was read before lies below what is left, so nothing comes twice.
+                left = min(task.end, max(start + 1, error.lowest))
+                _lost(task, options, f"offsets {start} to {left - 1} were deleted by retention")
+                start = left
+            except (TopicGone, TopicRecreated):
+                _lost(task, options, "the topic was deleted")
+                return
+            else:
+                return
+
+
+def _decoded(
+    cluster: Cluster, options: SourceOptions, columns: Columns, task: Range
+) -> Iterator[pa.RecordBatch]:
+    fetched = cluster.read(
+        task.topic,
+        task.topic_id,
+        task.partition,
+        task.start,
+        task.end,
+        fetch_bytes=options.fetch_bytes,
+        isolation=options.isolation,
+    )
+    for data in fetched:
+        yield from decode(
+            data,
+            topic=task.topic,
+            partition=task.partition,
+            start=task.start,
+            end=task.end,
+            columns=columns,
+        )
+
+
+def _lost(task: Range, options: SourceOptions, what: str) -> None:
+    loss = f"{task.topic}/{task.partition}: {what}"
+    if options.fail_on_data_loss:
+        raise planning.refuse([loss])
+    _log.warning("records are gone, reading goes on: %s", loss)

@@ -1,0 +1,181 @@
+"""Reading request bodies: bounded in size, in time, and in what all of them hold together."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+from aiohttp.hdrs import CONTENT_ENCODING, EXPECT
+
+from raftlog.http.context import ServerContext
+from raftlog.http.request import Request
+from raftlog.http.responses import JSON, require_media_type
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    BODY_TOO_LARGE,
+    INVALID_BODY,
+    REQUEST_TIMEOUT,
+    UNSUPPORTED_MEDIA_TYPE,
+    LogError,
+)
+
+T = TypeVar("T")
+
+_INFLATE_STEP_BYTES = 256 * 1024
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+async def read_body(request: Request, context: ServerContext) -> bytes:
+    """The whole body, decompressed. Its bytes are held until the request is answered.
+
+    Raises LogError BODY_TOO_LARGE, REQUEST_TIMEOUT, OVERLOADED, UNSUPPORTED_MEDIA_TYPE (an unknown
+    Content-Encoding), BAD_REQUEST (broken framing or compression).
+    """
+    content = request.content
+    if content.is_eof() and content.exception() is None:
+        # The usual case: the body came along with the headers.
+        size = content.total_bytes
+        if size > context.limits.body_bytes_max:
+            raise too_large(context.limits.body_bytes_max)
+        context.hold(request, size)
+        body = content.read_nowait(-1)
+    else:
+        body = await _receive(request, context)
+    encoding = request.headers.get(CONTENT_ENCODING)
+    if encoding is not None and body:
+        return await _decompress(request, context, encoding, body)
+    return body
+
+
+async def read_json(
+    request: Request, context: ServerContext, decoder: msgspec.json.Decoder[T]
+) -> T:
+    """The body as JSON of the decoder's type.
+
+    Raises what `read_body` does, INVALID_BODY, and UNSUPPORTED_MEDIA_TYPE if it claims to be
+    something else.
+    """
+    require_media_type(request, (JSON,))
+    return decode_json(await read_body(request, context), decoder, context.limits.json_depth_max)
+
+
+def decode_json(body: bytes, decoder: msgspec.json.Decoder[T], depth_max: int) -> T:
+    """Decode bounded JSON; LogError INVALID_BODY says where it is wrong."""
+    check_json_depth(body, depth_max)
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise LogError(INVALID_BODY, f"The body is not valid: {error}") from None
+
+
+def check_json_depth(body: bytes, depth_max: int) -> None:
+    """LogError INVALID_BODY if brackets nest deeper than `depth_max`.
+
+    Works layer by layer on the brackets alone, each step at memory speed: few documents are nested
+    more than some layers deep. Text that is not JSON is left for the parser to refuse.
+    """
+    if body.count(b"[") + body.count(b"{") <= depth_max:
+        return
+    left = _peel(body.translate(_ONE_KIND, _NOT_BRACKETS), depth_max)
+    if left:
+        # Brackets inside strings do not nest, and confuse the count.
+        bare = _STRING.sub(b"", body).translate(_ONE_KIND, _NOT_BRACKETS)
+        if _peel(bare, depth_max):
+            raise LogError(
+                INVALID_BODY, f"The body is nested deeper than {depth_max}, or its brackets differ."
+            )
+
+
+def _peel(brackets: bytes, layers_max: int) -> bytes:
+    for _ in range(layers_max):
+        if not brackets:
+            break
+        peeled = brackets.replace(b"[]", b"")
+        if len(peeled) == len(brackets):
+            break
+        brackets = peeled
+    return brackets
+
+
+def too_large(bytes_max: int) -> LogError:
+    """The error for a body over its limit."""
+    return LogError(BODY_TOO_LARGE, f"The request body is larger than {bytes_max} bytes.")
+
+
+async def _receive(request: Request, context: ServerContext) -> bytes:
+    limits = context.limits
+    content = request.content
+    if (request.content_length or 0) > limits.body_bytes_max:
+        raise too_large(limits.body_bytes_max)
+    if EXPECT in request.headers and request.version >= (1, 1):
+        # Only now is it known that the body is wanted (RFC 9110, section 10.1.1).
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+    chunks: list[bytes] = []
+    size = 0
+    started = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(started + limits.body_receive_s) as deadline:
+            while chunk := await content.readany():
+                size += len(chunk)
+                if size > limits.body_bytes_max:
+                    raise too_large(limits.body_bytes_max)
+                context.hold(request, len(chunk))
+                chunks.append(chunk)
+                earned_s = size / limits.body_bytes_per_second_min
+                deadline.reschedule(started + limits.body_receive_s + earned_s)
+    except TimeoutError:
+        request.must_close = True
+        raise LogError(
+            REQUEST_TIMEOUT, f"The body did not arrive in time: {size} bytes did."
+        ) from None
+    except web.RequestPayloadError as error:
+        request.must_close = True
+        raise LogError(BAD_REQUEST, f"The body's framing is broken: {error}") from None
+    return b"".join(chunks)
+
+
+async def _decompress(
+    request: Request, context: ServerContext, encoding: str, body: bytes
+) -> bytes:
+    """Inflate in bounded steps, letting other requests run between them."""
+    name = encoding.strip().lower()
+    if name == "identity":
+        return body
+    if name in ("gzip", "x-gzip"):
+        window_bits = 16 + zlib.MAX_WBITS
+    elif name == "deflate":
+        # The standard says zlib's framing; some send the bare stream, which never begins with 0x?8.
+        window_bits = zlib.MAX_WBITS if body[0] & 0x0F == 0x08 else -zlib.MAX_WBITS
+    else:
+        raise LogError(
+            UNSUPPORTED_MEDIA_TYPE,
+            f"The content encoding {encoding[:40]!r} is not understood; gzip and deflate are.",
+        )
+    bytes_max = context.limits.decompressed_bytes_max
+    inflater = zlib.decompressobj(window_bits)
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        piece = inflater.decompress(body, _INFLATE_STEP_BYTES)
+        while piece:
+            size += len(piece)
+            if size > bytes_max:
+                raise LogError(BODY_TOO_LARGE, f"The body inflates to more than {bytes_max} bytes.")
+            context.hold(request, len(piece))
+            pieces.append(piece)
+            if inflater.eof:
+                break
+            await asyncio.sleep(0)
+            piece = inflater.decompress(inflater.unconsumed_tail, _INFLATE_STEP_BYTES)
+    except zlib.error as error:
+        raise LogError(BAD_REQUEST, f"The body is not valid {name}: {error}") from None
+    if not inflater.eof or inflater.unused_data:
+        raise LogError(BAD_REQUEST, f"The body is not one whole {name} stream.")
+    return b"".join(pieces)

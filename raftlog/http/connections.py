@@ -1,0 +1,534 @@
+"""One connection: aiohttp's HTTP/1.1 protocol, with the deadlines and bounds that it lacks.
+
+aiohttp parses, pipelines, keeps alive and writes. Added here:
+
+- a deadline and a size for request heads (slowloris), an idle time, and a deadline for readers that
+  stall, all enforced by one periodic sweep over the connections instead of timers per request;
+- typed JSON answers where aiohttp would answer HTML or nothing.
+
+A connection is *receiving a head* from its first byte after a complete request until the parser
+reports the next one; *busy* while requests are queued or handled; otherwise *idle*. Bodies have
+their deadline where they are read (body.py).
+
+aiohttp offers no hooks for some of this, so `Connection` reads private state of its
+`RequestHandler`; `AIOHTTP_PRIVATE_NAMES` lists it, and a test checks that it is still there.
+
+All connections of a server: made, counted, bounded, swept over, and drained at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any, cast
+
+from aiohttp import StreamReader, web
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import _ErrInfo
+from prometheus_client.core import Metric
+
+from raftlog.http.context import ServerContext
+from raftlog.http.metrics import counter, gauge
+from raftlog.http.request import Request
+from raftlog.http.responses import error_response, raw_error
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    HEADERS_TOO_LARGE,
+    INTERNAL,
+    OVERLOADED,
+    QUOTA_EXCEEDED,
+    REQUEST_TIMEOUT,
+    ErrorEntry,
+    LogError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+logger = logging.getLogger(__name__)
+
+AIOHTTP_PRIVATE_NAMES = (
+    "_buffer_paused",
+    "_close",
+    "_current_request",
+    "_force_close",
+    "_message_tail",
+    "_messages",
+    "_pause_reading_for_buffer",
+    "_reading_paused",
+    "_request_count",
+    "_task_handler",
+    "_upgraded",
+    "_waiter",
+)
+
+NODE_REQUEST = b"GET /v1/internal/"
+"""How the request of another node begins."""
+REFUSED_LINGERING_MAX = 64
+"""Connections over the limit that may linger to read why; further ones are cut at once."""
+
+
+class Connection(web.RequestHandler):
+    """One peer's connection."""
+
+    __slots__ = (
+        "_blocked_since",
+        "_closing_since",
+        "_head_bytes",
+        "_head_since",
+        "_idle_since",
+        "_linger_after_answer",
+        "_linger_until",
+        "_newest_body",
+        "_server",
+        "_socket",
+        "_taken",
+        "address",
+        "refusal_unless_node",
+    )
+
+    def __init__(self, server: ConnectionServer, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._server = server
+        self._socket: asyncio.Transport | None = None
+        self._taken: asyncio.Transport | None = None
+        self._newest_body: StreamReader = EMPTY_PAYLOAD
+        self._head_since: float | None = None
+        self._head_bytes = 0
+        self._idle_since: float | None = None
+        self._blocked_since: float | None = None
+        self._closing_since: float | None = None
+        self._linger_after_answer = False
+        self._linger_until: float | None = None
+        self.address = ""
+        self.refusal_unless_node: tuple[ErrorEntry, str] | None = None
+        """Why this connection is closed, unless its first request hands it over as a node's."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is queued or handled; part of one may have arrived."""
+        waiter = self._waiter
+        return self._request_count == 0 or (waiter is not None and not waiter.done())
+
+    # What the event loop tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Admit the peer, or say why not and close."""
+        # uvloop's transport is one in all but its class.
+        self._socket = transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        refusal = self._server.admit(self)
+        if refusal is None:
+            super().connection_made(transport)
+        elif self._server.refused_count > REFUSED_LINGERING_MAX:
+            transport.abort()
+        else:
+            self._say_and_linger(*refusal)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection; stop a handler that only the peer was waiting for."""
+        self._server.forget(self)
+        request = self._current_request
+        if isinstance(request, Request) and request.cancel_on_disconnect and self._task_handler:
+            self._task_handler.cancel()
+        self._socket = self._taken = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and note how far the peer has come with its request."""
+        if self._linger_until is not None or self._close or self._force_close:
+            return
+        if self._upgraded:
+            super().data_received(data)
+            return
+        if self.refusal_unless_node is not None and not self._may_be_node(data):
+            self._server.refuse(self)
+            self._say_and_linger(*self.refusal_unless_node)
+            return
+        count = self._request_count
+        in_body = not self._newest_body.is_eof()
+        try:
+            super().data_received(data)
+        except Exception:
+            logger.exception("The parser failed on what %s sent", self.address)
+            self._refuse(BAD_REQUEST)
+            return
+        self._idle_since = None
+        if len(self._messages) > 1:
+            self._bound_queue()
+        if self._request_count != count:
+            self._head_arrived(self._request_count - count, len(data))
+        elif not in_body and data:
+            if self._head_since is None:
+                self._head_since = self._server.now
+            self._head_bytes += len(data)
+            if self._head_bytes > self._server.limits.header_bytes_max:
+                self._refuse(HEADERS_TOO_LARGE)
+
+    def pause_writing(self) -> None:
+        """The peer does not read as fast as we write."""
+        self._blocked_since = self._server.now
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """The peer has caught up."""
+        self._blocked_since = None
+        super().resume_writing()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Called whenever a reader has room, which is after every body: mostly nothing is paused.
+
+        aiohttp would feed the parser, and ask the transport, each time.
+        """
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
+    # What aiohttp asks
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer bytes that are not HTTP, and what went wrong outside the dispatcher."""
+        if isinstance(exc, ConnectionError):
+            raise exc
+        if request.writer.output_size > 0:
+            raise ConnectionResetError("the answer has begun; it cannot become an error")
+        if status >= 500:
+            logger.error("Request of %s failed", self.address, exc_info=exc)
+            response = error_response(INTERNAL)
+        elif isinstance(exc, LineTooLong):
+            response = error_response(HEADERS_TOO_LARGE)
+        else:
+            logger.debug("%s sent malformed HTTP: %s", self.address, message)
+            first_line = (message or BAD_REQUEST.message).strip().partition("\n")[0]
+            response = error_response(BAD_REQUEST, first_line[:200])
+        response.force_close()
+        self._linger_after_answer = True
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the answer; then what the request held is free again."""
+        assert isinstance(request, Request)
+        if self.refusal_unless_node is not None:
+            resp.force_close()
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._server.context.release(request)
+            if self._linger_after_answer and self._socket is not None:
+                # aiohttp would close now: taken from it, the transport lives on.
+                self.transport = None
+                self._linger()
+
+    def hand_over(self, protocol: asyncio.Protocol) -> None:
+        """Give the transport to `protocol`: what is sent on it is HTTP no more.
+
+        For a handler, which then returns an answer that sends nothing. HTTP's deadlines and limits
+        end here; `protocol` has its own, and calls `connection_lost` when its transport is gone.
+        LogError BAD_REQUEST if the peer did not wait for its answer.
+        """
+        transport = self._socket
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the peer has left")
+        if self._message_tail or self._messages:
+            raise LogError(BAD_REQUEST, "Nothing may follow this request before its answer.")
+        self._taken = transport
+        # Taken from aiohttp, too, which would close it after the request.
+        self._socket = self.transport = None
+        self._server.handed_over(self)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+    # What the sweep asks
+
+    def enforce_deadlines(self, now: float) -> None:
+        """Close the connection if the peer is late with what it owes us."""
+        socket, limits = self._socket, self._server.limits
+        if socket is None:
+            return
+        if self._linger_until is not None:
+            if now >= self._linger_until:
+                socket.abort()
+        elif self._blocked_since is not None and now - self._blocked_since > limits.write_stall_s:
+            logger.info("%s does not read its answer: cut off", self.address)
+            self._server.stalled_readers += 1
+            socket.abort()
+        elif socket.is_closing():
+            # Closed by us, with something still unsent.
+            if self._closing_since is None:
+                self._closing_since = now
+            elif now - self._closing_since > limits.write_stall_s:
+                socket.abort()
+        elif not self.is_idle:
+            self._idle_since = None
+            self._head_since = None if self._head_since is None else now
+        elif self._head_since is not None:
+            if now - self._head_since > limits.header_receive_s:
+                self._refuse(REQUEST_TIMEOUT, "The headers did not arrive in time.")
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since > (
+            limits.keep_alive_s if self.refusal_unless_node is None else limits.header_receive_s
+        ):
+            self.force_close()
+
+    # Inner parts
+
+    def _may_be_node(self, data: bytes) -> bool:
+        """Whether what has come can be the request of a node, which comes in one piece."""
+        is_first = not self._request_count and not self._head_bytes
+        return not is_first or data.startswith(NODE_REQUEST)
+
+    def _head_arrived(self, heads: int, data_bytes: int) -> None:
+        limit = self._server.limits.header_bytes_max
+        previous = self._newest_body
+        self._newest_body = self._messages[-1][1]
+        if isinstance(self._messages[-1][0], _ErrInfo) and not previous.is_eof():
+            # The parser failed inside a body, and tells the next request instead of its reader.
+            previous.set_exception(web.RequestPayloadError("malformed chunk"))
+            previous.feed_eof()
+        elif self._head_bytes + data_bytes > limit:
+            for index in range(-heads, 0):
+                if _head_size(self._messages[index][0]) > limit:
+                    error = LineTooLong(b"", limit)
+                    self._messages[index] = (_ErrInfo(431, error, str(error)), EMPTY_PAYLOAD)
+        self._head_since = None
+        self._head_bytes = 0
+
+    def _bound_queue(self) -> None:
+        """Read no more while pipelined requests hold much: aiohttp bounds only their number.
+
+        It reads on by itself when the next of them is taken up.
+        """
+        if not self._buffer_paused:
+            queued_bytes = sum(body.total_bytes for _, body in self._messages)
+            if queued_bytes > 2 * self._server.limits.receive_buffer_bytes:
+                self._pause_reading_for_buffer()
+
+    def _refuse(self, entry: ErrorEntry, message: str | None = None) -> None:
+        """Answer outside of any request, and close. While busy, only close when that is done."""
+        if self.is_idle:
+            self._server.refused_requests += 1
+            self._say_and_linger(entry, message)
+        else:
+            self.close()
+
+    def _say_and_linger(self, entry: ErrorEntry, message: str | None = None) -> None:
+        assert self._socket is not None
+        self._socket.write(raw_error(entry, message))
+        self._linger()
+        self.close()
+
+    def _linger(self) -> None:
+        """Half-close, and let the peer read its answer before the end.
+
+        Closing at once with the peer's bytes unread would reset the connection, and with it what we
+        said.
+        """
+        assert self._socket is not None
+        self._linger_until = self._server.now + self._server.limits.linger_s
+        if self._socket.can_write_eof() and not self._socket.is_closing():
+            self._socket.write_eof()
+
+    def abort(self) -> None:
+        """Cut the connection, whatever is unsent; also one that was handed over."""
+        transport = self._socket or self._taken
+        if transport is not None:
+            transport.abort()
+
+
+def _head_size(message: Any) -> int:
+    """Bytes of a parsed head; 0 for what could not be parsed."""
+    if isinstance(message, _ErrInfo):
+        return 0
+    fields = sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
+    return fields + len(message.method) + len(message.path) + 12
+
+
+CANCEL_S = 0.5
+"""How long handlers that were cancelled at shutdown may take to end."""
+
+NODES_RESERVED_MAX = 32
+"""Connections over a limit that may still show that they are another node's: users' connections
+must not keep the nodes of a cluster from each other. Only their request decides it."""
+
+_NEVER_S = 10 * 365 * 86_400.0
+"""aiohttp's own keep-alive timer is set out of reach: the sweep does its work."""
+
+
+class ConnectionServer(web.Server):
+    """All connections of one server: makes them, counts them, and sweeps over them."""
+
+    def __init__(
+        self, handler: Callable[[Request], Awaitable[web.StreamResponse]], context: ServerContext
+    ) -> None:
+        loop = asyncio.get_running_loop()
+
+        def make_request(
+            message: Any, payload: Any, protocol: Any, writer: Any, task: Any
+        ) -> Request:
+            return Request(message, payload, protocol, writer, task, loop)
+
+        super().__init__(handler, request_factory=make_request)  # type: ignore[arg-type] # our factory makes Requests
+        self._event_loop = loop
+        self.context = context
+        self.limits = context.limits
+        self.now = loop.time()
+        """Monotonic time of the latest sweep: near enough for deadlines, and free to read."""
+        self.stalled_readers = 0
+        self.refused_requests = 0
+        self.refused_connections = 0
+        self._open: set[Connection] = set()
+        self._refused: set[Connection] = set()
+        self._reserved: set[Connection] = set()
+        self._handed_over: set[Connection] = set()
+        self._per_address: Counter[str] = Counter()
+        self._forgotten = asyncio.Event()
+        self._options = {
+            "loop": loop,
+            "keepalive_timeout": _NEVER_S,
+            "access_log": None,
+            "max_line_size": self.limits.header_field_bytes_max,
+            "max_field_size": self.limits.header_field_bytes_max,
+            "max_headers": self.limits.header_count_max,
+            "lingering_time": self.limits.linger_s,
+            "read_bufsize": self.limits.receive_buffer_bytes,
+            "auto_decompress": False,
+        }
+
+    def __call__(self) -> Connection:
+        """The protocol for a connection just accepted."""
+        return Connection(self, **self._options)
+
+    @property
+    def connection_count(self) -> int:
+        """Connections admitted and open."""
+        return len(self._open)
+
+    @property
+    def refused_count(self) -> int:
+        """Connections refused and not closed yet."""
+        return len(self._refused)
+
+    @property
+    def sweep_interval_s(self) -> float:
+        """How often deadlines are looked at: a tenth of the shortest, within reason."""
+        limits = self.limits
+        shortest = min(
+            limits.header_receive_s, limits.keep_alive_s, limits.write_stall_s, limits.linger_s
+        )
+        return min(max(shortest / 10, 0.01), 1.0)
+
+    def admit(self, connection: Connection) -> tuple[ErrorEntry, str] | None:
+        """Count a connection in; or the reason why it cannot be.
+
+        One that might be a node's, for want of room elsewhere, is only told to prove it.
+        """
+        limits = self.limits
+        if len(self._open) >= limits.connections_max:
+            refusal = (OVERLOADED, "Too many connections to this node.")
+        elif self._per_address[connection.address] >= limits.connections_per_address_max:
+            refusal = (QUOTA_EXCEEDED, "Too many connections from this address.")
+        else:
+            self._open.add(connection)
+            self._per_address[connection.address] += 1
+            return None
+        if self.context.network is not None and len(self._reserved) < NODES_RESERVED_MAX:
+            self._reserved.add(connection)
+            connection.refusal_unless_node = refusal
+            return None
+        self.refuse(connection)
+        return refusal
+
+    def refuse(self, connection: Connection) -> None:
+        """The connection is over a limit, and is told so."""
+        self._reserved.discard(connection)
+        self.refused_connections += 1
+        self._refused.add(connection)
+
+    def handed_over(self, connection: Connection) -> None:
+        """The connection speaks HTTP no more: it counts for no limit, and is not swept over."""
+        self._leave(connection)
+        self._handed_over.add(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is closed."""
+        self._leave(connection)
+        self._handed_over.discard(connection)
+        self._forgotten.set()
+
+    def _leave(self, connection: Connection) -> None:
+        self._refused.discard(connection)
+        self._reserved.discard(connection)
+        if connection in self._open:
+            self._open.discard(connection)
+            self._per_address[connection.address] -= 1
+            if not self._per_address[connection.address]:
+                del self._per_address[connection.address]
+
+    def sweep(self) -> None:
+        """Enforce every deadline. The caller calls it each `sweep_interval_s`."""
+        self.now = now = self._event_loop.time()
+        for connection in [*self._open, *self._reserved, *self._refused]:
+            connection.enforce_deadlines(now)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Close idle connections, wait for the others to finish, and cut those that do not.
+
+        The dispatcher ends connections with their next answer once the context is closing.
+        Connections that were handed over are cut last: requests may need them to finish.
+        """
+        for connection in [*self._open, *self._reserved]:
+            if connection.is_idle:
+                connection.force_close()
+        of_users = (self._open, self._reserved, self._refused)
+        await self._wait_until_empty(timeout_s, *of_users)
+        await self.shutdown(CANCEL_S)
+        everything = (*of_users, self._handed_over)
+        for connections in everything:
+            for connection in list(connections):
+                connection.abort()
+        await self._wait_until_empty(CANCEL_S, *everything)
+
+    async def _wait_until_empty(self, timeout_s: float, *connections: set[Connection]) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(connections):
+                    self._forgotten.clear()
+                    await self._forgotten.wait()
+
+    def metrics(self) -> Iterator[Metric]:
+        """What Prometheus is told of the connections."""
+        yield gauge("raftlog_http_connections", "Connections open.", len(self._open))
+        yield gauge(
+            "raftlog_node_connections_accepted",
+            "Connections opened by other nodes, and openings in progress.",
+            len(self._handed_over),
+        )
+        yield counter(
+            "raftlog_http_connections_refused",
+            "Connections over a limit.",
+            self.refused_connections,
+        )
+        yield counter(
+            "raftlog_http_requests_refused",
+            "Requests that ended before they were parsed.",
+            self.refused_requests,
+        )
+        yield counter(
+            "raftlog_http_stalled_readers", "Readers cut off for not reading.", self.stalled_readers
+        )
+        budget = self.context.budget
+        yield gauge("raftlog_http_bytes_in_flight", "Bytes held by requests.", budget.used)
+        yield gauge("raftlog_http_bytes_in_flight_max", "Their limit.", budget.bytes_max)
+        yield counter("raftlog_http_overloaded", "Requests refused for that limit.", budget.refused)

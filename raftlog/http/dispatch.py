@@ -1,0 +1,100 @@
+"""From a parsed request to an answer: route, guard, call the handler, turn failures into errors.
+
+One function does it for every request, in place of a chain of middlewares.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from aiohttp import web
+
+from raftlog.http.context import ServerContext
+from raftlog.http.request import Request
+from raftlog.http.responses import WRITE_SLICE_BYTES, Answer, error_response, method_not_allowed
+from raftlog.http.routing import Route, Router, WrongMethod
+from raftlog.record.errors import BAD_REQUEST, INTERNAL, NOT_READY, ErrorEntry, LogError
+
+logger = logging.getLogger(__name__)
+
+Guard = Callable[[Request, Route], None]
+"""The one place for authorisation and quotas: a LogError keeps the request from its handler."""
+
+
+class Dispatcher:
+    """Answers requests by the route table."""
+
+    def __init__(self, router: Router, context: ServerContext, guard: Guard | None = None) -> None:
+        self._find = router.find
+        self._context = context
+        self._guard = guard
+        # The event loop's own time stands still while it runs callbacks, and has milliseconds.
+        self._time = context.services.clock.monotonic
+
+    async def __call__(self, request: Request) -> web.StreamResponse:
+        """The answer to a request. Raises only what ends the connection."""
+        context = self._context
+        started = self._time()
+        route: Route | None = None
+        try:
+            path, _, request.query_text = request.raw_path.partition("?")
+            if not path.startswith("/") or "#" in request.raw_path:
+                path = _unusual_target(request)
+            found = self._find(request.method, path)
+            if isinstance(found, WrongMethod):
+                response = method_not_allowed(request.method, found.allow)
+            else:
+                route = found.route
+                request.path_parameters = found.path_parameters
+                if not route.serves_always:
+                    _check_ready(context)
+                if self._guard is not None:
+                    self._guard(request, route)
+                request.cancel_on_disconnect = route.cancel_on_disconnect
+                response = await route.handler(request, context)
+        except LogError as error:
+            response = self._failed(request, error.entry, error.message)
+        except (ConnectionError, asyncio.CancelledError):
+            context.metrics.aborted(route)
+            context.release(request)
+            raise
+        except Exception as error:
+            logger.exception("%s failed", route.name if route else request.method)
+            if isinstance(error, AssertionError) and context.on_broken_invariant is not None:
+                context.on_broken_invariant(error)
+            response = self._failed(request, INTERNAL)
+        if isinstance(response, Answer) and len(response.content) > WRITE_SLICE_BYTES:
+            # A slow reader makes us keep it. What exists cannot be refused; it leaves less room.
+            context.budget.take_anyway(len(response.content))
+            request.bytes_held += len(response.content)
+        if request.must_close or context.closing.is_set():
+            response.force_close()
+        context.metrics.answered(route, response.status, self._time() - started)
+        return response
+
+    def _failed(
+        self, request: Request, entry: ErrorEntry, message: str | None = None
+    ) -> web.StreamResponse:
+        """The error answer; or a cut, the only honest one once part of another has been sent."""
+        if request.writer.output_size > 0:
+            self._context.release(request)
+            raise ConnectionResetError("failed after the answer had begun")
+        return error_response(entry, message)
+
+
+def _check_ready(context: ServerContext) -> None:
+    reason = context.services.is_ready()
+    if reason is not None:
+        # Before that, an unknown topic may only be one that has not been read from disk yet.
+        raise LogError(NOT_READY, reason)
+
+
+def _unusual_target(request: Request) -> str:
+    """The path of a target in absolute form, or with a fragment (RFC 9112, section 3.2)."""
+    url = request.rel_url
+    request.query_text = url.raw_query_string
+    if not url.raw_path.startswith("/"):
+        raise LogError(BAD_REQUEST, "The request target is not a path.")
+    return url.raw_path

@@ -1,0 +1,188 @@
+"""/openapi.json: the route table and the messages' types, as OpenAPI 3.1 describes them.
+
+Nothing is written twice: paths, parameters, statuses and errors come from the routes, schemas from
+the types that the handlers decode and encode.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+import raftlog
+from raftlog.http.context import ServerContext
+from raftlog.http.request import Request
+from raftlog.http.responses import JSON, ErrorBody, bytes_response
+from raftlog.http.routing import Route
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    BODY_TOO_LARGE,
+    HEADERS_TOO_LARGE,
+    INTERNAL,
+    INVALID_BODY,
+    NOT_READY,
+    OVERLOADED,
+    QUOTA_EXCEEDED,
+    REQUEST_TIMEOUT,
+    UNSUPPORTED_MEDIA_TYPE,
+    ErrorEntry,
+)
+
+ANY_REQUEST: Final = (BAD_REQUEST, QUOTA_EXCEEDED, HEADERS_TOO_LARGE)
+ANY_REQUEST_OF_A_NODE: Final = (INTERNAL, NOT_READY, OVERLOADED)
+ANY_BODY: Final = (INVALID_BODY, BODY_TOO_LARGE, REQUEST_TIMEOUT, UNSUPPORTED_MEDIA_TYPE)
+
+PATH_PARAMETERS: Final[dict[str, tuple[dict[str, Any], str]]] = {
+    "topic": ({"type": "string", "minLength": 1}, "Name of a topic."),
+    "partition": (
+        {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+        "Number of a partition of the topic, from 0.",
+    ),
+    "cluster": ({"type": "string", "minLength": 1}, "Id of the cluster; any is accepted."),
+    "broker": ({"type": "integer", "minimum": 0}, "Number of a broker."),
+    "node": ({"type": "integer", "minimum": 1}, "Number of a node."),
+    "config": ({"type": "string", "minLength": 1}, "Name of a topic config."),
+}
+
+REF_TEMPLATE: Final = "#/components/schemas/{name}"
+_NAME_IN_BRACES = re.compile(r"\{([a-z_]+)\}")
+
+
+def route(routes: Sequence[Route]) -> Route:
+    """The route that answers with the description of `routes`, and of itself."""
+    document: list[bytes] = []
+
+    async def openapi(_request: Request, _context: ServerContext) -> web.StreamResponse:
+        if not document:
+            # Made when first asked for: most nodes never are, and it takes some milliseconds.
+            document.append(msgspec.json.encode(describe((*routes, own))))
+        return bytes_response(document[0], JSON)
+
+    own = Route(
+        "GET",
+        "/openapi.json",
+        openapi,
+        "This description",
+        tag="node",
+        response_type=dict[str, Any],
+        serves_always=True,
+    )
+    return own
+
+
+def describe(routes: Iterable[Route]) -> dict[str, Any]:
+    """The OpenAPI document of a route table."""
+    table = list(routes)
+    types: list[Any] = [ErrorBody]
+    for item in table:
+        types += [item.request_type, item.response_type]
+        types += [parameter.type for parameter in item.query]
+    distinct = [kind for kind in types if kind is not None]
+    schemas, components = msgspec.json.schema_components(distinct, ref_template=REF_TEMPLATE)
+    schema_of = {_key(kind): schema for kind, schema in zip(distinct, schemas, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for item in table:
+        operation = _operation(item, schema_of)
+        paths.setdefault(item.path, {})[item.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "raftlog",
+            "version": raftlog.__version__,
+            "description": "A durable, ordered log service over HTTP.",
+        },
+        "paths": paths,
+        "components": {"schemas": components},
+        "tags": [{"name": name} for name in sorted({item.tag for item in table})],
+    }
+
+
+def _operation(item: Route, schema_of: dict[object, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": item.summary,
+        "operationId": _operation_id(item),
+        "tags": [item.tag],
+        "parameters": [_path_parameter(name) for name in _NAME_IN_BRACES.findall(item.path)],
+        "responses": {str(item.status): _success(item, schema_of)},
+    }
+    for parameter in item.query:
+        schema = dict(schema_of[_key(parameter.type)])
+        if parameter.default is not None:
+            schema["default"] = parameter.default
+        operation["parameters"].append(
+            {
+                "name": parameter.name,
+                "in": "query",
+                "description": parameter.description,
+                "required": False,
+                "schema": schema,
+            }
+        )
+    errors = [*ANY_REQUEST, *item.errors]
+    if not item.serves_always:
+        errors += ANY_REQUEST_OF_A_NODE
+    if item.request_type is not None:
+        errors += ANY_BODY
+        schema = schema_of[_key(item.request_type)]
+        operation["requestBody"] = {
+            "required": item.body_required,
+            "content": {name: _content(name, schema) for name in item.request_media_types},
+        }
+    operation["responses"] |= _failures(errors)
+    return operation
+
+
+def _success(item: Route, schema_of: dict[object, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": "Success."}
+    if item.status != 204:
+        schema = {} if item.response_type is None else schema_of[_key(item.response_type)]
+        answer["content"] = {name: _content(name, schema) for name in item.response_media_types}
+    return answer
+
+
+def _content(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"schema": schema} if "json" in media_type else {}
+
+
+def _failures(entries: Iterable[ErrorEntry]) -> dict[str, Any]:
+    """One response per status: its description lists the codes."""
+    by_status: dict[int, dict[int, ErrorEntry]] = {}
+    for entry in entries:
+        by_status.setdefault(entry.http_status, {})[entry.code] = entry
+    content = {JSON: {"schema": {"$ref": REF_TEMPLATE.format(name=ErrorBody.__name__)}}}
+    return {
+        str(status): {
+            "description": " ".join(f"{code}: {found[code].message}" for code in sorted(found)),
+            "content": content,
+        }
+        for status, found in sorted(by_status.items())
+    }
+
+
+def _path_parameter(name: str) -> dict[str, Any]:
+    schema, description = PATH_PARAMETERS[name]
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": description,
+        "schema": schema,
+    }
+
+
+def _operation_id(item: Route) -> str:
+    words = re.findall(r"[A-Za-z0-9]+", item.path)
+    return "_".join([item.method.lower(), *words])
+
+
+def _key(kind: object) -> object:
+    """Types are looked up by what they are; annotated ones are unhashable if their metadata is."""
+    try:
+        hash(kind)
+    except TypeError:
+        return repr(kind)
+    return kind

@@ -1,0 +1,57 @@
+"""`GET /v1/internal/{channel}`: where other nodes connect. Not part of the described surface."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+
+from raftlog.http.connections import Connection
+from raftlog.http.context import ServerContext
+from raftlog.http.request import Request
+from raftlog.http.routing import Route
+from raftlog.peer.opening import PATH
+from raftlog.record.errors import NOT_READY, UNAUTHORIZED, LogError
+
+
+class HandedOver(web.StreamResponse):
+    """The answer to a request whose connection was handed over: nothing is left to send."""
+
+    def __init__(self) -> None:
+        super().__init__(status=101)
+        self.force_close()
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Send nothing."""
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Send nothing."""
+
+
+async def connect(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Begin the handshake with a node. Strangers are answered UNAUTHORIZED."""
+    connection = request.protocol
+    assert isinstance(connection, Connection)
+    network = context.network
+    if network is None:
+        raise LogError(UNAUTHORIZED, "This node has no cluster.")
+    protocol = network.answer(
+        request.path_parameters["channel"],
+        request.headers,
+        connection.address,
+        connection.connection_lost,
+    )
+    connection.hand_over(protocol)
+    return HandedOver()
+
+
+ROUTE = Route(
+    "GET",
+    PATH + "{channel}",
+    connect,
+    "Connect as a node",
+    tag="internal",
+    errors=(UNAUTHORIZED, NOT_READY),
+    streams=True,
+    serves_always=True,
+)

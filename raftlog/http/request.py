@@ -1,0 +1,122 @@
+"""One request, as handlers see it: aiohttp's, with the path and query read the cheap way.
+
+aiohttp's own `match_info` needs its Application, and `query` builds a multidict through yarl on
+every request: measurable at tens of thousands of requests a second (DESIGN.md).
+
+Path and query parameters as numbers, choices and names; each failure is a typed error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from urllib.parse import parse_qsl
+
+from aiohttp import web
+
+from raftlog.record.errors import BAD_REQUEST, UNKNOWN_PARTITION, LogError
+from raftlog.record.types import PartitionId
+
+QUERY_PARAMETERS_MAX = 64
+
+_NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
+
+
+class Request(web.BaseRequest):
+    """A request that dispatch.py has routed."""
+
+    ATTRS = web.BaseRequest.ATTRS | frozenset(
+        (
+            "path_parameters",
+            "query_text",
+            "bytes_held",
+            "must_close",
+            "cancel_on_disconnect",
+            "_query_parameters",
+        )
+    )
+
+    path_parameters: Mapping[str, str] = _NO_PARAMETERS
+    """Values of the route's `{name}`s, percent-decoded."""
+    query_text: str = ""
+    """The raw query, without `?`."""
+    bytes_held: int = 0
+    """What this request has taken of the bytes in flight; dispatch.py gives it back."""
+    must_close: bool = False
+    """Whether the connection can take no further request: this one's end is not known."""
+    cancel_on_disconnect: bool = False
+    """Whether the handler is of no use once the peer has left."""
+    _query_parameters: Mapping[str, str] | None = None
+
+    @property
+    def query_parameters(self) -> Mapping[str, str]:
+        """The query, decoded. A parameter given twice, or too many, is LogError BAD_REQUEST."""
+        if self._query_parameters is None:
+            self._query_parameters = (
+                _parse_query(self.query_text) if self.query_text else _NO_PARAMETERS
+            )
+        return self._query_parameters
+
+
+def _parse_query(text: str) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(
+            text,
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=QUERY_PARAMETERS_MAX,
+        )
+    except ValueError as error:
+        raise LogError(BAD_REQUEST, f"The query is malformed: {error}") from None
+    parameters = dict(pairs)
+    if len(parameters) != len(pairs):
+        raise LogError(BAD_REQUEST, "A query parameter is given twice.")
+    return parameters
+
+
+INT64_MAX = 2**63 - 1
+_DIGITS_MAX = 20
+
+
+def whole_number(text: str) -> int | None:
+    """The integer that `text` writes in plain ASCII decimal, or None.
+
+    Stricter than `int()`, which takes blanks, underscores, a plus sign and any script's digits.
+    """
+    digits = text[1:] if text.startswith("-") else text
+    if not digits.isascii() or not digits.isdigit() or len(digits) > _DIGITS_MAX:
+        return None
+    return int(text)
+
+
+def integer_parameter(
+    request: Request, name: str, default: int, *, minimum: int = 0, maximum: int = INT64_MAX
+) -> int:
+    """A whole number from the query; LogError BAD_REQUEST if it is none or outside its bounds."""
+    text = request.query_parameters.get(name)
+    if text is None:
+        return default
+    value = whole_number(text)
+    if value is None:
+        raise LogError(BAD_REQUEST, f"{name} must be a whole number, not {text[:40]!r}.")
+    if not minimum <= value <= maximum:
+        raise LogError(BAD_REQUEST, f"{name} is {value}; allowed is {minimum} to {maximum}.")
+    return value
+
+
+def choice_parameter(request: Request, name: str, default: str, choices: Collection[str]) -> str:
+    """One of `choices` from the query; LogError BAD_REQUEST if it is none of them."""
+    value = request.query_parameters.get(name, default)
+    if value not in choices:
+        allowed = ", ".join(sorted(choices))
+        raise LogError(BAD_REQUEST, f"{name} must be one of {allowed}, not {value[:40]!r}.")
+    return value
+
+
+def partition_parameter(request: Request, name: str = "partition") -> PartitionId:
+    """The partition number in the path; LogError UNKNOWN_PARTITION if it is no such number."""
+    text = request.path_parameters[name]
+    value = whole_number(text)
+    if value is None or not 0 <= value < 2**31:
+        raise LogError(UNKNOWN_PARTITION, f"{text[:40]!r} is not a partition number.")
+    return PartitionId(value)

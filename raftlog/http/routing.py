@@ -1,0 +1,171 @@
+"""The route table and the router.
+
+How to add an endpoint
+1. Write `async def handler(request: Request, context: ServerContext) -> web.StreamResponse`.
+   Path parameters are in `request.path_parameters` (decoded), the query in
+   `request.query_parameters`; `parameters.py` reads them as numbers and choices. `body.py` reads
+   bodies (`read_body`, `read_json`); `responses.py` makes answers (`json_response`).
+   Raise LogError for every failure: dispatch.py answers it. Anything else becomes 50002.
+2. Add a `Route` to a `ROUTES` tuple of your module; `app.py` joins the tuples into the table.
+   What the route says of itself (query, types, errors) is what /openapi.json publishes.
+
+Matching is exact: a path is split at `/`, each segment is decoded once and compared with literals;
+a `{name}` takes any one non-empty segment. No regular expression and no URL object is built. A node
+of the tree holds literals or one parameter, never both, so that no user-chosen name (a topic called
+`partitions`) can shadow a route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from raftlog.record.errors import BAD_REQUEST, NOT_FOUND, ErrorEntry, LogError
+
+if TYPE_CHECKING:
+    from raftlog.http.context import ServerContext
+    from raftlog.http.request import Request
+
+Handler: TypeAlias = Callable[["Request", "ServerContext"], Awaitable[web.StreamResponse]]
+
+JSON = "application/json"
+SEGMENTS_MAX = 32
+"""Longest path looked at; every route is far shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryParameter:
+    """One query parameter, as OpenAPI describes it. `type` is any type msgspec can describe."""
+
+    name: str
+    type: object
+    description: str
+    default: object = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """One endpoint: how it is reached, who answers, and what it says of itself.
+
+    Compared by identity, so that it is a cheap key.
+    """
+
+    method: str
+    path: str
+    """Template such as `/topics/{topic}/partitions/{partition}`."""
+    handler: Handler
+    summary: str
+    tag: str = "other"
+    """The group it is listed under."""
+    query: tuple[QueryParameter, ...] = ()
+    request_type: object = None
+    """Type of the body (any type msgspec can describe); None: no body is read."""
+    request_media_types: tuple[str, ...] = (JSON,)
+    body_required: bool = True
+    response_type: object = None
+    """Type of a successful answer's body; None: none, or not JSON."""
+    response_media_types: tuple[str, ...] = (JSON,)
+    status: int = 200
+    """Status of success."""
+    errors: tuple[ErrorEntry, ...] = ()
+    """Errors worth telling of, besides those any request can meet."""
+    streams: bool = False
+    """The answer has no known end or size: HEAD is not offered."""
+    serves_always: bool = False
+    """Served while the node is not ready, too."""
+    cancel_on_disconnect: bool = False
+    """Stop the handler as soon as the peer has left. For reads that wait; never for writes."""
+
+    @property
+    def name(self) -> str:
+        """Method and template: the label of metrics and logs."""
+        return f"{self.method} {self.path}"
+
+
+@dataclass(slots=True)
+class _Node:
+    literals: dict[str, _Node] = field(default_factory=dict)
+    parameter: _Node | None = None
+    routes: dict[str, tuple[Route, tuple[str, ...]]] = field(default_factory=dict)
+    allow: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A route and the values of its path parameters."""
+
+    route: Route
+    path_parameters: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class WrongMethod:
+    """The path exists; `allow` names the methods it has, as the Allow header says them."""
+
+    allow: str
+
+
+class Router:
+    """Finds the route for a method and a raw path."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._root = _Node()
+        self.routes = tuple(routes)
+        for route in self.routes:
+            self._add(route)
+
+    def _add(self, route: Route) -> None:
+        if not route.path.startswith("/") or route.path.count("/") > SEGMENTS_MAX:
+            raise ValueError(f"{route.name}: not a path")
+        node = self._root
+        names = []
+        for segment in route.path[1:].split("/"):
+            if segment.startswith("{") and segment.endswith("}"):
+                if node.literals:
+                    raise ValueError(f"{route.name}: {segment} would shadow literals")
+                node.parameter = node.parameter or _Node()
+                names.append(segment[1:-1])
+                node = node.parameter
+            else:
+                if node.parameter:
+                    raise ValueError(f"{route.name}: a parameter would shadow {segment}")
+                node = node.literals.setdefault(segment, _Node())
+        entry = (route, tuple(names))
+        if route.method in node.routes:
+            raise ValueError(f"{route.name} is in the table twice")
+        node.routes[route.method] = entry
+        if route.method == "GET" and not route.streams:
+            node.routes.setdefault("HEAD", entry)
+        node.allow = ", ".join(sorted(node.routes))
+
+    def find(self, method: str, path: str) -> Match | WrongMethod:
+        """The route for a raw path (without query), or LogError NOT_FOUND or BAD_REQUEST."""
+        node = self._root
+        values = []
+        for raw in path[1:].split("/", SEGMENTS_MAX):
+            segment = _decoded(raw) if "%" in raw else raw
+            child = node.literals.get(segment)
+            if child is None:
+                child = node.parameter
+                if child is None or not segment:
+                    raise LogError(NOT_FOUND)
+                values.append(segment)
+            node = child
+        entry = node.routes.get(method)
+        if entry is None:
+            if not node.routes:
+                raise LogError(NOT_FOUND)
+            return WrongMethod(node.allow)
+        route, names = entry
+        return Match(route, dict(zip(names, values, strict=True)))
+
+
+def _decoded(segment: str) -> str:
+    try:
+        return unquote(segment, errors="strict")
+    except UnicodeDecodeError:
+        raise LogError(BAD_REQUEST, "The path is not percent-encoded UTF-8.") from None

@@ -1,0 +1,229 @@
+"""The data directory's own word: whose it is, how it came to be, and where its node was found.
+
+`directory.json` is written once, before anything else, and says whose the directory is. It also
+keeps how the first start was asked for: if that ended before there was a metadata journal, the next
+one must not take the empty directory for a cluster of one. `node.json` keeps what is convenient not
+to repeat, address and rack, as of the last start that succeeded; `cluster.json` the cluster's id.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from raftlog.node.settings import NodeSettings
+from raftlog.raft.store import JOURNAL_NAME, SNAPSHOT_NAME
+from raftlog.record.errors import when_directory_is_lost
+from raftlog.storage.quarantine import REPLICAS
+from raftlog.world import Disk, DiskFullError, Randomness, read_small_file
+
+logger = logging.getLogger(__name__)
+
+METADATA_DIRECTORY: Final = "metadata"
+IDENTITY_FILE: Final = "directory.json"
+REMEMBERED_FILE: Final = "node.json"
+CLUSTER_FILE: Final = "cluster.json"
+FILE_BYTES_MAX: Final = 64 * 1024
+DIRECTORY_ID_BYTES: Final = 16
+
+_S = TypeVar("_S", bound=msgspec.Struct)
+
+
+class IdentityError(Exception):
+    """The data directory is another node's, damaged, or not whole. `str()` says what to do."""
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    """The settings of a start that a later one may leave out."""
+
+    listen: str | None = None
+    advertised: str | None = None
+    rack: str | None = None
+
+
+class _Cluster(msgspec.Struct, frozen=True):
+    cluster_id: str
+
+
+class FirstStart(Remembered, frozen=True):
+    """How the first start was asked for."""
+
+    voters: str | None = None
+    join: str | None = None
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who a data directory belongs to, so that it is never served under another node's id."""
+
+    directory_id: str
+    """Drawn once. A wiped disk gets another one, and so is recognised."""
+    node_id: int
+    first_start: FirstStart = FirstStart()
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryState:
+    """What a start finds in its data directory."""
+
+    identity: Identity | None = None
+    """None: the directory is new."""
+    has_journal: bool = False
+    """Whether there is metadata to go on with: the directory's node has been in a cluster."""
+
+
+def load_state(disk: Disk) -> DirectoryState:
+    """Look at a data directory. Blocks: call it inside `Disk.run`.
+
+    Raises IdentityError if what is there cannot be a node's whole directory, and DiskError.
+    """
+    has_metadata = disk.exists(METADATA_DIRECTORY)
+    content = read_small_file(disk, IDENTITY_FILE, FILE_BYTES_MAX)
+    if content is None:
+        if has_metadata:
+            raise IdentityError(f"The data directory holds a node's data, but no {IDENTITY_FILE}.")
+        return DirectoryState()
+    identity = _decode(content, Identity, IDENTITY_FILE)
+    names = disk.list_directory(METADATA_DIRECTORY)
+    has_journal = JOURNAL_NAME in names
+    # A voter that has forgotten its votes could vote twice: only a directory that never served may
+    # be without them.
+    has_served = disk.exists(REMEMBERED_FILE) or SNAPSHOT_NAME in names
+    if not has_journal and (has_served or disk.list_directory(REPLICAS)):
+        raise IdentityError(
+            f"The data directory has been in use, but its {METADATA_DIRECTORY}/{JOURNAL_NAME} is "
+            f"missing: restore it. {when_directory_is_lost(identity.node_id)}"
+        )
+    return DirectoryState(identity, has_journal)
+
+
+def as_asked(settings: NodeSettings, state: DirectoryState) -> NodeSettings:
+    """The settings of a first start, completed by those of one before that was not finished."""
+    known = state.identity
+    if known is None or settings.voters is not None or settings.join is not None:
+        return settings
+    return replace(settings, voters=known.first_start.voters, join=known.first_start.join)
+
+
+def claim(
+    disk: Disk, settings: NodeSettings, state: DirectoryState, randomness: Randomness
+) -> Identity:
+    """Make the directory this node's, durably, before it holds anything else. Blocks.
+
+    As long as there is no journal, a start that is asked for in another way replaces how. Raises
+    IdentityError if the directory is another node's, and DiskError.
+    """
+    known = state.identity
+    if known is not None and known.node_id != settings.node_id:
+        raise IdentityError(
+            f"The data directory belongs to node {known.node_id}, not to node {settings.node_id}."
+        )
+    if known is not None and state.has_journal:
+        return known
+    asked = as_asked(settings, state)
+    first = FirstStart(
+        listen=asked.listen,
+        advertised=_advertised(asked),
+        rack=asked.rack,
+        voters=asked.voters,
+        join=asked.join,
+    )
+    if known is not None and known.first_start == first:
+        return known
+    directory_id = known.directory_id if known else randomness.token(DIRECTORY_ID_BYTES).hex()
+    identity = Identity(directory_id, settings.node_id, first)
+    disk.replace(IDENTITY_FILE, msgspec.json.encode(identity))
+    return identity
+
+
+def remember(disk: Disk, settings: NodeSettings) -> None:
+    """Keep address and rack for later starts that do not name them. Blocks; raises DiskError.
+
+    A full disk is no reason not to start: then they are not kept, which is logged.
+
+    To be called once the node has started with them, and has its journal: a mistyped address is
+    not remembered, and from now on a missing journal is a loss.
+    """
+    content = msgspec.json.encode(Remembered(settings.listen, _advertised(settings), settings.rack))
+    if read_small_file(disk, REMEMBERED_FILE, FILE_BYTES_MAX) == content:
+        return
+    try:
+        disk.replace(REMEMBERED_FILE, content)
+    except DiskFullError as error:
+        logger.warning("address and rack are not remembered for the next start: %s", error)
+
+
+def load_cluster_id(disk: Disk) -> str | None:
+    """The cluster that the directory's node belongs to; None before it knew. Blocks.
+
+    The metadata says so, too; but a voter that has been started again learns what of its log is
+    committed from other nodes only, and must know before that whether they are of its cluster.
+    Raises IdentityError, DiskError.
+    """
+    content = read_small_file(disk, CLUSTER_FILE, FILE_BYTES_MAX)
+    return None if content is None else _decode(content, _Cluster, CLUSTER_FILE).cluster_id
+
+
+def note_cluster_id(disk: Disk, cluster_id: str) -> None:
+    """Keep what the metadata says of the cluster. Blocks. Raises DiskError.
+
+    A full disk is no reason to stop: the next start tries again.
+    """
+    content = msgspec.json.encode(_Cluster(cluster_id))
+    if read_small_file(disk, CLUSTER_FILE, FILE_BYTES_MAX) == content:
+        return
+    try:
+        disk.replace(CLUSTER_FILE, content)
+    except DiskFullError as error:
+        logger.warning("the cluster's id is not kept: %s", error)
+
+
+def remembered_settings(data_dir: Path, *, listen: str | None = None) -> dict[str, Any]:
+    """The settings that a data directory remembers, by name; none if it is new or missing.
+
+    They go before the defaults, and after all that is given. `listen` is the address given, if any:
+    with another one than before, the address told to others then is of no use any more. Read by
+    path, because the settings are needed before the node locks its directory. Raises IdentityError
+    and OSError.
+    """
+    content = _read_path(data_dir / IDENTITY_FILE)
+    if content is None:
+        return {}
+    identity = _decode(content, Identity, IDENTITY_FILE)
+    remembered: Remembered = identity.first_start
+    content = _read_path(data_dir / REMEMBERED_FILE)
+    if content is not None:
+        remembered = _decode(content, Remembered, REMEMBERED_FILE)
+    found = {
+        "node_id": identity.node_id,
+        "listen": remembered.listen,
+        "advertised": remembered.advertised,
+        "rack": remembered.rack,
+    }
+    if listen is not None and listen != remembered.listen:
+        found["advertised"] = None
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _advertised(settings: NodeSettings) -> str | None:
+    own = settings.own_voter()
+    return own.address if settings.advertised is None and own is not None else settings.advertised
+
+
+def _read_path(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(FILE_BYTES_MAX)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _decode(content: bytes, kind: type[_S], name: str) -> _S:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise IdentityError(f"{name} in the data directory is damaged: {error}") from error

@@ -1,0 +1,195 @@
+"""A node, put together: the core, and the HTTP server in front of it, as one process.
+
+The server listens before the node is registered, because the other nodes reach it there; users are
+told "starting" until it serves. A node whose metadata quorum failed, or in which an invariant
+broke, ends at once, uncleanly: what it would still do could not be trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import uvloop
+
+from raftlog import __version__
+from raftlog.http.settings import ServerSettings
+from raftlog.node.assembly import Core
+from raftlog.node.directory import IdentityError, load_state, remember
+from raftlog.node.secret import obtain_secret
+from raftlog.node.settings import NodeSettings, join_address
+from raftlog.node.start import decide_start
+from raftlog.peer.network import HttpNetwork
+from raftlog.record.errors import LogError
+from raftlog.rest.app import Server
+from raftlog.world import Clock, Disk, DiskError, Randomness
+from raftlog.world.memory import keep_large_blocks
+from raftlog.world.randomness import SystemRandomness
+from raftlog.world.real_disk import FileSystemDisk
+from raftlog.world.time import SystemClock
+
+__all__ = ["Core", "IdentityError", "Node", "NodeSettings", "run_node"]
+
+logger = logging.getLogger(__name__)
+
+GC_ALLOCATIONS = 20_000
+"""Allocations between two looks of the garbage collector: about those of 20 requests."""
+SWITCH_INTERVAL_S = 0.0005
+EXIT_OK = 0
+EXIT_FAILED = 1
+
+
+class Node:
+    """One running node: the core and the server in front of it."""
+
+    def __init__(self, settings: NodeSettings, core: Core, server: Server) -> None:
+        self.settings = settings
+        self.core = core
+        self.server = server
+
+    @property
+    def address(self) -> str:
+        """Where it serves, as `host:port`."""
+        return join_address(self.settings.listen_address()[0], self.server.port)
+
+    @classmethod
+    async def start(
+        cls,
+        settings: NodeSettings,
+        disk: Disk,
+        clock: Clock,
+        randomness: Randomness,
+        on_fatal: Callable[[str], None],
+    ) -> Node:
+        """Recover, listen, register, serve.
+
+        Waits for a majority of the voters, for as long as it takes. Raises LogError, DiskError,
+        OSError, IdentityError or ValueError: it has not started.
+        """
+        host, port = settings.listen_address()
+        # A port of the system's choice is chosen first: the quorum must know where this node is.
+        port = port or _free_port(host)
+        address = join_address(*settings.advertised_address(port))
+        state = await disk.run(lambda: load_state(disk))
+        start = decide_start(settings, state)
+        secret = await disk.run(
+            lambda: obtain_secret(settings, start, Path(settings.data_dir), randomness)
+        )
+        network = HttpNetwork(
+            secret, on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}")
+        )
+        core = await Core.open(
+            settings,
+            state=state,
+            start=start,
+            address=address,
+            disk=disk,
+            clock=clock,
+            randomness=randomness,
+            network=network,
+            on_fatal=on_fatal,
+        )
+        server = await Server.start(
+            core.services,
+            ServerSettings(
+                host=host,
+                port=port,
+                health_port=settings.health_port,
+                auto_create_topics=settings.auto_create_topics,
+                limits=settings.limits,
+            ),
+            network=network,
+            on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}"),
+        )
+        # It listens there, so that is where it will be found after a crash, too.
+        await disk.run(lambda: remember(disk, settings))
+        await core.serve(address, settings.rack)
+        return cls(settings, core, server)
+
+    async def stop(self) -> None:
+        """Stop cleanly: first hand over, then serve nobody any more, then put all in order."""
+        await self.core.leave()
+        await self.server.close()
+        await self.core.close()
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def run_node(settings: NodeSettings) -> int:
+    """Run a node until it is told to stop (SIGTERM, SIGINT); return the process's exit code."""
+    # All that was imported lives as long as the node. Left among what the collector looks at, it is
+    # looked at again with every request of a few hundred records.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_ALLOCATIONS, 20, 50)
+    keep_large_blocks()
+    # A sync that returns must not wait 5 ms for a busy event loop to let its thread say so.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        Path(settings.data_dir).mkdir(parents=True, exist_ok=True)
+        return uvloop.run(_run(settings))
+    except (LogError, DiskError, OSError, IdentityError, ValueError) as error:
+        logger.error("the node cannot start: %s", error)
+        return EXIT_FAILED
+
+
+async def _run(settings: NodeSettings) -> int:
+    loop = asyncio.get_running_loop()
+    fatal: asyncio.Future[str] = loop.create_future()
+    stop: asyncio.Future[str] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _tell, stop, signal.Signals(number).name)
+    disk = FileSystemDisk(settings.data_dir)
+    starting = loop.create_task(
+        Node.start(settings, disk, SystemClock(), SystemRandomness(), partial(_tell, fatal))
+    )
+    await asyncio.wait((starting, fatal, stop), return_when=asyncio.FIRST_COMPLETED)
+    if fatal.done():
+        _end(fatal.result())
+    if not starting.done():
+        # Nothing that was acknowledged is in its hands yet.
+        logger.info("%s: stopping before the start was complete", stop.result())
+        logging.shutdown()
+        os._exit(EXIT_OK)
+    node = starting.result()
+    logger.info(
+        "raftlog %s: node %d of cluster %s serves at http://%s (flush=%s, data in %s)",
+        __version__,
+        settings.node_id,
+        node.core.services.cluster_id,
+        node.address,
+        settings.flush,
+        settings.data_dir,
+    )
+    await asyncio.wait((fatal, stop), return_when=asyncio.FIRST_COMPLETED)
+    if fatal.done():
+        _end(fatal.result())
+    logger.info("%s: stopping", stop.result())
+    await node.stop()
+    disk.close()
+    logger.info("stopped cleanly")
+    return EXIT_OK
+
+
+def _end(reason: str) -> None:
+    logger.critical("the node ends at once: %s", reason)
+    logging.shutdown()
+    os._exit(EXIT_FAILED)
+
+
+def _tell(future: asyncio.Future[str], reason: str) -> None:
+    if not future.done():
+        future.set_result(reason)

@@ -1,0 +1,211 @@
+"""The data path of one node, put together: replicas, streams, in-sync sets, repair, forwarding.
+
+Start: `open` the replicas → `join` (tell the metadata what was lost, then feed and be fed). The
+node must not be electable before `join` has returned: until then the metadata may count on records
+that a power cut took. Stop: `close`, and then the logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Set
+
+from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.configs import throttled_rate
+from raftlog.metadata.delta import MetadataDelta
+from raftlog.metadata.image import BrokerImage
+from raftlog.metadata.state_machine import MetadataStateMachine
+from raftlog.raft import Quorum
+from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
+from raftlog.replication.cluster_metadata import ClusterMetadata
+from raftlog.replication.follower_streams import FollowerStreams
+from raftlog.replication.isr import IsrKeeper
+from raftlog.replication.leader_streams import LeaderFeeds
+from raftlog.replication.manager import ReplicaManager
+from raftlog.replication.partition import Host
+from raftlog.replication.repair import Repairs
+from raftlog.replication.status import ReplicationStatus, count_led
+from raftlog.replication.topic_settings import TopicSettings
+from raftlog.routing.forwarding import Forwarder
+from raftlog.routing.forwarding_server import ForwardingServer
+from raftlog.routing.router import Partitions
+from raftlog.storage.manager import LogManager
+from raftlog.world import Clock, Network, Randomness
+
+logger = logging.getLogger(__name__)
+
+
+class DataPath:
+    """Everything between a node's metadata and its logs. Lives in the event loop."""
+
+    def __init__(
+        self,
+        *,
+        state_machine: MetadataStateMachine,
+        quorum: Quorum[ApplyResult],
+        logs: LogManager,
+        settings: TopicSettings,
+        broker_id: BrokerId,
+        directory_id: str,
+        own_epoch: Callable[[], BrokerEpoch | None],
+        may_act: Callable[[], bool],
+        unwritable: Callable[[], Set[BrokerId]],
+        clock: Clock,
+        randomness: Randomness,
+        network: Network,
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        """`own_epoch` is this node's once it is registered; `may_act` whether it may lead right
+        now; `unwritable` the brokers whose disks take no writes, as far as it knows; `on_fatal` is
+        given the reason if the node must end."""
+        self._state_machine = state_machine
+        self._network = network
+        self._broker_id = broker_id
+        self._on_fatal = on_fatal
+        self._tasks: list[asyncio.Task[None]] = []
+
+        def broker(broker_id: BrokerId) -> BrokerImage | None:
+            return state_machine.image.brokers.get(broker_id)
+
+        def cluster_id() -> str | None:
+            return state_machine.image.cluster_id
+
+        self.streams = FollowerStreams(
+            network=network,
+            clock=clock,
+            randomness=randomness,
+            broker_id=broker_id,
+            directory_id=directory_id,
+            cluster_id=cluster_id,
+            own_epoch=own_epoch,
+        )
+        self.replicas = ReplicaManager(
+            state_machine,
+            logs,
+            settings,
+            Host(
+                broker_id=broker_id,
+                clock=clock,
+                brokers=lambda: state_machine.image.brokers,
+                may_act=may_act,
+                on_isr_wish=self._wish_isr,
+                confirm=quorum.read_barrier,
+            ),
+            self.streams,
+        )
+        self.feeds = LeaderFeeds(
+            network=network,
+            clock=clock,
+            broker_id=broker_id,
+            directory_id=directory_id,
+            cluster_id=cluster_id,
+            own_epoch=own_epoch,
+            brokers=broker,
+            find=self.replicas.replica,
+            adding_bytes_per_s=lambda: throttled_rate(state_machine.image.cluster_settings),
+        )
+        self.metadata = ClusterMetadata(
+            state_machine=state_machine,
+            quorum=quorum,
+            broker_id=broker_id,
+            randomness=randomness,
+            settings=settings,
+            settled=self.replicas.settled,
+            unwritable=unwritable,
+        )
+        self.isr = IsrKeeper(
+            quorum=quorum,
+            image=lambda: state_machine.image,
+            broker_id=broker_id,
+            clock=clock,
+            led=self.replicas.led,
+            on_failed=on_fatal,
+        )
+        self.repairs = Repairs(
+            replicas=self.replicas,
+            broker_id=broker_id,
+            clock=clock,
+            fail_replicas=self.metadata.fail_replicas,
+            on_fatal=on_fatal,
+        )
+        self.replicas.on_fatal = on_fatal
+        self._forwarder = Forwarder(
+            network, node_id=broker_id, cluster_id=lambda: cluster_id() or "", broker=broker
+        )
+        self._forwarding = ForwardingServer(
+            self.replicas,
+            node_id=broker_id,
+            cluster_id=lambda: cluster_id() or "",
+            on_fatal=on_fatal,
+        )
+        self.partitions = Partitions(
+            self.replicas,
+            broker_id=broker_id,
+            max_message_bytes=lambda topic: settings.topic_config(topic).max_message_bytes,
+            forwarder=self._forwarder,
+        )
+
+    async def open(self) -> None:
+        """Open all replicas, and follow the metadata from now on."""
+        await self.replicas.start()
+        # After the replicas: what is told of a change finds them in their new roles.
+        self._state_machine.subscribe(self._applied)
+
+    async def join(self) -> None:
+        """Tell the metadata what may be lost here, and take part in replication."""
+        await self.repairs.report_losses()
+        self.feeds.start()
+        self._forwarding.listen(self._network)
+        task = asyncio.get_running_loop().create_task(self.isr.run(), name="isr-keeper")
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    async def close(self) -> None:
+        """Stop serving, feeding and following."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.isr.close()
+        await self.repairs.close()
+        self._forwarder.close()
+        await self.replicas.close()
+        await self._forwarding.close()
+        await self.feeds.close()
+        await self.streams.close()
+
+    def status(self) -> ReplicationStatus:
+        """Sums over all replicas, for metrics."""
+        replicas = self.replicas
+        led = count_led(replicas.led())
+        return ReplicationStatus(
+            isr_shrinks=replicas.isr_shrinks,
+            isr_expands=replicas.isr_expands,
+            bytes_in=self.streams.bytes_received,
+            bytes_out=self.feeds.bytes_sent,
+            leaders_connected=self.streams.connected_count,
+            followers_connected=self.feeds.session_count,
+            lag_records=led.lag_records,
+            under_min_isr=led.under_min_isr,
+            at_min_isr=led.at_min_isr,
+            offline=replicas.offline_count,
+            distrusted=sum(one.is_distrusted for one in replicas.replicas()),
+            repairs=self.repairs.under_way,
+            requests_forwarded=self._forwarder.requests,
+            requests_taken=self._forwarding.requests,
+        )
+
+    def _wish_isr(self, topic_id: TopicId, number: PartitionId) -> None:
+        partition = self.replicas.replica(topic_id, number)
+        if partition is not None:
+            self.isr.wish(partition)
+
+    def _applied(self, delta: MetadataDelta) -> None:
+        for broker_id in (*delta.brokers, *delta.brokers_gone):
+            self.feeds.broker_changed(broker_id)
+        self.partitions.changed()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("%s failed", task.get_name(), exc_info=error)
+            self._on_fatal(f"{task.get_name()} failed: {error!r}")

@@ -1,0 +1,228 @@
+"""The network between nodes over each node's own HTTP server.
+
+`connect` dials, asks for an upgrade of `/v1/internal/{channel}`, and goes through the handshake;
+`answer` is the other end of it, called by the route (node_route.py). Who holds the connection then
+has a `NodeSocket`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from raftlog.peer.auth import NONCE_BYTES, AuthError, Callee, Caller
+from raftlog.peer.dial import dial, parse_address
+from raftlog.peer.handshake import SAME_SECRET, CalleeSide, CallerSide
+from raftlog.peer.opening import (
+    NONCE_HEADER,
+    PROOF_HEADER,
+    SUBPROTOCOL,
+    SUBPROTOCOL_FAMILY,
+    is_channel,
+    is_upgrade,
+    response_head,
+    token,
+)
+from raftlog.peer.socket import NodeSocket
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    NOT_READY,
+    OVERLOADED,
+    UNAUTHORIZED,
+    LogError,
+)
+from raftlog.world.network import Acceptor, NetworkError, Opened, RefusedError
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKES_MAX: Final = 64
+"""Openings by callers in progress, whose first line was proven but might be a repeated one."""
+CONNECTIONS_MAX: Final = 4_096
+"""Open connections that were accepted."""
+STRANGER_LOG_INTERVAL_S: Final = 10.0
+"""Callers without the secret are logged this often at most."""
+
+
+class HttpNetwork:
+    """`Network` between nodes that hold the same secret."""
+
+    def __init__(
+        self, secret: bytes, *, on_broken_invariant: Callable[[AssertionError], None] | None = None
+    ) -> None:
+        """`secret` is long and random. `on_broken_invariant` is told of assertions that failed in
+        receivers and acceptors. Raises ValueError for an empty secret.
+        """
+        if not secret:
+            raise ValueError("the cluster's secret is empty")
+        self._secret = secret
+        self._on_broken_invariant = on_broken_invariant
+        self._acceptors: dict[str, Acceptor] = {}
+        self._sockets: set[NodeSocket] = set()
+        self._callees: set[CalleeSide] = set()
+        self._callers: set[CallerSide] = set()
+        self._stranger_log_due = 0.0
+        self._is_closed = False
+
+    # Network
+
+    async def connect(
+        self, address: str, channel: str, hello: bytes, opened: Opened, *, timeout_s: float
+    ) -> None:
+        """Open a connection to the node at `address` and hand it to `opened`.
+
+        Raises RefusedError, NetworkError, or RejectedError by either side; and what `opened`
+        raises.
+        """
+        if self._is_closed:
+            raise NetworkError("this node is stopping")
+        caller = Caller(self._secret, channel, hello, secrets.token_bytes(NONCE_BYTES))
+        side = CallerSide(self, address, channel, caller, opened)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._dial(address, side)
+                await side.done
+        except TimeoutError:
+            if _socket_of(side) is None:
+                side.give_up()
+                raise NetworkError(f"{address} did not answer within {timeout_s} s") from None
+        except BaseException:
+            socket = _socket_of(side)
+            if socket is not None:
+                # Whoever called has stopped waiting just now.
+                socket.close()
+            side.give_up()
+            raise
+
+    async def _dial(self, address: str, side: CallerSide) -> None:
+        try:
+            host, port = parse_address(address)
+            connected = await dial(host, port)
+            try:
+                await asyncio.get_running_loop().create_connection(lambda: side, sock=connected)
+            except BaseException:
+                connected.close()
+                raise
+        except ConnectionRefusedError:
+            raise RefusedError(f"nobody listens at {address}") from None
+        except (OSError, ValueError) as error:
+            # Among them the operating system's own TimeoutError, which must not look like ours.
+            raise NetworkError(f"{address} cannot be reached: {error}") from None
+
+    async def is_refused(self, address: str, *, timeout_s: float) -> bool:
+        """Whether nobody listens at `address`. False also if that cannot be found out in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                connected = await dial(*parse_address(address))
+        except ConnectionRefusedError:
+            return True
+        except (OSError, ValueError):
+            return False
+        connected.close()
+        return False
+
+    def accept(self, channel: str, acceptor: Acceptor) -> None:
+        """Let other nodes open connections of that channel. Until then they are rejected."""
+        assert is_channel(channel), f"{channel!r} cannot name a channel"
+        assert channel not in self._acceptors, f"{channel} has an acceptor"
+        self._acceptors[channel] = acceptor
+
+    # The route
+
+    def answer(
+        self,
+        channel: str,
+        headers: Mapping[str, str],
+        address: str,
+        on_lost: Callable[[BaseException | None], None],
+    ) -> asyncio.Protocol:
+        """The protocol that goes on with a caller's request, on the transport it came by.
+
+        `on_lost` is called when that transport is gone. Raises LogError: UNAUTHORIZED for everyone
+        who does not prove to hold the secret, whatever else is wrong with the request.
+        """
+        version = headers.get("Sec-WebSocket-Protocol", "")
+        if version != SUBPROTOCOL and version.startswith(SUBPROTOCOL_FAMILY):
+            # What is no secret, and a node of another release must be told.
+            raise LogError(BAD_REQUEST, f"This node speaks {SUBPROTOCOL} only.")
+        try:
+            callee = Callee(
+                self._secret, channel, token(headers, NONCE_HEADER), token(headers, PROOF_HEADER)
+            )
+        except AuthError:
+            self._log_stranger(address)
+            raise LogError(UNAUTHORIZED, f"This path is for nodes. {SAME_SECRET}") from None
+        if version != SUBPROTOCOL or not is_channel(channel) or not is_upgrade(headers):
+            raise LogError(BAD_REQUEST, "This is not the request of a node.")
+        if self._is_closed:
+            raise LogError(NOT_READY, "The node is stopping.")
+        if len(self._callees) >= HANDSHAKES_MAX or len(self._sockets) >= CONNECTIONS_MAX:
+            raise LogError(OVERLOADED, "Too many connections between nodes are being opened.")
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        key = token(headers, "Sec-WebSocket-Key")
+        response = response_head(key, nonce, callee.challenge(nonce))
+        acceptor = self._acceptors.get(channel)
+        return CalleeSide(self, callee, response, acceptor, on_lost=on_lost)
+
+    def _log_stranger(self, address: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._stranger_log_due:
+            self._stranger_log_due = now + STRANGER_LOG_INTERVAL_S
+            logger.warning(
+                "%s tried to connect as a node without this cluster's secret. %s",
+                address,
+                SAME_SECRET,
+            )
+
+    # What the sides of openings tell
+
+    def handshake_begun(self, side: CallerSide | CalleeSide) -> None:
+        """A transport is being opened."""
+        if self._is_closed:
+            side.abort()
+        if isinstance(side, CalleeSide):
+            self._callees.add(side)
+        else:
+            self._callers.add(side)
+
+    def handshake_over(self, side: CallerSide | CalleeSide) -> None:
+        """It is open, or never will be."""
+        if isinstance(side, CalleeSide):
+            self._callees.discard(side)
+        else:
+            self._callers.discard(side)
+
+    def socket_open(self, socket: NodeSocket) -> None:
+        """A connection is open."""
+        self._sockets.add(socket)
+
+    def socket_lost(self, socket: NodeSocket) -> None:
+        """An open connection has ended."""
+        self._sockets.discard(socket)
+
+    def broken_invariant(self, error: Exception) -> None:
+        """A receiver or an acceptor has failed; its connection has been cut."""
+        if isinstance(error, AssertionError) and self._on_broken_invariant is not None:
+            self._on_broken_invariant(error)
+
+    # The end
+
+    async def close(self) -> None:
+        """End all connections, and open none any more. Harmless if done already."""
+        self._is_closed = True
+        for side in [*self._callees, *self._callers]:
+            side.abort()
+        for socket in list(self._sockets):
+            socket.close()
+        # Transports tell of their end in the next turn of the event loop.
+        await asyncio.sleep(0)
+
+
+def _socket_of(side: CallerSide) -> NodeSocket | None:
+    """The connection, if it was opened."""
+    done = side.done
+    if done.done() and not done.cancelled() and done.exception() is None:
+        return done.result()
+    return None

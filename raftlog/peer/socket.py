@@ -1,0 +1,221 @@
+"""An open connection between nodes: sends gathered, messages handed over as they are read.
+
+`NodeSocket` is the transport's protocol from the end of the handshake (node_handshake.py) on. No
+task and no future is involved: what arrives is given to the receiver from within the read callback,
+and what is sent within one turn of the event loop leaves in one write at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final
+
+from raftlog.peer.frames import (
+    GATHER_BYTES_MAX,
+    LENGTH_BYTES,
+    MASK_BYTES,
+    FrameError,
+    FrameReader,
+    close_frame,
+    frame,
+    pack_length,
+)
+from raftlog.world.network import MESSAGE_BYTES_MAX, QUEUED_BYTES_MAX, Receiver
+
+logger = logging.getLogger(__name__)
+
+
+CLOSE_S: Final = 1.0
+"""What a closed connection has to send its last messages."""
+
+
+class _State(Enum):
+    OFFERED = auto()
+    """Not taken by an owner yet: what it sends is held back."""
+    OPEN = auto()
+    ENDED = auto()
+
+
+_OPEN: Final = _State.OPEN
+
+
+class NodeSocket(asyncio.Protocol):
+    """`Connection` over a transport whose handshake is done."""
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        reader: FrameReader,
+        *,
+        hello: bytes,
+        address: str,
+        is_caller: bool,
+        on_lost: Callable[[BaseException | None], None],
+        on_broken_invariant: Callable[[Exception], None],
+    ) -> None:
+        """`on_lost` is called when the transport is gone, after the receiver was told."""
+        self.hello = hello
+        """What the other side said of itself."""
+        self.address = address
+        """Where the other side is, for logs."""
+        self._transport = transport
+        self._reader = reader
+        self._is_caller = is_caller
+        self._on_lost = on_lost
+        self._on_broken_invariant = on_broken_invariant
+        self._loop = asyncio.get_running_loop()
+        self._receiver: Receiver | None = None
+        self._state = _State.OFFERED
+        self._pieces: list[bytes] = []
+        self._pieces_bytes = 0
+        self._is_flush_due = False
+
+    # What the owner asks
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether either side has ended it; the owner may not have been told yet."""
+        return self._state is _State.ENDED
+
+    @property
+    def queued_bytes(self) -> int:
+        """What was sent but not yet handed to the operating system."""
+        return self._pieces_bytes + self._transport.get_write_buffer_size()
+
+    def send(self, message: bytes) -> None:
+        """Send a message, with all others of this turn of the event loop."""
+        if self._state is _State.ENDED:
+            return
+        size = len(message)
+        if size > MESSAGE_BYTES_MAX:
+            self._end(f"a message of {size} bytes was sent; {MESSAGE_BYTES_MAX} is the limit")
+            return
+        self._pieces.append(pack_length(size))
+        self._pieces.append(message)
+        self._pieces_bytes += size + LENGTH_BYTES
+        if self._pieces_bytes >= GATHER_BYTES_MAX:
+            self._flush()
+        elif not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush_due)
+
+    def close(self) -> None:
+        """End the connection. If the peer reads, it still gets what was sent; else that is lost."""
+        if self._state is _State.ENDED:
+            return
+        transport = self._transport
+        if self._state is _State.OFFERED or transport.get_write_buffer_size():
+            self._state = _State.ENDED
+            self._forget_pieces()
+            transport.abort()
+            return
+        self._flush()
+        transport.write(close_frame(self._mask()))
+        self._state = _State.ENDED
+        transport.close()
+        self._loop.call_later(CLOSE_S, transport.abort)
+
+    def start(self, receiver: Receiver) -> None:
+        """The owner has taken the connection: let pass what it has sent meanwhile."""
+        assert self._receiver is None, "a connection is taken once"
+        self._receiver = receiver
+        if self._state is _State.OFFERED:
+            self._state = _OPEN
+            held = self._pieces[1::2]
+            self._forget_pieces()
+            for message in held:
+                self.send(message)
+
+    def withdraw(self) -> None:
+        """The owner has not taken the connection. The transport is left to the caller."""
+        assert self._receiver is None
+        self._state = _State.ENDED
+        self._forget_pieces()
+
+    # What the event loop tells
+
+    def data_received(self, data: bytes) -> None:
+        """Hand over the messages that are complete."""
+        if self._state is not _OPEN:
+            return
+        try:
+            messages = self._reader.feed(data)
+        except FrameError as error:
+            self._end(str(error))
+            return
+        self.deliver(messages)
+
+    def deliver(self, messages: list[bytes]) -> None:
+        """Hand over messages, until the connection ends."""
+        if self._receiver is None or self._state is not _OPEN:
+            return
+        received = self._receiver.received
+        try:
+            for message in messages:
+                received(message)
+                if self.is_ended:
+                    return
+        except Exception as error:
+            logger.exception("What %s sent could not be taken", self.address)
+            self._end("the receiver failed")
+            self._on_broken_invariant(error)
+            return
+        if self._reader.is_ended:
+            self.close()
+
+    def eof_received(self) -> bool:
+        """The peer has ended: so do we."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport is gone."""
+        self._state = _State.ENDED
+        self._forget_pieces()
+        receiver, self._receiver = self._receiver, None
+        try:
+            if receiver is not None:
+                receiver.closed()
+        except Exception as error:
+            logger.exception("The end of the connection to %s could not be taken", self.address)
+            self._on_broken_invariant(error)
+        finally:
+            self._on_lost(exc)
+
+    # Inner parts
+
+    def _flush_due(self) -> None:
+        self._is_flush_due = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Give what is gathered to the transport; end if the peer takes nothing any more."""
+        if self._state is not _OPEN:
+            if self._pieces_bytes > QUEUED_BYTES_MAX:
+                self._end("too much was sent before the connection was taken")
+            return
+        if not self._pieces:
+            return
+        pieces, size = self._pieces, self._pieces_bytes
+        self._pieces, self._pieces_bytes = [], 0
+        transport = self._transport
+        for data in frame(pieces, size, self._mask()):
+            transport.write(data)
+        if transport.get_write_buffer_size() > QUEUED_BYTES_MAX:
+            self._end(f"it does not read: more than {QUEUED_BYTES_MAX} bytes wait for it")
+
+    def _mask(self) -> bytes | None:
+        return secrets.token_bytes(MASK_BYTES) if self._is_caller else None
+
+    def _forget_pieces(self) -> None:
+        self._pieces, self._pieces_bytes = [], 0
+
+    def _end(self, reason: str) -> None:
+        if self._state is not _State.ENDED:
+            logger.warning("The connection to %s is cut: %s", self.address, reason)
+            self._state = _State.ENDED
+            self._forget_pieces()
+            self._transport.abort()

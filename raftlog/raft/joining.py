@@ -1,0 +1,136 @@
+"""How a node that knows nothing but an address finds its cluster: it asks any live node.
+
+The question is a hello and so is the answer, on a channel of its own: who only asks is no peer yet.
+The node that is asked makes the same checks as for a member, so that a wrong id or a wiped disk is
+told before anything begins.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from raftlog.raft.hello import Hello, check_hello, decode_hello, encode_hello, is_passing
+from raftlog.record.errors import ERROR_TABLE, ILLEGAL_STATE, NOT_READY, LogError
+from raftlog.world import Clock
+from raftlog.world.network import (
+    Connection,
+    Network,
+    NetworkError,
+    Receiver,
+    RefusedError,
+    RejectedError,
+)
+
+JOIN_CHANNEL: Final = "join"
+JOIN_ADDRESSES_MAX: Final = 64
+ASK_TIMEOUT_S: Final = 2.0
+"""For one node; the next is asked then."""
+ASK_PAUSE_S: Final = 0.2
+"""Between rounds over all addresses."""
+JOINERS_MAX: Final = 64
+"""Open questions. Who asks ends the connection; of those that do not, the oldest go first."""
+
+
+class _Silent:
+    """`Receiver` of a connection on which nothing is said but the hellos."""
+
+    def __init__(self, ended: Callable[[], None] | None = None) -> None:
+        self._ended = ended
+
+    def received(self, message: bytes) -> None:
+        """Nothing that is expected."""
+
+    def closed(self) -> None:
+        """Let it go."""
+        if self._ended is not None:
+            self._ended()
+
+
+class JoinAcceptor:
+    """`Acceptor` of the questions."""
+
+    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
+        self._answer = answer
+        self._open: deque[Connection] = deque()
+
+    def hello(self, hello: bytes) -> bytes:
+        """Answer. Raises RejectedError."""
+        return self._answer(hello)
+
+    def opened(self, connection: Connection) -> Receiver:
+        """Keep the connection until who asked has read the answer, and ends it."""
+        if len(self._open) >= JOINERS_MAX:
+            self._open.popleft().close()
+        self._open.append(connection)
+        return _Silent(lambda: self._forget(connection))
+
+    def close(self) -> None:
+        """End what is open."""
+        while self._open:
+            self._open.popleft().close()
+
+    def _forget(self, connection: Connection) -> None:
+        if connection in self._open:
+            self._open.remove(connection)
+
+
+async def ask_cluster(
+    network: Network, addresses: Sequence[str], hello: Hello, *, clock: Clock, timeout_s: float
+) -> Hello:
+    """Ask the nodes at `addresses`, in turns, until one tells its cluster's id and voters.
+
+    Returns what that node says of itself. Raises LogError: at once if every address is answered by
+    a rejection that time will not change, with the first one's code and words; NOT_READY after
+    `timeout_s`, with what came from each address.
+    """
+    assert 0 < len(addresses) <= JOIN_ADDRESSES_MAX
+    deadline = clock.monotonic() + timeout_s
+    outcomes: dict[str, str] = {}
+    while True:
+        final: list[RejectedError] = []
+        for address in addresses:
+            left_s = deadline - clock.monotonic()
+            if left_s <= 0:
+                break
+            try:
+                return await _ask(network, address, hello, min(left_s, ASK_TIMEOUT_S))
+            except RefusedError:
+                outcomes[address] = "nobody listens there"
+            except NetworkError as error:
+                outcomes[address] = str(error)
+            except RejectedError as error:
+                outcomes[address] = error.message
+                if not is_passing(error):
+                    final.append(error)
+        if len(final) == len(addresses):
+            raise LogError(ERROR_TABLE.get(final[0].code, ILLEGAL_STATE), final[0].message)
+        left_s = deadline - clock.monotonic()
+        if left_s <= 0:
+            told = "; ".join(f"{address}: {outcome}" for address, outcome in outcomes.items())
+            raise LogError(
+                NOT_READY, f"No node of the cluster answered within {timeout_s:g} s. {told}"
+            )
+        await clock.sleep(min(left_s, ASK_PAUSE_S))
+
+
+async def _ask(network: Network, address: str, hello: Hello, timeout_s: float) -> Hello:
+    """One node's answer. Raises RejectedError, NetworkError."""
+    answers: list[Hello] = []
+    connections: list[Connection] = []
+
+    def opened(connection: Connection) -> Receiver:
+        theirs = decode_hello(connection.hello)
+        check_hello(hello, theirs, None)
+        if theirs.cluster_id is None or not theirs.voters.voters:
+            raise RejectedError(
+                NOT_READY.code, f"Node {theirs.node_id} does not know its cluster itself yet."
+            )
+        answers.append(theirs)
+        connections.append(connection)
+        return _Silent()
+
+    await network.connect(address, JOIN_CHANNEL, encode_hello(hello), opened, timeout_s=timeout_s)
+    connections[0].close()
+    return answers[0]

@@ -1,0 +1,314 @@
+# ruff: noqa: N802 - pysyncobj's names, which it calls
+"""The log, term and vote of one member, in memory: what pysyncobj sees. Pure.
+
+It stands in for pysyncobj's journal, and is the truth at once; the disk follows. Each change adds a
+record to what is to be written, and each record has a number, the lsn. Whatever leaves the node
+rests on the log as of some lsn, and leaves when that one is durable.
+
+Entries that conflict with those of a leader are replaced (Raft's rule, figure 2 of the paper,
+"AppendEntries"), which this log decides by itself in `add`: the same index and term is the same
+entry, and is kept with all that follows, so that a delayed repeat of an old append takes nothing
+away that was acknowledged since.
+
+The newest voter set in the log is in force from the moment it is added, and goes when its entry
+goes (Ongaro 2014, section 4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, overload
+
+from raftlog.raft.journal import (
+    FIRST_INDEX,
+    JournalContent,
+    LogEntry,
+    PendingRecord,
+    VoteRecord,
+)
+from raftlog.raft.rules import NO_OP, VOTERS
+from raftlog.raft.store import Loaded
+from raftlog.raft.voters import VoterSet, decode_voters
+
+BASE_COMMAND: Final = bytes((NO_OP,))
+"""Stands for the base's command, which is only in the snapshot. Never sent or applied."""
+_VOTERS: Final = bytes((VOTERS,))
+
+
+class RaftLog:
+    """From the base, the newest entry that is only in the snapshot, to the newest entry.
+
+    Touches no disk. One store job runs at a time: take_pending or content, then the store's write
+    or rewrite in a thread, then `written`. After a full disk the same is taken again.
+
+    `lsn` counts the records so far; up to `durable_lsn` they are durable. Entries up to
+    `durable_index` are durable as they stand in the log now.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        journal = loaded.journal
+        self.lsn = 0
+        self.durable_lsn = 0
+        self.term_lsn = 0
+        """The record of the present term, which must be durable before anything is said in it."""
+        self.durable_index = journal.last_index
+        self.on_voters_changed: Callable[[], None] | None = None
+        self._base = journal.base_index
+        self._log: list[LogEntry] = [(BASE_COMMAND, journal.base_index, journal.base_term)]
+        self._log += journal.entries
+        self._term, self._vote = journal.term, journal.vote
+        self._commit_index = self._base if loaded.snapshot is None else loaded.snapshot.index
+        self._pending: list[PendingRecord] = []
+        self._rewrite_lsn = 0
+        self._voter_sets = [(journal.base_index, journal.voters_at_base)]
+        self._voter_sets += [
+            (index, decode_voters(command[1:]))
+            for command, index, _ in journal.entries
+            if command[:1] == _VOTERS
+        ]
+
+    # What pysyncobj calls
+
+    def add(self, command: bytes, index: int, term: int) -> None:
+        """Have that entry in the log: as it is known, in place of a conflict, or as the newest.
+
+        Below the base it is covered by the snapshot, which has committed entries only. Raises
+        LogError(STORAGE_FAILED) for a voter set that this release does not understand.
+        """
+        log = self._log
+        position = index - self._base
+        if position < len(log):
+            if position < 0:
+                return
+            known_command, _, known_term = log[position]
+            if known_term == term:
+                assert position == 0 or known_command == command, f"two entries {index} of {term}"
+                return
+        else:
+            assert position == len(log), f"entry {index} after {self.last_index}"
+        voters_before = self.voters
+        voters = decode_voters(command[1:]) if command[:1] == _VOTERS else None
+        if position < len(log):
+            self._truncate(index)
+        assert term >= log[-1][2], f"entry {index} of {term} after one of {log[-1][2]}"
+        entry = (command, index, term)
+        log.append(entry)
+        self._pending.append(entry)
+        self.lsn += 1
+        if term > self._term:
+            # Its leader's term has begun, and there is no vote in it (recovery says the same).
+            self._term, self._vote = term, None
+        if voters is not None:
+            self._voter_sets.append((index, voters))
+        self._tell_if_changed(voters_before)
+
+    @overload
+    def __getitem__(self, item: int) -> LogEntry: ...
+    @overload
+    def __getitem__(self, item: slice) -> list[LogEntry]: ...
+    def __getitem__(self, item: int | slice) -> LogEntry | list[LogEntry]:
+        return self._log[item]
+
+    def __len__(self) -> int:
+        return len(self._log)
+
+    def setCurrentTerm(self, term: int, vote: int | None) -> None:
+        """Enter a term, or vote in the present one. Neither is ever taken back."""
+        if (term, vote) == (self._term, self._vote):
+            return
+        assert term >= self._term, f"term {term} after {self._term}"
+        assert term > self._term or self._vote is None, f"a second vote in term {term}"
+        self._term, self._vote = term, vote
+        self._pending.append(VoteRecord(term, vote))
+        self.lsn += 1
+        self.term_lsn = self.lsn
+
+    def getCurrentTerm(self) -> int:
+        """The newest term known."""
+        return self._term
+
+    def getVotedForNodeId(self) -> int | None:
+        """Whom this member voted for in that term."""
+        return self._vote
+
+    def setRaftCommitIndex(self, index: int) -> None:
+        """Remember what is committed: it is never replaced. Not written; a leader tells it."""
+        self._commit_index = max(self._commit_index, index)
+
+    def getRaftCommitIndex(self) -> int:
+        """What pysyncobj may take for committed at its start; the rest a leader tells it."""
+        return FIRST_INDEX
+
+    def deleteEntriesFrom(self, _number: int) -> None:
+        """Nothing: what a leader's entries conflict with goes when they are added, nothing else."""
+
+    def deleteEntriesTo(self, _number: int) -> None:
+        """Never: `trim` does this."""
+        raise AssertionError("pysyncobj trims the log")
+
+    def clear(self) -> None:
+        """Never: `reset` does this."""
+        raise AssertionError("pysyncobj clears the log")
+
+    def onOneSecondTimer(self) -> None:
+        """Nothing."""
+
+    def _destroy(self) -> None:
+        """Nothing."""
+
+    # What the log says
+
+    @property
+    def first_index(self) -> int:
+        """Index of the base."""
+        return self._base
+
+    @property
+    def last_index(self) -> int:
+        """Index of the newest entry."""
+        return self._log[-1][1]
+
+    @property
+    def last_term(self) -> int:
+        """Term of the newest entry."""
+        return self._log[-1][2]
+
+    def entry(self, index: int) -> LogEntry:
+        """The entry of that index, which is after the base."""
+        assert index > self._base, f"entry {index} is only in the snapshot"
+        return self._log[index - self._base]
+
+    def term_at(self, index: int) -> int:
+        """Term of an entry from the base to the newest."""
+        assert index >= self._base, f"entry {index} is only in the snapshot"
+        return self._log[index - self._base][2]
+
+    def entries_from(
+        self, index: int, *, count_max: int, bytes_max: int
+    ) -> list[tuple[int, bytes]]:
+        """Term and command of the entries from `index` on, in order.
+
+        At most `count_max`, and no more than fit in `bytes_max`, or one that does not.
+        """
+        assert index > self._base, f"entry {index} is only in the snapshot"
+        start = index - self._base
+        chosen: list[tuple[int, bytes]] = []
+        size = 0
+        for command, _, term in self._log[start : start + count_max]:
+            size += len(command)
+            if chosen and size > bytes_max:
+                break
+            chosen.append((term, command))
+        return chosen
+
+    @property
+    def voters(self) -> VoterSet:
+        """The newest voter set in the log."""
+        return self._voter_sets[-1][1]
+
+    @property
+    def voters_index(self) -> int:
+        """The entry with the newest voter set; the base's index if that one is not after it."""
+        return self._voter_sets[-1][0]
+
+    def voters_at(self, index: int) -> VoterSet:
+        """The newest voter set at or below `index`, which is not below the base."""
+        assert index >= self._base, f"entry {index} is only in the snapshot"
+        return next(voters for at, voters in reversed(self._voter_sets) if at <= index)
+
+    # The way to the disk
+
+    @property
+    def rewrite_due(self) -> bool:
+        """Whether the journal no longer fits and must be rewritten from `content`."""
+        return self.durable_lsn < self._rewrite_lsn
+
+    def take_pending(self) -> tuple[list[PendingRecord], int]:
+        """The records that are not durable yet, for the store's write, and the lsn they reach.
+
+        They are kept until `written`, so after a full disk they are taken again.
+        """
+        assert not self.rewrite_due, "a gap in the journal"
+        return self._pending.copy(), self.lsn
+
+    def content(self) -> tuple[JournalContent, int]:
+        """The whole log, for the store's rewrite, and the lsn that it covers."""
+        content = JournalContent(
+            base_index=self._base,
+            base_term=self._log[0][2],
+            voters_at_base=self._voter_sets[0][1],
+            term=self._term,
+            vote=self._vote,
+            entries=self._log[1:],
+        )
+        return content, self.lsn
+
+    def written(self, lsn: int) -> None:
+        """Take note that all records up to `lsn` are durable, written or covered by a rewrite."""
+        assert self.durable_lsn <= lsn <= self.lsn
+        done = self._pending[: lsn - self.durable_lsn]
+        del self._pending[: lsn - self.durable_lsn]
+        self.durable_lsn = lsn
+        for record in reversed(done):
+            # Entries still in the log were added in order: the last of them has all before it. One
+            # that was replaced meanwhile is a different object, and says nothing.
+            if not isinstance(record, VoteRecord) and self._has(record):
+                self.durable_index = max(self.durable_index, record[1])
+                break
+
+    def trim(self, index: int) -> None:
+        """Let the base move up to `index`: a snapshot that is in place durably covers it."""
+        assert self._base <= index <= self.durable_index
+        self._set_base(index, self.term_at(index), self.voters_at(index))
+
+    def reset(self, index: int, term: int, voters: VoterSet) -> None:
+        """Go on from a snapshot of another node that is in place durably: `index` is the base.
+
+        What follows an entry of that index and term stays; else nothing does. Counts as a record:
+        the journal must be rewritten, and what leaves the node from now on waits for that.
+        """
+        assert index >= self._base
+        voters_before = self.voters
+        if index <= self.last_index and self.term_at(index) == term:
+            self.durable_index = max(self.durable_index, index)
+        else:
+            assert index > self._commit_index, f"committed entry {index} is not the snapshot's"
+            self._log = [(BASE_COMMAND, index, term)]
+            self._base = index
+            self._voter_sets.clear()
+            self.durable_index = index
+        self._set_base(index, term, voters)
+        self._commit_index = max(self._commit_index, index)
+        if term > self._term:
+            self._term, self._vote = term, None
+        self._pending.append(VoteRecord(self._term, self._vote))
+        self.lsn += 1
+        self.term_lsn = self.lsn
+        self._rewrite_lsn = self.lsn
+        self._tell_if_changed(voters_before)
+
+    # Inside
+
+    def _has(self, entry: LogEntry) -> bool:
+        position = entry[1] - self._base
+        return 0 < position < len(self._log) and self._log[position] is entry
+
+    def _truncate(self, index: int) -> None:
+        """Drop the entries from `index` on."""
+        assert index > self._commit_index, f"entry {index} is committed"
+        assert index > self._base
+        del self._log[index - self._base :]
+        self.durable_index = min(self.durable_index, index - 1)
+        while self._voter_sets[-1][0] >= index:
+            self._voter_sets.pop()
+
+    def _set_base(self, index: int, term: int, voters: VoterSet) -> None:
+        self._voter_sets = [(index, voters)] + [
+            each for each in self._voter_sets if each[0] > index
+        ]
+        self._log = [(BASE_COMMAND, index, term), *self._log[index - self._base + 1 :]]
+        self._base = index
+
+    def _tell_if_changed(self, before: VoterSet) -> None:
+        if self.on_voters_changed is not None and self.voters != before:
+            self.on_voters_changed()

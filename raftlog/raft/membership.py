@@ -1,0 +1,189 @@
+"""Changing who votes, and who leads: what the leader does about such wishes.
+
+Raft's change of a single server (Ongaro 2014, sections 4.1 and 4.2, with the correction of 2015):
+one voter at a time; only by a leader that has committed an entry of its own term; only once the
+change before is committed. Every member goes by the newest set in its log from the moment it is
+appended (`RaftLog`), and goes back if that entry is replaced.
+
+Added here, for people's sake: a newcomer must have caught up, and a change that the members alive
+could not commit is refused instead of begun. A leader is never removed while it leads: it hands
+over first, so that nobody counts votes for a set that it is not in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from raftlog.raft.core import RaftCore
+from raftlog.raft.hello import Hello
+from raftlog.raft.rules import VOTERS
+from raftlog.raft.voters import Voter, VoterSet, encode_voters, parse_voters
+from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE, LogError
+from raftlog.world import Clock
+
+LAG_ENTRIES_MAX: Final = 1_000
+"""A newcomer that lacks no more than these is caught up: it has them in a moment."""
+CATCH_UP_S: Final = 10.0
+TRANSFER_S: Final = 2.0
+POLL_S: Final = 0.02
+STEP_ASIDE_S: Final = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class VoterChanges:
+    """Carries out changes on the member that leads."""
+
+    core: RaftCore
+    clock: Clock
+    hello_of: Callable[[int], Hello | None]
+    """What a connected peer, or this member, says of itself."""
+    pump: Callable[[], None]
+    """Have what was decided sent."""
+
+    async def add(self, node_id: int) -> tuple[int, int]:
+        """Append the set with that voter; its entry's index and term. Raises LogError."""
+        self._check_may_change()
+        self.core.log.voters.add(self._voter(node_id))
+        await self._caught_up(node_id)
+        # Others may have come first while this one waited.
+        self._check_may_change()
+        voters = self.core.log.voters.add(self._voter(node_id))
+        self._check_alive(voters)
+        return self._append(voters)
+
+    async def remove(self, node_id: int) -> tuple[int, int]:
+        """Append the set without that voter. Raises LogError: NO_CONTROLLER after handing over."""
+        self._check_may_change()
+        voters = self.core.log.voters.remove(node_id)
+        self._check_alive(voters)
+        if node_id == self.core.me:
+            await self.hand_over(None)
+            raise LogError(NO_CONTROLLER, "Another member leads now; it can be asked.")
+        return self._append(voters)
+
+    async def hand_over(self, node_id: int | None) -> None:
+        """Let another voter lead. Raises LogError if none took over in time."""
+        core = self.core
+        if node_id == core.me and core.is_leader:
+            return
+        deadline = self.clock.monotonic() + TRANSFER_S
+        asked_at = -TRANSFER_S
+        while core.is_leader:
+            target = self._successor(node_id)
+            now = self.clock.monotonic()
+            if now >= deadline:
+                raise LogError(
+                    RETRIABLE,
+                    f"Node {target or node_id or '?'} did not take over in {TRANSFER_S} s.",
+                )
+            # Asked again only after an election's time: the first one may be under way.
+            if target is not None and now - asked_at >= TRANSFER_S / 4 and core.transfer_to(target):
+                asked_at = now
+                self.pump()
+            await self.clock.sleep(POLL_S)
+
+    async def step_aside(self) -> None:
+        """If this member leads and another can, let it; give up soon, as nothing depends on it."""
+        core = self.core
+        if not core.is_leader or core.log.voters.ids == {core.me}:
+            return
+        try:
+            async with asyncio.timeout(STEP_ASIDE_S):
+                await self.hand_over(None)
+        except (LogError, TimeoutError) as error:
+            logger.info("nobody has taken over the lead of the quorum: %s", error)
+
+    def refresh(self) -> None:
+        """Put right where voters are found and whose directory they have, as they say themselves.
+
+        Who votes stays the same, so this needs no care beyond one change at a time. It is how a
+        voter that has moved is found, and how the directories of a new cluster's voters come to be
+        known to all.
+        """
+        core, voters = self.core, self.core.log.voters
+        if not core.is_active or core.log.voters_index > core.commit_index:
+            return
+        said = VoterSet(tuple(self._as_said(voter) for voter in voters.voters))
+        if said != voters:
+            self._append(said)
+
+    def _as_said(self, voter: Voter) -> Voter:
+        try:
+            return self._voter(voter.node_id)
+        except LogError:
+            # It is not connected, or says what no voter set may have in it.
+            return voter
+
+    def _successor(self, node_id: int | None) -> int | None:
+        """Who is to lead: the one asked for, or the one whose log is furthest; None: nobody yet."""
+        core = self.core
+        if node_id is not None:
+            if node_id not in core.log.voters.ids:
+                raise LogError(ILLEGAL_STATE, f"Node {node_id} is not a voter: it cannot lead.")
+            return node_id
+        others = sorted(core.log.voters.ids - {core.me})
+        if not others:
+            raise LogError(ILLEGAL_STATE, "There is no other voter to lead.")
+        return max(others, key=lambda peer: core.match_index(peer) or 0)
+
+    def _voter(self, node_id: int) -> Voter:
+        hello = self.hello_of(node_id)
+        if hello is None:
+            raise LogError(
+                ILLEGAL_STATE,
+                f"Node {node_id} is not connected to the controller: start it with --join first.",
+            )
+        try:
+            (voter,) = parse_voters(f"{node_id}@{hello.address}").voters
+        except ValueError as error:
+            raise LogError(ILLEGAL_STATE, f"Node {node_id} cannot be a voter: {error}.") from error
+        return Voter(node_id, voter.host, voter.port, hello.directory_id)
+
+    async def _caught_up(self, node_id: int) -> None:
+        core = self.core
+        deadline = self.clock.monotonic() + CATCH_UP_S
+        while core.is_leader:
+            match_index = core.match_index(node_id) or 0
+            if match_index >= core.commit_index - LAG_ENTRIES_MAX and match_index > 0:
+                return
+            if self.clock.monotonic() >= deadline:
+                raise LogError(
+                    ILLEGAL_STATE,
+                    f"Node {node_id} has not caught up in {CATCH_UP_S:.0f} s: it has entry "
+                    f"{match_index} of {core.commit_index}.",
+                )
+            await self.clock.sleep(POLL_S)
+        raise LogError(NO_CONTROLLER)
+
+    def _check_may_change(self) -> None:
+        core = self.core
+        if not core.is_leader:
+            raise LogError(NO_CONTROLLER)
+        if not core.is_active:
+            raise LogError(NO_CONTROLLER, "The controller has just been elected; try again.")
+        if core.log.voters_index > core.commit_index:
+            raise LogError(
+                ILLEGAL_STATE, "Another change of voters is not committed yet; try again."
+            )
+
+    def _check_alive(self, voters: VoterSet) -> None:
+        """Refuse a set of which no majority answers: the change could never be committed."""
+        core = self.core
+        alive = sum(core.is_fresh(node_id) for node_id in voters.ids)
+        if alive < voters.majority:
+            raise LogError(
+                ILLEGAL_STATE,
+                f"Of the voters {sorted(voters.ids)} that would be left, only {alive} answer, and "
+                f"{voters.majority} must: the change could not be committed.",
+            )
+
+    def _append(self, voters: VoterSet) -> tuple[int, int]:
+        index_and_term = self.core.append(VOTERS, encode_voters(voters))
+        self.pump()
+        return index_and_term

@@ -1,0 +1,205 @@
+"""Snapshots between members: a leader's, to a peer whose next entry its log has no more.
+
+The sender reads its snapshot file in chunks and waits for the answer to each; the receiver answers
+how many bytes it has, so that a lost chunk, another connection or another leader only mean that the
+sender goes on from elsewhere. Chunks without data are the leader's heartbeats meanwhile. What
+arrived is verified as a whole before it is put in place; nothing of it moves a commit index.
+
+Reading and writing happen off the event loop; a chunk is under way or being written, never both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from raftlog.raft.core import RaftCore
+from raftlog.raft.messages import CHUNK_BYTES_MAX, Message, SnapshotAnswer, SnapshotChunk
+from raftlog.raft.snapshot_format import SnapshotMeta
+from raftlog.raft.store import QuorumStore, ReceivedSnapshotError, SnapshotReader
+from raftlog.world import Alarm, Clock, Disk, DiskFullError
+
+CHUNK_RESEND_S: Final = 1.0
+"""An answer that has not come by then is taken for lost."""
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[int, Message], None]
+
+
+class SnapshotSender:
+    """Sends this member's snapshot to one peer, for as long as the peer needs it."""
+
+    def __init__(
+        self,
+        peer: int,
+        *,
+        core: RaftCore,
+        store: QuorumStore,
+        disk: Disk,
+        clock: Clock,
+        send: Send,
+        chunk_bytes: int = CHUNK_BYTES_MAX,
+    ) -> None:
+        self._peer = peer
+        self._core = core
+        self._store = store
+        self._disk = disk
+        self._clock = clock
+        self._send = send
+        self._chunk_bytes = chunk_bytes
+        self._reader: SnapshotReader | None = None
+        self._position = 0
+        self._answered = Alarm(clock)
+
+    async def run(self) -> None:
+        """Send until the peer has it all, or is heard of no more."""
+        self._reader = await self._disk.run(self._store.open_snapshot)
+        if self._reader is None:
+            return
+        try:
+            while True:
+                await self._send_chunk(self._reader)
+                await self._answer_or_timeout()
+        finally:
+            self._reader.close()
+            self._reader = None
+
+    @property
+    def index(self) -> int | None:
+        """Up to where the snapshot goes that is being sent; None before it is open."""
+        return None if self._reader is None else self._reader.meta.index
+
+    def ping(self) -> None:
+        """The leader's heartbeat to the peer, which asks where it stands."""
+        if self._reader is not None:
+            self._say(self._reader, self._reader.size, b"")
+
+    def received(self, answer: SnapshotAnswer) -> None:
+        """The peer says how far it has come."""
+        reader = self._reader
+        if reader is None or (answer.index, answer.last_term) != (
+            reader.meta.index,
+            reader.meta.term,
+        ):
+            return
+        # The same position again answers a heartbeat: the chunk is still under way.
+        if answer.position != self._position:
+            self._position = min(answer.position, reader.size)
+            self._answered.ring()
+
+    async def _send_chunk(self, reader: SnapshotReader) -> None:
+        position = self._position
+        if position < reader.size:
+            data = await self._disk.run(lambda: reader.read(position, self._chunk_bytes))
+            self._say(reader, position, data)
+
+    async def _answer_or_timeout(self) -> None:
+        # What came while the chunk was read is no answer to it.
+        self._answered = Alarm(self._clock)
+        await self._answered.wait(self._clock.monotonic() + CHUNK_RESEND_S)
+
+    def _say(self, reader: SnapshotReader, position: int, data: bytes) -> None:
+        core, meta = self._core, reader.meta
+        self._send(
+            self._peer,
+            SnapshotChunk(core.term, meta.index, meta.term, position, reader.size, data),
+        )
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What is being received: whose file, and how much of it."""
+
+    peer: int
+    index: int
+    last_term: int
+    size: int
+    position: int = 0
+
+    def is_of(self, peer: int, chunk: SnapshotChunk) -> bool:
+        """Whether a chunk belongs to it."""
+        return (peer, chunk.index, chunk.last_term, chunk.size) == (
+            self.peer,
+            self.index,
+            self.last_term,
+            self.size,
+        )
+
+
+class SnapshotReceiver:
+    """Receives a leader's snapshot, and has it installed."""
+
+    def __init__(
+        self,
+        *,
+        core: RaftCore,
+        store: QuorumStore,
+        disk: Disk,
+        send: Send,
+        install: Callable[[SnapshotMeta], Awaitable[None]],
+    ) -> None:
+        self._core = core
+        self._store = store
+        self._disk = disk
+        self._send = send
+        self._install = install
+        self._stream: _Stream | None = None
+        self._is_busy = False
+
+    async def received(self, peer: int, chunk: SnapshotChunk) -> None:
+        """A chunk, or a heartbeat, from a leader. Raises DiskError and LogError: final."""
+        core = self._core
+        if core.heard_leader(peer, chunk.term) and not self._is_busy:
+            covered = core.covers(chunk.index, chunk.last_term)
+            if covered is not None:
+                core.answer_covered(peer, covered)
+                return
+            self._is_busy = True
+            try:
+                await self._take(peer, chunk)
+            except DiskFullError as error:
+                # The leader sends the same again, until there is room.
+                logger.error("no room for the leader's snapshot: %s", error)
+            finally:
+                self._is_busy = False
+        self._answer(peer, chunk)
+
+    async def _take(self, peer: int, chunk: SnapshotChunk) -> None:
+        if self._stream is None or not self._stream.is_of(peer, chunk):
+            # Begun or not, what had arrived of another one is gone.
+            self._stream = None
+            await self._disk.run(self._store.begin_received)
+            self._stream = _Stream(peer, chunk.index, chunk.last_term, chunk.size)
+        stream = self._stream
+        if not chunk.data or chunk.position != stream.position:
+            return
+        try:
+            await self._disk.run(lambda: self._store.append_received(chunk.data))
+            stream.position += len(chunk.data)
+            if stream.position >= stream.size:
+                await self._finish()
+        except ReceivedSnapshotError as error:
+            self._stream = None
+            logger.error("a snapshot from node %d is damaged (%s): asking again", peer, error)
+
+    async def _finish(self) -> None:
+        try:
+            meta = await self._disk.run(self._store.finish_received)
+            if meta is not None:
+                await self._install(meta)
+        finally:
+            self._stream = None
+
+    def _answer(self, peer: int, chunk: SnapshotChunk) -> None:
+        """Say how far this stream has come; what is installed is answered as covered."""
+        core = self._core
+        covered = core.covers(chunk.index, chunk.last_term)
+        if covered is not None and chunk.term == core.term:
+            core.answer_covered(peer, covered)
+            return
+        stream = self._stream
+        position = stream.position if stream is not None and stream.is_of(peer, chunk) else 0
+        self._send(peer, SnapshotAnswer(core.term, chunk.index, chunk.last_term, position))

@@ -1,0 +1,217 @@
+"""Reads from the log for the feeds of one session that are behind: a chunk each, in turns.
+
+It also tells a follower that it is to begin anew, as what goes with that may be long.
+
+Three things make it wait: the window is full; replicas that a reassignment adds have had their
+share of bytes for now; nobody is behind. And what it has read waits for the connection to take it:
+a batch that is longer than a message goes in pieces, for which the window is no bound.
+
+A bound on the bytes per second that replicas are sent which a reassignment adds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from raftlog.record.errors import RETRIABLE, LogError
+from raftlog.record.types import Buffer, LeaderEpoch, Offset
+from raftlog.replication.stream_protocol import (
+    CONTINUES,
+    MORE,
+    PRODUCERS_BYTES_MAX,
+    PRODUCERS_PIECE_BYTES,
+    Restart,
+)
+from raftlog.world import Alarm, Clock
+
+if TYPE_CHECKING:
+    from raftlog.replication.stream_session import FeedSession, StreamFeed
+
+
+class FeedPump:
+    """The one task that reads for a session."""
+
+    def __init__(self, session: FeedSession, clock: Clock) -> None:
+        self._session = session
+        self._clock = clock
+        self._alarm = Alarm(clock)
+        self._held: OrderedDict[int, StreamFeed] = OrderedDict()
+        """Feeds of replicas that are being added, while those have had their share."""
+        self._held_until_s = 0.0
+        self._waits_for_window = False
+
+    def window_moved(self) -> None:
+        """Bytes in flight have become fewer."""
+        if self._waits_for_window:
+            self._alarm.ring()
+
+    def wake(self) -> None:
+        """There is a feed more that is behind."""
+        self._alarm.ring()
+
+    async def run(self) -> None:
+        """Read and send, until cancelled."""
+        while True:
+            self._waits_for_window = self._is_window_full()
+            feed = None if self._waits_for_window else self._next()
+            if self._waits_for_window:
+                await self._alarm.wait(None)
+            elif feed is None:
+                await self._alarm.wait(self._held_until_s if self._held else None)
+            else:
+                await self._push(feed)
+                # A log in memory makes nothing wait: let others have their turn.
+                await self._clock.sleep(0)
+
+    def _is_window_full(self) -> bool:
+        settings = self._session.settings
+        return self._session.bytes_in_flight + settings.chunk_bytes > settings.window_bytes
+
+    def _next(self) -> StreamFeed | None:
+        """The next feed to read for, taken from the line; None: wait."""
+        session = self._session
+        behind = session.behind
+        if self._held and self._clock.monotonic() >= self._held_until_s:
+            behind.update(self._held)
+            self._held.clear()
+        while behind:
+            handle, feed = behind.popitem(last=False)
+            if feed.is_ended:
+                continue
+            if feed.broker_id in feed.replica.image.adding:
+                wait_s = session.throttle.wait_s()
+                if wait_s > 0:
+                    self._held[handle] = feed
+                    self._held_until_s = self._clock.monotonic() + wait_s
+                    continue
+            return feed
+        return None
+
+    async def _push(self, feed: StreamFeed) -> None:
+        """Send one chunk; then the feed is live, or in the line again, or ended."""
+        if feed.restart is not None:
+            await self._restart(feed, *feed.restart)
+            return
+        session = self._session
+        error = await self._read(feed)
+        if feed.is_ended:
+            return
+        if error is not None:
+            feed.replica.detach(feed)
+            session.refuse(feed, error)
+        elif feed.read_offset == feed.replica.log_end_offset:
+            # Nothing can be appended in between: appends happen in the event loop.
+            feed.is_behind = False
+        else:
+            session.behind[feed.handle] = feed
+
+    async def _restart(self, feed: StreamFeed, offset: Offset, leader_epoch: LeaderEpoch) -> None:
+        """Have the follower begin anew at `offset`."""
+        session = self._session
+        try:
+            producers = feed.replica.producers_below(offset, leader_epoch=leader_epoch)
+        except LogError as error:
+            session.refuse(feed, error)
+            return
+        assert len(producers) <= PRODUCERS_BYTES_MAX, "the storage remembers fewer"
+        if feed.broker_id in feed.replica.image.adding:
+            session.throttle.took(len(producers))
+        start = 0
+        while await self._has_room(feed):
+            end = start + PRODUCERS_PIECE_BYTES
+            has_more = end < len(producers)
+            session.send(Restart(feed.handle, offset, producers[start:end], has_more))
+            if not has_more:
+                session.restarted(feed)
+                return
+            start = end
+
+    async def _read(self, feed: StreamFeed) -> LogError | None:
+        """Read a chunk and send it. Returns why nothing more can be sent."""
+        asked = feed.read_offset
+        if asked == feed.replica.log_end_offset:
+            return None
+        try:
+            result = await feed.replica.read_uncommitted(
+                asked, max_bytes=self._session.settings.chunk_bytes
+            )
+        except LogError as error:
+            return error
+        if feed.is_ended:
+            return None
+        if result.data:
+            await self._send(feed, result.next_offset, result.data)
+        elif result.next_offset > asked:
+            # Compaction has removed all of it. What follows says so by its offsets.
+            feed.read_offset = result.next_offset
+        else:
+            return LogError(RETRIABLE, f"Nothing could be read at offset {asked}.")
+        return None
+
+    async def _has_room(self, feed: StreamFeed) -> bool:
+        """Wait until the connection takes more; False if the feed has ended meanwhile.
+
+        The window is no bound for what waits there: it counts no bytes of feeds that have ended.
+        """
+        session = self._session
+        while session.connection.queued_bytes > session.settings.queued_bytes_max:
+            await self._clock.sleep(session.settings.pace_s)
+        return not feed.is_ended
+
+    async def _send(self, feed: StreamFeed, next_offset: Offset, data: Buffer) -> None:
+        session = self._session
+        size_bytes = len(data)
+        if feed.broker_id in feed.replica.image.adding:
+            session.throttle.took(size_bytes)
+        piece_bytes = session.settings.piece_bytes
+        if size_bytes <= piece_bytes:
+            if await self._has_room(feed):
+                session.send_data(feed, next_offset, (data,), size_bytes)
+            return
+        view = memoryview(data)
+        for start in range(0, size_bytes, piece_bytes):
+            if not await self._has_room(feed):
+                return
+            piece = view[start : start + piece_bytes]
+            flags = CONTINUES if start else 0
+            if start + piece_bytes < size_bytes:
+                flags |= MORE
+            session.send_data(feed, next_offset, (piece,), len(piece), flags)
+
+
+BURST_S: Final = 0.1
+"""What was not used is kept for so long."""
+WAIT_S_MIN: Final = 0.001
+WAIT_S_MAX: Final = 0.5
+"""Who waits asks again after that: the rate may have been raised."""
+
+
+class Throttle:
+    """A token bucket. A chunk may overdraw it: how long it is, is known only once it is read."""
+
+    def __init__(self, clock: Clock, bytes_per_s: Callable[[], int]) -> None:
+        """`bytes_per_s` is asked each time; 0 is no bound."""
+        self._clock = clock
+        self._bytes_per_s = bytes_per_s
+        self._tokens = 0.0
+        self._as_of_s = clock.monotonic()
+
+    def wait_s(self) -> float:
+        """How long to wait before asking again; 0: the next chunk may be sent now."""
+        rate = self._bytes_per_s()
+        if rate <= 0:
+            return 0.0
+        now_s = self._clock.monotonic()
+        earned = (now_s - self._as_of_s) * rate
+        self._tokens = min(self._tokens + earned, rate * BURST_S)
+        self._as_of_s = now_s
+        if self._tokens >= 0:
+            return 0.0
+        return min(max(-self._tokens / rate, WAIT_S_MIN), WAIT_S_MAX)
+
+    def took(self, size_bytes: int) -> None:
+        """So many bytes were sent."""
+        if self._bytes_per_s() > 0:
+            self._tokens -= size_bytes

@@ -1,0 +1,236 @@
+"""One replica as a follower: what its leader sends, and what it cuts.
+
+Everything that changes a follower's log names the leader epoch it comes from, and is refused in any
+other; while a change waits for the disk no other one begins, and nobody leads by this log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from raftlog.record.errors import ILLEGAL_STATE, NO_LEADER, NOT_READY, LogError
+from raftlog.record.types import Buffer, LeaderEpoch, Offset
+from raftlog.replication import divergence
+from raftlog.replication.divergence import Diverging, FetchPosition
+from raftlog.replication.replica import Replica
+from raftlog.storage.config import FlushMode
+
+logger = logging.getLogger(__name__)
+
+
+class Following:
+    """Acts as a follower whenever the metadata says so. Lives in the event loop."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        is_distrusted: Callable[[], bool],
+        on_rearranged: Callable[[], None],
+    ) -> None:
+        """`on_rearranged` is called when a change that took time is over."""
+        self._replica = replica
+        self._log = replica.log
+        self._is_distrusted = is_distrusted
+        self._on_rearranged = on_rearranged
+        self._trim: asyncio.Task[None] | None = None
+        self._start_wanted = Offset(-1)
+        self._work: asyncio.Task[None] | None = None
+        self.on_durable: Callable[[], None] | None = None
+        """Called when the replica's durable end has moved."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a change of the log is under way."""
+        return self._work is not None
+
+    def close(self) -> None:
+        """Stop what can be stopped."""
+        if self._trim is not None:
+            self._trim.cancel()
+
+    async def until_idle(self) -> None:
+        """Return when no change of the log is under way."""
+        for task in (self._work, self._trim):
+            if task is not None:
+                await asyncio.wait([task])
+
+    def position(self) -> FetchPosition:
+        """Where this follower stands. Raises LogError: NO_LEADER, NOT_READY while it changes."""
+        self._require_following(self._replica.image.leader_epoch)
+        log = self._log
+        return FetchPosition(
+            self._replica.image.leader_epoch,
+            log.log_end_offset,
+            log.last_epoch,
+            self._replica.durable_end,
+            log.durable_log_start,
+        )
+
+    def append_fetched_now(
+        self,
+        data: Buffer,
+        *,
+        leader_epoch: LeaderEpoch,
+        high_watermark: Offset,
+        log_start_offset: Offset,
+    ) -> bool:
+        """Append what the leader of that epoch has sent, if it can be done without waiting.
+
+        Raises LogError: NO_LEADER, CORRUPT_BATCH, DISK_FULL, STORAGE_FAILED.
+        """
+        self._require_following(leader_epoch)
+        if not self._log.append_fetched_now(data, leader_epoch):
+            return False
+        self._fetched(len(data), high_watermark, log_start_offset)
+        return True
+
+    async def append_fetched(
+        self,
+        data: Buffer,
+        *,
+        leader_epoch: LeaderEpoch,
+        high_watermark: Offset,
+        log_start_offset: Offset,
+    ) -> None:
+        """As `append_fetched_now`, also where a segment must be begun first."""
+        self._require_following(leader_epoch)
+        await self._rearrange(self._log.append_fetched(data, leader_epoch))
+        if self._replica.image.leader_epoch == leader_epoch and self._replica.closed is None:
+            self._fetched(len(data), high_watermark, log_start_offset)
+
+    def _fetched(self, size_bytes: int, high_watermark: Offset, log_start_offset: Offset) -> None:
+        self._replica.bytes.appended(self._log.log_end_offset, size_bytes)
+        self._learn(high_watermark, log_start_offset)
+        if self._log.flush_mode is FlushMode.ASYNC and self.on_durable is not None:
+            self.on_durable()
+
+    def learned(
+        self, *, leader_epoch: LeaderEpoch, high_watermark: Offset, log_start_offset: Offset
+    ) -> None:
+        """Take over the leader's marks. Raises LogError(NO_LEADER)."""
+        self._require_following(leader_epoch)
+        self._learn(high_watermark, log_start_offset)
+
+    def _learn(self, high_watermark: Offset, log_start_offset: Offset) -> None:
+        known = min(high_watermark, self._log.log_end_offset)
+        if known > self._replica.high_watermark:
+            self._replica.move_high_watermark(known)
+        start = min(log_start_offset, self._replica.high_watermark)
+        if start > self._log.log_start_offset:
+            if self._trim is not None:
+                self._start_wanted = max(self._start_wanted, start)
+            else:
+                # Not the larger of both: what was wanted of another log is nobody's wish any more.
+                self._start_wanted = start
+                self._trim = asyncio.get_running_loop().create_task(self._follow_start())
+
+    async def _follow_start(self) -> None:
+        done = Offset(-1)
+        try:
+            # What comes meanwhile may be the last that is heard of it.
+            while self._start_wanted > done:
+                done = self._start_wanted
+                await self._log.delete_records_before(done)
+        except LogError as error:
+            # The leader's next marks ask for it again; a log that failed has said so itself.
+            logger.info("%s: the log start cannot follow: %s", self._replica.name, error.message)
+        finally:
+            self._trim = None
+        if self.on_durable is not None:
+            self.on_durable()
+
+    async def truncate_for(self, diverging: Diverging, *, leader_epoch: LeaderEpoch) -> None:
+        """Cut what the leader of that epoch does not have, as far as its answer tells.
+
+        Raises LogError: NO_LEADER; ILLEGAL_STATE if committed records would be lost by it, or
+        nothing would come of it; STORAGE_FAILED.
+        """
+        self._require_following(leader_epoch)
+        log = self._log
+        point = divergence.truncation_point(
+            log.leader_epochs,
+            log_start=log.log_start_offset,
+            log_end=log.log_end_offset,
+            diverging=diverging,
+        )
+        if point >= log.log_end_offset:
+            raise LogError(ILLEGAL_STATE, f"{self._replica.name}: {diverging} is no reason to cut.")
+        self._require_expendable(point)
+        logger.info(
+            "%s: cut from %d back to %d, where leader epoch %d says that the logs part",
+            self._replica.name,
+            log.log_end_offset,
+            point,
+            leader_epoch,
+        )
+        await self._rearrange(log.truncate_to(point))
+
+    async def restart_at(
+        self, offset: Offset, *, producers: bytes, leader_epoch: LeaderEpoch
+    ) -> None:
+        """See `Partition.restart_at`."""
+        self._require_following(leader_epoch)
+        if offset < self._replica.high_watermark:
+            self._require_expendable(offset)
+        logger.info(
+            "%s: restarting at %d, where the leader's log begins", self._replica.name, offset
+        )
+        await self._rearrange(self._log.restart_at(offset, producers))
+
+    def _require_expendable(self, point: Offset) -> None:
+        """Whatever is cut must never have been committed, unless the metadata says that it is lost.
+
+        That is: the leader, or one before it whose log this replica has not followed, was elected
+        without having all records, because a topic or an operator asked for it.
+        """
+        if point >= self._replica.high_watermark:
+            return
+        own = self._log.leader_epochs.latest
+        if own is not None and self._replica.image.unclean_epoch <= own.epoch:
+            raise LogError(
+                ILLEGAL_STATE,
+                f"{self._replica.name}: the leader lacks committed records from {point} to "
+                f"{self._replica.high_watermark}, and was elected as if it had them: nothing is "
+                "cut.",
+            )
+        logger.error(
+            "%s: the records from %d to %d were committed, and are lost: leader epoch %d began "
+            "with an unclean election",
+            self._replica.name,
+            point,
+            self._replica.high_watermark,
+            self._replica.image.unclean_epoch,
+        )
+
+    async def _rearrange(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something to a follower's log during which nobody must lead by it."""
+        assert self._work is None, "one at a time"
+        self._work = task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._rearranged)
+        await asyncio.shield(task)
+
+    def _rearranged(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            # Whoever waited is told; if nobody waits any more, it must not be lost silently.
+            error = task.exception()
+            if error is not None and not isinstance(error, LogError):
+                logger.critical("%s: rearranging failed", self._replica.name, exc_info=error)
+        self._work = None
+        self._replica.bytes.cut(self._log.log_end_offset)
+        self._replica.high_watermark = min(self._replica.high_watermark, self._log.log_end_offset)
+        self._replica.high_watermark = max(self._replica.high_watermark, self._log.log_start_offset)
+        self._log.high_watermark = self._replica.high_watermark
+        self._on_rearranged()
+
+    def _require_following(self, leader_epoch: LeaderEpoch) -> None:
+        replica = self._replica
+        replica.require_open()
+        row = replica.image
+        if row.leader == replica.host.broker_id or row.leader_epoch != leader_epoch:
+            raise LogError(NO_LEADER, f"{replica.name}: not followed in epoch {leader_epoch}.")
+        if self.is_busy or self._is_distrusted():
+            raise LogError(NOT_READY, f"{replica.name}: its log is not ready to follow.")

@@ -1,0 +1,213 @@
+"""The follower's side of the streams: which partitions are followed, and from whom.
+
+One connection goes to each node that leads partitions followed here; each partition on it is a
+state machine of its own (follower_replica.py). `follow` and `unfollow` are called as metadata is
+applied, and never wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from raftlog.metadata.image import BrokerImage
+from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
+from raftlog.replication.leader_connection import LeaderLink
+from raftlog.replication.replica_fetcher import FollowedReplica, FollowState
+from raftlog.replication.stream_protocol import PROTOCOL, Hello
+from raftlog.replication.stream_replicas import FollowingReplica
+from raftlog.replication.stream_settings import StreamSettings
+from raftlog.world import Clock, Randomness
+from raftlog.world.network import Network
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """The way to one leader, for metrics and status."""
+
+    broker_id: BrokerId
+    is_connected: bool
+    replicas: int
+    following: int
+    """Those of them whose subscription the leader has accepted."""
+    failed: int
+    """Those whose storage failed."""
+    bytes_held: int
+    """Received and not appended yet."""
+    corrupt_count: int
+    """How often batches came that are damaged, or not those that belong there."""
+    rejection: str | None
+    """Why the leader does not let this node in."""
+
+
+class FollowerStreams:
+    """All that this node follows. Lives in the event loop; not for other threads."""
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        clock: Clock,
+        randomness: Randomness,
+        broker_id: BrokerId,
+        directory_id: str,
+        cluster_id: Callable[[], str | None],
+        own_epoch: Callable[[], BrokerEpoch | None],
+        settings: StreamSettings | None = None,
+    ) -> None:
+        """`own_epoch`: this node's, None before it is registered; then nobody is called."""
+        self.network = network
+        self.clock = clock
+        self.randomness = randomness
+        self.settings = settings or StreamSettings()
+        self._broker_id = broker_id
+        self._directory_id = directory_id
+        self._cluster_id = cluster_id
+        self._own_epoch = own_epoch
+        self._links: dict[BrokerId, LeaderLink] = {}
+        self._replicas: dict[tuple[TopicId, PartitionId], FollowedReplica] = {}
+        # Not a set: the order in which tasks are cancelled must not depend on their addresses.
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._is_closed = False
+        self._bytes_received = 0
+        """On links that are no more."""
+
+    def follow(self, partition: FollowingReplica, leader: BrokerImage) -> None:
+        """Keep the replica up with its leader from now on.
+
+        To be called whenever the leader, its epoch, or what is known of the leader's broker has
+        changed. Harmless if nothing has.
+        """
+        assert leader.broker_id != self._broker_id
+        if self._is_closed:
+            return
+        link = self._links.get(leader.broker_id)
+        if link is None:
+            link = self._links[leader.broker_id] = LeaderLink(self, leader)
+        elif leader != link.leader:
+            link.retarget(leader)
+        key = (partition.topic_id, partition.partition)
+        replica = self._replicas.get(key)
+        if replica is not None and replica.partition is not partition:
+            # Repaired: another log, and the old one's task is nobody's concern.
+            self._unfollow(replica)
+            replica = None
+        if replica is None:
+            replica = self._replicas[key] = FollowedReplica(partition, link)
+            link.add(replica)
+            replica.go()
+        elif (
+            replica.is_retired
+            or replica.link is not link
+            or replica.leader_epoch != partition.leader_epoch
+        ):
+            old_link = replica.link
+            replica.follow_anew(link)
+            if old_link is not link:
+                old_link.remove(replica)
+            link.add(replica)
+
+    def unfollow(self, partition: FollowingReplica) -> None:
+        """Do not keep the replica up any more. Harmless if it is not followed.
+
+        A change of its log that is under way goes on to its end.
+        """
+        replica = self._replicas.get((partition.topic_id, partition.partition))
+        if replica is not None and replica.partition is partition:
+            self._unfollow(replica)
+
+    async def close(self) -> None:
+        """End all connections and tasks. Harmless if done already."""
+        self._is_closed = True
+        for link in list(self._links.values()):
+            link.close("this node is stopping")
+        for replica in list(self._replicas.values()):
+            replica.retire()
+        self._links.clear()
+        for task in list(self._tasks):
+            task.cancel()
+        # Each one's failure is told by its callback.
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def state_of(self, topic_id: TopicId, partition: PartitionId) -> FollowState | None:
+        """How a replica stands; None if it is not followed."""
+        replica = self._replicas.get((topic_id, partition))
+        return None if replica is None or replica.is_retired else replica.state
+
+    def error_of(self, topic_id: TopicId, partition: PartitionId) -> str:
+        """Why a replica does not follow; empty if it does, or nothing went wrong yet."""
+        replica = self._replicas.get((topic_id, partition))
+        return "" if replica is None else replica.error
+
+    @property
+    def connected_count(self) -> int:
+        """Leaders that this node has a connection to."""
+        return sum(link.stream is not None for link in self._links.values())
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of batches received since the start."""
+        return self._bytes_received + sum(link.bytes_received for link in self._links.values())
+
+    def describe(self) -> list[LinkStatus]:
+        """All links, ascending by the leader's id."""
+        return [
+            LinkStatus(
+                broker_id=broker_id,
+                is_connected=link.stream is not None,
+                replicas=len(link.replicas),
+                following=_count(link, FollowState.FOLLOWING),
+                failed=_count(link, FollowState.FAILED),
+                bytes_held=link.held_bytes,
+                corrupt_count=link.corrupt_count,
+                rejection=link.rejection,
+            )
+            for broker_id, link in sorted(self._links.items())
+        ]
+
+    # LinkOwner
+
+    def hello(self) -> Hello | None:
+        """This node's, as of now; None before it is registered."""
+        epoch, cluster_id = self._own_epoch(), self._cluster_id()
+        if epoch is None or cluster_id is None:
+            return None
+        return Hello(PROTOCOL, self._broker_id, epoch, self._directory_id, cluster_id)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Start a task whose failure ends the process."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def replica_over(self, replica: FollowedReplica) -> None:
+        """The task of a replica that is not followed any more has ended."""
+        if self._replicas.get(replica.key) is replica:
+            del self._replicas[replica.key]
+
+    def link_over(self, link: LeaderLink) -> None:
+        """Nothing was followed on the link for long."""
+        del self._links[link.leader.broker_id]
+        self._bytes_received += link.bytes_received
+        link.close("nothing is followed there any more")
+
+    # Inner parts
+
+    def _unfollow(self, replica: FollowedReplica) -> None:
+        replica.retire()
+        replica.link.remove(replica)
+        if not replica.is_working:
+            del self._replicas[replica.key]
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled():
+            # What no task expects is a broken invariant: the loop's handler ends the process.
+            task.result()
+
+
+def _count(link: LeaderLink, state: FollowState) -> int:
+    return sum(1 for replica in link.replicas.values() if replica.state is state)

@@ -1,0 +1,318 @@
+"""One leader epoch of one partition, on the node that leads it: append, feed, commit.
+
+A `Leading` begins with its epoch and ends with it, for good. Order of an `acks=all` append: write →
+feed the followers, sync here → every replica in force has it durably → the high watermark passes →
+the writer is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from raftlog.metadata.image import PartitionImage
+from raftlog.record.batch import RecordBatch
+from raftlog.record.errors import (
+    ILLEGAL_STATE,
+    MAYBE_DELETED,
+    NO_LEADER,
+    NOT_ENOUGH_REPLICAS,
+    NOT_READY,
+    OFFSET_OUT_OF_RANGE,
+    OUT_OF_ORDER_SEQUENCE,
+    RETRIABLE,
+    LogError,
+    in_doubt,
+)
+from raftlog.record.types import BrokerId, Buffer, LeaderEpoch, Offset
+from raftlog.replication import divergence
+from raftlog.replication.divergence import BelowStart, Diverging, Feed, FetchPosition
+from raftlog.replication.leader_state import IsrWish, LeaderState
+from raftlog.replication.replica import Acks, Replica
+from raftlog.replication.waiters import CommitWaiters
+from raftlog.storage.config import FlushMode
+from raftlog.storage.log import AppendResult
+from raftlog.storage.results import ReadResult
+
+LOG_START_S: Final = 10.0
+"""How long deleting records waits for the in-sync replicas to follow."""
+
+
+class Leading:
+    """Acts as the leader of one epoch. Lives in the event loop."""
+
+    def __init__(self, replica: Replica) -> None:
+        """Begins the epoch in the log's history. Raises LogError(NO_LEADER) for an older one."""
+        row = replica.image
+        replica.log.become_leader(row.leader_epoch)
+        self._replica = replica
+        self._log = replica.log
+        self._ended: LogError | None = None
+        self._feeds: dict[BrokerId, Feed] = {}
+        self._commits = CommitWaiters(replica.name)
+        self._starts_awaited: list[tuple[Offset, asyncio.Future[None]]] = []
+        self.state = LeaderState(
+            replica.host.broker_id,
+            row,
+            epoch_start=replica.log.log_end_offset,
+            now=replica.host.clock.monotonic(),
+        )
+        self.advance()
+
+    @property
+    def feeds(self) -> Mapping[BrokerId, Feed]:
+        """The followers that are being fed."""
+        return self._feeds
+
+    def update(self, row: PartitionImage) -> None:
+        """Newer metadata of this epoch has been applied."""
+        unheard = self.state.update(row, self._replica.host.clock.monotonic())
+        for broker_id in list(self._feeds):
+            if broker_id not in row.replicas:
+                self._end_feed(broker_id, self._replica.not_led_here())
+            elif broker_id in unheard:
+                self._end_feed(broker_id, LogError(NOT_READY, "Ask anew: it may have changed."))
+        self.advance()
+        self._settle_starts()
+
+    def end(self, error: LogError) -> None:
+        """The epoch is over: everybody is told `error`, writers that their outcome is in doubt."""
+        self._ended = error
+        for broker_id in list(self._feeds):
+            self._end_feed(broker_id, error)
+        self._commits.fail(error)
+        awaited, self._starts_awaited = self._starts_awaited, []
+        for _, future in awaited:
+            if not future.done():
+                future.set_exception(in_doubt(error, MAYBE_DELETED))
+
+    def known_end_offset(self) -> Offset:
+        """See `Partition.known_end_offset`."""
+        self.require_lead_to_tell()
+        if self._replica.high_watermark < self.state.epoch_start:
+            raise LogError(
+                NOT_READY, f"{self._replica.name}: its new leader is not up to date yet."
+            )
+        return self._replica.high_watermark
+
+    def require_lead_to_tell(self) -> None:
+        """Raise LogError if another may lead by now, and have committed more than is known here.
+
+        A leader that was replaced without knowing it would tell an end that others are past.
+        """
+        if self._replica.may_be_led_elsewhere:
+            self._require_lead()
+
+    # Writers
+
+    async def append(
+        self, batches: Sequence[RecordBatch], *, acks: Acks, timeout_s: float
+    ) -> list[AppendResult]:
+        """Append batches, whole or not at all, and return once `acks` is fulfilled.
+
+        Raises LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED,
+        OUT_OF_ORDER_SEQUENCE and the like mean that nothing was written; RETRIABLE (not committed
+        within `timeout_s`) and STORAGE_FAILED mean that the outcome is unknown.
+        """
+        if acks is Acks.ALL:
+            self._require_enough_in_sync()
+            self._commits.require_room()
+        try:
+            results = await self._log.append(
+                batches, self.state.row.leader_epoch, guard=self._require_lead
+            )
+        except LogError as error:
+            if error.entry is OUT_OF_ORDER_SEQUENCE and self._replica.may_be_led_elsewhere:
+                await self._confirm_lead()
+            raise
+        if self._log.flush_mode is FlushMode.ASYNC:
+            self.advance()
+        if acks is Acks.ALL:
+            # The append may have waited for a new segment, and the lead be lost behind it: whoever
+            # began to wait now would not be told.
+            if self._ended is not None:
+                raise in_doubt(self._ended)
+            last_offset = max(result.last_offset for result in results)
+            if last_offset >= self._replica.high_watermark:
+                await self._commits.wait(last_offset, timeout_s)
+        return results
+
+    def _require_enough_in_sync(self) -> None:
+        replica = self._replica
+        if len(replica.image.isr) < replica.min_insync_replicas:
+            raise LogError(
+                NOT_ENOUGH_REPLICAS,
+                f"{replica.name} has {len(replica.image.isr)} in-sync replicas; "
+                f"min.insync.replicas is {replica.min_insync_replicas}.",
+            )
+
+    def _require_lead(self) -> None:
+        """Asked at the moment of writing: still this leader, in this epoch, in time?"""
+        if self._ended is not None:
+            raise LogError(self._ended.entry, self._ended.message)
+        if not self._replica.host.may_act():
+            # Asked, not told: a process that was stopped finds what waited for it before it is
+            # told that its time as a leader is over (promise 7).
+            raise LogError(
+                NO_LEADER, f"{self._replica.name}: this node has lost touch with the controller."
+            )
+
+    async def _confirm_lead(self) -> None:
+        """Raise LogError if another node leads by now, or that cannot be found out.
+
+        One that was replaced without knowing it lacks what was written since, and takes a producer
+        that goes on for one that left something out, for which no producer can do anything.
+        """
+        await self._replica.host.confirm()
+        if self._ended is not None:
+            raise LogError(self._ended.entry, self._ended.message)
+
+    async def delete_records(self, before: Offset) -> Offset:
+        """Make the records below `before` unreadable for good; return the new log start offset.
+
+        -1 means all committed records. When it returns it is durable here, and every in-sync
+        replica has done the same. Raises LogError; RETRIABLE: not all replicas have, yet.
+        """
+        target = self._replica.high_watermark if before == -1 else before
+        if target < 0 or target > self._replica.high_watermark:
+            raise LogError(
+                OFFSET_OUT_OF_RANGE,
+                f"Records of {self._replica.name} can be deleted up to the high watermark "
+                f"{self._replica.high_watermark}, not up to {before}.",
+            )
+        start = await self._log.delete_records_before(target)
+        for feed in self._feeds.values():
+            feed.marks_moved()
+        if self._ended is None and not self.state.all_begin_at(target):
+            await self._all_begin_at(target)
+        return start
+
+    async def _all_begin_at(self, target: Offset) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._starts_awaited.append((target, future))
+        try:
+            async with asyncio.timeout(LOG_START_S):
+                await future
+        except TimeoutError:
+            raise LogError(
+                RETRIABLE,
+                f"{self._replica.name}: not every in-sync replica has deleted the records yet.",
+            ) from None
+        finally:
+            self._starts_awaited = [each for each in self._starts_awaited if each[1] is not future]
+
+    # Committing
+
+    def on_appended(
+        self, base: Offset, following: Offset, buffers: Sequence[Buffer], size_bytes: int
+    ) -> None:
+        """The log has grown."""
+        self.state.appended(base, self._replica.host.clock.monotonic())
+        for feed in self._feeds.values():
+            feed.appended(base, following, buffers, size_bytes)
+
+    def advance(self) -> None:
+        """Something that counts has become durable, or who counts has changed."""
+        replica = self._replica
+        end = self.state.committed_end(
+            replica.durable_end, min_insync_replicas=replica.min_insync_replicas
+        )
+        if end is None or end <= replica.high_watermark:
+            return
+        replica.move_high_watermark(end)
+        self._commits.committed(end)
+        for feed in self._feeds.values():
+            feed.marks_moved()
+
+    # Followers of this leader
+
+    def attach(self, feed: Feed, position: FetchPosition) -> Diverging | BelowStart | None:
+        """Begin to feed a follower that stands at `position`; None if its log is a part of ours.
+
+        Otherwise nothing has begun. Raises LogError: NO_LEADER if this is not the leader of that
+        epoch any more, NOT_READY if it is not yet, ILLEGAL_STATE for who is no replica.
+        """
+        epoch = self.state.row.leader_epoch
+        if position.leader_epoch > epoch:
+            raise LogError(NOT_READY, f"{self._replica.name}: that leader epoch is not known yet.")
+        if position.leader_epoch < epoch:
+            raise LogError(NO_LEADER, f"{self._replica.name}: that leader epoch is over.")
+        if feed.broker_id not in self.state.followers:
+            raise LogError(
+                ILLEGAL_STATE, f"{self._replica.name} has no replica on {feed.broker_id}."
+            )
+        answer = divergence.compare(
+            self._log.leader_epochs,
+            log_start=self._log.log_start_offset,
+            log_end=self._log.log_end_offset,
+            position=position,
+        )
+        if answer is not None:
+            return answer
+        before = self._feeds.get(feed.broker_id)
+        if before is not None:
+            self._end_feed(feed.broker_id, LogError(NO_LEADER, "The follower has asked anew."))
+        self._feeds[feed.broker_id] = feed
+        self.acked(feed, position.durable_end, position.log_start_offset)
+        return None
+
+    def detach(self, feed: Feed) -> None:
+        """Stop feeding; harmless if that is done already."""
+        if self._feeds.get(feed.broker_id) is feed:
+            del self._feeds[feed.broker_id]
+
+    def _end_feed(self, broker_id: BrokerId, error: LogError) -> None:
+        self._feeds.pop(broker_id).ended(error)
+
+    def acked(self, feed: Feed, durable_end: Offset, log_start_offset: Offset) -> None:
+        """A follower has everything below `durable_end` durably, and begins at that offset."""
+        if self._feeds.get(feed.broker_id) is not feed:
+            return
+        state = self.state
+        broker = self._replica.host.brokers().get(feed.broker_id)
+        if broker is None or broker.broker_epoch != feed.broker_epoch:
+            # Of another incarnation: what this one has says nothing of what that one has.
+            return
+        state.acked(
+            feed.broker_id,
+            feed.broker_epoch,
+            durable_end=durable_end,
+            log_start_offset=log_start_offset,
+            log_end=self._log.log_end_offset,
+            now=self._replica.host.clock.monotonic(),
+        )
+        self.advance()
+        self._settle_starts()
+        if feed.broker_id not in state.row.isr and state.may_enter(
+            feed.broker_id, broker, self._replica.high_watermark
+        ):
+            self._replica.host.on_isr_wish(self._replica.topic_id, self._replica.image.partition)
+
+    def _settle_starts(self) -> None:
+        if not self._starts_awaited:
+            return
+        for target, future in self._starts_awaited:
+            if self.state.all_begin_at(target) and not future.done():
+                future.set_result(None)
+        self._starts_awaited = [each for each in self._starts_awaited if not each[1].done()]
+
+    def producers_below(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> bytes:
+        """See `Partition.producers_below`."""
+        if leader_epoch != self.state.row.leader_epoch:
+            raise LogError(NO_LEADER, f"{self._replica.name}: that leader epoch is over.")
+        return self._log.producers_below(offset)
+
+    async def read_uncommitted(self, offset: Offset, *, max_bytes: int) -> ReadResult:
+        """Batches up to the end of the log, for followers. Raises LogError."""
+        return await self._log.read(offset, end=self._log.log_end_offset, max_bytes=max_bytes)
+
+    def isr_wish(self, lag_max_s: float) -> IsrWish | None:
+        """The in-sync set that this leader wants now, if it is another one."""
+        return self.state.wish(
+            self._replica.host.brokers(),
+            high_watermark=self._replica.high_watermark,
+            log_end=self._log.log_end_offset,
+            now=self._replica.host.clock.monotonic(),
+            lag_max_s=lag_max_s,
+        )

@@ -1,0 +1,437 @@
+"""One follower's connection, as the leader holds it: its feeds, its window, its marks.
+
+A feed is *live* when everything in the log was sent: then what is appended goes out within the
+append itself, from memory. It falls *behind* when the window is full, or an append is too long, and
+is then read from the log by the pump (feed_pump.py) until it has caught up. Appends happen in the
+event loop, so between "it has sent everything" and "it is live" nothing can be appended.
+
+The window counts the bytes that were sent and not acknowledged, of all feeds together; it bounds
+what waits in the connection, and what the follower may have to hold. Marks are gathered for a few
+milliseconds, as `Data` mostly carries them anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+from raftlog.record.errors import NOT_READY, LogError
+from raftlog.record.types import (
+    BrokerEpoch,
+    BrokerId,
+    Buffer,
+    LeaderEpoch,
+    Offset,
+    PartitionId,
+    TopicId,
+)
+from raftlog.replication.catch_up_reader import FeedPump, Throttle
+from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
+from raftlog.replication.stream_liveness import Liveness
+from raftlog.replication.stream_protocol import (
+    ENTRIES_MAX,
+    MORE,
+    Acks,
+    Diverged,
+    Marks,
+    Message,
+    Ping,
+    ProtocolError,
+    Refused,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    decode_from_follower,
+    encode,
+    encode_data,
+)
+from raftlog.replication.stream_replicas import LedReplica
+from raftlog.replication.stream_settings import StreamSettings
+from raftlog.world import Clock
+from raftlog.world.network import Connection
+
+FEEDS_MAX: Final = 200_000
+"""Partitions on one connection."""
+MESSAGE_CHARACTERS_MAX: Final = 1000
+"""Of an error that is sent."""
+
+logger = logging.getLogger(__name__)
+
+
+class Spawn(Protocol):
+    """Starts a task whose failure ends the process."""
+
+    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Start it."""
+        ...
+
+
+class StreamFeed:
+    """One partition on a session. Satisfies `Feed`."""
+
+    __slots__ = (
+        "_session",
+        "acked_end",
+        "broker_epoch",
+        "broker_id",
+        "handle",
+        "high_watermark",
+        "is_behind",
+        "is_ended",
+        "log_start_offset",
+        "read_offset",
+        "replica",
+        "restart",
+        "sent_end",
+        "unacked",
+    )
+
+    def __init__(
+        self,
+        session: FeedSession,
+        handle: int,
+        replica: LedReplica,
+        position: FetchPosition,
+    ) -> None:
+        self._session = session
+        self.broker_id = session.broker_id
+        self.broker_epoch = session.broker_epoch
+        self.handle = handle
+        self.replica = replica
+        self.sent_end = position.offset
+        """Where the follower's log ends once it has taken what was sent."""
+        self.read_offset = position.offset
+        """Where to go on reading: behind `sent_end` if nothing is left in between."""
+        self.acked_end = position.durable_end
+        self.unacked: deque[tuple[Offset, int]] | None = None
+        """What was sent and not acknowledged: where it ends, and its bytes. Made when it is needed:
+        an empty one is longer than all the rest, and most feeds are idle."""
+        self.high_watermark = Offset(-1)
+        """The last that was sent; so is the log start offset."""
+        self.log_start_offset = Offset(-1)
+        self.restart: tuple[Offset, LeaderEpoch] | None = None
+        """The follower is to begin anew there, as the leader of that epoch says: the pump tells it,
+        and until then the replica knows nothing of the feed."""
+        self.is_behind = True
+        self.is_ended = False
+
+    # Feed
+
+    def appended(
+        self,
+        base_offset: Offset,
+        next_offset: Offset,
+        buffers: Sequence[Buffer],
+        size_bytes: int,
+    ) -> None:
+        """Send what the log has grown by, or leave it to the pump."""
+        if self.is_behind or self.is_ended:
+            return
+        assert base_offset == self.read_offset, f"{base_offset} follows {self.read_offset}"
+        session = self._session
+        if session.takes_live(size_bytes):
+            session.send_data(self, next_offset, buffers, size_bytes)
+        else:
+            session.fell_behind(self)
+
+    def marks_moved(self) -> None:
+        """Have the marks sent soon."""
+        if not self.is_ended:
+            self._session.mark_soon(self)
+
+    def ended(self, error: LogError) -> None:
+        """Tell the follower, and forget the feed."""
+        self._session.refuse(self, error)
+
+
+class FeedSession:
+    """One follower's connection. Satisfies `Receiver`."""
+
+    def __init__(
+        self,
+        *,
+        connection: Connection,
+        broker_id: BrokerId,
+        broker_epoch: BrokerEpoch,
+        clock: Clock,
+        find: Callable[[TopicId, PartitionId], LedReplica | None],
+        throttle: Throttle,
+        settings: StreamSettings,
+        spawn: Spawn,
+        on_ended: Callable[[FeedSession], None],
+    ) -> None:
+        self.broker_id = broker_id
+        self.broker_epoch = broker_epoch
+        self.settings = settings
+        self.connection = connection
+        self.throttle = throttle
+        self.bytes_sent = 0
+        self.bytes_in_flight = 0
+        self.is_ended = False
+        self._find = find
+        self._on_ended = on_ended
+        self._feeds: dict[int, StreamFeed] = {}
+        self._handles: dict[tuple[TopicId, PartitionId], int] = {}
+        self._last_handle = 0
+        self._marks_due: dict[int, StreamFeed] = {}
+        self._marks_timer: asyncio.TimerHandle | None = None
+        self._liveness = Liveness(clock, settings)
+        self.behind: OrderedDict[int, StreamFeed] = OrderedDict()
+        """Feeds that the pump reads for, the next one first."""
+        self._pump = FeedPump(self, clock)
+        self._tasks = (
+            spawn(self._pump.run(), f"replication-pump-{broker_id}"),
+            spawn(self._watch(), f"replication-watch-{broker_id}"),
+        )
+
+    @property
+    def address(self) -> str:
+        """Where the follower is."""
+        return self.connection.address
+
+    @property
+    def feed_count(self) -> int:
+        """Partitions that are followed here."""
+        return len(self._feeds)
+
+    @property
+    def behind_count(self) -> int:
+        """Those that the pump reads for."""
+        return sum(1 for feed in self._feeds.values() if feed.is_behind)
+
+    # Receiver
+
+    def received(self, message: bytes) -> None:
+        """Take what the follower says."""
+        if self.is_ended:
+            return
+        self._liveness.heard = True
+        try:
+            decoded = decode_from_follower(message)
+            match decoded:
+                case Acks():
+                    self._on_acks(decoded)
+                case Subscribe():
+                    self._on_subscribe(decoded)
+                case Unsubscribe():
+                    self._on_unsubscribe(decoded)
+                case Ping():
+                    pass
+        except ProtocolError as error:
+            self.end(f"it does not keep to the protocol: {error}")
+
+    def closed(self) -> None:
+        """The connection is gone."""
+        self.end("the connection has ended")
+
+    def end(self, reason: str) -> None:
+        """End the session. Harmless if it has ended."""
+        if self.is_ended:
+            return
+        self.is_ended = True
+        logger.info("broker %d does not follow any more: %s", self.broker_id, reason)
+        for task in self._tasks:
+            task.cancel()
+        if self._marks_timer is not None:
+            self._marks_timer.cancel()
+        for feed in list(self._feeds.values()):
+            self._forget(feed)
+            feed.replica.detach(feed)
+        self.connection.close()
+        self._on_ended(self)
+
+    # What the follower says
+
+    def _on_acks(self, acks: Acks) -> None:
+        feeds = self._feeds
+        for handle, durable_end, log_start_offset in acks.ends:
+            feed = feeds.get(handle)
+            if feed is None:
+                if handle > self._last_handle:
+                    raise ProtocolError(f"handle {handle} was never given")
+                # It crossed with the feed's end.
+                continue
+            if not feed.acked_end <= durable_end <= feed.sent_end:
+                raise ProtocolError(
+                    f"{durable_end} is acknowledged, between {feed.acked_end} and {feed.sent_end}"
+                )
+            feed.acked_end = Offset(durable_end)
+            unacked = feed.unacked
+            while unacked and unacked[0][0] <= durable_end:
+                self.bytes_in_flight -= unacked.popleft()[1]
+            feed.replica.acked(feed, Offset(durable_end), Offset(log_start_offset))
+        self._pump.window_moved()
+
+    def _on_subscribe(self, message: Subscribe) -> None:
+        for subscription in message.subscriptions:
+            if subscription.handle <= self._last_handle:
+                raise ProtocolError(f"handle {subscription.handle} is used twice")
+            self._last_handle = subscription.handle
+            if len(self._feeds) >= FEEDS_MAX:
+                raise ProtocolError("it follows too many partitions")
+            self._subscribe(subscription)
+        # They say that the subscriptions were accepted.
+        self._send_marks()
+
+    def _subscribe(self, asked: Subscription) -> None:
+        partition = PartitionId(asked.partition)
+        key = (asked.topic_id, partition)
+        old = self._feeds.get(self._handles.get(key, 0))
+        if old is not None:
+            self._forget(old)
+            old.replica.detach(old)
+        replica = self._find(*key)
+        if replica is None:
+            # Not known yet, or not any more: the follower's metadata will tell it, or mine me.
+            self._send_refused(asked.handle, LogError(NOT_READY, "No such replica here."))
+            return
+        position = FetchPosition(
+            leader_epoch=asked.leader_epoch,
+            offset=asked.offset,
+            last_epoch=asked.last_epoch,
+            durable_end=asked.durable_end,
+            log_start_offset=asked.log_start_offset,
+        )
+        # Its log start may well be above: where a restart in the middle of a batch was interrupted.
+        if position.durable_end > position.offset:
+            raise ProtocolError(f"a replica cannot stand at {position}")
+        feed = StreamFeed(self, asked.handle, replica, position)
+        try:
+            answer = replica.attach(feed, position)
+        except LogError as error:
+            self._send_refused(asked.handle, error)
+            return
+        if isinstance(answer, Diverging):
+            self.send(Diverged(asked.handle, answer.epoch, answer.end_offset))
+            return
+        self._feeds[asked.handle] = feed
+        self._handles[key] = asked.handle
+        if isinstance(answer, BelowStart):
+            feed.restart = (answer.log_start_offset, asked.leader_epoch)
+            self.fell_behind(feed)
+        else:
+            self._marks_due[asked.handle] = feed
+            if feed.sent_end == replica.log_end_offset:
+                feed.is_behind = False
+            else:
+                self.fell_behind(feed)
+
+    def _on_unsubscribe(self, message: Unsubscribe) -> None:
+        for handle in message.handles:
+            if handle > self._last_handle:
+                raise ProtocolError(f"handle {handle} was never given")
+            feed = self._feeds.get(handle)
+            if feed is not None:
+                self._forget(feed)
+                feed.replica.detach(feed)
+
+    # What feeds and the pump ask
+
+    def takes_live(self, size_bytes: int) -> bool:
+        """Whether an append of that size may be sent from memory."""
+        return (
+            self.bytes_in_flight + size_bytes <= self.settings.window_bytes
+            and size_bytes <= self.settings.live_bytes_max
+        )
+
+    def fell_behind(self, feed: StreamFeed) -> None:
+        """Have the pump read for the feed."""
+        feed.is_behind = True
+        self.behind[feed.handle] = feed
+        self._pump.wake()
+
+    def send_data(
+        self,
+        feed: StreamFeed,
+        next_offset: Offset,
+        buffers: Iterable[Buffer],
+        size_bytes: int,
+        flags: int = 0,
+    ) -> None:
+        """Send what follows on `sent_end`; with MORE in `flags`, a piece of it."""
+        replica = feed.replica
+        feed.high_watermark = replica.high_watermark
+        feed.log_start_offset = replica.log_start_offset
+        self.connection.send(
+            encode_data(
+                feed.handle,
+                feed.sent_end,
+                next_offset,
+                feed.high_watermark,
+                feed.log_start_offset,
+                buffers,
+                flags,
+            )
+        )
+        self._liveness.sent = True
+        self.bytes_sent += size_bytes
+        self.bytes_in_flight += size_bytes
+        if feed.unacked is None:
+            feed.unacked = deque()
+        feed.unacked.append((next_offset, size_bytes))
+        if not flags & MORE:
+            feed.sent_end = feed.read_offset = next_offset
+
+    def mark_soon(self, feed: StreamFeed) -> None:
+        """Have the feed's marks sent within a few milliseconds, unless data carries them."""
+        self._marks_due[feed.handle] = feed
+        if self._marks_timer is None:
+            self._marks_timer = asyncio.get_running_loop().call_later(
+                self.settings.marks_s, self._send_marks
+            )
+
+    def refuse(self, feed: StreamFeed, error: LogError) -> None:
+        """Tell the follower why it gets nothing more, and forget the feed. It is detached."""
+        if not feed.is_ended:
+            self._forget(feed)
+            self._send_refused(feed.handle, error)
+
+    def restarted(self, feed: StreamFeed) -> None:
+        """The follower was told to begin anew. It will ask again."""
+        self._forget(feed)
+
+    def send(self, message: Message) -> None:
+        """Send anything but data."""
+        self._liveness.sent = True
+        self.connection.send(encode(message))
+
+    # Inner parts
+
+    def _send_marks(self) -> None:
+        if self._marks_timer is not None:
+            self._marks_timer.cancel()
+            self._marks_timer = None
+        due, self._marks_due = self._marks_due, {}
+        marks: list[tuple[int, int, int]] = []
+        for handle, feed in due.items():
+            if self._feeds.get(handle) is not feed:
+                continue
+            high_watermark = feed.replica.high_watermark
+            log_start_offset = feed.replica.log_start_offset
+            if high_watermark != feed.high_watermark or log_start_offset != feed.log_start_offset:
+                feed.high_watermark = high_watermark
+                feed.log_start_offset = log_start_offset
+                marks.append((handle, high_watermark, log_start_offset))
+        for start in range(0, len(marks), ENTRIES_MAX):
+            self.send(Marks(marks[start : start + ENTRIES_MAX]))
+
+    def _send_refused(self, handle: int, error: LogError) -> None:
+        message = error.message[:MESSAGE_CHARACTERS_MAX]
+        self.send(Refused(handle, error.entry.code, message))
+
+    def _forget(self, feed: StreamFeed) -> None:
+        feed.is_ended = True
+        del self._feeds[feed.handle]
+        key = (feed.replica.topic_id, feed.replica.partition)
+        if self._handles.get(key) == feed.handle:
+            del self._handles[key]
+        self.behind.pop(feed.handle, None)
+        self.bytes_in_flight -= sum(size_bytes for _, size_bytes in feed.unacked or ())
+        self._pump.window_moved()
+
+    async def _watch(self) -> None:
+        await self._liveness.watch(lambda: self.send(Ping()))
+        self.end("it has been silent for too long")

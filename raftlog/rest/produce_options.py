@@ -1,0 +1,112 @@
+"""How a produce request wants its records written: acks, timeout, idempotence.
+
+The options stand in the query or in the body, whichever suits the writer; not in both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from raftlog.http.request import Request, choice_parameter, integer_parameter
+from raftlog.http.routing import QueryParameter
+from raftlog.http.settings import ServerLimits
+from raftlog.record.errors import BAD_REQUEST, LogError
+from raftlog.record.types import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    ProducerEpoch,
+    ProducerId,
+)
+from raftlog.replication.partition import Acks
+from raftlog.rest.json_records import EPOCH_MAX, INT32_MAX, ProduceBody
+
+ACKS = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NONE}
+
+QUERY = (
+    QueryParameter("acks", str, "all (or -1), 1, 0: how safe the records are on success.", "all"),
+    QueryParameter("timeout", int, "Milliseconds to wait for the acknowledgements."),
+)
+IDEMPOTENT_QUERY = (
+    *QUERY,
+    QueryParameter("producer_id", int, "With producer_epoch and sequence: a repeat is not written "
+                   "again, but answered with the first one's offsets."),
+    QueryParameter("producer_epoch", int, "Incarnation of the producer id."),
+    QueryParameter("sequence", int, "Number of the first record, counted on by each record of this "
+                   "producer to this partition."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceOptions:
+    """How a request wants its records written."""
+
+    acks: Acks
+    timeout_s: float
+    producer_id: ProducerId = NO_PRODUCER_ID
+    producer_epoch: ProducerEpoch = NO_PRODUCER_EPOCH
+    sequence: int = NO_SEQUENCE
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether the records carry a producer id and sequence numbers."""
+        return self.producer_id != NO_PRODUCER_ID
+
+
+@lru_cache(maxsize=16)
+def _defaults(timeout_ms: int) -> ProduceOptions:
+    return ProduceOptions(Acks.ALL, timeout_ms / 1000)
+
+
+def produce_options(request: Request, limits: ServerLimits) -> ProduceOptions:
+    """Options from the query: acks and timeout (ms). Raises LogError BAD_REQUEST."""
+    if not request.query_text:
+        return _defaults(limits.produce_timeout_ms_default)
+    acks = choice_parameter(request, "acks", "all", ACKS)
+    timeout_ms = integer_parameter(request, "timeout", limits.produce_timeout_ms_default)
+    return ProduceOptions(ACKS[acks], _timeout_s(timeout_ms, limits))
+
+
+def idempotent_options(request: Request, body: ProduceBody, limits: ServerLimits) -> ProduceOptions:
+    """Options from query and body: acks, timeout (ms), producer_id, producer_epoch, sequence.
+
+    Raises LogError BAD_REQUEST for one that is wrong, or in both, or for half an identity.
+    """
+    options = produce_options(request, limits)
+    if not request.query_text and not body.has_options():
+        return options
+    given = request.query_parameters
+    for name in ("acks", "timeout", "producer_id", "producer_epoch", "sequence"):
+        if name in given and getattr(body, name) is not None:
+            raise LogError(BAD_REQUEST, f"{name} is given in the query and in the body.")
+    acks, timeout_s = options.acks, options.timeout_s
+    if body.acks is not None:
+        chosen = ACKS.get(str(body.acks))
+        if chosen is None:
+            raise LogError(BAD_REQUEST, f"acks must be all, -1, 0 or 1, not {body.acks!r:.40}.")
+        acks = chosen
+    if body.timeout is not None:
+        timeout_s = _timeout_s(body.timeout, limits)
+    producer_id = _identity(request, "producer_id", body.producer_id)
+    epoch = _identity(request, "producer_epoch", body.producer_epoch, EPOCH_MAX)
+    sequence = _identity(request, "sequence", body.sequence, INT32_MAX)
+    missing = (producer_id, epoch, sequence).count(-1)
+    if missing not in (0, 3):
+        raise LogError(
+            BAD_REQUEST,
+            "producer_id, producer_epoch and sequence go together: give all three, or none.",
+        )
+    return ProduceOptions(acks, timeout_s, ProducerId(producer_id), ProducerEpoch(epoch), sequence)
+
+
+def _timeout_s(timeout_ms: int, limits: ServerLimits) -> float:
+    return min(timeout_ms, limits.produce_timeout_ms_max) / 1000
+
+
+def _identity(request: Request, name: str, in_body: int | None, maximum: int = 2**63 - 1) -> int:
+    if in_body is not None:
+        return in_body
+    if name not in request.query_parameters:
+        return -1
+    return integer_parameter(request, name, -1, maximum=maximum)

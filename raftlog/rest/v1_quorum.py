@@ -1,0 +1,335 @@
+"""The metadata quorum and the nodes of the cluster: who they are, and who has a vote.
+
+Both reads answer what *this* node knows, without asking anybody, so that they work when nothing
+else does: also on a node that has been started and waits for a quorum. Only the leader knows how
+far the others are: elsewhere `match_index` and `lag` are null for all but the node itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from raftlog.http.body import read_json
+from raftlog.http.context import ServerContext
+from raftlog.http.request import Request, whole_number
+from raftlog.http.responses import empty_response, json_response
+from raftlog.http.routing import Route
+from raftlog.metadata.image import BrokerImage
+from raftlog.raft import PeerStatus, QuorumStatus
+from raftlog.raft.voters import NODE_ID_MAX
+from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, NOT_FOUND, RETRIABLE, LogError
+from raftlog.record.types import BrokerId
+
+NodeNumber = Annotated[int, Meta(ge=1, le=NODE_ID_MAX)]
+
+
+class QuorumMember(msgspec.Struct, frozen=True):
+    """A member of the quorum. What is not known here is null."""
+
+    node_id: int
+    host: str | None
+    port: int | None
+    directory_id: str | None
+    """Identity of its data directory."""
+    is_leader: bool
+    connected: bool
+    """Whether this node is in touch with it; true for the node itself."""
+    match_index: int | None
+    """Newest log entry known to be durable there."""
+    lag: int | None
+    """Entries of the log that it has not been seen to hold."""
+    last_heard_ms: int | None
+    """Milliseconds since anything came from it; 0 for the node itself."""
+
+
+class QuorumView(msgspec.Struct, frozen=True):
+    """The quorum as the node `node_id` sees it."""
+
+    cluster_id: str
+    node_id: int
+    leader_id: int | None
+    term: int
+    is_active: bool
+    """Whether this node is the active controller."""
+    last_index: int
+    commit_index: int
+    applied_index: int
+    voters: list[QuorumMember]
+    observers: list[QuorumMember]
+    """Members without a vote that this node is in touch with, and itself if it has none."""
+
+
+class NodeView(msgspec.Struct, frozen=True):
+    """A node of the cluster. What is not known here is null."""
+
+    node_id: int
+    host: str | None
+    port: int | None
+    rack: str | None
+    directory_id: str | None
+    broker_epoch: int | None
+    """Of its last start; null if it never registered."""
+    fenced: bool | None
+    """Whether the controller keeps it from leading partitions; null if it never registered."""
+    maintenance: bool | None
+    """Whether it is to lead nothing that others can; null if it never registered."""
+    can_write: bool | None
+    """Whether its disk takes writes, as far as is known here: if it is full or hangs, others lead
+    what they can. Null if it never registered."""
+    decommissioning: bool | None
+    """Whether all it holds is to move to others; null if it never registered."""
+    led: int
+    """Partitions that it leads."""
+    held: int
+    """Partitions of which it has a replica."""
+    is_voter: bool
+    is_controller: bool
+    connected: bool
+    software_version: str | None
+
+
+class NodeList(msgspec.Struct, frozen=True):
+    """The nodes of the cluster, by number."""
+
+    nodes: list[NodeView]
+
+
+class NewVoter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The node to be given a vote. It must be connected, as an observer."""
+
+    node_id: NodeNumber
+
+
+class LeadershipTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The voter that shall lead; null: whichever is furthest, of the others."""
+
+    node_id: NodeNumber | None = None
+
+
+_NEW_VOTER = msgspec.json.Decoder(NewVoter)
+_TRANSFER = msgspec.json.Decoder(LeadershipTransfer)
+
+
+async def get_quorum(_request: Request, context: ServerContext) -> web.StreamResponse:
+    """Answer this node's view of the quorum."""
+    return json_response(_Members(context).view())
+
+
+async def list_nodes(_request: Request, context: ServerContext) -> web.StreamResponse:
+    """Answer every node that registered, votes, or is connected."""
+    return json_response(_Members(context).nodes())
+
+
+async def add_voter(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Give an observer a vote."""
+    new = await read_json(request, context, _NEW_VOTER)
+    await context.services.quorum.add_voter(new.node_id)
+    return empty_response()
+
+
+async def remove_voter(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Take a voter's vote."""
+    node_id = node_number(request.path_parameters["node"])
+    # Whether it is a voter only the leader knows: a voter added just now may be unknown here.
+    await context.services.quorum.remove_voter(node_id)
+    return empty_response()
+
+
+async def remove_node(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Forget a node that is gone for good, so that its id may come with another directory."""
+    node_id = node_number(request.path_parameters["node"])
+    await context.services.metadata.unregister_broker(BrokerId(node_id))
+    return empty_response()
+
+
+async def transfer_leadership(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Let another voter lead the quorum, and so be the active controller."""
+    wanted = await read_json(request, context, _TRANSFER)
+    await context.services.quorum.transfer_leadership(wanted.node_id)
+    return empty_response()
+
+
+class _Members:
+    """The quorum's status, peers, voters and brokers of one moment, put together."""
+
+    def __init__(self, context: ServerContext) -> None:
+        services = context.services
+        self._cluster_id = services.cluster_id
+        self._node_id = services.node_id
+        self._status: QuorumStatus = services.quorum.status()
+        self._peers = services.quorum.peers()
+        self._voters = services.quorum.voters
+        self._image = services.metadata.image
+        self._brokers = self._image.brokers
+        self._unwritable = services.metadata.unwritable
+
+    def view(self) -> QuorumView:
+        status = self._status
+        voter_ids = self._voters.ids
+        others = (self._peers.keys() | {self._node_id}) - voter_ids
+        return QuorumView(
+            cluster_id=self._cluster_id,
+            node_id=self._node_id,
+            leader_id=status.leader_id,
+            term=status.term,
+            is_active=status.is_active,
+            last_index=status.last_index,
+            commit_index=status.commit_index,
+            applied_index=status.applied_index,
+            voters=[self._member(node_id) for node_id in sorted(voter_ids)],
+            observers=[self._member(node_id) for node_id in sorted(others)],
+        )
+
+    def nodes(self) -> NodeList:
+        known = self._brokers.keys() | self._voters.ids | self._peers.keys()
+        # Few combinations stand for many partitions.
+        combinations = Counter(
+            (row.leader, row.replicas)
+            for topic in self._image.topics_by_id.values()
+            for row in topic.partitions
+        )
+        led: Counter[int] = Counter()
+        held: Counter[int] = Counter()
+        for (leader, replicas), count in combinations.items():
+            led[leader] += count
+            for broker_id in replicas:
+                held[broker_id] += count
+        return NodeList([self._node(each, led[each], held[each]) for each in sorted(known)])
+
+    def _member(self, node_id: int) -> QuorumMember:
+        status, peer = self._status, self._peers.get(node_id)
+        is_here = node_id == self._node_id
+        match_index = status.last_index if is_here else peer.match_index if peer else None
+        heard_ms = 0 if is_here else round(peer.last_heard_s * 1000) if peer else None
+        host, port = self._address(node_id)
+        return QuorumMember(
+            node_id=node_id,
+            host=host,
+            port=port,
+            directory_id=self._directory_id(node_id),
+            is_leader=node_id == status.leader_id,
+            connected=is_here or peer is not None,
+            match_index=match_index,
+            lag=None if match_index is None else max(status.last_index - match_index, 0),
+            last_heard_ms=heard_ms,
+        )
+
+    def _node(self, node_id: int, led: int, held: int) -> NodeView:
+        broker = self._broker(node_id)
+        host, port = self._address(node_id)
+        return NodeView(
+            node_id=node_id,
+            host=host,
+            port=port,
+            rack=broker.rack if broker else None,
+            directory_id=self._directory_id(node_id),
+            broker_epoch=broker.broker_epoch if broker else None,
+            fenced=broker.fenced if broker else None,
+            maintenance=broker.maintenance if broker else None,
+            can_write=node_id not in self._unwritable if broker else None,
+            decommissioning=broker.decommissioning if broker else None,
+            led=led,
+            held=held,
+            is_voter=self._voters.find(node_id) is not None,
+            is_controller=node_id == self._status.leader_id,
+            connected=node_id == self._node_id or node_id in self._peers,
+            software_version=broker.software_version if broker else None,
+        )
+
+    def _broker(self, node_id: int) -> BrokerImage | None:
+        return self._brokers.get(BrokerId(node_id))
+
+    def _address(self, node_id: int) -> tuple[str | None, int | None]:
+        """Where the node is: as it registered, as the voter set has it, or as it says itself."""
+        for place in (self._broker(node_id), self._voters.find(node_id)):
+            if place is not None:
+                return place.host, place.port
+        return _split(self._peers[node_id]) if node_id in self._peers else (None, None)
+
+    def _directory_id(self, node_id: int) -> str | None:
+        voter = self._voters.find(node_id)
+        if voter is not None and voter.directory_id is not None:
+            return voter.directory_id
+        broker = self._broker(node_id)
+        return broker.directory_id if broker else None
+
+
+def node_number(text: str) -> int:
+    """The number of a node in a path; LogError NOT_FOUND if it is none."""
+    node_id = whole_number(text)
+    if node_id is None or not 1 <= node_id <= NODE_ID_MAX:
+        raise LogError(NOT_FOUND, f"There is no node {text[:40]!r}.")
+    return node_id
+
+
+def _split(peer: PeerStatus) -> tuple[str | None, int | None]:
+    host, _, port = peer.address.rpartition(":")
+    number = whole_number(port)
+    return (host.strip("[]"), number) if host and number is not None else (None, None)
+
+
+_CHANGE_ERRORS: Final = (ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE)
+
+ROUTES: Final = (
+    Route(
+        "GET",
+        "/v1/quorum",
+        get_quorum,
+        "The metadata quorum, as this node sees it",
+        tag="v1",
+        response_type=QuorumView,
+        serves_always=True,
+    ),
+    Route(
+        "GET",
+        "/v1/nodes",
+        list_nodes,
+        "The nodes of the cluster",
+        tag="v1",
+        response_type=NodeList,
+        serves_always=True,
+    ),
+    Route(
+        "DELETE",
+        "/v1/nodes/{node}",
+        remove_node,
+        "Forget a node that is gone for good",
+        tag="v1",
+        status=204,
+        errors=(NOT_FOUND, *_CHANGE_ERRORS),
+    ),
+    Route(
+        "POST",
+        "/v1/quorum/voters",
+        add_voter,
+        "Give a node a vote",
+        tag="v1",
+        request_type=NewVoter,
+        status=204,
+        errors=_CHANGE_ERRORS,
+    ),
+    Route(
+        "DELETE",
+        "/v1/quorum/voters/{node}",
+        remove_voter,
+        "Take a node's vote",
+        tag="v1",
+        status=204,
+        errors=(NOT_FOUND, *_CHANGE_ERRORS),
+    ),
+    Route(
+        "POST",
+        "/v1/quorum/transfer",
+        transfer_leadership,
+        "Let another voter lead",
+        tag="v1",
+        request_type=LeadershipTransfer,
+        status=204,
+        errors=_CHANGE_ERRORS,
+    ),
+)

@@ -1,0 +1,87 @@
+"""Topic configs set for the whole cluster: below a topic's own, above what a node was started with.
+
+A read answers what this node has applied, which a node that was cut off may have done long ago.
+`?fresh=true` asks the quorum first, so that the answer holds every change that was acknowledged
+before the request (linearizable); it fails where there is no quorum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from raftlog.http.body import read_json
+from raftlog.http.context import ServerContext
+from raftlog.http.request import Request, choice_parameter
+from raftlog.http.responses import json_response
+from raftlog.http.routing import QueryParameter, Route
+from raftlog.record.errors import INVALID_CONFIG, NO_CONTROLLER, RETRIABLE
+
+SETTINGS_PER_REQUEST_MAX: Final = 1_000
+
+
+class ClusterSettings(msgspec.Struct, frozen=True):
+    """What is set for the whole cluster, as of an index of the metadata log."""
+
+    values: Mapping[str, str]
+    index: int
+
+
+class ClusterSettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Topic configs to set for all topics, and names to return to their defaults: all or none."""
+
+    values: Annotated[dict[str, str], Meta(max_length=SETTINGS_PER_REQUEST_MAX)] = {}
+    removals: Annotated[list[str], Meta(max_length=SETTINGS_PER_REQUEST_MAX)] = []
+
+
+_CHANGE = msgspec.json.Decoder(ClusterSettingsChange)
+
+
+async def get_settings(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Answer the cluster's settings."""
+    services = context.services
+    if choice_parameter(request, "fresh", "false", ("true", "false")) == "true":
+        await services.quorum.read_barrier()
+    image = services.metadata.image
+    return json_response(ClusterSettings(image.cluster_settings, image.applied_index))
+
+
+async def put_settings(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Change the cluster's settings; answer them as they were right after the change."""
+    change = await read_json(request, context, _CHANGE)
+    index, values = await context.services.metadata.alter_cluster_settings(
+        change.values, change.removals
+    )
+    return json_response(ClusterSettings(values, index))
+
+
+ROUTES: Final = (
+    Route(
+        "GET",
+        "/v1/cluster/settings",
+        get_settings,
+        "Topic configs set for the whole cluster",
+        tag="v1",
+        query=(
+            QueryParameter(
+                "fresh", bool, "true: as of now, by asking the quorum; else as applied here.", False
+            ),
+        ),
+        response_type=ClusterSettings,
+        errors=(NO_CONTROLLER, RETRIABLE),
+    ),
+    Route(
+        "PUT",
+        "/v1/cluster/settings",
+        put_settings,
+        "Change topic configs of the whole cluster",
+        tag="v1",
+        request_type=ClusterSettingsChange,
+        response_type=ClusterSettings,
+        errors=(INVALID_CONFIG, NO_CONTROLLER, RETRIABLE),
+    ),
+)

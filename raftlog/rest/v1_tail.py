@@ -1,0 +1,255 @@
+"""/v1 tail: the records of a topic as they come, for people and small programs.
+
+An endless answer, as Server-Sent Events or as lines of JSON (NDJSON). Where a reader has come to is
+in each event's id: `partition:offset` for every partition, separated by commas, each offset that of
+the next record to read. Sent back as `Last-Event-ID` (browsers do so by themselves), the tail goes
+on there and repeats nothing. Lines of JSON carry partition and offset, which say the same.
+
+A record that cannot be given in the format is told of (40601) and passed over: an error event or
+line in its place. Any other failure is told of in the same way and ends the tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from raftlog.http.context import ServerContext
+from raftlog.http.request import Request, choice_parameter, whole_number
+from raftlog.http.responses import WRITE_SLICE_BYTES, negotiate, stream_response
+from raftlog.record.batch import RecordBatch, iterate_batches
+from raftlog.record.errors import BAD_REQUEST, LogError
+from raftlog.record.types import Offset, PartitionId
+from raftlog.rest.json_answers import decode_within_budget, record_answer
+from raftlog.rest.json_records import RecordFormat
+from raftlog.rest.v1_offsets import partition_list
+from raftlog.rest.v2_records import named_offset
+from raftlog.rest.waiting import wait_anywhere
+from raftlog.routing.router import RoutedPartition
+
+SSE = "text/event-stream"
+NDJSON = "application/x-ndjson"
+_OFFERED = (NDJSON, SSE, "application/jsonl")
+TAIL_READ_BYTES = 64 * 1024
+"""What is read of one partition at a time: what a slow reader makes us hold, about."""
+TAIL_PARTITIONS_MAX = 256
+"""Partitions of one tail: an event's id names them all."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class TailError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is said in place of a record that cannot be given."""
+
+    error_code: int
+    message: str
+    partition: int | None = None
+    offset: int | None = None
+
+
+@dataclass(slots=True)
+class _Position:
+    """How far the tail has come in one partition."""
+
+    partition: RoutedPartition
+    number: PartitionId
+    offset: Offset
+
+
+class _Events:
+    """Writes records as Server-Sent Events."""
+
+    def __init__(self, positions: Sequence[_Position]) -> None:
+        self._positions = positions
+        self.idle = b": idle\n\n"
+
+    def record(self, document: bytes) -> bytes:
+        """An event with the id from which to go on after it."""
+        return b"id: %b\ndata: %b\n\n" % (self._event_id(), document)
+
+    def error(self, document: bytes) -> bytes:
+        """An error event."""
+        return b"event: error\nid: %b\ndata: %b\n\n" % (self._event_id(), document)
+
+    def _event_id(self) -> bytes:
+        return ",".join(f"{one.number}:{one.offset}" for one in self._positions).encode()
+
+
+class _Lines:
+    """Writes records as lines of JSON."""
+
+    idle = b"\n"
+
+    def record(self, document: bytes) -> bytes:
+        """A line."""
+        return document + b"\n"
+
+    def error(self, document: bytes) -> bytes:
+        """A line, told from a record by its `error_code`."""
+        return document + b"\n"
+
+
+_Writer = _Events | _Lines
+
+
+async def tail_topic(request: Request, context: ServerContext) -> web.StreamResponse:
+    """GET /v1/topics/{topic}/tail."""
+    content_type = negotiate(request, _OFFERED)
+    record_format = RecordFormat(
+        choice_parameter(request, "format", RecordFormat.JSON, tuple(RecordFormat))
+    )
+    positions = await _positions(request, context)
+    for position in positions:
+        # An offset out of range is best told by the status, before the answer begins.
+        await position.partition.read(position.offset, max_bytes=1)
+    writer = _Events(positions) if content_type == SSE else _Lines()
+    counters = context.metrics.topic(request.path_parameters["topic"])
+    counters.fetch_requests += 1
+    response = stream_response(content_type)
+    await response.prepare(request)
+    # The head goes out with the first bytes: until then, a reader could not tell that it is on.
+    await response.write(writer.idle)
+    try:
+        while not context.closing.is_set():
+            sent = 0
+            for position in positions:
+                sent += await _forward(position, record_format, writer, response, context)
+            counters.bytes_out += sent
+            if not sent:
+                await _idle(positions, writer, response, context)
+    except LogError as error:
+        counters.failed_fetch_requests += 1
+        document = _encode(TailError(error.entry.code, error.message))
+        await response.write(writer.error(document))
+    return response
+
+
+async def _idle(
+    positions: Sequence[_Position],
+    writer: _Writer,
+    response: web.StreamResponse,
+    context: ServerContext,
+) -> None:
+    """Wait for records; after a while without any, send what is only there to find readers gone."""
+    clock, idle_s = context.services.clock, context.limits.tail_idle_s
+    wants = [(one.partition, one.offset) for one in positions]
+    begun_s = clock.monotonic()
+    await wait_anywhere(context, wants, timeout_s=idle_s)
+    if clock.monotonic() - begun_s >= idle_s:
+        await response.write(writer.idle)
+
+
+async def _forward(
+    position: _Position,
+    record_format: RecordFormat,
+    writer: _Writer,
+    response: web.StreamResponse,
+    context: ServerContext,
+) -> int:
+    """Send what one partition has next; return how many bytes that took."""
+    fetched = await position.partition.read(position.offset, max_bytes=TAIL_READ_BYTES)
+    total = 0
+    for batch in iterate_batches(fetched.data, check_crc=False):
+        # Written out before anything is sent: bytes are small beside the objects they come from.
+        pieces = _slices(_documents(batch, position, record_format, writer, context))
+        size = sum(map(len, pieces))
+        context.budget.take_anyway(size)
+        try:
+            for piece in pieces:
+                await response.write(piece)
+        finally:
+            context.budget.give(size)
+        total += size
+    position.offset = max(position.offset, fetched.next_offset)
+    return total
+
+
+def _documents(
+    batch: RecordBatch,
+    position: _Position,
+    record_format: RecordFormat,
+    writer: _Writer,
+    context: ServerContext,
+) -> Iterator[bytes]:
+    """Each record of a batch from the position on, as it is sent; moves the position."""
+    topic = position.partition.topic
+    for record in decode_within_budget(batch, context):
+        offset = Offset(record.offset)
+        if offset < position.offset:
+            continue
+        position.offset = Offset(offset + 1)
+        try:
+            document = _encode(record_answer(record, topic, position.number, record_format))
+        except LogError as error:
+            refusal = TailError(error.entry.code, error.message, position.number, offset)
+            yield writer.error(_encode(refusal))
+        else:
+            if b"\n" in document or b"\r" in document:
+                # Inside JSON these are only blanks between its parts; outside they end a line.
+                document = document.replace(b"\n", b" ").replace(b"\r", b" ")
+            yield writer.record(document)
+
+
+def _slices(documents: Iterator[bytes]) -> list[bytes]:
+    """Documents joined to pieces of about the size that a reader must take at a time."""
+    pieces: list[bytes] = []
+    some: list[bytes] = []
+    size = 0
+    for document in documents:
+        some.append(document)
+        size += len(document)
+        if size >= WRITE_SLICE_BYTES:
+            pieces.append(b"".join(some))
+            some, size = [], 0
+    if some:
+        pieces.append(b"".join(some))
+    return pieces
+
+
+async def _positions(request: Request, context: ServerContext) -> list[_Position]:
+    """Where to begin: `partition` and `offset` of the query, or Last-Event-ID."""
+    topic = context.services.metadata.image.topic(request.path_parameters["topic"])
+    parameters = request.query_parameters
+    chosen = parameters.get("partition")
+    numbers = (
+        [row.partition for row in topic.partitions] if chosen is None else partition_list(chosen)
+    )
+    if len(numbers) > TAIL_PARTITIONS_MAX:
+        raise LogError(
+            BAD_REQUEST,
+            f"One tail can follow {TAIL_PARTITIONS_MAX} partitions, not {len(numbers)}: name some "
+            "by partition=0,1,2.",
+        )
+    partitions = [context.services.partitions.find(topic.name, one) for one in numbers]
+    seen = request.headers.get("Last-Event-ID") or parameters.get("last_event_id") or ""
+    if seen:
+        resumed = parse_event_id(seen)
+        # A partition that the id does not know came later: all it holds is new to the reader.
+        return [
+            _Position(one, one.partition, resumed[one.partition])
+            if one.partition in resumed
+            else _Position(one, one.partition, (await one.bounds())[0])
+            for one in partitions
+        ]
+    start = parameters.get("offset", "latest")
+    return [_Position(one, one.partition, await named_offset(start, one)) for one in partitions]
+
+
+def parse_event_id(text: str) -> dict[PartitionId, Offset]:
+    """The offsets in an event's id, by partition; LogError BAD_REQUEST if it is not one of ours."""
+    offsets: dict[PartitionId, Offset] = {}
+    for part in text.split(",", TAIL_PARTITIONS_MAX):
+        number, _, offset = part.partition(":")
+        partition, position = whole_number(number), whole_number(offset)
+        if (
+            partition is None
+            or position is None
+            or not 0 <= partition < 2**31
+            or not 0 <= position < 2**63
+        ):
+            raise LogError(BAD_REQUEST, f"{text[:40]!r} is not the id of an event of a tail.")
+        offsets[PartitionId(partition)] = Offset(position)
+    return offsets

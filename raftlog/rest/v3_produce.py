@@ -1,0 +1,331 @@
+"""v3 produce: POST /v3/clusters/{cluster_id}/topics/{topic}/records (a stream), …/records:batch.
+
+The stream is a sequence of JSON objects, one record each, with or without newlines between them; it
+may have no end. Each gets a receipt, in order, with its own `error_code` (200: written). Records
+that have arrived together are written together. What is malformed JSON, and not merely a wrong
+record, ends the stream: where the next record begins cannot be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from raftlog.http.body import check_json_depth, read_body
+from raftlog.http.body_stream import BodyStream
+from raftlog.http.context import ServerContext
+from raftlog.http.request import Request
+from raftlog.http.responses import (
+    JSON,
+    bytes_response,
+    json_response,
+    require_media_type,
+    stream_response,
+)
+from raftlog.metadata.image import TopicImage
+from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, LogError
+from raftlog.rest.append import (
+    PartitionWrite,
+    assign,
+    count_produced,
+    plan,
+    raise_if_nothing_written,
+    topic_for_produce,
+    write,
+)
+from raftlog.rest.batcher import RECORD_OVERHEAD_BYTES
+from raftlog.rest.json_records import StoredRecord, check_utf8
+from raftlog.rest.json_records_v3 import (
+    DataSummary,
+    EntryV3,
+    MalformedJsonError,
+    RecordV3,
+    data_summary,
+    parse_record_v3,
+    stored_record_v3,
+    timestamp_text,
+)
+from raftlog.rest.produce_options import ProduceOptions, produce_options
+
+SUCCESS = 200
+"""`error_code` of a record that was written."""
+MULTI_STATUS = 207
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of one record: where it is, or an error's code and message."""
+
+    error_code: int
+    message: str | None = None
+    cluster_id: str | None = None
+    topic_name: str | None = None
+    partition_id: int | None = None
+    offset: int | None = None
+    timestamp: str | None = None
+    key: DataSummary | None = None
+    value: DataSummary | None = None
+
+
+class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Records that are answered one by one, told apart by their ids."""
+
+    entries: list[EntryV3]
+
+
+class BatchSuccess(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An entry that was written."""
+
+    id: str
+    cluster_id: str
+    topic_name: str
+    partition_id: int
+    offset: int
+    timestamp: str | None = None
+    key: DataSummary | None = None
+    value: DataSummary | None = None
+
+
+class BatchFailure(msgspec.Struct, frozen=True):
+    """An entry that was not."""
+
+    id: str
+    error_code: int
+    message: str
+
+
+class BatchResponse(msgspec.Struct, frozen=True):
+    """What became of every entry."""
+
+    successes: list[BatchSuccess]
+    failures: list[BatchFailure]
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Where one record went, and as what."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: DataSummary | None
+    value: DataSummary | None
+
+
+_Outcome = _Written | LogError
+
+
+async def produce_records(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST …/records: a receipt for each record of the stream, as soon as it is written."""
+    require_media_type(request, (JSON,))
+    options = produce_options(request, context.limits)
+    topic = await topic_for_produce(request.path_parameters["topic"], context)
+    response: web.StreamResponse | None = None
+    count = 0
+    async with BodyStream(request, context) as stream:
+        async for objects, error in stream:
+            outcomes = await _produce_objects(objects, error, topic, options, context)
+            if not outcomes:
+                continue
+            count += len(outcomes)
+            stream.is_over = stream.is_over or isinstance(outcomes[-1], MalformedJsonError)
+            if response is None and stream.is_over:
+                if count == 1 and isinstance(outcomes[0], LogError):
+                    # A lone record is a plain request: its status says how it went.
+                    raise outcomes[0]
+                return bytes_response(_receipts(outcomes, topic, context), JSON)
+            if response is None:
+                response = stream_response(JSON)
+                await response.prepare(request)
+            await response.write(_receipts(outcomes, topic, context))
+    if response is None:
+        raise LogError(INVALID_BODY, "The body is not valid: there is no record.")
+    return response
+
+
+async def produce_record_batch(request: Request, context: ServerContext) -> web.StreamResponse:
+    """POST …/records:batch: many records, checked together, answered one by one."""
+    require_media_type(request, (JSON,))
+    options = produce_options(request, context.limits)
+    topic = await topic_for_produce(request.path_parameters["topic"], context)
+    entries = _parse_batch(await read_body(request, context), context)
+    now_ms = context.services.clock.time_ms()
+    records = [stored_record_v3(entry, now_ms) for entry in entries]
+    asked = [entry.partition_id for entry in entries]
+    size_bytes = _size(records)
+    groups = assign(topic, records, asked, options)
+    writes = plan(topic, records, groups, options, context, size_bytes=size_bytes)
+    await write(writes, options)
+    count_produced(context, topic.name, writes, size_bytes)
+    raise_if_nothing_written(writes)
+    successes: list[BatchSuccess] = []
+    failures: list[BatchFailure] = []
+    cluster_id = context.services.cluster_id
+    for entry, outcome in zip(entries, _outcomes(entries, records, writes), strict=True):
+        if isinstance(outcome, LogError):
+            failures.append(BatchFailure(entry.id, outcome.entry.code, outcome.message))
+        else:
+            successes.append(
+                BatchSuccess(
+                    entry.id,
+                    cluster_id,
+                    topic.name,
+                    outcome.partition,
+                    outcome.offset,
+                    timestamp_text(outcome.timestamp_ms),
+                    outcome.key,
+                    outcome.value,
+                )
+            )
+    return json_response(BatchResponse(successes, failures), status=MULTI_STATUS)
+
+
+def _parse_batch(body: bytes, context: ServerContext) -> Sequence[EntryV3]:
+    limits = context.limits
+    check_utf8(body)
+    check_json_depth(body, limits.json_depth_max)
+    try:
+        entries = _batch_decoder.decode(body).entries
+    except msgspec.ValidationError as error:
+        raise LogError(INVALID_BODY, f"The body is not valid: {error}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LogError(INVALID_BODY, f"The body is not JSON: {error}.") from None
+    if len(entries) > limits.records_per_request_max:
+        raise LogError(
+            BODY_TOO_LARGE,
+            f"The request has {len(entries)} records; {limits.records_per_request_max} may be.",
+        )
+    if not entries or len({entry.id for entry in entries}) != len(entries):
+        reason = "two entries have one id" if entries else "there are no entries"
+        raise LogError(INVALID_BODY, f"The body is not valid: {reason}.")
+    return entries
+
+
+_batch_decoder = msgspec.json.Decoder(BatchRequest)
+
+
+async def _produce_objects(
+    objects: Sequence[bytes],
+    stream_error: LogError | None,
+    topic: TopicImage,
+    options: ProduceOptions,
+    context: ServerContext,
+) -> list[_Outcome]:
+    """Write what is right of the records that have arrived; an outcome for each, in order.
+
+    Nothing after malformed JSON is looked at.
+    """
+    now_ms = context.services.clock.time_ms()
+    outcomes: list[_Outcome | None] = []
+    good: list[RecordV3] = []
+    records: list[StoredRecord] = []
+    for text in objects:
+        try:
+            record = parse_record_v3(text, context.limits.json_depth_max)
+            stored = stored_record_v3(record, now_ms)
+        except LogError as error:
+            outcomes.append(error)
+            if isinstance(error, MalformedJsonError):
+                stream_error = None
+                break
+        else:
+            outcomes.append(None)
+            good.append(record)
+            records.append(stored)
+    written = iter(await _write_all(good, records, topic, options, context))
+    answered = [next(written) if outcome is None else outcome for outcome in outcomes]
+    if stream_error is not None:
+        answered.append(MalformedJsonError(stream_error.entry, stream_error.message))
+    return answered
+
+
+async def _write_all(
+    good: Sequence[RecordV3],
+    records: Sequence[StoredRecord],
+    topic: TopicImage,
+    options: ProduceOptions,
+    context: ServerContext,
+) -> list[_Outcome]:
+    """Write records together; one by one if they cannot be, because of one among them."""
+    if not good:
+        return []
+    asked = [record.partition_id for record in good]
+    size_bytes = _size(records)
+    try:
+        groups = assign(topic, records, asked, options)
+        writes = plan(topic, records, groups, options, context, size_bytes=size_bytes)
+    except LogError as error:
+        if len(good) == 1:
+            return [error]
+        outcomes: list[_Outcome] = []
+        for record, stored in zip(good, records, strict=True):
+            outcomes += await _write_all([record], [stored], topic, options, context)
+        return outcomes
+    await write(writes, options)
+    count_produced(context, topic.name, writes, size_bytes)
+    return _outcomes(good, records, writes)
+
+
+def _size(records: Sequence[StoredRecord]) -> int:
+    """Bytes of all keys, values and headers."""
+    size = 0
+    for _, key, value, headers in records:
+        size += len(key or b"") + len(value or b"")
+        for name, content in headers or ():
+            size += len(name.encode()) + len(content or b"") + RECORD_OVERHEAD_BYTES
+    return size
+
+
+def _outcomes(
+    good: Sequence[RecordV3], records: Sequence[StoredRecord], writes: Sequence[PartitionWrite]
+) -> list[_Outcome]:
+    """One outcome for each record, in the request's order."""
+    outcomes: dict[int, _Outcome] = {}
+    for one in writes:
+        if isinstance(one.outcome, LogError):
+            outcomes.update(dict.fromkeys(one.indexes, one.outcome))
+            continue
+        for index, offset in zip(one.indexes, one.outcome, strict=True):
+            timestamp_ms, key, value, _ = records[index]
+            if one.log_append_time_ms >= 0:
+                timestamp_ms = one.log_append_time_ms
+            record = good[index]
+            outcomes[index] = _Written(
+                one.number,
+                offset,
+                timestamp_ms or 0,
+                data_summary(record.key, key),
+                data_summary(record.value, value),
+            )
+    return [outcomes[index] for index in range(len(good))]
+
+
+def _receipts(outcomes: Sequence[_Outcome], topic: TopicImage, context: ServerContext) -> bytes:
+    return b"".join(_receipt_lines(outcomes, topic.name, context.services.cluster_id))
+
+
+def _receipt_lines(outcomes: Sequence[_Outcome], topic: str, cluster_id: str) -> Iterator[bytes]:
+    for outcome in outcomes:
+        if isinstance(outcome, LogError):
+            yield _encode(Receipt(outcome.entry.code, outcome.message)) + b"\n"
+            continue
+        yield (
+            _encode(
+                Receipt(
+                    SUCCESS,
+                    None,
+                    cluster_id,
+                    topic,
+                    outcome.partition,
+                    outcome.offset,
+                    timestamp_text(outcome.timestamp_ms),
+                    outcome.key,
+                    outcome.value,
+                )
+            )
+            + b"\n"
+        )

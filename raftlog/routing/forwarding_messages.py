@@ -1,0 +1,334 @@
+"""What nodes say to each other on the channel `data`: requests of users, passed to the leader.
+
+A message is the length of its head (u32, big endian), the head (msgpack), and raw bytes: record
+batches, or a part of them. A body over PIECE_BYTES comes in several messages: the first with the
+head that says how long the whole body is, then a Piece each.
+
+The side that was called only answers. Every request has exactly one answer, unless it was cancelled
+or the connection has ended; answers come in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from raftlog.record.errors import BAD_REQUEST, ILLEGAL_STATE, MAYBE_DELETED, LogError, in_doubt
+from raftlog.record.types import Buffer
+from raftlog.world.network import MESSAGE_BYTES_MAX, RejectedError
+
+CHANNEL: Final = "data"
+PROTOCOL: Final = 1
+PIECE_BYTES: Final = 4 * 1024 * 1024
+HEAD_BYTES_MAX: Final = 256 * 1024
+REQUESTS_MAX: Final = 1_000
+"""Under way from one node to another at once, apart from waits: neither side goes beyond it."""
+WAITS_MAX: Final = 1_000
+"""Waits so: readers that wait must not keep writers out."""
+BODY_BYTES_MAX: Final = 48 * 1024 * 1024
+"""Of one request or answer. A connection ends at 64 MiB that its peer has not read."""
+WANTS_MAX: Final = 1_000
+"""Partitions of one request that names many."""
+HELLO_BYTES_MAX: Final = 1_024
+
+_LENGTH: Final = Struct(">I")
+assert _LENGTH.size + HEAD_BYTES_MAX + PIECE_BYTES <= MESSAGE_BYTES_MAX
+
+_Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_NumberOrNone = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+_PartitionNumber = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_TopicId = Annotated[str, Meta(min_length=1, max_length=64)]
+_Milliseconds = Annotated[int, Meta(ge=0, le=24 * 3_600_000)]
+_BodyBytes = Annotated[int, Meta(ge=0, le=BODY_BYTES_MAX)]
+
+
+class _Base(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Heads are arrays: fields in order, the tag first."""
+
+
+class Append(_Base, frozen=True, tag=1):
+    """Append the body's batches, whole or not at all."""
+
+    topic_id: _TopicId
+    partition: _PartitionNumber
+    acks: Annotated[int, Meta(ge=-1, le=1)]
+
+
+class Read(_Base, frozen=True, tag=2):
+    """Read committed batches."""
+
+    topic_id: _TopicId
+    partition: _PartitionNumber
+    offset: _Number
+    max_bytes: Annotated[int, Meta(ge=0, le=BODY_BYTES_MAX)]
+    end_offset: _Number | None
+
+
+class Bounds(_Base, frozen=True, tag=3):
+    """Ask for log start offset and high watermark."""
+
+    topic_id: _TopicId
+    partition: _PartitionNumber
+
+
+class Wait(_Base, frozen=True, tag=4):
+    """Wait until one of the partitions has a committed record at its offset, or the time is up."""
+
+    wants: Annotated[
+        tuple[tuple[_TopicId, _PartitionNumber, _Number], ...],
+        Meta(min_length=1, max_length=WANTS_MAX),
+    ]
+
+
+class FindTime(_Base, frozen=True, tag=5):
+    """Find the first committed record at or after a time."""
+
+    topic_id: _TopicId
+    partition: _PartitionNumber
+    timestamp_ms: _Number
+
+
+class Delete(_Base, frozen=True, tag=6):
+    """Delete the records below an offset; -1: all committed ones."""
+
+    topic_id: _TopicId
+    partition: _PartitionNumber
+    before: _NumberOrNone
+
+
+class BoundsOfMany(_Base, frozen=True, tag=7):
+    """Ask what can be read of many partitions."""
+
+    wants: Annotated[
+        tuple[tuple[_TopicId, _PartitionNumber], ...], Meta(min_length=1, max_length=WANTS_MAX)
+    ]
+
+
+class FindTimeInMany(_Base, frozen=True, tag=8):
+    """Find the first committed record at or after a time, of each partition its own."""
+
+    wants: Annotated[
+        tuple[tuple[_TopicId, _PartitionNumber, _Number], ...],
+        Meta(min_length=1, max_length=WANTS_MAX),
+    ]
+
+
+Operation: TypeAlias = (
+    Append | Read | Bounds | Wait | FindTime | Delete | BoundsOfMany | FindTimeInMany
+)
+
+
+class Appended(_Base, frozen=True, tag=1):
+    """Of each batch: base offset, last offset, append time (-1: none), whether it is a repeat."""
+
+    results: tuple[tuple[_Number, _Number, int, bool], ...]
+
+
+class Marks(_Base, frozen=True, tag=2):
+    """Answers Read, with the batches as body; Bounds and Delete, where `next_offset` is 0."""
+
+    next_offset: _Number
+    high_watermark: _Number
+    log_start_offset: _Number
+
+
+class Waited(_Base, frozen=True, tag=3):
+    """There may be records."""
+
+
+class FoundTime(_Base, frozen=True, tag=4):
+    """The record's offset and timestamp; None: no record is that young."""
+
+    found: tuple[_Number, int] | None
+
+
+class Failure(_Base, frozen=True, tag=5):
+    """A LogError, by its code."""
+
+    code: int
+    message: str
+
+
+class MarksOfMany(_Base, frozen=True, tag=6):
+    """Of each partition: log start offset, high watermark, last stable offset; or an error's code.
+
+    No message: a thousand of them would not fit into a head.
+    """
+
+    rows: Annotated[tuple[tuple[_Number, _Number, _Number] | int, ...], Meta(max_length=WANTS_MAX)]
+
+
+class FoundTimes(_Base, frozen=True, tag=7):
+    """Of each partition: the record's offset and timestamp, None, or an error's code."""
+
+    rows: Annotated[tuple[tuple[_Number, int] | int | None, ...], Meta(max_length=WANTS_MAX)]
+
+
+Outcome: TypeAlias = Appended | Marks | Waited | FoundTime | Failure | MarksOfMany | FoundTimes
+
+
+class Request(_Base, frozen=True, tag=1):
+    """Carry out an operation. The ids of a connection's requests are never used again."""
+
+    id: _Number
+    remaining_ms: _Milliseconds
+    """How long the caller goes on waiting."""
+    operation: Operation
+    body_bytes: _BodyBytes = 0
+
+
+class Cancel(_Base, frozen=True, tag=2):
+    """The caller does not wait any more. An append that has begun goes on all the same."""
+
+    id: _Number
+
+
+class Piece(_Base, frozen=True, tag=3):
+    """More of the body of that request or answer."""
+
+    id: _Number
+
+
+class Answer(_Base, frozen=True, tag=4):
+    """What became of a request."""
+
+    id: _Number
+    outcome: Outcome
+    body_bytes: _BodyBytes = 0
+
+
+Message: TypeAlias = Request | Cancel | Piece | Answer
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+class ForwardingMessageError(Exception):
+    """Bytes that are no message of this version: the peer is broken or newer."""
+
+
+def encode(message: Message, body: Sequence[Buffer] = ()) -> Iterator[bytes]:
+    """The messages that carry a head and its body, whose length the head tells. Copies it once."""
+    room = PIECE_BYTES
+    parts: list[Buffer] = _head(message)
+    for buffer in body:
+        view = memoryview(buffer)
+        position = 0
+        while position < view.nbytes:
+            if not room:
+                yield b"".join(parts)
+                parts, room = _head(Piece(_id(message))), PIECE_BYTES
+            part = view[position : position + room]
+            parts.append(part)
+            position += part.nbytes
+            room -= part.nbytes
+    yield b"".join(parts)
+
+
+def decode(message: bytes) -> tuple[Message, memoryview]:
+    """The head, and the part of the body that came with it. Raises ForwardingMessageError."""
+    view = memoryview(message)
+    if view.nbytes < _LENGTH.size:
+        raise ForwardingMessageError(f"a message of {view.nbytes} bytes has no head")
+    start = _LENGTH.size
+    end = start + _LENGTH.unpack_from(view)[0]
+    if end > view.nbytes or end - start > HEAD_BYTES_MAX:
+        raise ForwardingMessageError(f"a head of {end - start} bytes is cut off or too long")
+    try:
+        head = _decoder.decode(view[start:end])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ForwardingMessageError(f"not a message of the channel: {error}") from error
+    return head, view[end:]
+
+
+def _head(message: Message) -> list[Buffer]:
+    head = _encoder.encode(message)
+    assert len(head) <= HEAD_BYTES_MAX
+    return [_LENGTH.pack(len(head)), head]
+
+
+def _id(message: Message) -> int:
+    return message.id
+
+
+class Assembly:
+    """A body that comes in pieces. Holds no more than was announced, and has arrived."""
+
+    __slots__ = ("_parts", "_size_bytes", "_wanted_bytes", "head")
+
+    def __init__(self, head: Request | Answer) -> None:
+        self.head = head
+        self._wanted_bytes = head.body_bytes
+        self._parts: list[memoryview] = []
+        self._size_bytes = 0
+
+    def take(self, part: memoryview) -> memoryview | None:
+        """Add a part; the whole body once it is there. Raises ForwardingMessageError."""
+        self._size_bytes += part.nbytes
+        if self._size_bytes > self._wanted_bytes:
+            raise ForwardingMessageError(f"a body is longer than {self._wanted_bytes} bytes")
+        if self._size_bytes == self._wanted_bytes:
+            if not self._parts:
+                return part
+            return memoryview(b"".join((*self._parts, part)))
+        if not part.nbytes:
+            # A piece of nothing would be a message without end.
+            raise ForwardingMessageError("a part of a body is empty")
+        self._parts.append(part)
+        return None
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """Who calls whom. The answer is the same with sides changed."""
+
+    protocol: int
+    cluster_id: Annotated[str, Meta(max_length=128)]
+    node_id: _Number
+    peer_id: _Number
+    """Whom it takes the other side for."""
+
+
+class _Front(msgspec.Struct):
+    protocol: int
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """The hello as it is sent."""
+    return msgspec.json.encode(hello)
+
+
+def check_hello(content: bytes, own: Hello) -> Hello:
+    """The other side's hello, if the two may talk.
+
+    Raises RejectedError: ILLEGAL_STATE for another protocol, cluster or node, else BAD_REQUEST.
+    """
+    if len(content) > HELLO_BYTES_MAX:
+        raise RejectedError(BAD_REQUEST.code, f"A hello of {len(content)} bytes is too long.")
+    try:
+        protocol = msgspec.json.decode(content, type=_Front).protocol
+        if protocol != own.protocol:
+            raise RejectedError(
+                ILLEGAL_STATE.code, f"Protocol {protocol} is not ours, {own.protocol}."
+            )
+        hello = msgspec.json.decode(content, type=Hello)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RejectedError(BAD_REQUEST.code, f"The hello is malformed: {error}.") from error
+    if hello.cluster_id != own.cluster_id:
+        raise RejectedError(ILLEGAL_STATE.code, f"It belongs to cluster {hello.cluster_id}.")
+    if hello.peer_id != own.node_id:
+        raise RejectedError(ILLEGAL_STATE.code, f"This is node {own.node_id}, not {hello.peer_id}.")
+    return hello
+
+
+def in_doubt_if_changing(operation: Operation, error: LogError) -> LogError:
+    """`error` for what changes nothing; for a write or deletion that was asked for, `in_doubt`."""
+    match operation:
+        case Append():
+            return in_doubt(error)
+        case Delete():
+            return in_doubt(error, MAYBE_DELETED)
+    return error

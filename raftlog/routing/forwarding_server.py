@@ -1,0 +1,386 @@
+"""The answering side of the channel `data`: carries out here what users asked of other nodes.
+
+Only as the partition's leader: anything else is refused with what this node knows (NO_LEADER, or
+NOT_READY while its metadata is behind the caller's). A caller has one connection; a second one from
+the same node means that it knows nothing of the first, which is ended.
+
+An append or a deletion that has begun is never broken off: whoever asked may be gone, the records
+may be written all the same. All else ends with the request or the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, assert_never
+
+from raftlog.record.batch import split_batches
+from raftlog.record.errors import (
+    INTERNAL,
+    NOT_READY,
+    OVERLOADED,
+    UNKNOWN_TOPIC,
+    UNSUPPORTED_FORMAT,
+    LogError,
+)
+from raftlog.record.types import BrokerId, Buffer, Offset, TopicId
+from raftlog.replication.partition import Acks, Partition
+from raftlog.routing.forwarding_messages import (
+    BODY_BYTES_MAX,
+    CHANNEL,
+    PROTOCOL,
+    REQUESTS_MAX,
+    WAITS_MAX,
+    Answer,
+    Append,
+    Appended,
+    Assembly,
+    Bounds,
+    BoundsOfMany,
+    Cancel,
+    Delete,
+    Failure,
+    FindTime,
+    FindTimeInMany,
+    ForwardingMessageError,
+    FoundTime,
+    FoundTimes,
+    Hello,
+    Marks,
+    MarksOfMany,
+    Operation,
+    Outcome,
+    Piece,
+    Read,
+    Request,
+    Wait,
+    Waited,
+    check_hello,
+    decode,
+    encode,
+    encode_hello,
+)
+from raftlog.routing.many import bounds_here, coded, times_here
+from raftlog.routing.router import LocalReplicas
+from raftlog.world.network import Connection, Network
+
+ASSEMBLED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bodies of one caller that are held: it promises to send no more at once."""
+UNSENT_BYTES_MAX: Final = 56 * 1024 * 1024
+"""Answers that a caller has not taken yet; reads above are refused. The network would end the
+connection at 64 MiB."""
+SILENT_S_MAX: Final = 180.0
+"""A caller closes a connection that is idle for 60 s. One that has not is gone."""
+
+logger = logging.getLogger(__name__)
+
+
+class ForwardingServer:
+    """Takes the connections of all other nodes. Satisfies `Acceptor`."""
+
+    def __init__(
+        self,
+        replicas: LocalReplicas,
+        *,
+        node_id: BrokerId,
+        cluster_id: Callable[[], str],
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        """`on_fatal` is given the reason if an invariant broke while a request was carried out."""
+        self._replicas = replicas
+        self._node_id = node_id
+        self._cluster_id = cluster_id
+        self._on_fatal = on_fatal
+        self._sessions: dict[int, _Session] = {}
+        self._requests = 0
+        """Of sessions that are over."""
+
+    @property
+    def requests(self) -> int:
+        """Carried out for other nodes since the start."""
+        return self._requests + sum(session.requests for session in self._sessions.values())
+
+    def listen(self, network: Network) -> None:
+        """Let other nodes connect."""
+        network.accept(CHANNEL, self)
+
+    def hello(self, hello: bytes) -> bytes:
+        """Answer a caller. Raises RejectedError."""
+        caller = self._check(hello)
+        return encode_hello(Hello(PROTOCOL, self._cluster_id(), self._node_id, caller.node_id))
+
+    def opened(self, connection: Connection) -> _Session:
+        """Take a caller's connection."""
+        caller = self._check(connection.hello)
+        old = self._sessions.get(caller.node_id)
+        if old is not None:
+            old.end()
+        # One for each node of the cluster.
+        session = _Session(connection, caller.node_id, self._replicas, self._on_fatal, self._forget)
+        self._sessions[caller.node_id] = session
+        return session
+
+    async def close(self) -> None:
+        """End all connections, and wait for what has begun."""
+        sessions = list(self._sessions.values())
+        for session in sessions:
+            session.end()
+        await asyncio.gather(*(session.finished() for session in sessions))
+
+    def _check(self, hello: bytes) -> Hello:
+        # Whom the caller is looking for is checked; who it is, it may say itself: it holds the
+        # secret.
+        return check_hello(hello, Hello(PROTOCOL, self._cluster_id(), self._node_id, 0))
+
+    def _forget(self, session: _Session) -> None:
+        if self._sessions.get(session.node_id) is session:
+            del self._sessions[session.node_id]
+            self._requests += session.requests
+
+
+@dataclass(slots=True)
+class _Running:
+    task: asyncio.Task[None]
+    operation: Operation
+    body_bytes: int
+
+
+class _Session:
+    """One caller's connection. Satisfies `Receiver`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        node_id: int,
+        replicas: LocalReplicas,
+        on_fatal: Callable[[str], None],
+        on_end: Callable[[_Session], None],
+    ) -> None:
+        self.node_id = node_id
+        self.requests = 0
+        """Begun for the caller."""
+        self._connection = connection
+        self._replicas = replicas
+        self._on_fatal = on_fatal
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[int, _Running] = {}
+        self._assembling: dict[int, Assembly] = {}
+        self._waits = 0
+        self._body_bytes = 0
+        """Of requests that run or are being received."""
+        self._last_id = 0
+        self._is_over = False
+        self._received_s = self._loop.time()
+        self._silence = self._loop.call_later(SILENT_S_MAX, self._check_silence)
+
+    def end(self) -> None:
+        """End the connection, and what need not be finished."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._silence.cancel()
+        self._connection.close()
+        self._assembling.clear()
+        for running in list(self._running.values()):
+            _break_off(running)
+        self._on_end(self)
+
+    async def finished(self) -> None:
+        """Return once nothing runs any more."""
+        tasks = [running.task for running in self._running.values()]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Receiver
+
+    def received(self, message: bytes) -> None:
+        """Begin what is asked, or break it off."""
+        if self._is_over:
+            return
+        self._received_s = self._loop.time()
+        try:
+            self._take(message)
+        except ForwardingMessageError as error:
+            logger.error("node %d sent what is not understood: %s", self.node_id, error)
+            self.end()
+
+    def closed(self) -> None:
+        """The connection has ended."""
+        self.end()
+
+    def _take(self, message: bytes) -> None:
+        head, part = decode(message)
+        match head:
+            case Request():
+                if head.id <= self._last_id:
+                    raise ForwardingMessageError("an id was used twice")
+                self._last_id = head.id
+                self._body_bytes += head.body_bytes
+                if self._body_bytes > ASSEMBLED_BYTES_MAX:
+                    raise ForwardingMessageError("it sends more at once than it may")
+                assembly = Assembly(head)
+                body = assembly.take(part)
+                if body is None:
+                    self._assembling[head.id] = assembly
+                else:
+                    self._begin(head, body)
+            case Piece():
+                pieces = self._assembling.get(head.id)
+                if pieces is None:
+                    raise ForwardingMessageError("a piece of nothing")
+                body = pieces.take(part)
+                if body is not None:
+                    del self._assembling[head.id]
+                    request = pieces.head
+                    assert isinstance(request, Request)
+                    self._begin(request, body)
+            case Cancel():
+                # A body is sent as a whole before anything else of its request.
+                running = self._running.get(head.id)
+                if running is not None:
+                    _break_off(running)
+            case Answer():
+                raise ForwardingMessageError("an answer, from the asking side")
+            case _:
+                assert_never(head)
+
+    def _begin(self, request: Request, body: memoryview) -> None:
+        is_wait = isinstance(request.operation, Wait)
+        others = len(self._running) - self._waits
+        if (self._waits >= WAITS_MAX) if is_wait else (others >= REQUESTS_MAX):
+            self._body_bytes -= request.body_bytes
+            self._answer(request.id, Failure(OVERLOADED.code, OVERLOADED.message))
+            return
+        self.requests += 1
+        self._waits += is_wait
+        task = self._loop.create_task(self._run(request, body))
+        self._running[request.id] = _Running(task, request.operation, request.body_bytes)
+        task.add_done_callback(lambda _: self._ended(request.id))
+
+    def _ended(self, number: int) -> None:
+        running = self._running.pop(number)
+        self._waits -= isinstance(running.operation, Wait)
+        self._body_bytes -= running.body_bytes
+
+    async def _run(self, request: Request, body: memoryview) -> None:
+        outcome: Outcome
+        data: Sequence[Buffer] = ()
+        try:
+            outcome, data = await self._carry_out(
+                request.operation, body, request.remaining_ms / 1000
+            )
+        except LogError as error:
+            outcome = Failure(error.entry.code, error.message)
+        except Exception as error:
+            logger.exception("a request of node %d failed", self.node_id)
+            if isinstance(error, AssertionError):
+                self._on_fatal(f"An invariant broke: {error}")
+            outcome = Failure(INTERNAL.code, INTERNAL.message)
+        self._answer(request.id, outcome, data)
+
+    def _answer(self, number: int, outcome: Outcome, body: Sequence[Buffer] = ()) -> None:
+        if self._is_over:
+            return
+        size = sum(map(len, body))
+        if size > BODY_BYTES_MAX:
+            outcome, body, size = _too_large(size), (), 0
+        elif size and self._connection.queued_bytes + size > UNSENT_BYTES_MAX:
+            outcome, body, size = Failure(OVERLOADED.code, OVERLOADED.message), (), 0
+        for message in encode(Answer(number, outcome, size), body):
+            self._connection.send(message)
+
+    def _check_silence(self) -> None:
+        now = self._loop.time()
+        quiet_s = 0.0 if self._running else now - self._received_s
+        if quiet_s >= SILENT_S_MAX:
+            self.end()
+        else:
+            self._silence = self._loop.call_later(SILENT_S_MAX - quiet_s, self._check_silence)
+
+    # Operations
+
+    async def _carry_out(
+        self, operation: Operation, body: memoryview, timeout_s: float
+    ) -> tuple[Outcome, Sequence[Buffer]]:
+        if isinstance(operation, Wait | BoundsOfMany | FindTimeInMany):
+            return await self._of_many(operation, timeout_s), ()
+        found = self._led(operation.topic_id, operation.partition)
+        match operation:
+            case Append():
+                batches = split_batches(body, max_message_bytes=found.log.config.max_message_bytes)
+                results = await found.append(
+                    batches, acks=Acks(operation.acks), timeout_s=timeout_s
+                )
+                return Appended(
+                    tuple(
+                        (r.base_offset, r.last_offset, r.log_append_time_ms, r.duplicate)
+                        for r in results
+                    )
+                ), ()
+            case Read():
+                end = operation.end_offset
+                fetched = await found.read(
+                    Offset(operation.offset),
+                    max_bytes=operation.max_bytes,
+                    end_offset=None if end is None else Offset(end),
+                )
+                marks = Marks(fetched.next_offset, fetched.high_watermark, fetched.log_start_offset)
+                return marks, (fetched.data,)
+            case Bounds():
+                end_offset = await found.end_offset()
+                return Marks(0, end_offset, found.log_start_offset), ()
+            case FindTime():
+                return FoundTime(await found.offset_for_timestamp(operation.timestamp_ms)), ()
+            case Delete():
+                start = await found.delete_records(Offset(operation.before))
+                return Marks(0, found.high_watermark, start), ()
+            case _:
+                assert_never(operation)
+
+    async def _of_many(
+        self, operation: Wait | BoundsOfMany | FindTimeInMany, timeout_s: float
+    ) -> Outcome:
+        if isinstance(operation, Wait):
+            wants = [
+                (self._led(topic_id, partition), Offset(offset))
+                for topic_id, partition, offset in operation.wants
+            ]
+            await self._replicas.wait_for_data(wants, min_bytes=1, timeout_s=timeout_s)
+            return Waited()
+        if isinstance(operation, BoundsOfMany):
+            marks = await bounds_here(
+                [partial(self._led, topic_id, partition) for topic_id, partition in operation.wants]
+            )
+            return MarksOfMany(tuple(coded(one) for one in marks))
+        found = await times_here(
+            [
+                (partial(self._led, topic_id, partition), timestamp_ms)
+                for topic_id, partition, timestamp_ms in operation.wants
+            ]
+        )
+        return FoundTimes(tuple(coded(one) for one in found))
+
+    def _led(self, topic_id: str, partition: int) -> Partition:
+        image = self._replicas.image
+        topic = image.topics_by_id.get(TopicId(topic_id))
+        if topic is None:
+            if TopicId(topic_id) in image.deleted_topic_ids:
+                raise LogError(UNKNOWN_TOPIC)
+            raise LogError(NOT_READY, "The leader does not know the topic yet.")
+        return self._replicas.partition(topic.name, partition)
+
+
+def _break_off(running: _Running) -> None:
+    if not isinstance(running.operation, Append | Delete):
+        running.task.cancel()
+
+
+def _too_large(size: int) -> Failure:
+    return Failure(
+        UNSUPPORTED_FORMAT.code,
+        f"The next batch has {size} bytes, too many to be passed on by another node; "
+        "/v1/fetch at the partition's leader gives it.",
+    )

@@ -1,0 +1,340 @@
+"""One partition as one request works with it: its operations are done here, or passed on.
+
+What may be tried again, and for how long: see access.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from raftlog.record.batch import RecordBatch
+from raftlog.record.errors import (
+    DUPLICATE_SEQUENCE,
+    NO_LEADER,
+    NOT_READY,
+    RETRIABLE,
+    STORAGE_FAILED,
+    LogError,
+)
+from raftlog.record.types import (
+    NO_PRODUCER_ID,
+    Buffer,
+    Offset,
+    PartitionId,
+    TopicId,
+)
+from raftlog.replication.partition import Acks, Fetched, Partition
+from raftlog.routing.forwarding_messages import (
+    BODY_BYTES_MAX,
+    Append,
+    Appended,
+    Bounds,
+    Delete,
+    FindTime,
+    FoundTime,
+    Marks,
+    Operation,
+    Outcome,
+    Read,
+    in_doubt_if_changing,
+)
+from raftlog.storage.results import AppendResult
+
+if TYPE_CHECKING:
+    from raftlog.routing.router import Partitions
+
+RETRY_S_MAX: Final = 5.0
+"""How long a request waits for a leader."""
+PAUSE_S_MIN: Final = 0.02
+PAUSE_S_MAX: Final = 0.25
+READ_S_MAX: Final = 10.0
+"""How long the leader may take for what it need not wait for."""
+ALL_RECORDS: Final = -1
+"""Deletes all committed records."""
+
+T = TypeVar("T")
+
+
+class RoutedPartition:
+    """One partition, wherever it is led. Satisfies `PartitionAccess`. Made for one request."""
+
+    __slots__ = ("_local", "_router", "partition", "topic", "topic_id")
+
+    def __init__(
+        self,
+        router: Partitions,
+        topic: str,
+        topic_id: TopicId,
+        partition: PartitionId,
+        local: Partition | None,
+    ) -> None:
+        """`local` if this node leads it at the moment."""
+        self.topic = topic
+        self.topic_id = topic_id
+        self.partition = partition
+        self._router = router
+        self._local = local
+
+    def __eq__(self, other: object) -> bool:
+        """Of one partition, as one node reaches it: what is asked of both may be asked of one."""
+        return (
+            isinstance(other, RoutedPartition)
+            and self.partition == other.partition
+            and self.topic_id == other.topic_id
+            and self._router is other._router
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.topic_id) ^ self.partition
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest batch that the topic takes."""
+        if self._local is not None:
+            return self._local.log.config.max_message_bytes
+        return self._router.max_message_bytes(self._router.topic(self.topic_id))
+
+    def at_hand(self, offset: Offset) -> Partition | None:
+        """The replica of this node that can be read from `offset` on, if one can."""
+        if self._local is not None and self._local.is_leader:
+            return self._local
+        try:
+            return self._router.replicas.partition(self.topic, self.partition)
+        except LogError:
+            return None
+
+    async def append(
+        self, batches: Sequence[RecordBatch], *, acks: Acks, timeout_s: float
+    ) -> list[AppendResult]:
+        """See `Partition.append`."""
+        refusal: LogError | None = None
+        if self._local is not None:
+            try:
+                return await self._local.append(batches, acks=acks, timeout_s=timeout_s)
+            except LogError as error:
+                refusal = self._refused(error)
+        operation = Append(self.topic_id, self.partition, int(acks))
+        outcome, _ = await self._routed(
+            operation,
+            [batch.data for batch in batches],
+            here=lambda found, left_s: found.append(batches, acks=acks, timeout_s=left_s),
+            timeout_s=timeout_s,
+            may_repeat=all(batch.header.producer_id != NO_PRODUCER_ID for batch in batches),
+            refusal=refusal,
+        )
+        if isinstance(outcome, list):
+            return outcome
+        assert isinstance(outcome, Appended)
+        return [
+            AppendResult(Offset(first), Offset(last), time_ms, duplicate)
+            for first, last, time_ms, duplicate in outcome.results
+        ]
+
+    async def read(
+        self, offset: Offset, *, max_bytes: int, end_offset: Offset | None = None
+    ) -> Fetched:
+        """See `Partition.read`."""
+        refusal: LogError | None = None
+        if self._local is not None:
+            try:
+                return await self._local.read(offset, max_bytes=max_bytes, end_offset=end_offset)
+            except LogError as error:
+                refusal = self._refused(error)
+        operation = Read(
+            self.topic_id, self.partition, offset, min(max_bytes, BODY_BYTES_MAX), end_offset
+        )
+        outcome, body = await self._routed(
+            operation,
+            (),
+            here=lambda found, _: found.read(offset, max_bytes=max_bytes, end_offset=end_offset),
+            refusal=refusal,
+        )
+        if isinstance(outcome, Fetched):
+            return outcome
+        assert isinstance(outcome, Marks)
+        return Fetched(
+            body,
+            Offset(outcome.next_offset),
+            Offset(outcome.high_watermark),
+            Offset(outcome.log_start_offset),
+        )
+
+    async def bounds(self) -> tuple[Offset, Offset]:
+        """Log start offset and high watermark."""
+        refusal: LogError | None = None
+        if self._local is not None:
+            try:
+                return await _bounds(self._local)
+            except LogError as error:
+                refusal = self._refused(error)
+        outcome, _ = await self._routed(
+            Bounds(self.topic_id, self.partition),
+            (),
+            here=lambda found, _: _bounds(found),
+            refusal=refusal,
+        )
+        if isinstance(outcome, tuple):
+            return outcome
+        assert isinstance(outcome, Marks)
+        return Offset(outcome.log_start_offset), Offset(outcome.high_watermark)
+
+    async def wait_for_data(self, offset: Offset, timeout_s: float) -> None:
+        """Return when there may be a committed record at `offset`, or the time is up."""
+        await self._router.wait_for_data(((self, offset),), timeout_s)
+
+    async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int] | None:
+        """See `Partition.offset_for_timestamp`."""
+        refusal: LogError | None = None
+        if self._local is not None:
+            try:
+                return await self._local.offset_for_timestamp(timestamp_ms)
+            except LogError as error:
+                refusal = self._refused(error)
+        outcome, _ = await self._routed(
+            FindTime(self.topic_id, self.partition, timestamp_ms),
+            (),
+            here=lambda found, _: found.offset_for_timestamp(timestamp_ms),
+            refusal=refusal,
+        )
+        if isinstance(outcome, FoundTime):
+            found = outcome.found
+            return None if found is None else (Offset(found[0]), found[1])
+        assert outcome is None or isinstance(outcome, tuple)
+        return outcome
+
+    async def delete_records(self, before: Offset) -> Offset:
+        """See `Partition.delete_records`."""
+        outcome, _ = await self._routed(
+            Delete(self.topic_id, self.partition, before),
+            (),
+            here=lambda found, _: found.delete_records(before),
+            # All records, once more, would be more of them.
+            may_repeat=before != ALL_RECORDS,
+            refusal=None,
+        )
+        if isinstance(outcome, Marks):
+            return Offset(outcome.log_start_offset)
+        assert isinstance(outcome, int)
+        return Offset(outcome)
+
+    async def _routed(
+        self,
+        operation: Operation,
+        body: Sequence[Buffer],
+        *,
+        here: Callable[[Partition, float], Awaitable[T]],
+        timeout_s: float = READ_S_MAX,
+        may_repeat: bool = True,
+        refusal: LogError | None,
+    ) -> tuple[T | Outcome, memoryview]:
+        """Try until it is carried out, or refused for good, or the time is up.
+
+        `refusal` is what a first try here has ended with.
+        """
+        loop = asyncio.get_running_loop()
+        router = self._router
+        deadline = loop.time() + timeout_s
+        retry_until = min(deadline, loop.time() + RETRY_S_MAX)
+        in_doubt: LogError | None = None
+        pause_s = PAUSE_S_MIN
+        while True:
+            seen = router.leadership(self.topic_id, self.partition)
+            error = refusal
+            if error is None:
+                left_s = max(deadline - loop.time(), 0.0)
+                try:
+                    if seen.leader == router.broker_id:
+                        found = router.replicas.partition(self.topic, self.partition)
+                        return await here(found, left_s), _NO_BODY
+                    return await router.ask(seen.leader, operation, (self,), body, timeout_s=left_s)
+                except LogError as failure:
+                    error = failure
+            was_here, refusal = refusal is not None, None
+            if error.entry.outcome_unknown:
+                in_doubt = error
+            left_s = retry_until - loop.time()
+            if left_s <= 0 or not self._may_pass(error, may_repeat=may_repeat):
+                raise _told(operation, error, in_doubt)
+            if was_here and seen.leader != router.broker_id:
+                # Who leads now has not been asked yet.
+                continue
+            await router.moved(self, seen, min(pause_s, left_s))
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    def _refused(self, error: LogError) -> LogError:
+        """The leader here has refused: from now on it is looked for each time."""
+        self._local = None
+        return error
+
+    def _may_pass(self, error: LogError, *, may_repeat: bool) -> bool:
+        """Whether another try may end better, and does no harm."""
+        if error.entry in {NO_LEADER, NOT_READY}:
+            return True
+        if not may_repeat or error.entry not in {RETRIABLE, STORAGE_FAILED}:
+            return False
+        # A leader whose storage fails does not lead for long, if others hold the partition.
+        topic = self._router.topic(self.topic_id)
+        return error.entry is RETRIABLE or len(topic.partitions[self.partition].replicas) > 1
+
+
+class FollowedPartition(RoutedPartition):
+    """A partition that this node follows, to be read here.
+
+    What is known here to be committed may be less than what the leader knows, never other.
+    """
+
+    __slots__ = ("_near",)
+
+    def __init__(
+        self,
+        router: Partitions,
+        topic: str,
+        topic_id: TopicId,
+        partition: PartitionId,
+        near: Partition,
+    ) -> None:
+        super().__init__(router, topic, topic_id, partition, None)
+        self._near = near
+
+    def at_hand(self, offset: Offset) -> Partition | None:
+        """This node's replica, unless its log ends before `offset`."""
+        near = self._near
+        is_there = near.log_start_offset <= offset <= near.log_end_offset and not near.is_closed
+        return near if is_there else None
+
+    async def read(
+        self, offset: Offset, *, max_bytes: int, end_offset: Offset | None = None
+    ) -> Fetched:
+        """See `Partition.read`."""
+        near = self.at_hand(offset)
+        if near is not None:
+            try:
+                return await near.read(
+                    offset, max_bytes=max_bytes, end_offset=end_offset, any_replica=True
+                )
+            except LogError:
+                # What this replica cannot give, the leader's may: and if not, says why.
+                pass
+        return await super().read(offset, max_bytes=max_bytes, end_offset=end_offset)
+
+    async def bounds(self) -> tuple[Offset, Offset]:
+        """Log start offset and high watermark, as far as they are known here."""
+        return self._near.log_start_offset, self._near.high_watermark
+
+
+_NO_BODY: Final = memoryview(b"")
+
+
+async def _bounds(found: Partition) -> tuple[Offset, Offset]:
+    end = await found.end_offset()
+    return found.log_start_offset, end
+
+
+def _told(operation: Operation, error: LogError, in_doubt: LogError | None) -> LogError:
+    """What the caller is told when the last try ended with `error`, and one before in doubt."""
+    if in_doubt is None or error.entry.outcome_unknown or error.entry is DUPLICATE_SEQUENCE:
+        return error
+    both = f"{in_doubt.message} A repeat was refused: {error.message}"
+    return in_doubt_if_changing(operation, LogError(RETRIABLE, both))

@@ -1,0 +1,223 @@
+"""Questions about many partitions at once, wherever they are led: each leader is asked once.
+
+Every partition has an outcome of its own: that one of a thousand has no leader must not keep the
+others' answers from whoever asks. So nothing is tried again here, and nobody is waited for longer
+than it takes to answer from memory (or to search): who wants to know more asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from raftlog.metadata.image import NO_LEADER_ID
+from raftlog.record.errors import ERROR_TABLE, INTERNAL, LogError
+from raftlog.record.types import BrokerId, Offset
+from raftlog.replication.partition import Partition
+from raftlog.routing.forwarding_messages import (
+    WANTS_MAX,
+    BoundsOfMany,
+    FindTimeInMany,
+    FoundTimes,
+    MarksOfMany,
+    Operation,
+    Outcome,
+)
+from raftlog.routing.handle import READ_S_MAX, RoutedPartition
+from raftlog.routing.router import Partitions
+
+BOUNDS_S_MAX: Final = 1.5
+"""How long a leader may take for what it has in memory. One that hangs must not use up the time of
+whoever waits for the others."""
+SEARCHES_AT_ONCE_MAX: Final = 16
+"""Partitions of one request that are searched for a timestamp at the same time."""
+
+T = TypeVar("T")
+FoundRecord = tuple[Offset, int]
+"""Offset and timestamp (ms) of a record."""
+
+
+class PartitionBounds(NamedTuple):
+    """What can be read of a partition."""
+
+    log_start_offset: Offset
+    high_watermark: Offset
+    last_stable_offset: Offset
+    """What is below belongs to no open transaction. The high watermark, while there are none."""
+
+
+async def bounds_of_many(
+    router: Partitions, wanted: Sequence[RoutedPartition]
+) -> list[PartitionBounds | LogError]:
+    """What can be read of each partition, or why that is not known. Never raises LogError."""
+
+    async def here(indexes: Sequence[int]) -> list[PartitionBounds | LogError]:
+        return await bounds_here([_finder(router, wanted[index]) for index in indexes])
+
+    def operation(some: Sequence[int]) -> Operation:
+        return BoundsOfMany(tuple((wanted[i].topic_id, wanted[i].partition) for i in some))
+
+    def answer(outcome: Outcome) -> list[PartitionBounds | int]:
+        assert isinstance(outcome, MarksOfMany)
+        return [
+            row if isinstance(row, int) else PartitionBounds(*map(Offset, row))
+            for row in outcome.rows
+        ]
+
+    return await _ask_leaders(router, wanted, here, operation, answer, timeout_s=BOUNDS_S_MAX)
+
+
+async def times_of_many(
+    router: Partitions, wanted: Sequence[tuple[RoutedPartition, int]]
+) -> list[FoundRecord | LogError | None]:
+    """Each partition's first committed record at or after its timestamp (ms); None: there is none.
+
+    Never raises LogError.
+    """
+
+    async def here(indexes: Sequence[int]) -> list[FoundRecord | LogError | None]:
+        return await times_here([(_finder(router, wanted[i][0]), wanted[i][1]) for i in indexes])
+
+    def operation(some: Sequence[int]) -> Operation:
+        return FindTimeInMany(
+            tuple((wanted[i][0].topic_id, wanted[i][0].partition, wanted[i][1]) for i in some)
+        )
+
+    def answer(outcome: Outcome) -> list[FoundRecord | int | None]:
+        assert isinstance(outcome, FoundTimes)
+        return [
+            row if row is None or isinstance(row, int) else (Offset(row[0]), row[1])
+            for row in outcome.rows
+        ]
+
+    partitions = [partition for partition, _ in wanted]
+    return await _ask_leaders(router, partitions, here, operation, answer, timeout_s=READ_S_MAX)
+
+
+async def bounds_here(
+    wanted: Sequence[Callable[[], Partition]],
+) -> list[PartitionBounds | LogError]:
+    """What can be read of partitions that are led here. Each raises LogError if it is not.
+
+    That they still are is made sure of once for all.
+    """
+    rows: list[PartitionBounds | LogError] = []
+    doubted: list[int] = []
+    to_ask: Partition | None = None
+    for index, find in enumerate(wanted):
+        try:
+            partition = find()
+            rows.append(_known_bounds(partition))
+        except LogError as error:
+            rows.append(error)
+            continue
+        if partition.may_be_led_elsewhere:
+            doubted.append(index)
+            to_ask = partition
+    if to_ask is None:
+        return rows
+    refusal: LogError | None = None
+    try:
+        await to_ask.confirm()
+    except LogError as error:
+        refusal = error
+    for index in doubted:
+        try:
+            rows[index] = refusal or _known_bounds(wanted[index]())
+        except LogError as error:
+            rows[index] = error
+    return rows
+
+
+def _known_bounds(partition: Partition) -> PartitionBounds:
+    end = partition.known_end_offset()
+    return PartitionBounds(partition.log_start_offset, end, end)
+
+
+async def times_here(
+    wanted: Sequence[tuple[Callable[[], Partition], int]],
+) -> list[FoundRecord | LogError | None]:
+    """The records that partitions led here have at or after a timestamp, some searched at once."""
+
+    async def search(find: Callable[[], Partition], time_ms: int) -> FoundRecord | LogError | None:
+        try:
+            return await find().offset_for_timestamp(time_ms)
+        except LogError as error:
+            return error
+
+    found: list[FoundRecord | LogError | None] = []
+    for start in range(0, len(wanted), SEARCHES_AT_ONCE_MAX):
+        some = wanted[start : start + SEARCHES_AT_ONCE_MAX]
+        found += await asyncio.gather(*(search(find, time_ms) for find, time_ms in some))
+    return found
+
+
+def coded(row: T | LogError) -> T | int:
+    """A partition's outcome as it is passed on."""
+    return row.entry.code if isinstance(row, LogError) else row
+
+
+def _finder(router: Partitions, wanted: RoutedPartition) -> Callable[[], Partition]:
+    def find() -> Partition:
+        # By its id: another topic of that name would be another partition.
+        topic = router.topic(wanted.topic_id)
+        return router.replicas.partition(topic.name, wanted.partition)
+
+    return find
+
+
+async def _ask_leaders(
+    router: Partitions,
+    wanted: Sequence[RoutedPartition],
+    here: Callable[[Sequence[int]], Awaitable[list[T | LogError]]],
+    operation: Callable[[Sequence[int]], Operation],
+    answer: Callable[[Outcome], list[T | int]],
+    *,
+    timeout_s: float,
+) -> list[T | LogError]:
+    """Outcomes in the order of `wanted`, from this node and, by one question each, the others."""
+    outcomes: dict[int, T | LogError] = {}
+    mine: list[int] = []
+    theirs: dict[BrokerId, list[int]] = {}
+    for index, one in enumerate(wanted):
+        try:
+            leader = router.leadership(one.topic_id, one.partition).leader
+            if leader == NO_LEADER_ID:
+                raise router.not_led(one)
+        except LogError as error:
+            outcomes[index] = error
+        else:
+            (mine if leader == router.broker_id else theirs.setdefault(leader, [])).append(index)
+
+    async def ask_here() -> None:
+        outcomes.update(zip(mine, await here(mine), strict=True))
+
+    async def ask(leader: BrokerId, some: Sequence[int]) -> None:
+        rows: Sequence[T | int | LogError]
+        try:
+            outcome, _ = await router.ask(
+                leader, operation(some), [wanted[index] for index in some], timeout_s=timeout_s
+            )
+        except LogError as error:
+            rows = [LogError(error.entry, error.message) for _ in some]
+        else:
+            rows = answer(outcome)
+        for index, row in zip(some, rows, strict=True):
+            outcomes[index] = _told(row, wanted[index]) if isinstance(row, int) else row
+
+    await asyncio.gather(
+        ask_here(),
+        *(
+            ask(leader, some[start : start + WANTS_MAX])
+            for leader, some in theirs.items()
+            for start in range(0, len(some), WANTS_MAX)
+        ),
+    )
+    return [outcomes[index] for index in range(len(wanted))]
+
+
+def _told(code: int, wanted: RoutedPartition) -> LogError:
+    """The error that a leader has told by its code alone."""
+    entry = ERROR_TABLE.get(code, INTERNAL)
+    return LogError(entry, f"{wanted.topic}-{wanted.partition}: {entry.message}")

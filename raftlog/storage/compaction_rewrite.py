@@ -1,0 +1,358 @@
+"""One pass of compaction: learn each key's newest offset, then rewrite batches without the rest.
+
+The caller reads and writes; this only decides and transforms, one batch at a time, so memory is
+bounded by the map of keys and one batch, and the caller can pause between any two batches:
+
+    work = CompactionPass(history, ...)
+    for batch in the log from plan.first_dirty_offset to plan.end_offset:
+        if not work.survey(batch):
+            break
+    end_offset = work.finish_survey(plan.end_offset)
+    for group in group_segments(segments, end_offset=end_offset, ...):
+        for batch in the group's segments:
+            data = work.rewrite(batch, is_last=...)     # what to write, or None
+        sync the new segment, put it in the place of the old ones, durably
+    history = work.finish()                             # write it down now, not before
+
+What never changes: offsets, the order of records, a batch's base and last offset, its producer id,
+epoch and sequence, its leader epoch, and each remaining record, byte for byte. A batch that loses
+nothing is passed through as it is. From others, records are cut as bytes out of the decompressed
+block instead of being encoded again: base offset and base timestamp stay, so their deltas hold, and
+only the record count, the largest timestamp, the length and the CRC are new.
+
+**Batches without records** stay where something hangs on them: the newest batch of each producer,
+from which a scan tells its sequence (KAFKA-8335: known by its offset), and the last batch of each
+new segment, so that a segment still tells where it ends, and a missing segment can be told from a
+compacted one. They have no timestamp (-1), so no time leads to them.
+
+**Records without a key** cannot be superseded. Kafka drops them here; we keep them: compaction may
+remove only what something newer replaces. `refuse_keyless` keeps them out of compacted topics.
+
+**Transactions.** The caller says which transactions were aborted, and plans no further than the
+last stable offset. Aborted records supersede nothing and are removed. A marker stays as long as a
+record of its transaction does, and then for `delete.retention.ms`, like a tombstone.
+
+**A batch that cannot be read** ends the pass below it: what it says about its keys is not known,
+and the part of the log above it cannot be called clean.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from raftlog.record.batch import RecordBatch, sealed
+from raftlog.record.codec import Record, decode
+from raftlog.record.compression import compress, decompress
+from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, LogError
+from raftlog.record.header import COMPRESSION_MASK, HEADER_SIZE, LENGTH_END
+from raftlog.record.types import Buffer, Offset, ProducerId
+from raftlog.storage.compaction_plan import CompactionHistory
+
+KEYS_MAX: Final = 250_000
+"""Keys that one pass learns; more take another pass. Measured: 125 bytes each, about 30 MB."""
+KEY_BYTES_MAX: Final = 32
+"""Keys shorter than this are held as they are, others as a hash of this length: a collision of
+BLAKE2b-256 is not a thing that happens, by chance or by intent, and the lengths cannot be mixed."""
+DECOMPRESSED_BYTES_MAX: Final = 64 << 20
+"""A batch that unpacks to more is not compacted (it is passed through)."""
+NO_TIMESTAMP: Final = -1
+
+
+class AbortedTransaction(NamedTuple):
+    """Records of this producer between the two offsets never happened."""
+
+    producer_id: ProducerId
+    first_offset: Offset
+    marker_offset: Offset
+
+
+class Stop(StrEnum):
+    """Why a survey ended before the plan's end."""
+
+    MAP_FULL = "map_full"
+    """Run another pass at once."""
+    UNREADABLE = "unreadable"
+    """The next batch cannot be decoded: another pass would end here again."""
+
+
+@dataclass(slots=True)
+class CompactionStats:
+    """What a pass did, for the report and metrics."""
+
+    records_removed: int = 0
+    batches_removed: int = 0
+    batches_emptied: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    tombstones_waiting: int = 0
+    """Tombstones and markers that only wait for their time."""
+
+
+class CompactionPass:
+    """The state of one pass over one log. Used up by `finish`."""
+
+    def __init__(
+        self,
+        history: CompactionHistory,
+        *,
+        now_ms: int,
+        delete_retention_ms: int,
+        last_offsets: Mapping[ProducerId, Offset],
+        aborted: Iterable[AbortedTransaction],
+        keys_max: int = KEYS_MAX,
+        decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
+    ) -> None:
+        self.stats = CompactionStats()
+        self.stopped: Stop | None = None
+        self.unreadable: LogError | None = None
+        """What is wrong with the batch that stopped the survey."""
+        self._history = history
+        self._now_ms = now_ms
+        self._delete_retention_ms = delete_retention_ms
+        self._deletable_before = history.deletable_before(now_ms, delete_retention_ms)
+        self._last_offsets = last_offsets
+        self._keys_max = keys_max
+        self._decompressed_bytes_max = decompressed_bytes_max
+        self._newest: dict[bytes, int] = {}
+        self._stopped_at: Offset | None = None
+        self._end_offset: Offset | None = None
+        self._transactions_with_records: set[ProducerId] = set()
+        self._aborted: dict[ProducerId, list[tuple[Offset, Offset]]] = {}
+        for transaction in sorted(aborted):
+            self._aborted.setdefault(transaction.producer_id, []).append(
+                (transaction.first_offset, transaction.marker_offset)
+            )
+
+    def survey(self, batch: RecordBatch) -> bool:
+        """Learn the keys of the next dirty batch. False: this batch and all behind it must wait."""
+        assert self._end_offset is None, "survey after finish_survey"
+        assert self.stopped is None, "survey after it said to stop"
+        header = batch.header
+        if header.record_count == 0 or header.is_control or self._is_aborted(batch):
+            return True
+        # Whatever its size, the first batch is taken: a pass must get somewhere.
+        if self._newest and len(self._newest) + header.record_count > self._keys_max:
+            return self._stop(Stop.MAP_FULL, header.base_offset)
+        try:
+            records = self._decode(batch)
+        except LogError as error:
+            self.unreadable = error
+            return self._stop(Stop.UNREADABLE, header.base_offset)
+        newest = self._newest
+        for record in records:
+            key = record.key
+            if key is not None:
+                newest[key if len(key) < KEY_BYTES_MAX else _digest(key)] = record.offset
+        return True
+
+    def finish_survey(self, end_offset: Offset) -> Offset:
+        """Where this pass ends: at the plan's `end_offset`, or where the survey stopped."""
+        assert self._end_offset is None, "finish_survey called twice"
+        self._end_offset = end_offset if self._stopped_at is None else self._stopped_at
+        return self._end_offset
+
+    def rewrite(self, batch: RecordBatch, *, is_last: bool) -> Buffer | None:
+        """What to write for the next batch of the log: itself, a smaller one, or nothing (None).
+
+        Give it every batch from the start of the log to the end of the last group, in order.
+        `is_last` says that no batch comes after it in its new segment. Raises LogError if a batch
+        of the clean part cannot be decoded: then the old segments must stay.
+        """
+        assert self._end_offset is not None, "rewrite before finish_survey"
+        self.stats.bytes_read += batch.header.size_bytes
+        if batch.header.base_offset >= self._end_offset:
+            data: Buffer | None = batch.data
+        elif batch.header.is_control:
+            data = self._rewrite_marker(batch, is_last=is_last)
+        else:
+            data = self._rewrite_records(batch, is_last=is_last)
+        if data is None:
+            self.stats.batches_removed += 1
+        else:
+            self.stats.bytes_written += len(data)
+        return data
+
+    def finish(self) -> CompactionHistory:
+        """The history to write down, once all that was rewritten has durably replaced the old."""
+        assert self._end_offset is not None, "finish before finish_survey"
+        return self._history.after(
+            self._end_offset,
+            now_ms=self._now_ms,
+            delete_retention_ms=self._delete_retention_ms,
+            deleted_before=self._deletable_before,
+            awaits_deletion=self.stats.tombstones_waiting > 0,
+        )
+
+    def _stop(self, reason: Stop, offset: Offset) -> bool:
+        self.stopped = reason
+        self._stopped_at = offset
+        return False
+
+    def _decode(self, batch: RecordBatch) -> Sequence[Record]:
+        return decode(batch, decompressed_bytes_max=self._decompressed_bytes_max)
+
+    def _is_aborted(self, batch: RecordBatch) -> bool:
+        header = batch.header
+        if not self._aborted or not header.is_transactional:
+            return False
+        transactions = self._aborted.get(header.producer_id, ())
+        # The last one that begins at or before the batch is the only one that can hold it.
+        index = bisect_right(transactions, header.base_offset, key=lambda pair: pair[0]) - 1
+        return index >= 0 and header.base_offset <= transactions[index][1]
+
+    def _rewrite_marker(self, batch: RecordBatch, *, is_last: bool) -> Buffer | None:
+        header = batch.header
+        if header.record_count == 0:
+            return self._emptied(batch, is_last=is_last)
+        if header.producer_id in self._transactions_with_records:
+            self._transactions_with_records.discard(header.producer_id)
+            return batch.data
+        if header.base_offset < self._deletable_before:
+            self.stats.records_removed += header.record_count
+            return self._emptied(batch, is_last=is_last)
+        self.stats.tombstones_waiting += 1
+        return batch.data
+
+    def _rewrite_records(self, batch: RecordBatch, *, is_last: bool) -> Buffer | None:
+        header = batch.header
+        if header.record_count == 0 or self._is_aborted(batch):
+            self.stats.records_removed += header.record_count
+            return self._emptied(batch, is_last=is_last)
+        records = self._decode(batch)
+        retained = self._retained(records)
+        retained_count = sum(retained)
+        self.stats.records_removed += len(records) - retained_count
+        if retained_count == 0:
+            return self._emptied(batch, is_last=is_last)
+        if header.is_transactional:
+            self._transactions_with_records.add(header.producer_id)
+        if retained_count == len(records):
+            return batch.data
+        return self._without(batch, records, retained)
+
+    def _retained(self, records: Sequence[Record]) -> list[bool]:
+        """For each record, whether it stays."""
+        newest = self._newest
+        deletable_before = self._deletable_before
+        retained: list[bool] = []
+        for record in records:
+            key = record.key
+            if key is None:
+                retained.append(True)
+                continue
+            offset = record.offset
+            if newest.get(key if len(key) < KEY_BYTES_MAX else _digest(key), -1) > offset:
+                retained.append(False)
+            elif record.value is None:
+                is_waiting = offset >= deletable_before
+                self.stats.tombstones_waiting += is_waiting
+                retained.append(is_waiting)
+            else:
+                retained.append(True)
+        return retained
+
+    def _without(
+        self, batch: RecordBatch, records: Sequence[Record], retained: Sequence[bool]
+    ) -> Buffer:
+        """The batch with some of its records only."""
+        header = batch.header
+        plain = decompress(
+            header.compression,
+            memoryview(batch.data)[HEADER_SIZE:],
+            decompressed_bytes_max=self._decompressed_bytes_max,
+        )
+        block = compress(header.compression, _cut(plain, retained))
+        # With log append time, every record's timestamp is the old maximum, so it stays.
+        kept = (record.timestamp for record, stays in zip(records, retained, strict=True) if stays)
+        max_timestamp_ms = max(NO_TIMESTAMP if time is None else time for time in kept)
+        data = bytearray(HEADER_SIZE)
+        data += block
+        sealed(
+            data,
+            header._replace(
+                batch_length=len(data) - LENGTH_END,
+                max_timestamp_ms=max_timestamp_ms,
+                record_count=sum(retained),
+            ),
+        )
+        return data
+
+    def _emptied(self, batch: RecordBatch, *, is_last: bool) -> Buffer | None:
+        """The batch's header alone if something hangs on it, else nothing."""
+        header = batch.header
+        if not is_last and self._last_offsets.get(header.producer_id) != header.last_offset:
+            return None
+        if header.record_count == 0:
+            return batch.data
+        self.stats.batches_emptied += 1
+        data = bytearray(HEADER_SIZE)
+        sealed(
+            data,
+            header._replace(
+                batch_length=HEADER_SIZE - LENGTH_END,
+                attributes=header.attributes & ~COMPRESSION_MASK,
+                base_timestamp_ms=NO_TIMESTAMP,
+                max_timestamp_ms=NO_TIMESTAMP,
+                record_count=0,
+            ),
+        )
+        return data
+
+
+def refuse_keyless(batch: RecordBatch, *, decompressed_bytes_max: int) -> None:
+    """Raise LogError(INVALID_BODY) if a record of the batch has no key, as compaction needs one.
+
+    The header does not tell, so this decodes the batch: call it for compacted topics only. Raises
+    what `decode` raises, too.
+    """
+    for position, record in enumerate(decode(batch, decompressed_bytes_max=decompressed_bytes_max)):
+        if record.key is None:
+            raise LogError(
+                INVALID_BODY,
+                f"Record {position} of a batch has no key; a topic with cleanup.policy=compact "
+                "takes only records with one.",
+            )
+
+
+def _digest(key: bytes) -> bytes:
+    return blake2b(key, digest_size=KEY_BYTES_MAX).digest()
+
+
+def _cut(plain: Buffer, retained: Sequence[bool]) -> bytes:
+    """The retained records of a decompressed block. Each begins with its length as a varint."""
+    view = memoryview(plain)
+    parts: list[memoryview] = []
+    position = part_start = 0
+    try:
+        for stays in retained:
+            record_start = position
+            length, position = _read_varint(view, position)
+            position += length
+            if length < 0 or position > view.nbytes:
+                raise LogError(CORRUPT_BATCH, "A record is longer than its batch.")
+            if not stays:
+                parts.append(view[part_start:record_start])
+                part_start = position
+    except IndexError as error:
+        raise LogError(CORRUPT_BATCH, "A record batch ends within a record.") from error
+    parts.append(view[part_start:position])
+    return b"".join(parts)
+
+
+def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
+    """A zigzag varint (Protocol Buffers' sint32) and the position after it."""
+    value = shift = 0
+    while True:
+        byte = view[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), position
+        shift += 7
+        if shift > 28:
+            raise LogError(CORRUPT_BATCH, "A record's length is no varint.")

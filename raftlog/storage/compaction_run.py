@@ -1,0 +1,233 @@
+"""Compact a log on disk: the reading, writing and swapping around `compaction_pass`.
+
+Reads go through the same checked path as a consumer's, so damage ends the pass instead of being
+copied. Decoding and rewriting run in disk threads, a chunk at a time. Appends never wait for it; a
+truncation or a stop that comes up makes it give up what it has not swapped yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final
+
+from raftlog.record.batch import RecordBatch, iterate_batches
+from raftlog.record.header import parse_header
+from raftlog.record.types import Offset
+from raftlog.storage.compaction_plan import group_segments, plan_compaction
+from raftlog.storage.compaction_rewrite import CompactionPass, Stop
+from raftlog.storage.log_core import LogCore
+from raftlog.storage.log_operations import Upkeep
+from raftlog.storage.reader import DamageFoundError, LogReader
+from raftlog.storage.results import CompactionReport, UnreadableBatch
+from raftlog.storage.retention import SegmentInfo
+from raftlog.storage.segments import CLEANED_SUFFIX, Segment, segment_name, swap_segments
+from raftlog.world import Buffer, File
+
+CHUNK_BYTES: Final = 1 << 20
+GROUP_SEGMENTS_MAX: Final = 64
+"""Segments that one swap replaces; their files stay open while it lasts."""
+
+logger = logging.getLogger(__name__)
+
+
+async def compact_log(
+    core: LogCore, upkeep: Upkeep, reader: LogReader, now_ms: int, *, go_on: bool = False
+) -> CompactionReport | None:
+    """One pass, if the plan finds it worth while; None if not, or if it was interrupted.
+
+    With `go_on` any dirty part is worth while: the last pass was partial. Raises LogError. Damage
+    on the way ends the pass without an error: its readers are told.
+    """
+    core.require_online()
+    if not core.config.compacts or core.is_compacting:
+        return None
+    core.is_compacting = True
+    try:
+        async with core.arrange_lock:
+            return await _Compaction(core, upkeep, reader, now_ms, go_on=go_on).run()
+    except DamageFoundError as error:
+        logger.error("%s: compaction stopped at damage: %s", core.directory, error.reason)
+        core.found_damage(error.reason)
+        return None
+    finally:
+        core.is_compacting = False
+
+
+class _InterruptedError(Exception):
+    """Something that matters more waits for the log."""
+
+
+class _Compaction:
+    def __init__(
+        self, core: LogCore, upkeep: Upkeep, reader: LogReader, now_ms: int, *, go_on: bool
+    ) -> None:
+        self._core = core
+        self._upkeep = upkeep
+        self._reader = reader
+        self._now_ms = now_ms
+        self._go_on = go_on
+
+    async def run(self) -> CompactionReport | None:
+        core = self._core
+        config = core.config
+        infos = self._upkeep.segment_infos()
+        plan = plan_compaction(
+            infos,
+            core.compaction,
+            now_ms=self._now_ms,
+            high_watermark=min(core.high_watermark, core.flushed_offset),
+            segment_ms=config.segment_ms,
+            min_compaction_lag_ms=config.min_compaction_lag_ms,
+            min_cleanable_dirty_ratio=0.0 if self._go_on else config.min_cleanable_dirty_ratio,
+            delete_retention_ms=config.delete_retention_ms,
+        )
+        if plan is None:
+            return None
+        work = CompactionPass(
+            core.compaction,
+            now_ms=self._now_ms,
+            delete_retention_ms=config.delete_retention_ms,
+            last_offsets=core.producers.last_offsets(),
+            aborted=(),
+        )
+        try:
+            await self._survey(work, plan.first_dirty_offset, plan.end_offset)
+            end_offset = work.finish_survey(plan.end_offset)
+            self._note_unreadable(work, end_offset)
+            if end_offset <= plan.first_dirty_offset < plan.end_offset and not (
+                core.compaction.has_due(self._now_ms, config.delete_retention_ms)
+            ):
+                # It stopped where the last one did: nothing would come of rewriting all before.
+                return None
+            groups = group_segments(
+                infos, end_offset=end_offset, segment_bytes=config.segment_bytes
+            )
+            if not groups:
+                return None
+            # The recovery point's position must not lie in a segment that is rewritten.
+            await self._upkeep.checkpoint()
+            core.gaps_below = max(core.gaps_below, groups[-1][-1].next_offset)
+            await core.publish()
+            rewritten = 0
+            for group in groups:
+                for start in range(0, len(group), GROUP_SEGMENTS_MAX):
+                    part = group[start : start + GROUP_SEGMENTS_MAX]
+                    await self._rewrite(work, part)
+                    rewritten += len(part)
+        except _InterruptedError:
+            return None
+        core.compaction = work.finish()
+        await core.publish()
+        return CompactionReport(
+            rewritten,
+            work.stats.bytes_read,
+            work.stats.bytes_written,
+            end_offset,
+            is_partial=work.stopped is Stop.MAP_FULL,
+        )
+
+    def _note_unreadable(self, work: CompactionPass, offset: Offset) -> None:
+        """Say once what keeps compaction from going on."""
+        core = self._core
+        found = None
+        if work.unreadable is not None:
+            found = UnreadableBatch(offset, work.unreadable.message)
+            if found != core.unreadable:
+                logger.error(
+                    "%s: compaction cannot go beyond offset %d: %s",
+                    core.directory,
+                    offset,
+                    found.reason,
+                )
+        core.unreadable = found
+
+    async def _survey(self, work: CompactionPass, start: Offset, end: Offset) -> None:
+        offset = start
+        while offset < end:
+            data, offset = await self._chunk(offset, end)
+            if not await self._core.run(_survey_chunk, work, data):
+                return
+
+    async def _chunk(self, offset: Offset, end: Offset) -> tuple[Buffer, Offset]:
+        if self._core.arrangers_waiting or self._core.failure is not None:
+            raise _InterruptedError
+        result = await self._reader.read(offset, end=end, max_bytes=CHUNK_BYTES)
+        return result.data, result.next_offset
+
+    async def _rewrite(self, work: CompactionPass, group: Sequence[SegmentInfo]) -> None:
+        """Write one segment in the place of a group, and swap them."""
+        core = self._core
+        base_offset, end_offset = group[0].base_offset, group[-1].next_offset
+        cleaned = segment_name(base_offset) + CLEANED_SUFFIX
+        path = f"{core.directory}/{cleaned}"
+        file = await core.run(self._begin, path)
+        try:
+            new = Segment(core.shared.files, core.directory, base_offset)
+            offset = base_offset
+            while offset < end_offset:
+                data, offset = await self._chunk(offset, end_offset)
+                await core.run(self._rewrite_chunk, work, data, offset >= end_offset, file, new)
+            await core.run(file.sync)
+        except BaseException:
+            # Nothing has been swapped: the old segments stay, and the copy goes.
+            core.shared.disk.remove(path)
+            raise
+        finally:
+            file.close()
+        assert new.next_offset == end_offset, "compaction must keep where a segment ends"
+        new.note_time()
+        segments = core.segments
+        first = segments.number(base_offset)
+        old = segments.all[first : first + len(group)]
+        assert [segment.base_offset for segment in old] == [info.base_offset for info in group]
+        new.first_append_ms = old[-1].first_append_ms if new.size_bytes else None
+        with ExitStack() as held:
+            # Who reads the old segments by name must not meet the new files under it.
+            await core.run(self._hold, held, old)
+            await core.run(self._swap, cleaned, base_offset, end_offset)
+            segments.replace(first, first + len(group), [new])
+            for segment in old:
+                for name in segment.paths:
+                    core.shared.files.forget(name)
+        tails = new.index_tails()
+        await core.run(new.save_indexes, tails)
+        new.confirm_indexes(tails)
+
+    def _begin(self, path: str) -> File:
+        self._core.shared.disk.remove(path)
+        return self._core.shared.disk.open(path, create=True)
+
+    def _rewrite_chunk(
+        self, work: CompactionPass, data: Buffer, is_end: bool, file: File, new: Segment
+    ) -> None:
+        interval = self._core.config.index_interval_bytes
+        batches = list(iterate_batches(data, check_crc=False))
+        kept: list[Buffer] = []
+        position = file.size
+        for number, batch in enumerate(batches):
+            is_last = is_end and number == len(batches) - 1
+            rewritten = work.rewrite(batch, is_last=is_last)
+            if rewritten is not None:
+                kept.append(rewritten)
+                new.note(parse_header(rewritten), position, batch.header.base_offset, interval)
+                position += len(rewritten)
+        if kept:
+            file.append(kept)
+
+    def _hold(self, held: ExitStack, old: Sequence[Segment]) -> None:
+        for segment in old:
+            for path in segment.paths:
+                if self._core.shared.disk.exists(path):
+                    held.enter_context(self._core.shared.files.lease(path))
+
+    def _swap(self, cleaned: str, base_offset: Offset, end_offset: Offset) -> None:
+        swap_segments(
+            self._core.shared.disk, self._core.directory, cleaned, base_offset, end_offset
+        )
+
+
+def _survey_chunk(work: CompactionPass, data: Buffer) -> bool:
+    batches: Sequence[RecordBatch] = list(iterate_batches(data, check_crc=False))
+    return all(work.survey(batch) for batch in batches)

@@ -1,0 +1,279 @@
+"""What follows from the records below an offset, as it stands on the disk: epochs and producers.
+
+A start can find all of it again in the log, but for the producers of records that are deleted: only
+a snapshot tells of them. So one that is older than the recovery point is still better than none.
+
+Cut the end of a log: find where, and rebuild what followed from the part that goes.
+
+All of it blocks and runs while the log lets no append in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from raftlog.record.batch import check_batch
+from raftlog.record.header import BatchHeader
+from raftlog.record.types import Offset
+from raftlog.storage.checkpoints import ReplicaCheckpoint
+from raftlog.storage.checksummed import Damaged
+from raftlog.storage.index import OffsetEntry, TimeEntry
+from raftlog.storage.leader_epochs import LeaderEpochs
+from raftlog.storage.producer_state import ProducerStates
+from raftlog.storage.results import NO_TIMESTAMP
+from raftlog.storage.segments import (
+    Segment,
+    base_offset_of,
+    header_at,
+    read_header,
+    segment_name,
+    walk,
+)
+from raftlog.world import Disk, DiskError, File, read_small_file
+
+EPOCHS_NAME: Final = "leader-epoch-checkpoint"
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+RESTART_NAME: Final = "producers.restart"
+"""Those that a log which is being emptied is to know of: a snapshot of where it begins again. It
+counts as long as the checkpoint says that the log is being emptied."""
+SMALL_FILE_BYTES_MAX: Final = 256 << 20
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Derived:
+    """State that follows from the records below an offset."""
+
+    leader_epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
+    producers: ProducerStates = field(default_factory=ProducerStates)
+
+
+def snapshot_name(offset: Offset) -> str:
+    """The name of the producer snapshot of an offset."""
+    return segment_name(offset, SNAPSHOT_SUFFIX)
+
+
+def snapshot_offsets(names: list[str]) -> list[Offset]:
+    """The offsets of the producer snapshots among a directory's names, rising."""
+    return sorted(
+        offset for name in names if (offset := base_offset_of(name, SNAPSHOT_SUFFIX)) is not None
+    )
+
+
+def remove_snapshots(disk: Disk, directory: str, above: Offset) -> None:
+    """Remove the producer snapshots of offsets above one, for good. Blocks. Raises DiskError."""
+    unwanted = [
+        offset for offset in snapshot_offsets(disk.list_directory(directory)) if offset > above
+    ]
+    for offset in unwanted:
+        disk.remove(f"{directory}/{snapshot_name(offset)}")
+    if unwanted:
+        disk.sync_directory(directory)
+
+
+def load_snapshot(
+    disk: Disk, directory: str, offset: Offset, now_ms: int
+) -> ProducerStates | Damaged:
+    """The producers as of `offset`. Blocks. Raises DiskError."""
+    data = read_small_file(disk, f"{directory}/{snapshot_name(offset)}", SMALL_FILE_BYTES_MAX)
+    if data is None:
+        return Damaged("missing")
+    return ProducerStates.from_bytes(data, offset, now_ms=now_ms)
+
+
+def load_told(disk: Disk, directory: str, offset: Offset, now_ms: int) -> ProducerStates:
+    """The producers that a log which begins again at `offset` was told of. Blocks."""
+    data = read_small_file(disk, f"{directory}/{RESTART_NAME}", SMALL_FILE_BYTES_MAX) or b""
+    producers = ProducerStates.from_bytes(data, offset, now_ms=now_ms)
+    if isinstance(producers, Damaged):
+        logger.warning("%s: producers of deleted records: %s", directory, producers.reason)
+        return ProducerStates()
+    return producers
+
+
+def write_beginning(disk: Disk, directory: str, offset: Offset, snapshot: bytes) -> None:
+    """Write what follows from records below `offset` for a log that has none. Blocks."""
+    disk.replace(f"{directory}/{EPOCHS_NAME}", LeaderEpochs().to_bytes())
+    disk.replace(f"{directory}/{snapshot_name(offset)}", snapshot)
+
+
+def load_derived(
+    disk: Disk,
+    directory: str,
+    names: list[str],
+    checkpoint: ReplicaCheckpoint | None,
+    now_ms: int,
+) -> Derived | None:
+    """Leader epochs and producers as of the recovery point; None if they must be rebuilt."""
+    if checkpoint is None or checkpoint.recovery_point == 0:
+        return Derived()
+    recovery_point = checkpoint.recovery_point
+    data = read_small_file(disk, f"{directory}/{EPOCHS_NAME}", SMALL_FILE_BYTES_MAX)
+    epochs = Damaged("missing") if data is None else LeaderEpochs.from_bytes(data)
+    if isinstance(epochs, Damaged):
+        logger.warning("%s: leader epochs: %s; scanning the log.", directory, epochs.reason)
+        return None
+    epochs.truncate_from_end(recovery_point)
+    if recovery_point not in snapshot_offsets(names):
+        logger.warning("%s: no producer snapshot of %d; scanning.", directory, recovery_point)
+        return None
+    producers = load_snapshot(disk, directory, recovery_point, now_ms)
+    if isinstance(producers, Damaged):
+        logger.warning("%s: producer snapshot: %s; scanning.", directory, producers.reason)
+        return None
+    return Derived(epochs, producers)
+
+
+def older_producers(
+    disk: Disk,
+    directory: str,
+    names: list[str],
+    checkpoint: ReplicaCheckpoint | None,
+    now_ms: int,
+) -> ProducerStates:
+    """Of the newest snapshot that can be read, for a scan of the whole log to go on from.
+
+    It may tell of records that are deleted. A batch that it knows changes nothing. What was synced
+    when the checkpoint was written is there, and was when the snapshot was taken.
+    """
+    if checkpoint is not None:
+        for offset in reversed(snapshot_offsets(names)):
+            if offset <= checkpoint.flushed_offset:
+                loaded = load_snapshot(disk, directory, offset, now_ms)
+                if not isinstance(loaded, Damaged):
+                    return loaded
+    return ProducerStates()
+
+
+TIME_OFFSET_KEY = 1
+"""Time index entries rise in their offsets as they do in their times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is left of a segment."""
+
+    next_offset: Offset
+    size_bytes: int
+    offset_entries: int
+    time_entries: int
+    last_time: TimeEntry | None
+    max_timestamp_ms: int
+
+
+def find_cut(segment: Segment, offset: Offset, gaps_below: Offset) -> Cut:
+    """Where to cut so that no record at or above `offset` stays.
+
+    Batches are whole: if `offset` lies inside of one, that one goes too. Raises DiskError, also
+    where something is damaged in front of `offset`: a cut that goes by it takes what is whole.
+    """
+    found = segment.offset_index.search(offset - segment.base_offset)
+    with segment.files.lease(segment.path) as file:
+        start = OffsetEntry(segment.base_offset, 0)
+        if found is not None:
+            start = OffsetEntry(Offset(segment.base_offset + found[1][0]), found[1][1])
+            header = read_header(file, start.position)
+            if header is None or header.base_offset != start.base_offset:
+                start = OffsetEntry(segment.base_offset, 0)
+        at = walk(file, start, segment.size_bytes, offset)
+        if not _is_cut(file, at, segment, offset, gaps_below):
+            raise DiskError(f"{segment.path} at {at.position}: damaged in front of {offset}")
+        # Not `at.base_offset`: behind a gap that compaction left, the batch may begin later.
+        next_offset = min(at.base_offset, offset)
+        relative = next_offset - segment.base_offset
+        last_offset = segment.offset_index.search(relative - 1)
+        last_time = segment.time_index.search(relative - 1, key=TIME_OFFSET_KEY)
+        entry = None if last_time is None else segment.time_entry(last_time[1])
+        newest = _newest(segment, entry, at.position)
+    return Cut(
+        next_offset,
+        at.position,
+        0 if last_offset is None else last_offset[0] + 1,
+        0 if last_time is None else last_time[0] + 1,
+        entry,
+        newest,
+    )
+
+
+def _is_cut(
+    file: File, at: OffsetEntry, segment: Segment, offset: Offset, gaps_below: Offset
+) -> bool:
+    """Whether there is the segment's end, or the batch that holds `offset` or follows it."""
+    if at.position >= segment.size_bytes:
+        return at.base_offset >= min(offset, segment.next_offset)
+    header = header_at(file, at, segment.size_bytes)
+    if header is None or header.next_offset <= offset:
+        return False
+    if at.base_offset < header.base_offset >= gaps_below:
+        return False
+    return _is_whole(file, at.position, header)
+
+
+def _is_whole(file: File, position: int, header: BatchHeader) -> bool:
+    return check_batch(file.read(position, header.size_bytes), 0, header)
+
+
+def _newest(segment: Segment, entry: TimeEntry | None, end: int) -> int:
+    """The largest timestamp below position `end`, from the last time entry on by headers."""
+    newest = NO_TIMESTAMP if entry is None else entry.timestamp_ms
+    with segment.files.lease(segment.path) as file:
+        at = OffsetEntry(segment.base_offset, 0)
+        if entry is not None:
+            found = segment.offset_index.search(entry.last_offset - segment.base_offset)
+            if found is not None:
+                at = OffsetEntry(Offset(segment.base_offset + found[1][0]), found[1][1])
+        while at.position < end:
+            header = header_at(file, at, segment.size_bytes)
+            if header is None:
+                break
+            newest = max(newest, header.max_timestamp_ms)
+            at = OffsetEntry(header.next_offset, at.position + header.size_bytes)
+    return newest
+
+
+def rebuild_producers(
+    disk: Disk,
+    directory: str,
+    segments: Sequence[Segment],
+    end_offset: Offset,
+    now_ms: int,
+    *,
+    stops_at_damage: bool = False,
+) -> ProducerStates:
+    """The producers as of `end_offset`: the newest snapshot, then the batches behind it.
+
+    A batch that is damaged counts nothing: a sequence that has rotted would refuse its producer, or
+    pass for another. Raises DiskError, also for such a batch, unless `stops_at_damage`: then what
+    is told ends there.
+    """
+    producers = ProducerStates()
+    from_offset = Offset(0)
+    for offset in reversed(snapshot_offsets(disk.list_directory(directory))):
+        if offset > end_offset:
+            continue
+        loaded = load_snapshot(disk, directory, offset, now_ms)
+        if not isinstance(loaded, Damaged):
+            producers, from_offset = loaded, offset
+            break
+    for segment in segments:
+        if segment.next_offset <= from_offset:
+            continue
+        with segment.files.lease(segment.path) as file:
+            at = OffsetEntry(segment.base_offset, 0)
+            while at.position < segment.size_bytes:
+                header = header_at(file, at, segment.size_bytes)
+                if header is not None and header.base_offset >= end_offset:
+                    break
+                counts = header is not None and header.base_offset >= from_offset
+                if header is None or (counts and not _is_whole(file, at.position, header)):
+                    if stops_at_damage:
+                        return producers
+                    raise DiskError(f"{segment.path} at {at.position}: damaged")
+                if counts:
+                    producers.update(header, now_ms=now_ms)
+                at = OffsetEntry(header.next_offset, at.position + header.size_bytes)
+    return producers

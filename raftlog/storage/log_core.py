@@ -1,0 +1,454 @@
+"""What every part of one log shares: its state, its durability, and its failure.
+
+Durability is a line of two numbers: `flushed_offset` follows the log end offset whenever a sync
+returns. A failed sync, or any other I/O error on data, ends the log's service: `fail` tells
+everybody who waits, once, and from then on every use raises the same error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
+
+import msgspec
+
+from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
+from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.storage.checkpoints import ReplicaCheckpoint
+from raftlog.storage.compaction_plan import CompactionHistory
+from raftlog.storage.config import FlushMode, LogConfig
+from raftlog.storage.files import Lease, OpenFiles
+from raftlog.storage.flush import Flusher
+from raftlog.storage.flush_mode import FlushModeInForce
+from raftlog.storage.opening import Opened
+from raftlog.storage.results import NO_EPOCH, LogState, PossibleLoss, UnreadableBatch
+from raftlog.storage.segments import Segments
+from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError
+
+T = TypeVar("T")
+
+Appended: TypeAlias = Callable[[Offset, Offset, Sequence[Buffer], int], None]
+"""Told of a leader's append: base offset, next offset, the buffers as written, their bytes."""
+
+COLD_READS_MAX: Final = 4
+"""Reads by disk threads at once, of all logs: the other threads stay free for syncs."""
+UNFLUSHED_BYTES_MAX: Final = 32 << 20
+"""With flush=async: bytes after which a sync starts before its time."""
+
+logger = logging.getLogger(__name__)
+
+
+UNKNOWN_ROOM_BYTES: Final = 1 << 62
+"""Before the first look at the disk."""
+
+
+class LogShared:
+    """What the logs of a node share."""
+
+    def __init__(self, disk: Disk, clock: Clock, files: OpenFiles | None = None) -> None:
+        self.disk = disk
+        self.clock = clock
+        self.files = files or OpenFiles(disk)
+        self.flusher = Flusher(disk, clock)
+        self.cold_reads = asyncio.Semaphore(COLD_READS_MAX)
+        self.room_bytes = UNKNOWN_ROOM_BYTES
+        """Room on the disk beyond its reserve, as of the last look, less what was appended since.
+        Appends that do not fit are refused: the reserve belongs to the metadata and checkpoints."""
+        self.changed: dict[LogCore, float] = {}
+        """Logs that took appends since their last checkpoint, with the time of the first."""
+        self.file_is_behind = False
+        """The checkpoint file must be written though no log in `changed` asks for it."""
+
+    def monotonic_ms(self) -> int:
+        """The time that producers' ages are told in."""
+        return int(self.clock.monotonic() * 1000)
+
+
+class Listeners:
+    """Whom a log tells what happened to it, in the event loop."""
+
+    def __init__(self) -> None:
+        self.flushed: list[Callable[[Offset], None]] = []
+        self.failed: list[Callable[[LogError], None]] = []
+        self.appended: list[Appended] = []
+        self.damaged: list[Callable[[str], None]] = []
+
+
+async def publish_nothing() -> None:
+    """For a log without a node: nobody writes its checkpoint down."""
+
+
+class LogCore:
+    """State of one log. Lives in the event loop."""
+
+    damage_found: str | None = None
+    """The first damage that somebody met while the log was in service."""
+    forgetting_loss = 0
+    """How many wait for the checkpoint file not to tell of `possible_loss` any more."""
+
+    def __init__(
+        self,
+        shared: LogShared,
+        directory: str,
+        config: LogConfig,
+        opened: Opened,
+        *,
+        checkpoint: ReplicaCheckpoint | None,
+        publish: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.shared = shared
+        self.directory = directory
+        self.config = config
+        self.segments = Segments(opened.segments, opened.log_start_offset)
+        self.segments.set_first_appends(
+            () if checkpoint is None else checkpoint.first_appends, shared.clock.time_ms()
+        )
+        self.leader_epochs = opened.leader_epochs
+        self.producers = opened.producers
+        self.possible_loss = _taken_together(
+            None if checkpoint is None else checkpoint.possible_loss, opened.possible_loss
+        )
+        self.state = LogState.ONLINE
+        self.failure: LogError | None = None
+        self.damage = ""
+        self.flushed_offset = self.segments.end_offset
+        self.high_watermark = Offset(0) if checkpoint is None else checkpoint.high_watermark
+        if opened.damage is None:
+            self.high_watermark = self.segments.clamp(self.high_watermark)
+        self.flush_in_force = FlushModeInForce(config.flush, checkpoint)
+        self.gaps_below = opened.gaps_below
+        self.compaction = CompactionHistory() if checkpoint is None else checkpoint.compaction
+        self.recovery = opened.recovery_point or self.unrecovered()
+        self.batches_since_recovery = 0
+        # Taken in this order, where several are.
+        self.arrange_lock = asyncio.Lock()
+        """Held while segments are removed, swapped or cut."""
+        self.write_lock = asyncio.Lock()
+        """Held while appends must wait."""
+        self.derived_lock = asyncio.Lock()
+        """Held while index files of the active segment, epochs or snapshots are written."""
+        self.arrangers_waiting = 0
+        """Truncations and closings, for which a compaction gives way."""
+        self.is_compacting = False
+        """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
+        self.unreadable: UnreadableBatch | None = None
+        """The batch that the last compaction could not decode."""
+        self.published_recovery_point = (
+            Offset(0) if checkpoint is None else checkpoint.recovery_point
+        )
+        """The one that the node's checkpoint file names: its snapshot must stay."""
+        self._published_log_start = (
+            opened.log_start_offset if checkpoint is None else checkpoint.log_start_offset
+        )
+        self.promises_end: Offset | None = None
+        """While a truncation is being prepared: nothing from this offset on is promised."""
+        self.restart_at: Offset | None = None
+        """While the log is being emptied, to begin again at this offset."""
+        self.told = Listeners()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._publish = publish
+        self._waiters: deque[tuple[Offset, asyncio.Future[None]]] = deque()
+        self._syncing_to: Offset | None = None
+        self._sync_wanted = False
+        self._sync_lease: Lease | None = None
+        self._unflushed_bytes = 0
+        if opened.damage is not None:
+            self.state, self.damage = LogState.DAMAGED, opened.damage.reason
+            self.failure = _damaged(directory, self.damage)
+
+    def unrecovered(self) -> ReplicaCheckpoint:
+        """A recovery point at the very start: all that is derived must be found by a full scan."""
+        return beginning_at(self.segments.all[0].base_offset)
+
+    def current_checkpoint(self) -> ReplicaCheckpoint:
+        """What may be written down as durable now."""
+        if self.damage:
+            # What was promised stays as it was: whoever repairs the log must know it.
+            return msgspec.structs.replace(
+                self.recovery, damage=self.damage, possible_loss=self._loss_to_tell
+            )
+        if self.restart_at is not None:
+            return beginning_at(self.restart_at, self._loss_to_tell, restart=True)
+        flushed_offset, high_watermark = self.flushed_offset, self.high_watermark
+        if self.promises_end is not None:
+            flushed_offset = min(flushed_offset, self.promises_end)
+            high_watermark = min(high_watermark, self.promises_end)
+        return msgspec.structs.replace(
+            self.recovery,
+            flushed_offset=flushed_offset,
+            log_start_offset=self.segments.log_start_offset,
+            high_watermark=high_watermark,
+            gaps_below=self.gaps_below,
+            compaction=self.compaction,
+            first_appends=self.segments.first_appends(),
+            possible_loss=self._loss_to_tell,
+            flush=self.flush_in_force.to_tell(flushed_offset, self.segments.end_offset),
+        )
+
+    @property
+    def _loss_to_tell(self) -> PossibleLoss | None:
+        return None if self.forgetting_loss else self.possible_loss
+
+    @property
+    def flush_mode(self) -> FlushMode:
+        """What counts as durable."""
+        return self.flush_in_force.mode
+
+    def configure(self, config: LogConfig) -> None:
+        """Use other settings from now on."""
+        self.config = config
+        if self.flush_in_force.configure(config.flush, self.segments.end_offset):
+            self.mark_changed()
+        if config.flush is FlushMode.SYNC:
+            self.request_sync()
+        if self.flush_in_force.waits_for_checkpoint:
+            if self._publish is publish_nothing:
+                self.flush_in_force.published(config.flush)
+                return
+            self.shared.file_is_behind = True
+            self.to_its_end_soon(self._begin_async())
+
+    async def _begin_async(self) -> None:
+        # That it holds is told by `published`, once the file says so: perhaps a later write of it.
+        try:
+            await self.publish()
+        except LogError as error:
+            logger.info("%s: flush=async does not hold yet: %s", self.directory, error.message)
+
+    def published(self, checkpoint: ReplicaCheckpoint) -> None:
+        """The node's checkpoint file says this of the log now."""
+        self.published_recovery_point = checkpoint.recovery_point
+        self._published_log_start = checkpoint.log_start_offset
+        self.flush_in_force.published(checkpoint.flush)
+
+    @property
+    def durable_log_start(self) -> Offset:
+        """The log start offset that holds after a crash, too: up to the present one."""
+        present = self.segments.log_start_offset
+        if self._publish is publish_nothing:
+            return present
+        return min(self._published_log_start, present)
+
+    async def forget_possible_loss(self) -> None:
+        """See `Log.forget_possible_loss`."""
+        if self.possible_loss is None:
+            return
+        self.forgetting_loss += 1
+        try:
+            await self.publish()
+            self.possible_loss = None
+        finally:
+            self.forgetting_loss -= 1
+
+    @property
+    def last_epoch(self) -> LeaderEpoch:
+        """The epoch of the log's last record; NO_EPOCH if there is none.
+
+        Not the newest one of the history: a leader's epoch stands there before its first append.
+        """
+        epoch = self.leader_epochs.epoch_for(Offset(self.segments.end_offset - 1))
+        return NO_EPOCH if epoch is None else epoch
+
+    def require_online(self) -> None:
+        """Raise what ended the log's service, if something did."""
+        if self.failure is not None:
+            raise LogError(self.failure.entry, self.failure.message)
+
+    def fail(self, error: Exception) -> LogError:
+        """End the log's service for good, and tell everybody who waits. Returns what to raise."""
+        if self.failure is None:
+            failure = LogError(STORAGE_FAILED, f"{self.directory} is offline: {error}")
+            logger.error("%s", failure.message, exc_info=error)
+            self.end(failure, LogState.FAILED)
+        assert self.failure is not None
+        return LogError(self.failure.entry, self.failure.message)
+
+    def end(self, failure: LogError, state: LogState) -> None:
+        """From now on every use raises `failure`; so do the waits that run."""
+        self.failure = failure
+        self.state = state
+        self.shared.changed.pop(self, None)
+        waiters, self._waiters = self._waiters, deque()
+        for _, waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(LogError(failure.entry, failure.message))
+        for callback in self.told.failed:
+            callback(failure)
+
+    def found_damage(self, reason: str) -> None:
+        """Somebody met bytes that are not what was written. The owner decides; the log goes on."""
+        if self.damage_found is not None or self.failure is not None:
+            return
+        self.damage_found = reason
+        for callback in self.told.damaged:
+            callback(reason)
+
+    def declare_damaged(self, reason: str) -> None:
+        """End the log's service until it is repaired, over later starts, too."""
+        if self.failure is not None:
+            return
+        self.recovery = self.current_checkpoint()
+        self.damage = reason
+        failure = _damaged(self.directory, reason)
+        logger.error("%s", failure.message)
+        self.shared.file_is_behind = True
+        self.end(failure, LogState.DAMAGED)
+
+    async def to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work` to its end, even if the caller stops waiting in the middle."""
+        return await asyncio.shield(self.to_its_end_soon(work))
+
+    def to_its_end_soon(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """The same, for who does not wait."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        # Whoever asked is told; if nobody waits any more, only what is unexpected is worth a word.
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, LogError):
+            logger.critical("%s: unexpected failure", self.directory, exc_info=error)
+
+    async def run(self, work: Callable[..., T], *arguments: object) -> T:
+        """Run disk work that changes files off the loop.
+
+        Raises LogError: DISK_FULL if there was no room; any other error of the disk is final.
+        """
+        try:
+            return await self.shared.disk.run(partial(work, *arguments))
+        except DiskFullError as error:
+            raise disk_full(self.directory) from error
+        except DiskError as error:
+            raise self.fail(error) from error
+
+    async def publish(self) -> None:
+        """Return once the node's checkpoint file holds the present `current_checkpoint`."""
+        try:
+            await self._publish()
+        except DiskFullError as error:
+            raise disk_full(self.directory) from error
+        except DiskError as error:
+            raise self.fail(error) from error
+
+    # Durability
+
+    def wrote(self, size_bytes: int, batches: int) -> None:
+        """Batches were appended: see to it that they become durable."""
+        self._unflushed_bytes += size_bytes
+        self.shared.room_bytes -= size_bytes
+        self.batches_since_recovery += batches
+        self.mark_changed()
+        if self.flush_mode is FlushMode.SYNC or self._unflushed_bytes >= UNFLUSHED_BYTES_MAX:
+            self.request_sync()
+
+    def mark_changed(self) -> None:
+        """There is something that the next checkpoint will write down."""
+        if self.failure is not None:
+            self.shared.file_is_behind = True
+            return
+        changed = self.shared.changed
+        if self not in changed:
+            changed[self] = self.shared.clock.monotonic()
+
+    def request_sync(self) -> None:
+        """Start a sync, or have one follow the one that runs."""
+        if self._syncing_to is not None:
+            self._sync_wanted = True
+        elif self.failure is None and self.flushed_offset < self.segments.end_offset:
+            self.shared.flusher.request(self)
+
+    def begin_sync(self) -> Callable[[], None] | None:
+        """For the flusher: the sync of all that is written now."""
+        if self.failure is not None or self._syncing_to is not None:
+            return None
+        end_offset = self.segments.end_offset
+        if self.flushed_offset >= end_offset:
+            return None
+        self._syncing_to = end_offset
+        self._sync_wanted = False
+        self._unflushed_bytes = 0
+        # Older segments were synced before this one took its first batch. The lease keeps the file
+        # open under the sync, whoever lets go of it meanwhile.
+        self._sync_lease = self.shared.files.lease(self.segments.active.path)
+        return self._sync_lease.file.sync
+
+    def end_sync(self, error: Exception | None) -> None:
+        """For the flusher: the sync is over."""
+        flushed_offset, self._syncing_to = self._syncing_to, None
+        lease, self._sync_lease = self._sync_lease, None
+        assert flushed_offset is not None
+        assert lease is not None
+        lease.release()
+        if error is not None:
+            self.fail(error)
+            return
+        if self.failure is not None:
+            return
+        assert self.flushed_offset <= flushed_offset <= self.segments.end_offset
+        self.flushed_offset = flushed_offset
+        waiters = self._waiters
+        while waiters and waiters[0][0] <= flushed_offset:
+            waiter = waiters.popleft()[1]
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._sync_wanted or waiters:
+            self.request_sync()
+        for callback in self.told.flushed:
+            callback(flushed_offset)
+
+    async def flush(self) -> None:
+        """Return once all that was appended before the call is durable. Raises LogError."""
+        self.require_online()
+        end_offset = self.segments.end_offset
+        if self.flushed_offset >= end_offset:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((end_offset, waiter))
+        self.request_sync()
+        await waiter
+
+
+def disk_full(directory: str) -> LogError:
+    """The error for a change that found no room, and changed nothing."""
+    return LogError(DISK_FULL, f"{directory}: the disk is full; nothing was written.")
+
+
+def _damaged(directory: str, reason: str) -> LogError:
+    return LogError(STORAGE_FAILED, f"{directory} is damaged and offline: {reason}")
+
+
+def beginning_at(
+    offset: Offset, possible_loss: PossibleLoss | None = None, *, restart: bool = False
+) -> ReplicaCheckpoint:
+    """Of a log whose first segment begins at `offset`: nothing of it is derived yet.
+
+    With `restart` it is empty, whatever else its files seem to be.
+    """
+    return ReplicaCheckpoint(
+        recovery_point=Offset(0),
+        flushed_offset=offset,
+        log_start_offset=offset,
+        high_watermark=offset,
+        segment_base_offset=offset,
+        segment_position=0,
+        offset_index_entries=0,
+        time_index_entries=0,
+        possible_loss=possible_loss,
+        restart_at=offset if restart else None,
+    )
+
+
+def _taken_together(earlier: PossibleLoss | None, now: PossibleLoss | None) -> PossibleLoss | None:
+    """Both stand until the owner has dealt with them."""
+    if earlier is None or now is None:
+        return earlier or now
+    return PossibleLoss(
+        min(earlier.from_offset, now.from_offset), earlier.torn_bytes + now.torn_bytes
+    )

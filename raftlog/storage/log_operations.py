@@ -1,0 +1,491 @@
+"""The operations that rearrange a log's files, each with the order that survives a crash.
+
+| operation | order |
+|---|---|
+| roll | sync the old segment; write its indexes, sync; create the new file, sync the directory |
+| checkpoint | sync the log; indexes; leader epochs; producer snapshot; then the number moves |
+| delete records, retention | write down the log start offset; (1) then remove files |
+| truncate | write down the lower promises; remove segments from the last one down; cut; sync |
+| restart | (2) write down that the log is empty; remove all; begin; write down that it is done |
+
+Producers of records that go are told by nothing else. So (1) before files go, a snapshot is there
+from which a truncation can rebuild them, and (2) a file tells those that the new log is to know of.
+
+Whatever a crash leaves half done is a log that is longer than it need be, never one that lacks what
+was promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from raftlog.record.errors import CORRUPT_BATCH, DISK_FULL, OFFSET_OUT_OF_RANGE, LogError
+from raftlog.record.types import Offset
+from raftlog.storage.checkpoints import ReplicaCheckpoint
+from raftlog.storage.checksummed import Damaged
+from raftlog.storage.compaction_plan import CompactionHistory
+from raftlog.storage.derived_state import (
+    EPOCHS_NAME,
+    RESTART_NAME,
+    Cut,
+    find_cut,
+    rebuild_producers,
+    remove_snapshots,
+    snapshot_name,
+    snapshot_offsets,
+    write_beginning,
+)
+from raftlog.storage.leader_epochs import LeaderEpochs
+from raftlog.storage.log_core import LogCore, beginning_at
+from raftlog.storage.opening import NO_GAPS, create_segment
+from raftlog.storage.producer_state import ProducerStates, Truncation
+from raftlog.storage.retention import SegmentInfo, plan_retention
+from raftlog.storage.segments import DELETED_SUFFIX, IndexTails, Segment
+from raftlog.world import Disk
+
+SEGMENTS_DROPPED_MAX: Final = 64
+"""Segments that one call of retention removes; the next call goes on."""
+
+
+UNPUBLISHED_SNAPSHOTS_MAX: Final = 64
+"""Snapshots kept above the published recovery point, when the checkpoint file lags behind."""
+
+
+class Upkeep:
+    """Rearranges the files of one log."""
+
+    def __init__(self, core: LogCore) -> None:
+        self._core = core
+        self._disk: Disk = core.shared.disk
+
+    def segment_infos(self) -> list[SegmentInfo]:
+        """The facts that retention and compaction decide by."""
+        now_ms = self._core.shared.clock.time_ms()
+        segments = self._core.segments
+        return [
+            SegmentInfo(
+                segment.base_offset,
+                segments.end_of(segment),
+                segment.size_bytes,
+                segment.max_timestamp_ms,
+                # Only an empty segment has none, and nothing is decided by its age.
+                now_ms if segment.first_append_ms is None else segment.first_append_ms,
+            )
+            for segment in segments.all
+        ]
+
+    async def roll(self) -> None:
+        """Begin a new segment. The caller holds the write lock. Raises LogError."""
+        core = self._core
+        await core.flush()
+        old = core.segments.active
+        if not old.size_bytes:
+            return
+        async with core.derived_lock:
+            tails = old.index_tails()
+            try:
+                new = await core.run(self._make_segment, old, tails)
+            except LogError:
+                old.thin_indexes()
+                raise
+            old.confirm_indexes(tails)
+        old.let_go()
+        core.segments.roll(new)
+
+    def _make_segment(self, old: Segment, tails: IndexTails) -> Segment:
+        old.save_indexes(tails)
+        return create_segment(
+            self._disk, self._core.shared.files, self._core.directory, old.next_offset
+        )
+
+    async def checkpoint(self) -> ReplicaCheckpoint:
+        """Advance the recovery point to the present end. Raises LogError."""
+        core = self._core
+        async with core.derived_lock:
+            core.require_online()
+            active = core.segments.active
+            end_offset = core.segments.end_offset
+            if end_offset == core.recovery.recovery_point and (
+                active.base_offset == core.recovery.segment_base_offset
+            ):
+                core.shared.changed.pop(core, None)
+                await core.flush()
+                return core.current_checkpoint()
+            tails = active.index_tails()
+            position = active.size_bytes
+            batches = core.batches_since_recovery
+            core.shared.changed.pop(core, None)
+            epochs = core.leader_epochs.to_bytes()
+            producers = core.producers.to_bytes(end_offset, now_ms=core.shared.monotonic_ms())
+            await core.flush()
+            try:
+                await core.run(
+                    partial(
+                        self._write_derived,
+                        published=core.published_recovery_point,
+                        committed=core.high_watermark,
+                    ),
+                    active,
+                    tails,
+                    epochs,
+                    producers,
+                    end_offset,
+                )
+            except LogError as error:
+                if error.entry is DISK_FULL:
+                    active.thin_indexes()
+                    core.mark_changed()
+                raise
+            active.confirm_indexes(tails)
+            core.batches_since_recovery -= batches
+            core.recovery = msgspec.structs.replace(
+                core.recovery,
+                recovery_point=end_offset,
+                segment_base_offset=active.base_offset,
+                segment_position=position,
+                offset_index_entries=active.offset_index.saved,
+                time_index_entries=active.time_index.saved,
+            )
+        return core.current_checkpoint()
+
+    def _write_derived(
+        self,
+        segment: Segment,
+        tails: IndexTails,
+        epochs: bytes,
+        producers: bytes,
+        offset: Offset,
+        *,
+        published: Offset,
+        committed: Offset,
+    ) -> None:
+        directory = self._core.directory
+        segment.save_indexes(tails)
+        self._disk.replace(f"{directory}/{EPOCHS_NAME}", epochs)
+        self._disk.replace(f"{directory}/{snapshot_name(offset)}", producers)
+        for known in outdated_snapshots(
+            snapshot_offsets(self._disk.list_directory(directory)), published, committed, offset
+        ):
+            self._disk.remove(f"{directory}/{snapshot_name(known)}")
+
+    async def delete_records_before(self, offset: Offset) -> Offset:
+        """Move the log start offset up to `offset`, durably. Raises LogError."""
+        core = self._core
+        core.require_online()
+        segments = core.segments
+        if offset > segments.end_offset:
+            raise LogError(
+                OFFSET_OUT_OF_RANGE,
+                f"Records can be deleted up to {segments.end_offset}, not up to {offset}.",
+            )
+        await core.flush()
+        kept_from = segments.holding(offset).base_offset
+        if offset == segments.end_offset:
+            # Soon a new one begins there.
+            kept_from = offset
+        if core.recovery.recovery_point < kept_from:
+            # A start drops the segments below without a look at who wrote them.
+            await self.checkpoint()
+        segments.log_start_offset = max(segments.log_start_offset, offset)
+        await core.publish()
+        await self.apply_retention(0, by_start_only=True)
+        return segments.log_start_offset
+
+    async def apply_retention(self, now_ms: int, *, by_start_only: bool = False) -> int:
+        """Remove segments that are due; return how many. Raises LogError.
+
+        None while a compaction runs, which can take minutes: what is due stays due.
+        """
+        if self._core.is_compacting:
+            return 0
+        async with self._core.arrange_lock:
+            return await self._apply_retention(now_ms, by_start_only=by_start_only)
+
+    async def _apply_retention(self, now_ms: int, *, by_start_only: bool) -> int:
+        core, config = self._core, self._core.config
+        core.require_online()
+        segments = core.segments
+        infos = self.segment_infos()
+        plan = plan_retention(
+            infos,
+            now_ms=now_ms,
+            retention_ms=config.retention_ms,
+            retention_bytes=config.retention_bytes,
+            segment_ms=config.segment_ms,
+            log_start_offset=segments.log_start_offset,
+            high_watermark=min(core.high_watermark, core.flushed_offset),
+            deletes=config.deletes and not by_start_only,
+        )
+        drops = min(len(plan.drops), SEGMENTS_DROPPED_MAX)
+        if not drops:
+            return 0
+        if plan.roll_first:
+            async with core.write_lock:
+                await self.roll()
+            if segments.all[drops - 1].next_offset != infos[drops - 1].next_offset:
+                # An append was faster: what it wrote is not due, nor perhaps committed.
+                drops -= 1
+                if not drops:
+                    return 0
+        # What was due stays due: segments change only behind the ones that go.
+        dropped = segments.all[:drops]
+        if core.recovery.recovery_point < segments.all[drops].base_offset:
+            # A start would not find any more what followed from the records that go: who wrote
+            # them, and with which sequence.
+            await self.checkpoint()
+        await core.run(
+            self._keep_snapshot,
+            dropped,
+            segments.all[drops].base_offset,
+            min(core.high_watermark, core.flushed_offset),
+            core.shared.monotonic_ms(),
+        )
+        segments.log_start_offset = max(segments.log_start_offset, segments.all[drops].base_offset)
+        core.leader_epochs.truncate_from_start(segments.log_start_offset)
+        await core.publish()
+        segments.replace(0, drops, [])
+        await core.run(self._remove, dropped)
+        return drops
+
+    def _keep_snapshot(
+        self, dropped: Sequence[Segment], start: Offset, committed: Offset, now_ms: int
+    ) -> None:
+        """See to it that there is one from which a truncation can rebuild the producers.
+
+        `start` is where the log will begin: nothing else tells then who wrote the records below.
+        """
+        directory = self._core.directory
+        known = snapshot_offsets(self._disk.list_directory(directory))
+        if not any(start <= offset <= committed for offset in known):
+            # Segments that go, go, damaged or not.
+            producers = rebuild_producers(
+                self._disk, directory, dropped, start, now_ms, stops_at_damage=True
+            )
+            told = producers.to_bytes(start, now_ms=now_ms)
+            self._disk.replace(f"{directory}/{snapshot_name(start)}", told)
+
+    def _remove(self, dropped: Sequence[Segment]) -> None:
+        """Remove segments' files under another name, so that no crash leaves half a segment."""
+        for segment in dropped:
+            for path in segment.paths:
+                self._core.shared.files.forget(path)
+                if self._disk.exists(path):
+                    self._disk.rename(path, path + DELETED_SUFFIX)
+                    self._disk.remove(path + DELETED_SUFFIX)
+
+    async def truncate_to(self, offset: Offset) -> None:
+        """Forget every batch with a record at or above `offset`. Raises LogError."""
+        async with self._arranging():
+            await self._truncate_to(offset)
+
+    @asynccontextmanager
+    async def _arranging(self) -> AsyncIterator[None]:
+        """Hold `arrange_lock`; a compaction gives way."""
+        core = self._core
+        core.arrangers_waiting += 1
+        try:
+            await core.arrange_lock.acquire()
+        finally:
+            core.arrangers_waiting -= 1
+        try:
+            yield
+        finally:
+            core.arrange_lock.release()
+
+    async def _truncate_to(self, offset: Offset) -> None:
+        core = self._core
+        async with core.write_lock, core.derived_lock:
+            await core.flush()
+            segments = core.segments
+            if offset >= segments.end_offset:
+                return
+            if offset < segments.log_start_offset:
+                raise LogError(
+                    OFFSET_OUT_OF_RANGE,
+                    f"{core.directory} begins at {segments.log_start_offset}: it cannot be cut "
+                    f"at {offset}.",
+                )
+            number = segments.number(offset)
+            segment = segments.all[number]
+            cut = await core.run(find_cut, segment, offset, core.gaps_below)
+            if core.recovery.recovery_point > segment.base_offset:
+                core.recovery = msgspec.structs.replace(
+                    core.recovery,
+                    recovery_point=segment.base_offset,
+                    segment_base_offset=segment.base_offset,
+                    segment_position=0,
+                    offset_index_entries=0,
+                    time_index_entries=0,
+                )
+            core.promises_end = cut.next_offset
+            try:
+                await core.publish()
+            finally:
+                core.promises_end = None
+            # No await from here to the cut in memory: a sync that began in between would take the
+            # old end for flushed.
+            core.flushed_offset = cut.next_offset
+            core.high_watermark = min(core.high_watermark, cut.next_offset)
+            core.compaction = core.compaction.truncate_to(cut.next_offset)
+            core.gaps_below = min(core.gaps_below, cut.next_offset)
+            dropped = segments.all[number + 1 :]
+            if dropped:
+                segment.hold(core.shared.files.lease(segment.path))
+                segments.active.let_go()
+            segment.cut(
+                cut.next_offset,
+                cut.size_bytes,
+                cut.offset_entries,
+                (cut.time_entries, cut.last_time),
+            )
+            segment.max_timestamp_ms = cut.max_timestamp_ms
+            segments.replace(number + 1, len(segments), [])
+            core.leader_epochs.truncate_from_end(cut.next_offset)
+            await core.run(self._cut_files, segment, cut, dropped)
+            if core.producers.truncate_to(cut.next_offset) is Truncation.REBUILD:
+                core.producers = await core.run(
+                    rebuild_producers,
+                    self._disk,
+                    core.directory,
+                    segments.all,
+                    cut.next_offset,
+                    core.shared.monotonic_ms(),
+                )
+            if cut.next_offset < segments.log_start_offset:
+                await self._start_over()
+        await self.checkpoint()
+        await core.publish()
+
+    async def restart_told(self, offset: Offset, told: bytes) -> None:
+        """See `Log.restart_at`."""
+        core = self._core
+        producers = ProducerStates()
+        if told:
+            # It may be long, so not in the event loop.
+            now_ms = core.shared.monotonic_ms()
+            read = await core.run(partial(ProducerStates.from_bytes, told, offset, now_ms=now_ms))
+            if isinstance(read, Damaged):
+                raise LogError(
+                    CORRUPT_BATCH, f"{core.directory}: what came of producers: {read.reason}."
+                )
+            producers = read
+        await self.restart_at(offset, producers)
+
+    async def restart_at(
+        self, offset: Offset, producers: ProducerStates, segment_base: Offset | None = None
+    ) -> None:
+        """Empty the log and begin it at `offset`. Raises LogError; DISK_FULL: nothing was done.
+
+        `producers` are those of the records below, as far as they are still to be known. The first
+        segment begins at `segment_base`, if that is told, so that a batch which holds `offset` has
+        room there; until that batch comes, the log ends below its start.
+        """
+        core = self._core
+        async with self._arranging(), core.write_lock, core.derived_lock:
+            await core.flush()
+            told = producers.to_bytes(offset, now_ms=core.shared.monotonic_ms())
+            # Also of none: one of an earlier attempt must not be taken for it.
+            await core.run(self._disk.replace, f"{core.directory}/{RESTART_NAME}", told)
+            core.restart_at = offset
+            try:
+                await core.publish()
+            except LogError as error:
+                if error.entry is DISK_FULL:
+                    core.restart_at = None
+                raise
+            # From here on there is no way back: the next start would empty the log.
+            base = offset if segment_base is None else segment_base
+            try:
+                await self._begin_again(offset, base, producers)
+                core.restart_at = None
+                # Before the first append: it would go with the rest.
+                await core.publish()
+                await core.run(self._disk.remove, f"{core.directory}/{RESTART_NAME}")
+            except LogError as error:
+                raise core.fail(error) from error
+            core.mark_changed()
+
+    async def _begin_again(self, offset: Offset, base: Offset, producers: ProducerStates) -> None:
+        core = self._core
+        segments = core.segments
+        old = segments.all
+        segments.active.let_go()
+        # First in memory: no reader may meet the files while they go, and call it damage.
+        segments.replace(0, len(old), [Segment(core.shared.files, core.directory, base)])
+        segments.log_start_offset = core.high_watermark = offset
+        core.flushed_offset = base
+        core.recovery = beginning_at(base)
+        core.batches_since_recovery = 0
+        core.leader_epochs, core.producers = LeaderEpochs(), producers
+        if base < offset:
+            core.producers = producers.below(base)
+        core.compaction, core.gaps_below = CompactionHistory(), NO_GAPS
+        core.unreadable = core.damage_found = None
+        snapshot = None
+        if len(core.producers):
+            snapshot = core.producers.to_bytes(base, now_ms=core.shared.monotonic_ms())
+        new = await core.run(self._empty_directory, old, base, snapshot)
+        segments.replace(0, 1, [new])
+        if snapshot is not None:
+            core.recovery = msgspec.structs.replace(core.recovery, recovery_point=base)
+
+    def _empty_directory(
+        self, old: Sequence[Segment], base: Offset, snapshot: bytes | None
+    ) -> Segment:
+        directory = self._core.directory
+        for segment in reversed(old):
+            for path in segment.paths:
+                self._core.shared.files.forget(path)
+        # The newest first: should the checkpoint file get lost, what is left is a shorter log.
+        for name in reversed(self._disk.list_directory(directory)):
+            if name != RESTART_NAME:
+                self._disk.remove(f"{directory}/{name}")
+        if snapshot is not None:
+            write_beginning(self._disk, directory, base, snapshot)
+        return create_segment(self._disk, self._core.shared.files, directory, base)
+
+    async def _start_over(self) -> None:
+        """The batch that held the log start offset went, too: go on from there, empty."""
+        core = self._core
+        segments = core.segments
+        offset = segments.log_start_offset
+        new = await core.run(create_segment, self._disk, core.shared.files, core.directory, offset)
+        old = segments.all
+        segments.active.let_go()
+        segments.replace(0, len(old), [new])
+        core.flushed_offset = core.high_watermark = offset
+        # Left behind by a crash, they lie below the log start offset and go at the next start.
+        await core.run(self._remove, old)
+
+    def _cut_files(self, segment: Segment, cut: Cut, dropped: Sequence[Segment]) -> None:
+        directory = self._core.directory
+        # Snapshots of a past that is about to be replaced: a power cut must not bring them back.
+        remove_snapshots(self._disk, directory, cut.next_offset)
+        for unwanted in reversed(dropped):
+            # One by one, each durable before the next: a gap would look like damage.
+            self._remove([unwanted])
+            self._disk.sync_directory(directory)
+        segment.file.truncate(cut.size_bytes)
+        segment.file.sync()
+        # The index files are cut by their next save; until then their counts rule.
+
+
+def outdated_snapshots(
+    known: Sequence[Offset], published: Offset, committed: Offset, newest: Offset
+) -> Sequence[Offset]:
+    """Which producer snapshots (rising) may go, once the one of `newest` is durable.
+
+    The checkpoint file names `published`, or, if a write of it is on the way, a later one. Of those
+    below, the newest stays: a truncation can rebuild the producers from it. So does the newest one
+    of what is committed: no truncation goes further back.
+    """
+    below = [offset for offset in known if offset < published]
+    between = [offset for offset in known if published < offset < newest]
+    rebuilds = max((offset for offset in known if offset <= committed), default=None)
+    outdated = [*below[:-1], *between[:-UNPUBLISHED_SNAPSHOTS_MAX]]
+    return [offset for offset in outdated if offset != rebuilds]

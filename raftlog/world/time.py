@@ -1,0 +1,97 @@
+"""Time, as a node sees it.
+
+The machine's clocks.
+
+Waiting for an event or a time, whichever comes first, on a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Two clocks that must not be mixed: the wall's, for people, and the monotonic, for waiting."""
+
+    def time_ms(self) -> int:
+        """Milliseconds since the Unix epoch. May jump either way; never use it to measure."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary start. Never goes back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds` of monotonic time."""
+        ...
+
+
+class SystemClock:
+    """`Clock` by the operating system and the running event loop."""
+
+    def time_ms(self) -> int:
+        """Milliseconds since the Unix epoch, by the wall clock."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary start."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds`."""
+        await asyncio.sleep(seconds)
+
+
+class Alarm:
+    """Wakes one waiter. A ring that comes while nobody waits is kept for the next wait."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rung = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        """Wake the waiter now."""
+        self._rung = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self, until: float | None) -> None:
+        """Return at the next ring, or at that monotonic time; without one, only at a ring."""
+        if not self._rung:
+            delay_s = None if until is None else until - self._clock.monotonic()
+            if delay_s is not None and delay_s <= 0:
+                # The other tasks get their turn, too, however late we are.
+                await asyncio.sleep(0)
+            else:
+                await self._woken(delay_s)
+        self._rung = False
+
+    async def _woken(self, delay_s: float | None) -> None:
+        assert self._waiter is None, "an alarm has one waiter"
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        sleeper = None
+        if delay_s is not None:
+            sleeper = loop.create_task(self._clock.sleep(delay_s))
+            sleeper.add_done_callback(partial(_slept, waiter))
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            if sleeper is not None:
+                # A sleeper that was cancelled ends in the loop's next turn: nobody need wait.
+                sleeper.cancel()
+
+
+def _slept(waiter: asyncio.Future[None], sleeper: asyncio.Task[None]) -> None:
+    if sleeper.cancelled() or waiter.done():
+        return
+    error = sleeper.exception()
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import pytest
+
+from raftlog.metadata import admin_plans
+from raftlog.metadata.admin_plans import (
+    plan_cluster_settings,
+    plan_configs,
+    plan_partitions,
+    plan_topic,
+)
+from raftlog.metadata.apply import apply
+from raftlog.metadata.commands import AlterClusterSettings, Command
+from raftlog.metadata.image import MetadataImage
+from raftlog.record.errors import (
+    INVALID_CONFIG,
+    INVALID_PARTITIONS,
+    INVALID_TOPIC,
+    NOT_ENOUGH_REPLICAS,
+    TOPIC_EXISTS,
+    UNKNOWN_TOPIC,
+    ErrorEntry,
+    LogError,
+)
+from raftlog.record.types import TopicId
+from tests.metadata.strategies import alter_broker, create, fence, register
+
+NEW_ID = TopicId("f" * 32)
+
+
+def cluster(*racks: str | None) -> MetadataImage:
+    image = MetadataImage()
+    for number, rack in enumerate(racks, start=1):
+        register(image, number, rack=rack)
+    return image
+
+
+def carry_out(image: MetadataImage, command: Command) -> None:
+    apply(image, image.applied_index + 1, command).check()
+
+
+def plan(
+    image: MetadataImage,
+    name: str = "t",
+    partitions: int = 1,
+    replication_factor: int | None = None,
+    configs: dict[str, str] | None = None,
+) -> Command:
+    return plan_topic(
+        image,
+        name=name,
+        partitions=partitions,
+        replication_factor=replication_factor,
+        configs=configs or {},
+        topic_id=NEW_ID,
+    )
+
+
+def test_planned_topic_can_be_applied() -> None:
+    image = cluster(None)
+    carry_out(image, plan(image, partitions=3, configs={"retention.ms": " 07 "}))
+    topic = image.topic("t")
+    assert [row.replicas for row in topic.partitions] == [(1,)] * 3
+    assert topic.configs == {"retention.ms": "7"}
+
+
+@pytest.mark.parametrize(("brokers", "factor"), [(1, 1), (2, 2), (3, 3), (5, 3)])
+def test_default_replication_factor_is_three_or_the_clusters_size(
+    brokers: int, factor: int
+) -> None:
+    image = cluster(*[None] * brokers)
+    carry_out(image, plan(image))
+    assert image.topic("t").replication_factor == factor
+
+
+@pytest.mark.parametrize(
+    ("arguments", "entry"),
+    [
+        ({"name": "../t"}, INVALID_TOPIC),
+        ({"name": ""}, INVALID_TOPIC),
+        ({"name": "known"}, TOPIC_EXISTS),
+        ({"partitions": 0}, INVALID_PARTITIONS),
+        ({"partitions": -1}, INVALID_PARTITIONS),
+        ({"partitions": 10_001}, INVALID_PARTITIONS),
+        ({"replication_factor": 0}, INVALID_PARTITIONS),
+        ({"replication_factor": 2}, INVALID_PARTITIONS),
+        ({"configs": {"flush": "never"}}, INVALID_CONFIG),
+        ({"configs": {"no.such": "1"}}, INVALID_CONFIG),
+    ],
+)
+def test_impossible_topics_are_refused_before_they_are_proposed(
+    arguments: dict[str, object], entry: ErrorEntry
+) -> None:
+    image = cluster(None)
+    create(image, "known", 1, (1,))
+    with pytest.raises(LogError) as raised:
+        plan(image, **arguments)  # type: ignore[arg-type]  # one table for all arguments
+    assert raised.value.entry is entry
+
+
+def test_nothing_can_be_placed_without_brokers() -> None:
+    with pytest.raises(LogError) as raised:
+        plan(MetadataImage())
+    assert raised.value.entry is INVALID_PARTITIONS
+
+
+def test_partitions_of_the_cluster_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_plans, "PARTITIONS_PER_CLUSTER_MAX", 5)
+    image = cluster(None)
+    create(image, "known", 1, (1,), (1,))
+    plan(image, partitions=3)
+    with pytest.raises(LogError):
+        plan(image, partitions=4)
+    plan_partitions(image, name="known", partitions=5)
+    with pytest.raises(LogError):
+        plan_partitions(image, name="known", partitions=6)
+
+
+def test_partitions_can_only_grow() -> None:
+    image = cluster(None)
+    create(image, "known", 1, (1,), (1,))
+    for partitions in (2, 1, 0, -5):
+        with pytest.raises(LogError, match="can only grow") as raised:
+            plan_partitions(image, name="known", partitions=partitions)
+        assert raised.value.entry is INVALID_PARTITIONS
+    carry_out(image, plan_partitions(image, name="known", partitions=4))
+    assert len(image.topic("known").partitions) == 4
+    with pytest.raises(LogError) as raised:
+        plan_partitions(image, name="absent", partitions=4)
+    assert raised.value.entry is UNKNOWN_TOPIC
+
+
+def test_configs_are_planned_all_or_none() -> None:
+    image = cluster(None)
+    create(image, "known", 1, (1,))
+    carry_out(image, plan_configs(image, name="known", values={"flush": "async"}))
+    command = plan_configs(
+        image, name="known", values={"retention.ms": "1"}, removals=["flush", "flush"]
+    )
+    carry_out(image, command)
+    assert image.topic("known").configs == {"retention.ms": "1"}
+    for values, removals in (
+        ({"retention.ms": "x"}, []),
+        ({}, ["no.such"]),
+        ({"flush": "sync"}, ["flush"]),
+    ):
+        with pytest.raises(LogError) as raised:
+            plan_configs(image, name="known", values=values, removals=removals)
+        assert raised.value.entry is INVALID_CONFIG
+
+
+def test_config_of_another_release_can_be_removed() -> None:
+    image = cluster(None)
+    create(image, "known", 1, (1,))
+    topic = image.topic("known")
+    assert isinstance(topic.configs, dict)
+    topic.configs["from.the.future"] = "x"
+    carry_out(image, plan_configs(image, name="known", values={}, removals=["from.the.future"]))
+    assert image.topic("known").configs == {}
+
+
+def test_brokers_that_are_to_leave_do_not_count_for_the_default_factor() -> None:
+    image = cluster(None, None, None)
+    alter_broker(image, 3, decommissioning=True)
+    carry_out(image, plan(image))
+    assert image.partition("t", 0).replicas == (1, 2)
+
+
+def test_default_replication_factor_does_not_fall_because_a_broker_is_away() -> None:
+    image = cluster(None, None, None)
+    fence(image, 1)
+    assert {len(replicas) for replicas in plan(image).assignments} == {3}
+    fence(image, 2)
+    with pytest.raises(LogError) as raised:
+        plan(image)
+    assert raised.value.entry is NOT_ENOUGH_REPLICAS
+
+
+def test_cluster_settings_are_planned_all_or_none() -> None:
+    image = cluster(None)
+    carry_out(image, plan_cluster_settings(image, values={"retention.ms": " 07 "}))
+    assert image.cluster_settings == {"retention.ms": "7"}
+    command = plan_cluster_settings(
+        image, values={"flush": "async"}, removals=["retention.ms", "retention.ms"]
+    )
+    carry_out(image, command)
+    assert image.cluster_settings == {"flush": "async"}
+    for values, removals in (
+        ({"retention.ms": "x"}, []),
+        ({"no.such": "1"}, []),
+        ({}, ["no.such"]),
+        ({"flush": "sync"}, ["flush"]),
+    ):
+        with pytest.raises(LogError) as raised:
+            plan_cluster_settings(image, values=values, removals=removals)
+        assert raised.value.entry is INVALID_CONFIG
+
+
+def test_setting_of_another_release_can_be_removed() -> None:
+    image = cluster(None)
+    carry_out(image, AlterClusterSettings(values={"from.the.future": "1"}))
+    carry_out(image, plan_cluster_settings(image, values={}, removals=["from.the.future"]))
+    assert image.cluster_settings == {}
+
+
+def test_number_of_cluster_settings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_plans, "CLUSTER_SETTINGS_MAX", 1)
+    image = cluster(None)
+    carry_out(image, plan_cluster_settings(image, values={"flush": "async"}))
+    with pytest.raises(LogError, match="at most 1"):
+        plan_cluster_settings(image, values={"retention.ms": "1"})
+    plan_cluster_settings(image, values={"retention.ms": "1"}, removals=["flush"])

@@ -1,0 +1,158 @@
+"""Nodes that connect to each other over real loopback sockets, and what a test sees of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvloop
+
+from raftlog.http.settings import ServerLimits, ServerSettings
+from raftlog.peer.network import HttpNetwork
+from raftlog.rest.app import Server
+from raftlog.world.network import Connection, Receiver
+from tests.http.fakes import FakeNode
+from tests.http.http_peers import PATIENCE_S, eventually
+
+SECRET = b"the secret of a cluster in tests"
+CHANNEL = "quorum"
+
+
+def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run the test on asyncio's own loop and on uvloop's, whose transports differ."""
+
+    def run_test(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        run(test())
+
+    # Not functools.wraps: pytest would look for the parameters of what is wrapped.
+    run_test.__name__, run_test.__doc__ = test.__name__, test.__doc__
+    mark: Callable[[Callable[..., None]], Callable[..., None]] = pytest.mark.parametrize(
+        "run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"]
+    )
+    return mark(run_test)
+
+
+@dataclass
+class Recorder:
+    """A receiver that keeps everything."""
+
+    connection: Connection
+    messages: list[bytes] = field(default_factory=list)
+    closed_count: int = 0
+
+    def received(self, message: bytes) -> None:
+        assert type(message) is bytes
+        assert not self.closed_count
+        self.messages.append(message)
+
+    def closed(self) -> None:
+        self.closed_count += 1
+
+    async def has(self, count: int) -> list[bytes]:
+        await eventually(lambda: len(self.messages) >= count)
+        return self.messages
+
+    async def ends(self) -> None:
+        await eventually(lambda: self.closed_count)
+        assert self.closed_count == 1
+
+
+@dataclass
+class FakeAcceptor:
+    """Takes every caller, unless a test says otherwise."""
+
+    own_hello: bytes = b"hello of the callee"
+    opened_by: Callable[[Connection], Receiver] = Recorder
+    receivers: list[Any] = field(default_factory=list)
+    hellos: list[bytes] = field(default_factory=list)
+    refusal: Exception | None = None
+
+    def hello(self, hello: bytes) -> bytes:
+        self.hellos.append(hello)
+        if self.refusal is not None:
+            raise self.refusal
+        return self.own_hello
+
+    def opened(self, connection: Connection) -> Receiver:
+        receiver = self.opened_by(connection)
+        self.receivers.append(receiver)
+        return receiver
+
+
+@dataclass
+class RunningNode:
+    """A node's server, its network, and what accepts its connections."""
+
+    server: Server
+    network: HttpNetwork
+    acceptor: FakeAcceptor
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    @property
+    def http_connections(self) -> int:
+        """Connections that count for HTTP's limits."""
+        return self.server._main.connections.connection_count
+
+    @property
+    def handed_over(self) -> int:
+        return len(self.server._main.connections._handed_over)
+
+
+@asynccontextmanager
+async def node(
+    secret: bytes = SECRET,
+    acceptor: FakeAcceptor | None = None,
+    *,
+    host: str = "127.0.0.1",
+    on_broken_invariant: Callable[[AssertionError], None] | None = None,
+    **limits: Any,
+) -> AsyncIterator[RunningNode]:
+    """A node on a free port. Nothing of it is left over at the end."""
+    network = HttpNetwork(secret, on_broken_invariant=on_broken_invariant)
+    accepting = acceptor or FakeAcceptor()
+    network.accept(CHANNEL, accepting)
+    settings = ServerSettings(host=host, port=0, limits=ServerLimits(**{"shutdown_s": 1, **limits}))
+    server = await Server.start(FakeNode().services, settings, network=network)
+    running = RunningNode(server, network, accepting)
+    try:
+        yield running
+    finally:
+        await server.close()
+    assert (running.http_connections, running.handed_over) == (0, 0)
+    assert not network._callees | network._callers
+
+
+async def connect(network: HttpNetwork, address: str, hello: bytes = b"hello") -> Recorder:
+    """Open a connection; returns the caller's end."""
+    opened: list[Recorder] = []
+
+    def open_it(connection: Connection) -> Recorder:
+        opened.append(Recorder(connection))
+        return opened[0]
+
+    await network.connect(address, CHANNEL, hello, open_it, timeout_s=PATIENCE_S)
+    return opened[0]
+
+
+@asynccontextmanager
+async def pair(**options: Any) -> AsyncIterator[tuple[Recorder, Recorder, RunningNode]]:
+    """Two connected ends: the caller's, the callee's; and the callee's node."""
+    async with node(**options) as callee:
+        caller = HttpNetwork(SECRET)
+        mine = await connect(caller, callee.address)
+        try:
+            yield mine, callee.acceptor.receivers[0], callee
+        finally:
+            await caller.close()
+            await mine.ends()

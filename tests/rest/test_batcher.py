@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from raftlog.record.batch import RecordBatch
+from raftlog.record.errors import NOT_ENOUGH_REPLICAS, LogError
+from raftlog.replication.partition import Acks
+from raftlog.rest.append import _pack_shared
+from raftlog.rest.batcher import Gatherer, Placed
+from raftlog.rest.json_records import StoredRecord
+
+from .data_fakes import DataNode, contents
+
+
+def record(value: str) -> StoredRecord:
+    return (0, None, value.encode(), None)
+
+
+class Gathering:
+    def __init__(self, max_message_bytes: int = 1_048_588) -> None:
+        self.node = DataNode()
+        self.gatherer = Gatherer()
+        self.configs = {"max.message.bytes": str(max_message_bytes)}
+
+    async def start(self) -> Gathering:
+        await self.node.metadata.create_topic("one", configs=self.configs)
+        self.partition = self.node.partitions.find("one", 0)
+        self.log = self.node.log()
+        return self
+
+    def append(self, *values: str, acks: Acks = Acks.ALL, timeout_s: float = 5.0) -> Any:
+        return self.gatherer.append(
+            self.partition,
+            [record(value) for value in values],
+            acks=acks,
+            timeout_s=timeout_s,
+            pack=_pack_shared,
+        )
+
+
+async def test_requests_of_one_iteration_share_one_append_and_one_batch() -> None:
+    one = await Gathering().start()
+    futures = [one.append("a"), one.append("b", "c"), one.append("d")]
+    assert await asyncio.gather(*futures) == [Placed(0, -1), Placed(1, -1), Placed(3, -1)]
+    assert one.log.appends == 1
+    assert len(one.log.batches) == 1
+    assert [value for _, value in contents(one.log)] == [b"a", b"b", b"c", b"d"]
+    assert await one.append("e") == Placed(4, -1)
+    assert one.log.appends == 2
+
+
+async def test_more_than_a_batch_holds_stays_one_append_with_right_offsets() -> None:
+    one = await Gathering(max_message_bytes=1024).start()
+    futures = [one.append(str(n) * 300, "x") for n in range(6)]
+    places = await asyncio.gather(*futures)
+    assert [place.base_offset for place in places] == [0, 2, 4, 6, 8, 10]
+    assert one.log.appends == 1
+    assert len(one.log.batches) > 1
+
+
+async def test_only_those_who_want_the_same_share() -> None:
+    one = await Gathering().start()
+    await asyncio.gather(
+        one.append("a"),
+        one.append("b", acks=Acks.LEADER),
+        one.append("c", timeout_s=1.0),
+        one.append("d"),
+    )
+    assert one.log.appends == 3
+    assert sorted(value or b"" for _, value in contents(one.log)) == [b"a", b"b", b"c", b"d"]
+
+
+async def test_failure_reaches_everyone_who_shared_it_as_an_error_of_their_own() -> None:
+    one = await Gathering().start()
+    one.log.append_error = LogError(NOT_ENOUGH_REPLICAS, "too few")
+    results = await asyncio.gather(one.append("a"), one.append("b"), return_exceptions=True)
+    assert [str(result) for result in results] == ["too few", "too few"]
+    assert results[0] is not results[1]
+    one.log.append_error = None
+    assert await one.append("c") == Placed(0, -1)
+
+
+async def test_broken_invariant_reaches_everyone_too() -> None:
+    one = await Gathering().start()
+
+    async def broken(batches: Sequence[RecordBatch], epoch: int, **_: Any) -> Any:
+        raise AssertionError("broken")
+
+    one.log.append = broken  # type: ignore[method-assign,assignment]
+    for future in (one.append("a"), one.append("b")):
+        with pytest.raises(AssertionError, match="broken"):
+            await future
+
+
+async def test_one_who_left_does_not_disturb_the_others() -> None:
+    one = await Gathering().start()
+    left, stayed = one.append("a"), one.append("b")
+    left.cancel()
+    assert await stayed == Placed(1, -1)

@@ -1,0 +1,117 @@
+"""The last judgement of a history: every replica is read to its end, and all that was told is held
+against it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from raftlog.record.header import parse_header
+from raftlog.record.types import Offset
+from tests.simulation.data.clients import Part, decode_all
+from tests.simulation.data.consumers import READ_BYTES
+from tests.verification.log_checker import Kind, check, require_none
+from tests.verification.log_history import Deletion, FinalRead
+
+if TYPE_CHECKING:
+    from tests.simulation.data.data_world import DataWorld
+
+CUT_BYTES_MAX: Final = 4_000
+"""What a cut of records that were not committed may take, after retention has left enough."""
+
+
+async def judge(data: DataWorld) -> None:
+    """Read and judge, when all is healed and settled. Raises AssertionError."""
+    for part in data.parts:
+        _note_retention(data, part)
+        await _read_all(data, part)
+    assert not data.complaints, data.complaints
+    gone = {str(part) for part in data.gone}
+    # Nobody can read to the end what was deleted.
+    require_none(
+        anomaly
+        for anomaly in check(data.history)
+        if anomaly.kind is not Kind.UNSEEN or anomaly.partition not in gone
+    )
+
+
+def _note_retention(data: DataWorld, part: Part) -> None:
+    """What is gone for want of room was deleted as asked, if it was no more than that."""
+    asked = int(data.topic(part.topic).configs.get("retention.bytes", -1))
+    if asked < 0:
+        return
+    for member in map(int, data.row(part).replicas):
+        replica = data.replica(member, part)
+        assert replica is not None
+        start = int(replica.log_start_offset)
+        if start > _deleted_before(data, part):
+            assert replica.log.size_bytes + CUT_BYTES_MAX >= asked, (
+                f"{part} on {member} keeps {replica.log.size_bytes} bytes of {asked}"
+            )
+            data.history.append(Deletion(partition=str(part), before=start))
+
+
+def _deleted_before(data: DataWorld, part: Part) -> int:
+    name = str(part)
+    deletions = (each for each in data.history if isinstance(each, Deletion))
+    return max((each.before for each in deletions if each.partition == name), default=0)
+
+
+async def _read_all(data: DataWorld, part: Part) -> None:
+    """Read each replica to its end, and compare their bytes."""
+    start = 0
+    for member in map(int, data.row(part).replicas):
+        data.history.append(await read_replica(data, member, part))
+        replica = data.replica(member, part)
+        assert replica is not None
+        start = max(start, int(replica.log_start_offset))
+    # Where old segments are dropped, each replica is free to keep more than it must.
+    contents = {
+        member: _content(data, member, part, start) for member in map(int, data.row(part).replicas)
+    }
+    sizes = {member: len(content) for member, content in contents.items()}
+    assert len(set(contents.values())) == 1, f"{part}: the replicas differ: {sizes}"
+
+
+def _content(data: DataWorld, node_id: int, part: Part, start: int) -> bytes:
+    """The bytes of a replica behind the last batch that ends at `start` or before it."""
+    replica = data.replica(node_id, part)
+    assert replica is not None
+    followed = data.replicas.replicas[node_id, data.key(part)]
+    disk = data.world.disk(node_id)
+    content = b""
+    for segment in replica.log.core.segments.all:
+        content += disk.contents(segment.path)
+        # Damage where nobody can read any more is not repaired; nor must it be parsed.
+        written, position = followed.as_written(disk._inode(segment.path)), 0
+        while position < len(written):
+            header = parse_header(written, position)
+            position += header.size_bytes
+            if header.next_offset <= start:
+                content = disk.contents(segment.path)[position:]
+    return content
+
+
+async def read_replica(data: DataWorld, node_id: int, part: Part) -> FinalRead:
+    """All that one replica lets be read. Raises LogError."""
+    replica = data.replica(node_id, part)
+    assert replica is not None
+    start, end = replica.log_start_offset, replica.high_watermark
+    records: list[tuple[int, str]] = []
+    offset = start
+    while offset < end:
+        fetched = await data.nodes.call(
+            node_id,
+            lambda _, o=offset: replica.read(  # type: ignore[misc]
+                Offset(o), max_bytes=READ_BYTES, any_replica=True
+            ),
+        )
+        records += decode_all(fetched.data, offset)
+        assert fetched.next_offset > offset, f"{part} on {node_id} ends at {offset} of {end}"
+        offset = fetched.next_offset
+    return FinalRead(
+        partition=str(part),
+        node=f"n{node_id}",
+        start=int(start),
+        end=int(end),
+        records=tuple(records),
+    )

@@ -1,0 +1,105 @@
+"""Each of the ten mistakes is found: by a directed scenario, and by random histories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import pytest
+
+from tests.simulation.data import test_rows_deletions as deletions
+from tests.simulation.data import test_rows_epochs as epochs
+from tests.simulation.data import test_rows_network as network
+from tests.simulation.data import test_rows_processes as processes
+from tests.simulation.data import test_rows_storage as storage
+from tests.simulation.data.histories import replay
+from tests.simulation.data.planted_bugs import MISTAKES, Mistake
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Who finds a mistake, and by what."""
+
+    scenario: Callable[[], None]
+    sign: str
+    """A regular expression that the finding matches."""
+    is_found_by_chance: bool = True
+    """Whether one of the first random histories finds it, too."""
+
+
+ELECTABLE: Final = "may be elected, and h"
+CHANCES: Final = range(20)
+FINDINGS: Final = {
+    "acks before its disk": Finding(
+        partial(storage.test_row_13_power_cut_of_all_nodes_sync, 0), ELECTABLE
+    ),
+    "acks before its followers": Finding(
+        processes.test_row_03_a_paused_leader_is_fenced, ELECTABLE
+    ),
+    "truncates to the high watermark": Finding(
+        epochs.test_row_09_kip_101_a_restart_before_the_high_watermark_spreads,
+        ELECTABLE,
+    ),
+    "fetches without epochs": Finding(
+        # Two batches at one offset: which rule sees it first is a matter of time.
+        network.test_row_05_a_leader_alone_acknowledges_nothing,
+        f"takes .* for committed|{ELECTABLE}",
+    ),
+    "counts stale acks": Finding(
+        epochs.test_row_08_kip_279_logs_converge_after_fast_failovers, ELECTABLE
+    ),
+    "acts on a proposed ISR": Finding(
+        network.test_row_05_an_isr_change_counts_once_it_is_committed, ELECTABLE
+    ),
+    "re-enters the ISR too early": Finding(
+        partial(processes.test_row_01_kill, "leader", False), ELECTABLE
+    ),
+    "trusts a restart after power loss": Finding(
+        epochs.test_row_10_kip_966_the_last_replica_standing_loses_power, ELECTABLE
+    ),
+    # Who leads without asking commits nothing all the same: its followers refuse its epoch. What
+    # it does is to take writes that it should refuse, and to tell ends that are long past.
+    "leads without asking": Finding(
+        processes.test_row_03_a_paused_leader_is_fenced, "unknown", is_found_by_chance=False
+    ),
+    "goes on after a failed sync": Finding(
+        partial(storage.test_row_17_what_could_not_be_synced_is_not_counted, "leader"),
+        ELECTABLE,
+        is_found_by_chance=False,
+    ),
+    "deletes what nobody names": Finding(
+        deletions.test_row_16_what_the_metadata_does_not_name_is_kept,
+        "what nobody names was deleted",
+        is_found_by_chance=False,
+    ),
+    "forgets producers at failover": Finding(
+        partial(processes.test_row_01_kill, "leader", False), "was forgotten"
+    ),
+    "uses an epoch twice": Finding(
+        partial(storage.test_row_13_power_cut_of_all_nodes_sync, 0), "has the leaders"
+    ),
+}
+
+
+def test_every_mistake_has_a_finding() -> None:
+    assert {mistake.what for mistake in MISTAKES} == set(FINDINGS)
+    assert {mistake.number for mistake in MISTAKES} == set(range(1, 11))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_a_scenario_finds_the_mistake(mistake: Mistake) -> None:
+    finding = FINDINGS[mistake.what]
+    with mistake.planted(), pytest.raises(AssertionError, match=finding.sign):
+        finding.scenario()
+
+
+@pytest.mark.parametrize(
+    "mistake", [each for each in MISTAKES if FINDINGS[each.what].is_found_by_chance], ids=str
+)
+def test_random_histories_find_the_mistake(mistake: Mistake) -> None:
+    # Without the mistake all of these are sound: see test_histories.
+    with mistake.planted(), pytest.raises(AssertionError):
+        for seed in CHANCES:
+            replay(seed)

@@ -1,0 +1,122 @@
+"""One member at the table of `cores.py`: its core, log, outbox and disk, nothing around them."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING
+
+from raftlog.raft.core import RaftCore
+from raftlog.raft.core_host import Timing
+from raftlog.raft.journal import PendingRecord
+from raftlog.raft.log import RaftLog
+from raftlog.raft.messages import Message
+from raftlog.raft.outbox import Outbox
+from raftlog.raft.rules import REGULAR
+from raftlog.raft.store import QuorumStore
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.quorum.recording_state_machine import Ledger
+from tests.simulation.world import SeededRandomness
+
+if TYPE_CHECKING:
+    from tests.simulation.quorum.core_cluster import Cores
+
+DIRECTORY = "metadata"
+TIMING = Timing()
+
+
+class HandClock:
+    """Stands still."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Seat:
+    """One member, without what is around a core: `CoreHost`."""
+
+    def __init__(self, cores: Cores, node_id: int) -> None:
+        self.cores = cores
+        self.node_id = node_id
+        self.clock = HandClock()
+        self.disk = SimulatedDisk(node_id)
+        self.syncs_at_once = True
+        self.waiting: dict[tuple[int, int], bytes] = {}
+        """Index and term to the command of a client that waits here."""
+        self.wanted: set[int] = set()
+        """Peers that need the snapshot."""
+        self.connected: set[int] = set()
+        self.open()
+
+    def open(self) -> None:
+        """Begin a life with what is on the disk."""
+        self.store = QuorumStore(self.disk, DIRECTORY)
+        self.log = RaftLog(self.store.load(self.cores.voters))
+        self.ledger = Ledger(self.cores.checker.was_applied)
+        applied_index = self.log.first_index
+        restored = self.store.read_snapshot()
+        if restored is not None:
+            meta, pieces = restored
+            self.ledger.restore(meta.index, pieces)()
+            applied_index = meta.index
+        self.outbox = Outbox(self.log, self._transmit)
+        self._writing: tuple[list[PendingRecord], int] | None = None
+        self.core = RaftCore(
+            self.node_id,
+            self.log,
+            applied_index,
+            host=self,
+            clock=self.clock,  # type: ignore[arg-type]
+            randomness=SeededRandomness(random.Random(self.node_id)),
+            timing=TIMING,
+        )
+        self.be_patient()
+
+    def be_patient(self) -> None:
+        self.core._so._SyncObj__raftElectionDeadline = math.inf
+
+    # CoreHost
+
+    def send_message(self, peer: int, message: Message) -> None:
+        self.outbox.send(peer, message)
+
+    def apply(self, index: int, term: int, command: bytes) -> None:
+        if command[0] == REGULAR:
+            self.ledger.apply(index, command[1:])
+            mine = self.waiting.pop((index, term), None)
+            if mine is not None:
+                self.cores.checker.was_acknowledged(mine, index)
+
+    def snapshot_wanted(self, peer: int) -> None:
+        self.wanted.add(peer)
+
+    # The disk
+
+    def begin_write(self) -> None:
+        """Hand what is pending to the disk; it is durable only after `end_write`."""
+        self._writing = self.log.take_pending()
+
+    def end_write(self) -> None:
+        assert self._writing is not None
+        records, lsn = self._writing
+        self.store.write(records)
+        self.log.written(lsn)
+        self._writing = None
+
+    def sync(self) -> None:
+        """Make durable what is in the log."""
+        if self.log.rewrite_due:
+            content, lsn = self.log.content()
+            self.store.rewrite(content)
+            self.log.written(lsn)
+        else:
+            self.begin_write()
+            self.end_write()
+
+    def _transmit(self, peer: int, message: Message) -> None:
+        self.cores.checker.sent(self.node_id, peer, message)
+        self.cores.sent += 1
+        self.cores.on_way[self.node_id, peer].append(message)

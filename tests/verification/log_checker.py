@@ -1,0 +1,407 @@
+"""What is wrong with a history: pure functions, each anomaly named.
+
+| anomaly | means |
+|---|---|
+| LOST_WRITE | acknowledged with acks=all, and a reader that read past its offset did not get it |
+| INCONSISTENT_OFFSET | two values at one offset, over all readers and writers, for ever |
+| DUPLICATE | one value at two offsets, though its sends carried sequences, or was sent once |
+| UNWRITTEN_READ | a value was read that nobody sent, or before it was sent |
+| REFUSED_READ | a value was read whose writer was told that it was not written |
+| NON_MONOTONIC_POLL | a consumer was given an offset at or below one that it had been given |
+| SKIPPED_POLL | a consumer went past an offset at which somebody knows a value |
+| NON_MONOTONIC_SEND | a later send of one idempotent producer has a lower offset |
+| REAL_TIME_ORDER | a send begun after another's acknowledgement has a lower offset |
+| WITHDRAWN_READ | a value was read, and a later or the final read of its offset lacks it |
+| UNSEEN | acknowledged with acks=all, and no final read shows it |
+| END_WENT_BACK | an end was told that is below what had been acknowledged or told before |
+| SHORT_START | a replica begins above offset 0, and nobody asked for a deletion |
+
+`REPORTED` losses (promise 2): what was known of offsets from `Loss.offset` on, before `Loss.step`,
+is not held against the partition any more.
+
+A history is checked whole, in memory: about 1 kB for each value.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from tests.verification.log_history import (
+    ACKS_ALL,
+    Assign,
+    Deletion,
+    End,
+    FinalRead,
+    Loss,
+    Operation,
+    Poll,
+    Send,
+    load,
+)
+
+SHOWN_MAX: Final = 20
+
+
+class Kind(StrEnum):
+    """The anomalies; see the module."""
+
+    LOST_WRITE = "lost write"
+    INCONSISTENT_OFFSET = "inconsistent offset"
+    DUPLICATE = "duplicate"
+    UNWRITTEN_READ = "unwritten read"
+    REFUSED_READ = "refused read"
+    NON_MONOTONIC_POLL = "non-monotonic poll"
+    SKIPPED_POLL = "skipped poll"
+    NON_MONOTONIC_SEND = "non-monotonic send"
+    REAL_TIME_ORDER = "real-time order"
+    WITHDRAWN_READ = "withdrawn read"
+    UNSEEN = "unseen"
+    END_WENT_BACK = "end went back"
+    SHORT_START = "short start"
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """One thing that is wrong."""
+
+    kind: Kind
+    partition: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} in {self.partition}: {self.detail}"
+
+
+class HistoryError(AssertionError):
+    """The history is wrong."""
+
+
+def require_sound(operations: Iterable[Operation]) -> None:
+    """Raise HistoryError, with the anomalies, if there are any."""
+    require_none(check(operations))
+
+
+def require_none(found: Iterable[Anomaly]) -> None:
+    """Raise HistoryError if there are anomalies."""
+    anomalies = list(found)
+    if anomalies:
+        shown = "\n".join(map(str, anomalies[:SHOWN_MAX]))
+        raise HistoryError(f"{len(anomalies)} anomalies:\n{shown}")
+
+
+def check(operations: Iterable[Operation]) -> list[Anomaly]:
+    """All anomalies, partition by partition."""
+    partitions: dict[str, _Partition] = {}
+    for operation in operations:
+        name = operation.partition
+        if name not in partitions:
+            partitions[name] = _Partition(name)
+        partitions[name].take(operation)
+    return [anomaly for name in sorted(partitions) for anomaly in partitions[name].anomalies()]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known to be at one offset."""
+
+    value: str
+    acked_at: int | None = None
+    """When a writer was first told so, with acks=all."""
+    read_at: int | None = None
+    """When a reader was first given it."""
+
+
+@dataclass(slots=True)
+class _Partition:
+    name: str
+    sends: list[Send] = field(default_factory=list)
+    walks: dict[str, list[Assign | Poll]] = field(default_factory=lambda: defaultdict(list))
+    ends: list[End] = field(default_factory=list)
+    finals: list[FinalRead] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    deleted_before: int = 0
+    writers: dict[str, Send] = field(default_factory=dict)
+    known: dict[int, _Known] = field(default_factory=dict)
+    offsets: list[int] = field(default_factory=list)
+    """Of `known`, sorted."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Value to its offset, as readers and acknowledgements of acks=all have it."""
+
+    def take(self, operation: Operation) -> None:
+        match operation:
+            case Send():
+                self.sends.append(operation)
+            case Assign() | Poll():
+                self.walks[operation.consumer].append(operation)
+            case End():
+                self.ends.append(operation)
+            case FinalRead():
+                self.finals.append(operation)
+            case Loss():
+                self.losses.append(operation)
+            case Deletion():
+                self.deleted_before = max(self.deleted_before, operation.before)
+
+    def anomalies(self) -> Iterator[Anomaly]:
+        self.sends.sort(key=lambda send: send.invoked)
+        yield from self._know()
+        self.offsets = sorted(self.known)
+        yield from self._check_walks()
+        yield from self._check_finals()
+        yield from self._check_producers()
+        yield from self._check_real_time()
+        yield from self._check_ends()
+
+    def _found(self, kind: Kind, detail: str) -> Anomaly:
+        return Anomaly(kind, self.name, detail)
+
+    def _forgiven(self, offset: int, step: int) -> bool:
+        """Whether what was known of an offset at that time may have been lost since."""
+        return any(loss.offset <= offset and loss.step >= step for loss in self.losses)
+
+    # What is where
+
+    def _know(self) -> Iterator[Anomaly]:
+        """Gather what is known of each offset, and each value's place."""
+        for send in self.sends:
+            for value in send.values:
+                if value in self.writers:
+                    raise HistoryError(f"{value!r} is sent twice: the history cannot be judged")
+                self.writers[value] = send
+        for send in self.sends:
+            if send.outcome == "ok" and send.acks == ACKS_ALL and send.offset is not None:
+                assert send.completed is not None, send
+                for position, value in enumerate(send.values):
+                    at = send.offset + position
+                    yield from self._note(at, value, acked_at=send.completed)
+        for poll in self._polls():
+            for offset, value in poll.records:
+                yield from self._note(offset, value, read_at=poll.completed)
+                yield from self._check_writer(offset, value, poll.completed)
+        for final in self.finals:
+            for offset, value in final.records:
+                yield from self._note(offset, value)
+                yield from self._check_writer(offset, value, None)
+
+    def _polls(self) -> Iterator[Poll]:
+        polls = [each for walk in self.walks.values() for each in walk if isinstance(each, Poll)]
+        yield from sorted(polls, key=lambda poll: poll.completed)
+
+    def _note(
+        self, offset: int, value: str, *, acked_at: int | None = None, read_at: int | None = None
+    ) -> Iterator[Anomaly]:
+        step = acked_at if acked_at is not None else read_at
+        if step is not None and self._forgiven(offset, step):
+            return
+        known = self.known.get(offset)
+        if known is None:
+            known = self.known[offset] = _Known(value)
+        elif known.value != value:
+            yield self._found(
+                Kind.INCONSISTENT_OFFSET, f"{offset} is {known.value!r} and {value!r}"
+            )
+            return
+        if acked_at is not None and (known.acked_at is None or acked_at < known.acked_at):
+            known.acked_at = acked_at
+        if read_at is not None and (known.read_at is None or read_at < known.read_at):
+            known.read_at = read_at
+        place = self.places.setdefault(value, offset)
+        if place != offset:
+            writer = self.writers.get(value)
+            if writer is None or writer.idempotent or not writer.repeated:
+                yield self._found(Kind.DUPLICATE, f"{value!r} is at {place} and {offset}")
+
+    def _check_writer(self, offset: int, value: str, read_at: int | None) -> Iterator[Anomaly]:
+        writer = self.writers.get(value)
+        if writer is None:
+            yield self._found(Kind.UNWRITTEN_READ, f"nobody sent {value!r}, read at {offset}")
+        elif writer.outcome == "refused":
+            yield self._found(Kind.REFUSED_READ, f"{value!r} was refused, and read at {offset}")
+        elif read_at is not None and read_at < writer.invoked:
+            yield self._found(
+                Kind.UNWRITTEN_READ, f"{value!r} was read at step {read_at}, before it was sent"
+            )
+
+    # Readers
+
+    def _between(self, start: int, end: int) -> Sequence[int]:
+        """Offsets from `start` on and below `end` of which something is known."""
+        return self.offsets[bisect_left(self.offsets, start) : bisect_left(self.offsets, end)]
+
+    def _check_walks(self) -> Iterator[Anomaly]:
+        for consumer in sorted(self.walks):
+            position: int | None = None
+            for step in self.walks[consumer]:
+                if isinstance(step, Assign):
+                    position = step.offset
+                    continue
+                yield from self._check_poll(consumer, step, position)
+                position = step.next_offset
+
+    def _check_poll(self, consumer: str, poll: Poll, position: int | None) -> Iterator[Anomaly]:
+        last = -1 if position is None else position - 1
+        for offset, _ in poll.records:
+            if offset <= last:
+                yield self._found(
+                    Kind.NON_MONOTONIC_POLL, f"{consumer} got {offset}, and stood behind {last}"
+                )
+            last = max(last, offset)
+        if poll.next_offset <= last:
+            yield self._found(
+                Kind.NON_MONOTONIC_POLL, f"{consumer} got {last}, and goes on at {poll.next_offset}"
+            )
+        start = poll.start if position is None else min(position, poll.start)
+        given = {offset for offset, _ in poll.records}
+        for offset in self._between(start, poll.next_offset):
+            if offset in given:
+                continue
+            known = self.known[offset]
+            what = f"{consumer} on {poll.node or '?'} went past {offset} ({known.value!r})"
+            if known.acked_at is not None:
+                yield self._found(Kind.LOST_WRITE, what)
+            elif known.read_at is not None and known.read_at < poll.invoked:
+                yield self._found(Kind.WITHDRAWN_READ, what)
+            yield self._found(Kind.SKIPPED_POLL, what)
+
+    def _check_finals(self) -> Iterator[Anomaly]:
+        if not self.finals:
+            acked = [offset for offset in self.offsets if self.known[offset].acked_at is not None]
+            if acked:
+                yield self._found(Kind.UNSEEN, f"{len(acked)} acknowledged, and no final read")
+            return
+        seen: set[str] = set()
+        for final in self.finals:
+            seen.update(value for _, value in final.records)
+            yield from self._check_final(final)
+        yield from self._check_unseen(seen)
+
+    def _check_final(self, final: FinalRead) -> Iterator[Anomaly]:
+        given = dict(final.records)
+        if final.start > self.deleted_before:
+            yield self._found(
+                Kind.SHORT_START, f"{final.node} begins at {final.start}, nobody asked for it"
+            )
+        offsets = [offset for offset, _ in final.records]
+        if offsets != sorted(set(offsets)):
+            yield self._found(Kind.NON_MONOTONIC_POLL, f"the final read of {final.node}")
+        for offset in self.offsets:
+            known = self.known[offset]
+            if offset < min(final.start, self.deleted_before) or offset in given:
+                continue
+            what = f"{final.node}, {final.start} to {final.end}, lacks {offset} ({known.value!r})"
+            if known.acked_at is not None:
+                yield self._found(Kind.LOST_WRITE, what)
+            elif known.read_at is not None:
+                yield self._found(Kind.WITHDRAWN_READ, what)
+            elif offset < final.end:
+                yield self._found(Kind.SKIPPED_POLL, what)
+
+    def _check_unseen(self, seen: set[str]) -> Iterator[Anomaly]:
+        for send in self.sends:
+            if send.outcome != "ok" or send.acks != ACKS_ALL:
+                continue
+            assert send.completed is not None
+            for position, value in enumerate(send.values):
+                if value in seen:
+                    continue
+                if send.offset is not None:
+                    offset = send.offset + position
+                    if offset < self.deleted_before or self._forgiven(offset, send.completed):
+                        continue
+                yield self._found(Kind.UNSEEN, f"{value!r} (at {send.offset})")
+
+    # Order
+
+    def _place(self, send: Send) -> tuple[int, int] | None:
+        """First and last offset of a send, if it is known where it is."""
+        if send.outcome == "ok" and send.acks == ACKS_ALL and send.offset is not None:
+            assert send.completed is not None
+            last = send.offset + len(send.values) - 1
+            while last >= send.offset and self._forgiven(last, send.completed):
+                last -= 1
+            return (send.offset, last) if last >= send.offset else None
+        found = [self.places[value] for value in send.values if value in self.places]
+        return (min(found), max(found)) if found else None
+
+    def _check_producers(self) -> Iterator[Anomaly]:
+        before: dict[str, tuple[int, Send]] = {}
+        for send in self.sends:
+            place = self._place(send)
+            if not send.idempotent or place is None:
+                continue
+            known = before.get(send.producer)
+            if known is not None and place[0] <= known[0]:
+                yield self._found(
+                    Kind.NON_MONOTONIC_SEND,
+                    f"{send.producer} sent {known[1].values[-1]!r} (at {known[0]}) before "
+                    f"{send.values[0]!r} (at {place[0]})",
+                )
+            before[send.producer] = (place[1], send)
+
+    def _check_real_time(self) -> Iterator[Anomaly]:
+        acked = sorted(
+            (send.completed, self._place(send), send.values[-1])
+            for send in self.sends
+            if send.outcome == "ok" and send.acks == ACKS_ALL and self._place(send) is not None
+        )
+        highest, who, at = -1, "", 0
+        for send in self.sends:
+            while at < len(acked) and acked[at][0] < send.invoked:  # type: ignore[operator]
+                _, place, value = acked[at]
+                assert place is not None
+                if place[1] > highest:
+                    highest, who = place[1], value
+                at += 1
+            place = self._place(send)
+            if place is not None and place[0] <= highest:
+                yield self._found(
+                    Kind.REAL_TIME_ORDER,
+                    f"{send.values[0]!r} (at {place[0]}) was sent after {who!r} (at {highest}) "
+                    "was acknowledged",
+                )
+
+    def _check_ends(self) -> Iterator[Anomaly]:
+        told: list[tuple[int, int, str]] = []
+        for send in self.sends:
+            place = self._place(send)
+            if send.outcome == "ok" and send.acks == ACKS_ALL and place is not None:
+                assert send.completed is not None
+                told.append((send.completed, place[1] + 1, f"{send.values[-1]!r} was acknowledged"))
+        for end in self.ends:
+            if not self._forgiven(end.offset - 1, end.completed):
+                told.append((end.completed, end.offset, f"{end.node or '?'} had told it"))
+        told.sort()
+        highest, why, at = 0, "", 0
+        for end in sorted(self.ends, key=lambda end: end.invoked):
+            while at < len(told) and told[at][0] < end.invoked:
+                if told[at][1] > highest:
+                    _, highest, why = told[at]
+                at += 1
+            if end.offset < highest:
+                yield self._found(
+                    Kind.END_WENT_BACK,
+                    f"{end.node or '?'} told {end.offset} as the end, and it was {highest}: {why}",
+                )
+
+
+def main(paths: Sequence[str]) -> int:
+    """Judge histories in files; returns the exit code."""
+    failed = False
+    for path in paths:
+        anomalies = check(load(Path(path)))
+        failed = failed or bool(anomalies)
+        for anomaly in anomalies[:SHOWN_MAX]:
+            sys.stdout.write(f"{anomaly}\n")
+        sys.stdout.write(f"{path}: {len(anomalies)} anomalies\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

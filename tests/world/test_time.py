@@ -1,0 +1,82 @@
+""""""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from raftlog.world import Alarm, Clock, Randomness
+from raftlog.world.randomness import SystemRandomness
+from raftlog.world.time import SystemClock
+from tests.controller.clock import SteppedClock, settle
+
+
+async def woken_at(clock: SteppedClock, alarm: Alarm, until: float | None) -> float:
+    await alarm.wait(until)
+    return clock.now
+
+
+async def test_waits_until_its_time() -> None:
+    clock = SteppedClock()
+    task = asyncio.create_task(woken_at(clock, Alarm(clock), 1002.0))
+    await clock.advance(5)
+    assert await task == 1002.0
+
+
+async def test_ring_ends_the_wait() -> None:
+    clock = SteppedClock()
+    alarm = Alarm(clock)
+    for until in (1002.0, None):
+        task = asyncio.create_task(woken_at(clock, alarm, until))
+        await settle()
+        assert not task.done()
+        alarm.ring()
+        await settle()
+        assert await task == 1000.0
+
+
+async def test_ring_before_the_wait_is_kept_and_counts_once() -> None:
+    clock = SteppedClock()
+    alarm = Alarm(clock)
+    alarm.ring()
+    alarm.ring()
+    await alarm.wait(None)
+    task = asyncio.create_task(woken_at(clock, alarm, 1001.0))
+    await clock.advance(3)
+    assert await task == 1001.0
+
+
+async def test_time_that_has_passed_does_not_starve_others() -> None:
+    clock = SteppedClock()
+    alarm = Alarm(clock)
+    ran: list[int] = []
+    asyncio.get_running_loop().call_soon(ran.append, 1)
+    await alarm.wait(999.0)
+    assert ran
+
+
+async def test_cancelled_wait_leaves_nothing_behind() -> None:
+    clock = SteppedClock()
+    task = asyncio.create_task(Alarm(clock).wait(1002.0))
+    await settle()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await settle()
+    assert task.cancelled()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_the_system_clock_tells_both_times_and_sleeps() -> None:
+    clock: Clock = SystemClock()
+    assert abs(clock.time_ms() - time.time() * 1000) < 5000
+    before = clock.monotonic()
+    await clock.sleep(0.01)
+    assert clock.monotonic() - before >= 0.009
+
+
+def test_system_randomness_does_not_repeat_and_keeps_its_bounds() -> None:
+    randomness: Randomness = SystemRandomness()
+    tokens = {randomness.token(16) for _ in range(100)}
+    assert len(tokens) == 100
+    assert all(len(token) == 16 for token in tokens)
+    assert all(2.0 <= randomness.uniform(2.0, 3.0) <= 3.0 for _ in range(100))
