@@ -15,7 +15,7 @@ import pytest
 
 from raftlog.node.assembly import Core
 from raftlog.record.errors import NO_LEADER, NOT_ENOUGH_REPLICAS, LogError
-from raftlog.replication.leader_role import Leading
+from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.partition import Acks, Partition
 from tests.simulation.data.clients import ask, encode
 from tests.simulation.data.consumers import Consumer
@@ -331,7 +331,7 @@ def test_promise_7_two_nodes_never_both_commit_and_one_that_is_cut_off_stops_in_
 NO_MINIMUM: Final = Mistake(
     0,
     "takes writes that it should refuse",
-    Leading,
+    LeaderRole,
     "_require_enough_in_sync",
     lambda _self: None,
 )

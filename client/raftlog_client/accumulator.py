@@ -18,7 +18,7 @@ from raftlog.record.errors import UNKNOWN_PARTITION
 from raftlog_client.batches import BulkListener, PendingBatch
 from raftlog_client.delivery import PartitionQueue
 from raftlog_client.errors import BufferFullError, RaftlogClientError, TopicNotFoundError
-from raftlog_client.raw_batch import EncodedRecords, EncodedSend
+from raftlog_client.raw_batch import RawBatchBuilder, RawBatchSend
 from raftlog_client.types import TopicDescription, TopicPartition
 
 RECORD_OVERHEAD_BYTES: Final = 24
@@ -126,10 +126,10 @@ class Accumulator:
             self._on_ready(queue)
         return batch
 
-    def add_encoded(self, queue: PartitionQueue, records: EncodedRecords) -> asyncio.Future[int]:
+    def add_encoded(self, queue: PartitionQueue, records: RawBatchBuilder) -> asyncio.Future[int]:
         """Send a batch that is full already; the future tells its base offset, -1 if unknown."""
         self.close_batch(queue)
-        listener = EncodedSend()
+        listener = RawBatchSend()
         batch = PendingBatch(
             queue.target,
             # Of its parts, should it have to be split.

@@ -13,7 +13,7 @@ from raftlog_client.lifecycle import Startable
 from raftlog_client.metadata import ClusterMetadata
 from raftlog_client.offsets import offsets_for_times, partition_offsets
 from raftlog_client.record_buffer import RecordBuffer
-from raftlog_client.record_decoder import Unpacker
+from raftlog_client.record_decoder import RecordDecoder
 from raftlog_client.retry import Backoff
 from raftlog_client.subscription import OffsetReset, PartitionState, Subscription
 from raftlog_client.transport import Transport, parse_bootstrap
@@ -99,7 +99,7 @@ class Consumer(Startable, Generic[K, V]):
             self._transport, parse_bootstrap(bootstrap_servers), backoff
         )
         self._buffer = RecordBuffer(
-            Unpacker(
+            RecordDecoder(
                 key_deserializer=key_deserializer,
                 value_deserializer=value_deserializer,
                 decompressed_bytes_max=decompressed_bytes_max,

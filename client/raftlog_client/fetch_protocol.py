@@ -251,7 +251,7 @@ class FetchResponse:
             self._sink.end(frame, self._data)
 
 
-class RawFetcher:
+class FetchConnectionPool:
     """Connections to nodes for fetches, one request at a time on each. `close` ends them."""
 
     def __init__(self, client_id: str) -> None:

@@ -21,7 +21,7 @@ from raftlog_client.errors import (
 )
 from raftlog_client.lifecycle import Startable
 from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.raw_batch import EncodedRecords
+from raftlog_client.raw_batch import RawBatchBuilder
 from raftlog_client.record_encoder import RecordEncoder
 from raftlog_client.retry import Backoff
 from raftlog_client.sender import Sender
@@ -300,7 +300,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         """
         if self._loop is None:
             raise ClientClosedError("The producer is closed, or was never started.")
-        records = EncodedRecords(data)
+        records = RawBatchBuilder(data)
         queues = self._topics.get(topic)
         if queues is None or partition >= len(queues.queues) or topic in self._lookups:
             queues = await self._load(topic, partition)

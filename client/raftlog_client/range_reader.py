@@ -31,7 +31,7 @@ from raftlog_client.errors import (
     TopicNotFoundError,
     server_error,
 )
-from raftlog_client.fetch_protocol import RawFetcher
+from raftlog_client.fetch_protocol import FetchConnectionPool
 from raftlog_client.metadata import UNKNOWN_TOPIC_ATTEMPTS, ClusterMetadata, Leadership
 from raftlog_client.transport import NodeAddress
 from raftlog_client.types import TopicPartition
@@ -54,7 +54,7 @@ BUFFERS_KEPT_MAX: Final = 3
 logger = logging.getLogger("raftlog_client")
 
 
-class RawChunk(NamedTuple):
+class RangeChunk(NamedTuple):
     """Whole batches, one after the other, as they are stored."""
 
     data: memoryview
@@ -157,19 +157,19 @@ class _Answer:
             self.size_bytes += len(data)
             self.next_offset = max(self.next_offset, frame.next_offset)
 
-    def chunk(self) -> RawChunk | None:
+    def chunk(self) -> RangeChunk | None:
         """What there is; None if that is nothing."""
         if self.next_offset <= self.offset:
             return None
-        return RawChunk(self.buffer.first(self.size_bytes), self.next_offset)
+        return RangeChunk(self.buffer.first(self.size_bytes), self.next_offset)
 
 
-class RawReader:
+class RangeReader:
     """One range, chunk by chunk. Not for several tasks at once."""
 
     def __init__(
         self,
-        fetcher: RawFetcher,
+        fetcher: FetchConnectionPool,
         metadata: ClusterMetadata,
         source: TopicPartition,
         *,
@@ -193,7 +193,7 @@ class RawReader:
         self._times_changed = 0
         """Looks at the metadata in a row that had no such topic, or another one."""
 
-    async def next(self) -> RawChunk | None:
+    async def next(self) -> RangeChunk | None:
         """The next chunk; None at the end of the range.
 
         Tries again for as long as the request timeout while the partition has no leader, or that
@@ -219,7 +219,7 @@ class RawReader:
             self._is_stale = True
             await asyncio.sleep(delay_s)
 
-    async def _attempt(self, timeout_s: float) -> RawChunk:
+    async def _attempt(self, timeout_s: float) -> RangeChunk:
         topic, partition = self._source
         await self._look()
         address = self._metadata.leader_address(topic, partition)
@@ -331,7 +331,7 @@ class RawReader:
         )
         await self._fetcher.fetch(address, body, answer, timeout_s)
 
-    def _check_start(self, chunk: RawChunk, answer: _Answer) -> None:
+    def _check_start(self, chunk: RangeChunk, answer: _Answer) -> None:
         """Records that retention took between two looks of the node at its log are no gap."""
         first = self.offset
         if chunk.data:

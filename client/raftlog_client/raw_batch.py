@@ -18,7 +18,7 @@ from raftlog_client.batches import PendingBatch
 from raftlog_client.errors import RaftlogClientError, SerializationError
 
 
-class EncodedRecords(BatchBuilder):
+class RawBatchBuilder(BatchBuilder):
     """A builder that is full: its batch is there already, and takes no more records."""
 
     __slots__ = ("_data", "header")
@@ -78,7 +78,7 @@ class EncodedRecords(BatchBuilder):
         return self._data
 
 
-class EncodedSend:
+class RawBatchSend:
     """Waits for one batch, or for all that it is split into. Satisfies `BulkListener`."""
 
     __slots__ = ("_base_offset", "_error", "_pending", "future")

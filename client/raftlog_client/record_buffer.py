@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from raftlog.record.errors import LogError
 from raftlog_client.errors import RaftlogClientError
-from raftlog_client.record_decoder import Unpacker, Unreadable, unpacking_error
+from raftlog_client.record_decoder import RecordDecoder, Unreadable, record_decoding_error
 from raftlog_client.subscription import PartitionState
 from raftlog_client.types import Record, TopicPartition
 
@@ -45,7 +45,7 @@ class RecordBuffer:
 
     def __init__(
         self,
-        unpacker: Unpacker,
+        unpacker: RecordDecoder,
         *,
         on_taken: Callable[[PartitionState], None],
     ) -> None:
@@ -187,7 +187,7 @@ class RecordBuffer:
                     continue
                 found = self._unpacker.records(batch, state.source, state.position)
             except LogError as error:
-                self._fail(state, unpacking_error(error, state.source, state.position))
+                self._fail(state, record_decoding_error(error, state.source, state.position))
                 break
             except RaftlogClientError as error:
                 self._fail(state, error)

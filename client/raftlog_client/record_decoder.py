@@ -18,7 +18,7 @@ from raftlog_client.gc_pause import gc_paused
 from raftlog_client.types import CREATE_TIME, LOG_APPEND_TIME, Record, TopicPartition
 
 
-class Unpacker:
+class RecordDecoder:
     """Decodes batches and deserializes their keys and values."""
 
     __slots__ = ("_decompressed_bytes_max", "_key_deserializer", "_value_deserializer")
@@ -50,7 +50,7 @@ class Unpacker:
         try:
             decoded = decode(batch, decompressed_bytes_max=self._decompressed_bytes_max)
         except LogError as error:
-            raise unpacking_error(error, source, batch.header.base_offset) from error
+            raise record_decoding_error(error, source, batch.header.base_offset) from error
         if batch.header.base_offset < start:
             # A fetch begins with the batch that contains its offset. What is skipped is not even
             # deserialized: it may be the very record that nobody can.
@@ -114,7 +114,9 @@ class Unreadable(Exception):  # noqa: N818 (caught on the next floor: it never r
         self.offset = offset
 
 
-def unpacking_error(error: LogError, source: TopicPartition, offset: int) -> RaftlogClientError:
+def record_decoding_error(
+    error: LogError, source: TopicPartition, offset: int
+) -> RaftlogClientError:
     """What a refused batch is to the reader."""
     topic, partition = source
     if error.entry is RECORD_TOO_LARGE:

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from raftlog_client import Producer
 from raftlog_client.bulk_offsets import bounds_of_topics, offsets_of_times
 from raftlog_client.errors import RaftlogClientError, TopicNotFoundError
-from raftlog_client.fetch_protocol import RawFetcher
+from raftlog_client.fetch_protocol import FetchConnectionPool
 from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.range_reader import RawReader
+from raftlog_client.range_reader import RangeReader
 from raftlog_client.retry import Backoff
 from raftlog_client.transport import Transport, parse_bootstrap
 from raftlog_client.types import TopicPartition
@@ -62,7 +62,7 @@ class _Parts(NamedTuple):
     background: Background
     transport: Transport
     metadata: ClusterMetadata
-    fetcher: RawFetcher
+    fetcher: FetchConnectionPool
 
 
 _others: list[_Parts] = []
@@ -180,7 +180,7 @@ class Cluster:
         if start >= end:
             return iter(())
         parts = self._connected()
-        reader = RawReader(
+        reader = RangeReader(
             parts.fetcher,
             parts.metadata,
             TopicPartition(topic, partition),
@@ -252,7 +252,9 @@ class Cluster:
             )
             backoff = Backoff(RETRY_FIRST_MS, RETRY_MAX_MS)
             metadata = ClusterMetadata(transport, parse_bootstrap(self._bootstrap_servers), backoff)
-            self._parts = _Parts(background, transport, metadata, RawFetcher(self._client_id))
+            self._parts = _Parts(
+                background, transport, metadata, FetchConnectionPool(self._client_id)
+            )
             self._process_id = os.getpid()
             background.run(_start(transport))
         return self._parts
@@ -302,7 +304,7 @@ async def _close(parts: _Parts) -> None:
 
 
 def chunks(
-    background: Background, reader: RawReader, *, topic: str, end: int
+    background: Background, reader: RangeReader, *, topic: str, end: int
 ) -> Iterator[memoryview]:
     """What the reader gives, chunk by chunk; never an empty one.
 

@@ -11,7 +11,7 @@ from raftlog.record.types import BrokerId
 from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.status import ReplicationStatus
-from raftlog.routing.router import Partitions
+from raftlog.routing.router import PartitionRouter
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Randomness
 
@@ -21,7 +21,7 @@ class Services:
     """The node as the HTTP layer sees it."""
 
     replicas: ReplicaManager
-    partitions: Partitions
+    partitions: PartitionRouter
     """All partitions of the cluster, wherever they are led."""
     metadata: ClusterMetadata
     quorum: Quorum[ApplyResult]

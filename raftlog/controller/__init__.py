@@ -5,7 +5,7 @@ there, by heartbeats, and knows from the answers for how long it may act as a le
 The active controller fences brokers that are silent or dead, lets them serve again when they are
 back, and sees to it that partitions have leaders: by commands through the quorum, never otherwise.
 
-Rules: what decides is pure, and is told the time (`sessions`, `departures`, `lease`, `upkeep`);
+Rules: what decides is pure, and is told the time (`sessions`, `departures`, `lease`, `work`);
 the rest asks `world.Clock` only. A lease ends before the controller may fence its holder: see
 DESIGN.md. Each command is proposed only while this node is the active controller, one after the
 other, and names the epochs it was decided on. A failure of a decision ends the node.

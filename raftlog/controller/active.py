@@ -25,8 +25,8 @@ from raftlog.controller.messages import (
     HeartbeatReply,
     RefusalReason,
 )
-from raftlog.controller.partition_work import Upkeep
-from raftlog.controller.sessions import Action, Decision, Departures, Sessions
+from raftlog.controller.partition_work import PartitionWork
+from raftlog.controller.sessions import Action, DeadBrokers, Decision, Sessions
 from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.apply_partitions import PartitionsChanged
@@ -41,7 +41,7 @@ from raftlog.metadata.liveness import plan_controlled_shutdown, plan_fencing, pl
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import Applied, ConnectionEvent, Quorum, Refused, Unknown
 from raftlog.record.types import BrokerId
-from raftlog.world import Alarm, Clock, Randomness
+from raftlog.world import Clock, Randomness, Wakeup
 
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
@@ -68,7 +68,7 @@ class _BrokerPlan(Protocol):
     ) -> Iterator[Command]: ...
 
 
-class _ReignEndedError(Exception):
+class _TermEndedError(Exception):
     """This node is not the active controller any more, or anew; never leaves this module."""
 
 
@@ -80,7 +80,7 @@ class _MoreUrgentError(Exception):
     """A broker is to be fenced, and what is being done can wait; never leaves this module."""
 
 
-class _Reign:
+class _ControllerTerm:
     """What this node knows as the active controller, from one time on in one term.
 
     A node may be active, not any more, and again in the same term. What it proposed before may be
@@ -88,10 +88,10 @@ class _Reign:
     nothing, and gives no lease.
     """
 
-    def __init__(self, term: int, sessions: Sessions, upkeep: Upkeep) -> None:
+    def __init__(self, term: int, sessions: Sessions, work: PartitionWork) -> None:
         self.term = term
         self.sessions = sessions
-        self.upkeep = upkeep
+        self.work = work
         self.retry_at = -math.inf
         self.backoff_s = BACKOFF_MIN_S
 
@@ -115,9 +115,9 @@ class ActiveController:
         self._randomness = randomness
         self._broker_id = broker_id
         self._settings = settings
-        self._departures = Departures()
-        self._reign: _Reign | None = None
-        self._alarm = Alarm(clock)
+        self._departures = DeadBrokers()
+        self._reign: _ControllerTerm | None = None
+        self._alarm = Wakeup(clock)
         self._confirmed_at = -math.inf
         """Until when, at least, a majority of the voters knew of no later controller."""
         self._confirmed_until = -math.inf
@@ -125,13 +125,13 @@ class ActiveController:
     def role_changed(self) -> None:
         """Leader, term or activity of the quorum's member have changed."""
         self._follow_reign()
-        self._alarm.ring()
+        self._alarm.set()
 
     def applied(self, delta: MetadataDelta) -> None:
         """The metadata has changed."""
         reign = self._reign
-        if reign is not None and reign.upkeep.applied(delta, self._image, self._clock.monotonic()):
-            self._alarm.ring()
+        if reign is not None and reign.work.applied(delta, self._image, self._clock.monotonic()):
+            self._alarm.set()
 
     def connection_changed(self, node_id: int, event: ConnectionEvent) -> None:
         """To be told on every node, active or not: see departures.py."""
@@ -148,7 +148,7 @@ class ActiveController:
             if dead is not None and reign is not None:
                 logger.warning("broker %d is dead: nobody listens at its address", broker_id)
                 reign.sessions.lost(broker_id, dead, self._image, self._clock.monotonic())
-                self._alarm.ring()
+                self._alarm.set()
 
     def take(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Hear a heartbeat, and answer it."""
@@ -185,12 +185,12 @@ class ActiveController:
             now=self._clock.monotonic(),
         )
         unwritable = reign.sessions.unwritable
-        if reign.upkeep.note_unwritable(unwritable, image, self._clock.monotonic()):
+        if reign.work.note_unwritable(unwritable, image, self._clock.monotonic()):
             logger.warning("brokers whose disks take no writes: %s", sorted(unwritable) or "none")
-            self._alarm.ring()
+            self._alarm.set()
         drained = heartbeat.stopping and reign.sessions.is_drained(heartbeat.broker_id)
         if broker.fenced or (heartbeat.stopping and not drained):
-            self._alarm.ring()
+            self._alarm.set()
         return HeartbeatAnswer(
             sequence=heartbeat.sequence,
             broker_epoch=heartbeat.broker_epoch,
@@ -212,14 +212,14 @@ class ActiveController:
                 try:
                     await self._step(reign)
                     reign.backoff_s = BACKOFF_MIN_S
-                except _ReignEndedError:
+                except _TermEndedError:
                     continue
                 except _MoreUrgentError:
-                    reign.upkeep.everything()
+                    reign.work.everything()
                     continue
                 except _NotProposedError as error:
                     # Nobody knows how far the step got.
-                    reign.upkeep.everything()
+                    reign.work.everything()
                     reign.retry_at = self._clock.monotonic() + self._backoff_s(reign)
                     logger.warning("the controller could not commit a change: %s", error)
             await self._alarm.wait(self._wake_at(reign))
@@ -228,7 +228,7 @@ class ActiveController:
     def _image(self) -> MetadataImage:
         return self._state_machine.image
 
-    def _follow_reign(self) -> _Reign | None:
+    def _follow_reign(self) -> _ControllerTerm | None:
         """The reign as of now; a new one begins and an old one ends here."""
         if not self._quorum.is_active:
             if self._reign is not None:
@@ -243,14 +243,14 @@ class ActiveController:
                 if self._departures.is_dead(broker.broker_id, broker.broker_epoch):
                     sessions.lost(broker.broker_id, broker.broker_epoch, image, now)
             # The controller before may have died between a change and what has to follow it.
-            upkeep = Upkeep(self._settings, image, now)
-            self._reign = _Reign(self._quorum.term, sessions, upkeep)
+            work = PartitionWork(self._settings, image, now)
+            self._reign = _ControllerTerm(self._quorum.term, sessions, work)
             logger.info(
                 "node %d is the active controller of term %d", self._broker_id, self._quorum.term
             )
         return self._reign
 
-    def _is_behind(self, reign: _Reign) -> bool:
+    def _is_behind(self, reign: _ControllerTerm) -> bool:
         """Whether something of the log that the reign began with is not applied yet."""
         return self._quorum.applied_index < reign.sessions.first_index
 
@@ -274,19 +274,19 @@ class ActiveController:
         ages.sort()
         return ages[voters.majority - 1] if len(ages) >= voters.majority else math.inf
 
-    def _wake_at(self, reign: _Reign | None) -> float | None:
+    def _wake_at(self, reign: _ControllerTerm | None) -> float | None:
         if reign is None:
             return None
         if reign.retry_at > self._clock.monotonic():
             return reign.retry_at
-        return min(reign.sessions.next_deadline(), reign.upkeep.next_at())
+        return min(reign.sessions.next_deadline(), reign.work.next_at())
 
-    def _backoff_s(self, reign: _Reign) -> float:
+    def _backoff_s(self, reign: _ControllerTerm) -> float:
         backoff_s = reign.backoff_s * self._randomness.uniform(0.5, 1.0)
         reign.backoff_s = min(2 * reign.backoff_s, BACKOFF_MAX_S)
         return backoff_s
 
-    async def _step(self, reign: _Reign) -> None:
+    async def _step(self, reign: _ControllerTerm) -> None:
         """Do all that is due now."""
         decisions = reign.sessions.due(self._image, self._clock.monotonic())
         fences = [each for each in decisions if each.action is Action.FENCE]
@@ -304,12 +304,12 @@ class ActiveController:
             elif decision.action is Action.UNFENCE and self._broker(decision) is not None:
                 logger.info("broker %d is back", decision.broker_id)
                 await self._carry_out(reign, self._planned(reign, decision, plan_unfencing))
-        for plan in reign.upkeep.due(self._image, self._clock.monotonic()):
+        for plan in reign.work.due(self._image, self._clock.monotonic()):
             await self._carry_out(reign, plan)
             # Each may have looked at every partition there is.
             await asyncio.sleep(0)
 
-    async def _fence(self, reign: _Reign, decision: Decision) -> None:
+    async def _fence(self, reign: _ControllerTerm, decision: Decision) -> None:
         broker = self._broker(decision)
         if broker is None or broker.fenced:
             return
@@ -318,7 +318,7 @@ class ActiveController:
             reign, FenceBroker(broker_id=decision.broker_id, broker_epoch=decision.broker_epoch)
         )
 
-    async def _drain(self, reign: _Reign, decision: Decision) -> None:
+    async def _drain(self, reign: _ControllerTerm, decision: Decision) -> None:
         broker = self._broker(decision)
         if broker is None:
             return
@@ -334,7 +334,7 @@ class ActiveController:
             return None
         return broker
 
-    def _planned(self, reign: _Reign, decision: Decision, plan: _BrokerPlan) -> _Plan:
+    def _planned(self, reign: _ControllerTerm, decision: Decision, plan: _BrokerPlan) -> _Plan:
         """The plan about the broker of a decision. Empty if it has been started again since."""
 
         def planned(image: MetadataImage) -> Iterator[Command]:
@@ -345,7 +345,9 @@ class ActiveController:
 
         return planned
 
-    async def _carry_out(self, reign: _Reign, plan: _Plan, *, can_wait: bool = True) -> None:
+    async def _carry_out(
+        self, reign: _ControllerTerm, plan: _Plan, *, can_wait: bool = True
+    ) -> None:
         """Propose what `plan` gives; plan anew if some of it turned out to be stale.
 
         Raises _MoreUrgentError, between two commands, if it `can_wait` and another cannot.
@@ -365,13 +367,13 @@ class ActiveController:
                 return
         raise _NotProposedError("others changed the same partitions again and again")
 
-    async def _propose(self, reign: _Reign, command: Command) -> ApplyResult:
+    async def _propose(self, reign: _ControllerTerm, command: Command) -> ApplyResult:
         """Put a command through the quorum, if this reign still goes on.
 
-        Raises _ReignEndedError or _NotProposedError.
+        Raises _TermEndedError or _NotProposedError.
         """
         if self._follow_reign() is not reign:
-            raise _ReignEndedError
+            raise _TermEndedError
         outcome = await self._quorum.propose(encode_command(command))
         match outcome:
             case Applied(result=result):

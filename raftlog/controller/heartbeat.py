@@ -25,7 +25,7 @@ from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.apply import ApplyResult
 from raftlog.raft import Quorum
 from raftlog.record.types import BrokerEpoch, BrokerId
-from raftlog.world import Alarm, Clock, Randomness
+from raftlog.world import Clock, Randomness, Wakeup
 
 LISTENERS_MAX: Final = 64
 STOPPING_S: Final = 0.01
@@ -70,8 +70,8 @@ class Heartbeats:
         self._send_at = -math.inf
         self._stopping = False
         self._drained_index: int | None = None
-        self._alarm = Alarm(clock)
-        self._progress = Alarm(clock)
+        self._alarm = Wakeup(clock)
+        self._progress = Wakeup(clock)
         self._on_lease_changed: list[Callable[[bool], None]] = []
         self._on_refused: list[Callable[[RefusalReason, str], None]] = []
 
@@ -90,7 +90,7 @@ class Heartbeats:
     def hurry(self) -> None:
         """Something has changed that calls for a heartbeat now."""
         self._send_at = -math.inf
-        self._alarm.ring()
+        self._alarm.set()
 
     def on_lease_changed(self, callback: Callable[[bool], None]) -> None:
         """Be told when the lease has begun or ended. It may end before: ask `lease_valid`."""
@@ -118,7 +118,7 @@ class Heartbeats:
                 self.known_index = max(self.known_index, reply.applied_index)
                 if reply.drained and self._stopping:
                     self._drained_index = reply.applied_index
-                self._progress.ring()
+                self._progress.set()
         elif self._lease.refused(sender, reply.sequence):
             if reply.reason is RefusalReason.NOT_ACTIVE:
                 self._retry_soon()
@@ -184,7 +184,7 @@ class Heartbeats:
         # All brokers are refused at about the same time: they need not come back together.
         delay_s = self._settings.retry_s * self._randomness.uniform(0.5, 1.0)
         self._send_at = min(self._send_at, self._clock.monotonic() + delay_s)
-        self._alarm.ring()
+        self._alarm.set()
 
     def _lose(self, reason: RefusalReason, explanation: str) -> None:
         if self._refused:

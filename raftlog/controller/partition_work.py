@@ -61,7 +61,7 @@ class _Due:
         return keys
 
 
-class Upkeep:
+class PartitionWork:
     """The work that is due in one reign. Times are monotonic seconds."""
 
     def __init__(self, settings: ControllerSettings, image: MetadataImage, now: float) -> None:

@@ -250,7 +250,7 @@ DEPARTURES_MAX: Final = 1_000
 """Brokers of which the end of the connection is remembered; the oldest are forgotten first."""
 
 
-class Departures:
+class DeadBrokers:
     """The ends of connections to brokers."""
 
     def __init__(self) -> None:

@@ -50,13 +50,13 @@ def elect_leader(
     led: Mapping[BrokerId, int],
     isr: tuple[BrokerId, ...] | None = None,
     unclean: bool = False,
-    reluctant: Set[BrokerId] = frozenset(),
+    deprioritized: Set[BrokerId] = frozenset(),
     unwritable: Set[BrokerId] = frozenset(),
 ) -> Election | None:
     """Choose a leader among the partition's replicas; None if nobody may lead.
 
     `available` are the brokers that may be elected at all, `led` how many partitions each leads,
-    `isr` the ISR to choose from, if it is about to differ from the present one. `reluctant` are
+    `isr` the ISR to choose from, if it is about to differ from the present one. `deprioritized` are
     those that are elected only where nobody else is, and `unwritable` those that come after them.
     """
 
@@ -65,7 +65,7 @@ def elect_leader(
             (broker_id for broker_id in candidates if broker_id in available),
             key=lambda broker_id: (
                 broker_id in unwritable,
-                broker_id in reluctant,
+                broker_id in deprioritized,
                 broker_id != row.replicas[0],
                 led.get(broker_id, 0),
                 broker_id,
@@ -130,7 +130,7 @@ class Elections:
             led=self._led,
             isr=isr,
             unclean=unclean,
-            reluctant=self._reluctant,
+            deprioritized=self._reluctant,
             unwritable=self._unwritable,
         )
         if election is not None:

@@ -31,7 +31,7 @@ from raftlog.node.directory import (
     load_cluster_id,
     note_cluster_id,
 )
-from raftlog.node.replication_service import DataPath
+from raftlog.node.replication_service import ReplicationService
 from raftlog.node.settings import NodeSettings, split_address
 from raftlog.node.start import Begin, Join, Restart, Start
 from raftlog.raft import MemberIdentity, MemberSettings, RaftMember
@@ -51,7 +51,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.replication.cluster_metadata import propose
 from raftlog.replication.topic_settings import TopicSettings
-from raftlog.storage.disk_health import LOOK_S, DiskTrouble, DiskWatch
+from raftlog.storage.disk_health import LOOK_S, DiskHealth, DiskTrouble
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Disk, Network, Randomness
 
@@ -80,7 +80,7 @@ class Core:
         services: Services,
         quorum: RaftMember[ApplyResult],
         controller: ControllerService,
-        data: DataPath,
+        data: ReplicationService,
         state_machine: MetadataStateMachine,
         identity: Identity,
         disk: Disk,
@@ -97,10 +97,10 @@ class Core:
         self._on_fatal = on_fatal
         self._tasks: set[asyncio.Task[None]] = set()
         self._disk_full: LogError | None = None
-        self._disk_watch = DiskWatch()
+        self._disk_watch = DiskHealth()
         self._known_index = -1
         """What the controller had applied, as this node knew at the last look at the disk."""
-        self._blinded_by: DiskTrouble | None = None
+        self._disk_stall: DiskTrouble | None = None
         """What keeps this node from applying what the others act by already, if anything."""
         self._creating_cluster = False
 
@@ -157,7 +157,7 @@ class Core:
             cluster=lambda: state_machine.image.cluster_settings,
         )
         logs = await LogManager.open(disk, clock)
-        data = DataPath(
+        data = ReplicationService(
             state_machine=state_machine,
             quorum=quorum,
             logs=logs,
@@ -261,7 +261,7 @@ class Core:
     @property
     def may_act(self) -> bool:
         """Whether this node may act as the leader of what it leads, at this moment."""
-        if self.controller.is_cut_off or self._blinded_by is not None:
+        if self.controller.is_cut_off or self._disk_stall is not None:
             return False
         # Not left to the next look: a process that was stopped may have missed some.
         return self._disk_watch.trouble is None or not self._is_behind(self.controller.known_index)
@@ -276,7 +276,7 @@ class Core:
             task.cancel()
         if not await self.controller.shut_down(LEAVE_S):
             logger.warning("some partitions that this node leads were not taken over")
-        await self.quorum.step_aside()
+        await self.quorum.resign_leadership()
 
     async def close(self) -> None:
         """Stop cleanly: everything acknowledged is durable, and the next start need not look."""
@@ -417,13 +417,13 @@ class Core:
         # By what was known at the last look: an entry is on its way to the disk for a moment.
         is_behind = self._is_behind(self._known_index)
         self._known_index = self.controller.known_index
-        blinded_by = self._blinded_by
-        self._blinded_by = (blinded_by or watch.trouble) if is_behind else None
+        blinded_by = self._disk_stall
+        self._disk_stall = (blinded_by or watch.trouble) if is_behind else None
         if watch.trouble is not None and watch.trouble is not before:
             logger.error("the disk %s: others lead what they can", watch.trouble.value)
         elif watch.can_write and not could_write:
             logger.info("the disk takes writes again")
-        if self._blinded_by is not blinded_by:
+        if self._disk_stall is not blinded_by:
             self._update_writes()
 
     def _update_writes(self) -> None:
@@ -432,12 +432,12 @@ class Core:
         if refusal is None and self.controller.is_cut_off:
             # Another may have been elected without this node's knowledge (promise 7).
             refusal = LogError(NO_LEADER, f"Node {node_id} is cut off from the controller.")
-        if refusal is None and self._blinded_by is not None:
+        if refusal is None and self._disk_stall is not None:
             # Others may lead by now, and commit once this node has been silent for long enough.
-            is_full = self._blinded_by is DiskTrouble.FULL
+            is_full = self._disk_stall is DiskTrouble.FULL
             refusal = LogError(
                 DISK_FULL if is_full else NO_LEADER,
-                f"The disk of node {node_id} {self._blinded_by.value}: it cannot follow the "
+                f"The disk of node {node_id} {self._disk_stall.value}: it cannot follow the "
                 "metadata.",
             )
         self.services.replicas.refuse_writes(refusal)

@@ -21,7 +21,7 @@ from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
 from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.follower_streams import FollowerStreams
 from raftlog.replication.isr import IsrKeeper
-from raftlog.replication.leader_streams import LeaderFeeds
+from raftlog.replication.leader_streams import LeaderStreams
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Host
 from raftlog.replication.repair import Repairs
@@ -29,14 +29,14 @@ from raftlog.replication.status import ReplicationStatus, count_led
 from raftlog.replication.topic_settings import TopicSettings
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
-from raftlog.routing.router import Partitions
+from raftlog.routing.router import PartitionRouter
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Network, Randomness
 
 logger = logging.getLogger(__name__)
 
 
-class DataPath:
+class ReplicationService:
     """Everything between a node's metadata and its logs. Lives in the event loop."""
 
     def __init__(
@@ -94,7 +94,7 @@ class DataPath:
             ),
             self.streams,
         )
-        self.feeds = LeaderFeeds(
+        self.feeds = LeaderStreams(
             network=network,
             clock=clock,
             broker_id=broker_id,
@@ -139,7 +139,7 @@ class DataPath:
             cluster_id=lambda: cluster_id() or "",
             on_fatal=on_fatal,
         )
-        self.partitions = Partitions(
+        self.partitions = PartitionRouter(
             self.replicas,
             broker_id=broker_id,
             max_message_bytes=lambda topic: settings.topic_config(topic).max_message_bytes,
@@ -189,7 +189,7 @@ class DataPath:
             under_min_isr=led.under_min_isr,
             at_min_isr=led.at_min_isr,
             offline=replicas.offline_count,
-            distrusted=sum(one.is_distrusted for one in replicas.replicas()),
+            distrusted=sum(one.may_have_lost_data for one in replicas.replicas()),
             repairs=self.repairs.under_way,
             requests_forwarded=self._forwarder.requests,
             requests_taken=self._forwarding.requests,

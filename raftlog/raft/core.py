@@ -28,8 +28,8 @@ from raftlog.raft.core_host import (
 )
 from raftlog.raft.kernel import (
     ATTRIBUTES_RELIED_ON,
-    Entered,
     Node,
+    Scoped,
     SyncObj,
     configuration,
 )
@@ -79,7 +79,7 @@ class RaftCore:
         self._clock = clock
         self._randomness = randomness
         self._timing = timing
-        self._entered = Entered(clock, randomness)
+        self._entered = Scoped(clock, randomness)
         self._guards = Guards()
         self._connected: set[int] = set()
         self._answering = 0
@@ -175,7 +175,7 @@ class RaftCore:
         """Whether what is said to a peer has a way to it."""
         return peer in self._connected
 
-    def is_lonely(self, seconds: float) -> bool:
+    def is_isolated(self, seconds: float) -> bool:
         """Whether neither a leader nor, as the leader, a majority was heard for so long."""
         if self.is_leader:
             return not self.has_majority()

@@ -20,7 +20,7 @@ Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None
 """Starts a task that its owner ends."""
 
 
-class Losses:
+class DeadPeerProbe:
     """The peers whose end was reported, until they are back or known to be dead."""
 
     def __init__(

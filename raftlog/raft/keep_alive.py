@@ -27,7 +27,7 @@ LONELY_S: Final = 2.0
 """Without a leader for so long, a voter calls all others itself."""
 
 
-class Upkeep:
+class KeepAlive:
     """Looks after the connections of one member."""
 
     def __init__(
@@ -76,12 +76,12 @@ class Upkeep:
     def run(self) -> None:
         """Say something on every connection; end those on which the peer says nothing."""
         self._due_at = self._clock.monotonic() + PING_S
-        is_lonely = self._core.is_lonely(LONELY_S) or self._lacks_voters()
-        if is_lonely or self._is_lonely:
-            self._is_lonely = is_lonely
+        is_isolated = self._core.is_isolated(LONELY_S) or self._lacks_voters()
+        if is_isolated or self._is_lonely:
+            self._is_lonely = is_isolated
             self._turn += 1
             self.retarget()
-        if not is_lonely:
+        if not is_isolated:
             self._heard = NO_VOTERS
         log = self._core.log
         ping = Ping(self._core.term, log.voters_index, encode_voters(log.voters))

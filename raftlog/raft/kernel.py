@@ -6,7 +6,7 @@ version, so it is pinned, and what is relied on is looked for at import.
 The module `pysyncobj.syncobj` is loaded a second time under a name of our own, and only that copy
 is changed: whoever else uses pysyncobj in the process has the original. Its functions take clock
 and randomness from the globals of their module; here these come from whichever core has been
-entered (`Entered`). One event loop runs all cores of a process, and no call into a core
+entered (`Scoped`). One event loop runs all cores of a process, and no call into a core
 awaits, so at most one is entered at a time.
 """
 
@@ -25,7 +25,7 @@ from pysyncobj.node import Node
 from raftlog.raft.core_host import Timing
 from raftlog.world import Clock, Randomness
 
-__all__ = ["PYSYNCOBJ_VERSION", "Entered", "Node", "SyncObj", "configuration"]
+__all__ = ["PYSYNCOBJ_VERSION", "Node", "Scoped", "SyncObj", "configuration"]
 
 PYSYNCOBJ_VERSION: Final = "0.3.17"
 _COPY: Final = "pysyncobj.syncobj_of_raftlog"
@@ -74,20 +74,20 @@ ATTRIBUTES_RELIED_ON: Final = (
 """Looked for in every new core; the methods, once, at import."""
 
 
-class Entered(AbstractContextManager[None]):
+class Scoped(AbstractContextManager[None]):
     """Gives one core's clock and randomness to the module, for the time of a `with`."""
 
     __slots__ = ("clock", "randomness")
 
-    active: Entered | None = None
+    active: Scoped | None = None
 
     def __init__(self, clock: Clock, randomness: Randomness) -> None:
         self.clock = clock
         self.randomness = randomness
 
     def __enter__(self) -> None:
-        assert Entered.active is None, "two cores at once"
-        Entered.active = self
+        assert Scoped.active is None, "two cores at once"
+        Scoped.active = self
 
     def __exit__(
         self,
@@ -95,21 +95,21 @@ class Entered(AbstractContextManager[None]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        Entered.active = None
+        Scoped.active = None
 
 
 def _monotonic() -> float:
-    active = Entered.active
+    active = Scoped.active
     assert active is not None, "a core was called from outside"
     return active.clock.monotonic()
 
 
-class _Dice:
+class _Random:
     """In place of the module `random`."""
 
     @staticmethod
     def random() -> float:
-        active = Entered.active
+        active = Scoped.active
         assert active is not None, "a core was called from outside"
         return active.randomness.uniform(0.0, 1.0)
 
@@ -153,7 +153,7 @@ def _load() -> ModuleType:
     spec.loader.exec_module(module)
     names: dict[str, Any] = {
         "monotonicTime": _monotonic,
-        "random": _Dice,
+        "random": _Random,
         "pickle": _NoPickle,
         "createPoller": lambda _kind: _NoPoller(),
         "createJournal": lambda journal: journal,

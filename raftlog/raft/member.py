@@ -30,7 +30,7 @@ from raftlog.raft.interface import (
     StateMachine,
 )
 from raftlog.raft.journal_writer import JournalWriter
-from raftlog.raft.keep_alive import Upkeep
+from raftlog.raft.keep_alive import KeepAlive
 from raftlog.raft.kernel import PickleForbiddenError
 from raftlog.raft.log import RaftLog
 from raftlog.raft.membership import VoterChanges
@@ -43,19 +43,19 @@ from raftlog.raft.messages import (
     MessageError,
     Ping,
     PreVote,
+    RequestKind,
     SnapshotAnswer,
     SnapshotChunk,
-    Wish,
     decode_message,
     encode_message,
 )
 from raftlog.raft.outbox import Outbox
 from raftlog.raft.peers import Peers
-from raftlog.raft.proposal_router import WishDesk
+from raftlog.raft.proposal_router import ProposalRouter
 from raftlog.raft.proposals import raise_unless_applied
 from raftlog.raft.rules import REGULAR
 from raftlog.raft.settings import MemberIdentity, MemberSettings
-from raftlog.raft.snapshots import SnapshotKeeper
+from raftlog.raft.snapshots import SnapshotManager
 from raftlog.raft.status import member_status, peer_statuses
 from raftlog.raft.store import QuorumStore
 from raftlog.raft.voters import VoterSet
@@ -119,9 +119,9 @@ class RaftMember(Generic[R]):
         self._peers = Peers(
             network=network, clock=clock, randomness=randomness, handler=self, known=known
         )
-        self._upkeep = Upkeep(self._core, self._peers, clock, self.send_message)
+        self._keep_alive = KeepAlive(self._core, self._peers, clock, self.send_message)
         self._changes = VoterChanges(self._core, clock, self._hello_of, self._wake)
-        self._keeper = SnapshotKeeper(
+        self._keeper = SnapshotManager(
             core=self._core,
             log=log,
             store=store,
@@ -134,7 +134,7 @@ class RaftMember(Generic[R]):
             installed=self._installed,
             failed=self._failed,
         )
-        self._desk: WishDesk[R] = WishDesk(
+        self._desk: ProposalRouter[R] = ProposalRouter(
             core=self._core,
             store=store,
             changes=self._changes,
@@ -222,7 +222,7 @@ class RaftMember(Generic[R]):
         """Take part, as a node that the others reach at `address` (`host:port`)."""
         self._address = address
         self._peers.start()
-        self._upkeep.retarget()
+        self._keep_alive.retarget()
         self._spawn(self._writer.run(), "quorum-writer")
         self._spawn(self._tick(), "quorum-tick")
         self._wake()
@@ -269,7 +269,7 @@ class RaftMember(Generic[R]):
 
     def peers(self) -> dict[int, PeerStatus]:
         """The members connected to this one."""
-        return peer_statuses(self._core, self._peers, self._upkeep)
+        return peer_statuses(self._core, self._peers, self._keep_alive)
 
     def status(self) -> QuorumStatus:
         """The member's present state."""
@@ -290,7 +290,7 @@ class RaftMember(Generic[R]):
                 f"A metadata change of {len(command)} bytes is over the limit of "
                 f"{self._settings.command_bytes_max}.",
             )
-        outcome = await self._desk.begin(Wish.COMMAND, command)
+        outcome = await self._desk.begin(RequestKind.COMMAND, command)
         if isinstance(outcome, Applied):
             assert outcome.result is not None
             return Applied(outcome.index, outcome.result)
@@ -303,11 +303,13 @@ class RaftMember(Generic[R]):
 
     async def add_voter(self, node_id: int) -> None:
         """Give a connected observer a vote; returns once that is committed. Raises LogError."""
-        await self._desk.change(Wish.ADD_VOTER, node_id, lambda: node_id in self.voters.ids)
+        await self._desk.change(RequestKind.ADD_VOTER, node_id, lambda: node_id in self.voters.ids)
 
     async def remove_voter(self, node_id: int) -> None:
         """Take a voter's vote; returns once that is committed. Raises LogError."""
-        await self._desk.change(Wish.REMOVE_VOTER, node_id, lambda: node_id not in self.voters.ids)
+        await self._desk.change(
+            RequestKind.REMOVE_VOTER, node_id, lambda: node_id not in self.voters.ids
+        )
 
     async def transfer_leadership(self, node_id: int | None) -> None:
         """Let another voter lead; returns once it does. Raises LogError."""
@@ -317,7 +319,7 @@ class RaftMember(Generic[R]):
             now = self.leader_id
             return now == node_id if node_id is not None else now not in (None, before)
 
-        await self._desk.change(Wish.TRANSFER, node_id or 0, is_done)
+        await self._desk.change(RequestKind.TRANSFER, node_id or 0, is_done)
 
     def send(self, node_id: int, message: bytes) -> bool:
         """Send a control message to a connected member; False if it is not connected."""
@@ -351,10 +353,10 @@ class RaftMember(Generic[R]):
         if self._failure is not None:
             callback(self._failure)
 
-    async def step_aside(self) -> None:
+    async def resign_leadership(self) -> None:
         """If this member leads, let another voter lead, so that nobody need notice its end."""
         if self._failure is None:
-            await self._changes.step_aside()
+            await self._changes.resign_leadership()
 
     async def close(self) -> None:
         """Make durable what was written, refuse the rest, release the disk."""
@@ -405,7 +407,7 @@ class RaftMember(Generic[R]):
 
     def peer_up(self, node_id: int) -> None:
         """A connection to a member has been opened."""
-        self._upkeep.heard(node_id)
+        self._keep_alive.heard(node_id)
         self._outbox.connected(node_id)
         self._guarded(lambda: self._core.peer_up(node_id))
         self._tell_connection(node_id, ConnectionEvent.UP)
@@ -413,7 +415,7 @@ class RaftMember(Generic[R]):
     def peer_down(self, node_id: int, *, refused: bool) -> None:
         """The connection to a member has ended; `refused`: and its process is gone."""
         self._outbox.disconnected(node_id)
-        self._upkeep.lost(node_id)
+        self._keep_alive.lost(node_id)
         self._keeper.stop_sending_to(node_id)
         if node_id == self._core.leader_id:
             self._desk.leader_unreachable()
@@ -444,13 +446,13 @@ class RaftMember(Generic[R]):
         if message.term > self.term and not is_installing and not isinstance(message, PreVote):
             # Before it counts as heard: a leader whose time is over must not go by such a sign.
             self._core.hear_term(message.term)
-        self._upkeep.heard(node_id)
+        self._keep_alive.heard(node_id)
         match message:
             case Control(payload=payload):
                 for handler in self._on_message:
                     handler(node_id, payload)
             case Ping():
-                self._upkeep.heard_of(node_id, message)
+                self._keep_alive.heard_of(node_id, message)
             case Forward():
                 self._desk.carry_out(node_id, message)
             case Forwarded():
@@ -475,14 +477,14 @@ class RaftMember(Generic[R]):
             self._pump()
 
     def _keep_up(self) -> None:
-        if self._upkeep.is_due():
+        if self._keep_alive.is_due():
             self._changes.refresh()
-            self._upkeep.run()
+            self._keep_alive.run()
             may_step_aside = self._clock.monotonic() >= self._step_aside_at
             if self._core.is_leader and may_step_aside and self.lacks_room:
                 # It refuses every change; another voter may have room.
                 self._step_aside_at = self._clock.monotonic() + STEP_ASIDE_AGAIN_S
-                self._spawn(self.step_aside(), "quorum-step-aside")
+                self._spawn(self.resign_leadership(), "quorum-step-aside")
 
     def _wake(self) -> None:
         """Have a turn soon: one for all that this turn of the event loop brings."""
@@ -507,7 +509,7 @@ class RaftMember(Generic[R]):
             self._writer.wake()
         if core.applied_index < min(core.commit_index, self._log.durable_index):
             self._wake()
-        self._upkeep.forget_dropped_voters()
+        self._keep_alive.forget_dropped_voters()
         self._tell_role()
 
     def _durable(self) -> None:
@@ -542,7 +544,7 @@ class RaftMember(Generic[R]):
         self._core.refresh_members()
         logger.info("the voters are %s", sorted(self._log.voters.ids))
         if self._address:
-            self._upkeep.retarget()
+            self._keep_alive.retarget()
 
     def _hello_of(self, node_id: int) -> Hello | None:
         is_own = node_id == self._identity.node_id

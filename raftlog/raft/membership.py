@@ -88,7 +88,7 @@ class VoterChanges:
                 self.pump()
             await self.clock.sleep(POLL_S)
 
-    async def step_aside(self) -> None:
+    async def resign_leadership(self) -> None:
         """If this member leads and another can, let it; give up soon, as nothing depends on it."""
         core = self.core
         if not core.is_leader or core.log.voters.ids == {core.me}:

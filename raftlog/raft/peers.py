@@ -17,7 +17,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from raftlog.raft.dead_peers import Losses
+from raftlog.raft.dead_peers import DeadPeerProbe
 from raftlog.raft.dial_plan import dial_targets, keeps_old, redial_delay_s
 from raftlog.raft.hello import Hello, check_hello, decode_hello, encode_hello, is_passing
 from raftlog.raft.identity import KnownPeers
@@ -84,7 +84,7 @@ class Peers:
         self._targets: dict[int, Voter] = {}
         self._links: dict[int, Link] = {}
         self._dials: dict[int, asyncio.Task[None]] = {}
-        self._losses = Losses(network, clock, self._limits, self._spawn, self._on_dead)
+        self._losses = DeadPeerProbe(network, clock, self._limits, self._spawn, self._on_dead)
         self._pin_failure = ""
         # Not a set: the order in which tasks are cancelled must not depend on their addresses.
         self._tasks: dict[asyncio.Task[None], None] = {}

@@ -14,8 +14,8 @@ from typing import Any, Final, Generic
 from raftlog.raft.core import RaftCore
 from raftlog.raft.interface import Applied, Outcome, R, Refused
 from raftlog.raft.membership import VoterChanges
-from raftlog.raft.messages import READ, Forward, Forwarded, Message, Wish, is_read
-from raftlog.raft.proposals import Waiting, Wishes, raise_unless_applied
+from raftlog.raft.messages import READ, Forward, Forwarded, Message, RequestKind, is_read
+from raftlog.raft.proposals import PendingProposals, Waiting, raise_unless_applied
 from raftlog.raft.read_index import ReadRounds
 from raftlog.raft.rules import NO_OP, REGULAR
 from raftlog.raft.settings import MemberSettings
@@ -40,7 +40,7 @@ CHANGES_AT_ONCE_MAX: Final = 64
 NODE_ID_DIGITS_MAX: Final = 10
 
 
-class WishDesk(Generic[R]):
+class ProposalRouter(Generic[R]):
     """Takes wishes of this node and of other members."""
 
     def __init__(
@@ -64,7 +64,7 @@ class WishDesk(Generic[R]):
         self._send = send
         self._spawn = spawn
         self._wake = wake
-        self._wishes: Wishes[R] = Wishes(request_id)
+        self._wishes: PendingProposals[R] = PendingProposals(request_id)
         self._reads = ReadRounds(core)
         self._changes_at_once = 0
         self._barrier: asyncio.Future[Outcome[R | None]] | None = None
@@ -72,7 +72,7 @@ class WishDesk(Generic[R]):
 
     # This node's wishes
 
-    def begin(self, wish: Wish, argument: bytes) -> asyncio.Future[Outcome[R | None]]:
+    def begin(self, wish: RequestKind, argument: bytes) -> asyncio.Future[Outcome[R | None]]:
         """Have a wish carried out; what became of it, at the latest after `proposal_s`."""
         outcome: asyncio.Future[Outcome[R | None]] = asyncio.get_running_loop().create_future()
         refused = self._ended or self._wishes.refusal(argument)
@@ -101,13 +101,13 @@ class WishDesk(Generic[R]):
         def tell(done: asyncio.Future[Outcome[R | None]]) -> None:
             shared.set_result(done.result())
 
-        self.begin(Wish.BARRIER, READ).add_done_callback(tell)
+        self.begin(RequestKind.BARRIER, READ).add_done_callback(tell)
 
     async def _pass_log(self) -> Outcome[R | None]:
         """A no-op through the log: behind all that its leader has there, committed or not."""
-        return await self.begin(Wish.BARRIER, b"")
+        return await self.begin(RequestKind.BARRIER, b"")
 
-    async def change(self, wish: Wish, node_id: int, is_done: Callable[[], bool]) -> None:
+    async def change(self, wish: RequestKind, node_id: int, is_done: Callable[[], bool]) -> None:
         """Have the leader change voters or leader; if it lost its leadership over that, the next.
 
         A leader that is to lose its vote hands over instead, and leaves the change to the next.
@@ -173,7 +173,10 @@ class WishDesk(Generic[R]):
         waiting = self._wishes.answered(answer.request_id)
         if waiting is None:
             return
-        if answer.error_code == NO_CONTROLLER.code and waiting.wish in (Wish.COMMAND, Wish.BARRIER):
+        if answer.error_code == NO_CONTROLLER.code and waiting.wish in (
+            RequestKind.COMMAND,
+            RequestKind.BARRIER,
+        ):
             # It leads no more, and has done nothing.
             waiting.request_id = None
             self._wishes.park(waiting)
@@ -222,15 +225,15 @@ class WishDesk(Generic[R]):
         )
 
     def _answer(
-        self, request_id: int, wish: Wish, argument: bytes, tell: Callable[[Forwarded], None]
+        self, request_id: int, wish: RequestKind, argument: bytes, tell: Callable[[Forwarded], None]
     ) -> None:
         try:
             if is_read(wish, argument):
                 self._answer_read(request_id, tell)
                 return
             self._check(argument)
-            if wish in (Wish.COMMAND, Wish.BARRIER):
-                kind = REGULAR if wish is Wish.COMMAND else NO_OP
+            if wish in (RequestKind.COMMAND, RequestKind.BARRIER):
+                kind = REGULAR if wish is RequestKind.COMMAND else NO_OP
                 index, term = self._core.append(kind, argument)
                 tell(Forwarded(self._core.term, request_id, index, term, 0, ""))
                 self._wake()
@@ -257,13 +260,13 @@ class WishDesk(Generic[R]):
         self._wake()
 
     async def _change(
-        self, request_id: int, wish: Wish, node_id: int, tell: Callable[[Forwarded], None]
+        self, request_id: int, wish: RequestKind, node_id: int, tell: Callable[[Forwarded], None]
     ) -> None:
         try:
             index, term = 0, 0
-            if wish is Wish.ADD_VOTER:
+            if wish is RequestKind.ADD_VOTER:
                 index, term = await self._changes.add(node_id)
-            elif wish is Wish.REMOVE_VOTER:
+            elif wish is RequestKind.REMOVE_VOTER:
                 index, term = await self._changes.remove(node_id)
             else:
                 await self._changes.hand_over(node_id or None)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic
 
 from raftlog.raft.interface import Applied, Outcome, R, Refused, Unknown
-from raftlog.raft.messages import Wish, is_read
+from raftlog.raft.messages import RequestKind, is_read
 from raftlog.record.errors import NO_CONTROLLER, OVERLOADED, RETRIABLE, ErrorEntry, LogError
 
 WISHES_MAX: Final = 10_000
@@ -33,7 +33,7 @@ _NOBODY = "The cluster has no active controller at the moment; nothing was chang
 class Waiting(Generic[R]):
     """One wish that somebody waits for."""
 
-    wish: Wish
+    wish: RequestKind
     argument: bytes
     deadline: float
     outcome: asyncio.Future[Outcome[R | None]]
@@ -51,7 +51,7 @@ class Waiting(Generic[R]):
 
 
 @dataclass(slots=True)
-class Wishes(Generic[R]):
+class PendingProposals(Generic[R]):
     """All wishes of one member, by how far they have come."""
 
     next_request_id: int
@@ -142,7 +142,7 @@ class Wishes(Generic[R]):
         for request_id, waiting in asked.items():
             if waiting.asked_of == now:
                 self._asked[request_id] = waiting
-            elif waiting.wish is Wish.BARRIER:
+            elif waiting.wish is RequestKind.BARRIER:
                 # A second one does no harm.
                 waiting.request_id = None
                 self.park(waiting)

@@ -19,7 +19,7 @@ from raftlog.raft.core import RaftCore
 from raftlog.raft.messages import CHUNK_BYTES_MAX, Message, SnapshotAnswer, SnapshotChunk
 from raftlog.raft.snapshot_format import SnapshotMeta
 from raftlog.raft.store import QuorumStore, ReceivedSnapshotError, SnapshotReader
-from raftlog.world import Alarm, Clock, Disk, DiskFullError
+from raftlog.world import Clock, Disk, DiskFullError, Wakeup
 
 CHUNK_RESEND_S: Final = 1.0
 """An answer that has not come by then is taken for lost."""
@@ -52,7 +52,7 @@ class SnapshotSender:
         self._chunk_bytes = chunk_bytes
         self._reader: SnapshotReader | None = None
         self._position = 0
-        self._answered = Alarm(clock)
+        self._answered = Wakeup(clock)
 
     async def run(self) -> None:
         """Send until the peer has it all, or is heard of no more."""
@@ -88,7 +88,7 @@ class SnapshotSender:
         # The same position again answers a heartbeat: the chunk is still under way.
         if answer.position != self._position:
             self._position = min(answer.position, reader.size)
-            self._answered.ring()
+            self._answered.set()
 
     async def _send_chunk(self, reader: SnapshotReader) -> None:
         position = self._position
@@ -98,7 +98,7 @@ class SnapshotSender:
 
     async def _answer_or_timeout(self) -> None:
         # What came while the chunk was read is no answer to it.
-        self._answered = Alarm(self._clock)
+        self._answered = Wakeup(self._clock)
         await self._answered.wait(self._clock.monotonic() + CHUNK_RESEND_S)
 
     def _say(self, reader: SnapshotReader, position: int, data: bytes) -> None:

@@ -29,7 +29,7 @@ KEPT_SHARE: Final = 4
 logger = logging.getLogger(__name__)
 
 
-class SnapshotKeeper:
+class SnapshotManager:
     """All that a member does with snapshots."""
 
     def __init__(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from raftlog.raft.core import RaftCore
 from raftlog.raft.interface import PeerStatus, QuorumStatus, Role, SyncTimes
-from raftlog.raft.keep_alive import Upkeep
+from raftlog.raft.keep_alive import KeepAlive
 from raftlog.raft.peers import Peers
 from raftlog.raft.store import QuorumStore
 
 
-def peer_statuses(core: RaftCore, peers: Peers, upkeep: Upkeep) -> dict[int, PeerStatus]:
+def peer_statuses(core: RaftCore, peers: Peers, keep_alive: KeepAlive) -> dict[int, PeerStatus]:
     """The members connected to this one, by node id."""
     voters = core.log.voters.ids
     return {
@@ -18,7 +18,7 @@ def peer_statuses(core: RaftCore, peers: Peers, upkeep: Upkeep) -> dict[int, Pee
             address=hello.address,
             is_voter=node_id in voters,
             match_index=core.match_index(node_id),
-            last_heard_s=upkeep.heard_ago_s(node_id),
+            last_heard_s=keep_alive.heard_ago_s(node_id),
             confirmed_age_s=core.confirmed_age_s(node_id),
         )
         for node_id, hello in sorted(peers.connected.items())

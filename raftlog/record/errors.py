@@ -159,7 +159,7 @@ MAYBE_DELETED: Final = (
 )
 
 
-def in_doubt(error: LogError, words: str = MAYBE_WRITTEN) -> LogError:
+def outcome_unknown_error(error: LogError, words: str = MAYBE_WRITTEN) -> LogError:
     """The error for a change that was begun, and whose outcome is unknown because of `error`.
 
     Its entry says so, too. `words` are said once, also where `error` has them already.

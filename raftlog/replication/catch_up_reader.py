@@ -24,20 +24,20 @@ from raftlog.replication.stream_protocol import (
     PRODUCERS_PIECE_BYTES,
     Restart,
 )
-from raftlog.world import Alarm, Clock
+from raftlog.world import Clock, Wakeup
 
 if TYPE_CHECKING:
-    from raftlog.replication.stream_session import FeedSession, StreamFeed
+    from raftlog.replication.stream_session import PartitionStream, StreamSession
 
 
-class FeedPump:
+class CatchUpReader:
     """The one task that reads for a session."""
 
-    def __init__(self, session: FeedSession, clock: Clock) -> None:
+    def __init__(self, session: StreamSession, clock: Clock) -> None:
         self._session = session
         self._clock = clock
-        self._alarm = Alarm(clock)
-        self._held: OrderedDict[int, StreamFeed] = OrderedDict()
+        self._alarm = Wakeup(clock)
+        self._held: OrderedDict[int, PartitionStream] = OrderedDict()
         """Feeds of replicas that are being added, while those have had their share."""
         self._held_until_s = 0.0
         self._waits_for_window = False
@@ -45,11 +45,11 @@ class FeedPump:
     def window_moved(self) -> None:
         """Bytes in flight have become fewer."""
         if self._waits_for_window:
-            self._alarm.ring()
+            self._alarm.set()
 
     def wake(self) -> None:
         """There is a feed more that is behind."""
-        self._alarm.ring()
+        self._alarm.set()
 
     async def run(self) -> None:
         """Read and send, until cancelled."""
@@ -69,7 +69,7 @@ class FeedPump:
         settings = self._session.settings
         return self._session.bytes_in_flight + settings.chunk_bytes > settings.window_bytes
 
-    def _next(self) -> StreamFeed | None:
+    def _next(self) -> PartitionStream | None:
         """The next feed to read for, taken from the line; None: wait."""
         session = self._session
         behind = session.behind
@@ -89,7 +89,7 @@ class FeedPump:
             return feed
         return None
 
-    async def _push(self, feed: StreamFeed) -> None:
+    async def _push(self, feed: PartitionStream) -> None:
         """Send one chunk; then the feed is live, or in the line again, or ended."""
         if feed.restart is not None:
             await self._restart(feed, *feed.restart)
@@ -107,7 +107,9 @@ class FeedPump:
         else:
             session.behind[feed.handle] = feed
 
-    async def _restart(self, feed: StreamFeed, offset: Offset, leader_epoch: LeaderEpoch) -> None:
+    async def _restart(
+        self, feed: PartitionStream, offset: Offset, leader_epoch: LeaderEpoch
+    ) -> None:
         """Have the follower begin anew at `offset`."""
         session = self._session
         try:
@@ -128,7 +130,7 @@ class FeedPump:
                 return
             start = end
 
-    async def _read(self, feed: StreamFeed) -> LogError | None:
+    async def _read(self, feed: PartitionStream) -> LogError | None:
         """Read a chunk and send it. Returns why nothing more can be sent."""
         asked = feed.read_offset
         if asked == feed.replica.log_end_offset:
@@ -150,7 +152,7 @@ class FeedPump:
             return LogError(RETRIABLE, f"Nothing could be read at offset {asked}.")
         return None
 
-    async def _has_room(self, feed: StreamFeed) -> bool:
+    async def _has_room(self, feed: PartitionStream) -> bool:
         """Wait until the connection takes more; False if the feed has ended meanwhile.
 
         The window is no bound for what waits there: it counts no bytes of feeds that have ended.
@@ -160,7 +162,7 @@ class FeedPump:
             await self._clock.sleep(session.settings.pace_s)
         return not feed.is_ended
 
-    async def _send(self, feed: StreamFeed, next_offset: Offset, data: Buffer) -> None:
+    async def _send(self, feed: PartitionStream, next_offset: Offset, data: Buffer) -> None:
         session = self._session
         size_bytes = len(data)
         if feed.broker_id in feed.replica.image.adding:

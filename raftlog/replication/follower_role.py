@@ -21,20 +21,20 @@ from raftlog.storage.config import FlushMode
 logger = logging.getLogger(__name__)
 
 
-class Following:
+class FollowerRole:
     """Acts as a follower whenever the metadata says so. Lives in the event loop."""
 
     def __init__(
         self,
         replica: Replica,
         *,
-        is_distrusted: Callable[[], bool],
+        may_have_lost_data: Callable[[], bool],
         on_rearranged: Callable[[], None],
     ) -> None:
         """`on_rearranged` is called when a change that took time is over."""
         self._replica = replica
         self._log = replica.log
-        self._is_distrusted = is_distrusted
+        self._is_distrusted = may_have_lost_data
         self._on_rearranged = on_rearranged
         self._trim: asyncio.Task[None] | None = None
         self._start_wanted = Offset(-1)

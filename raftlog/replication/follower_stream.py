@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from raftlog.record.types import BrokerEpoch, Offset
-from raftlog.replication.replica_fetcher import FollowedReplica
+from raftlog.replication.replica_fetcher import ReplicaFetcher
 from raftlog.replication.stream_liveness import Liveness
 from raftlog.replication.stream_protocol import (
     ENTRIES_MAX,
@@ -58,29 +58,29 @@ class FollowerStream:
         self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
         self._liveness = Liveness(clock, settings)
-        self._handles: dict[int, FollowedReplica] = {}
+        self._handles: dict[int, ReplicaFetcher] = {}
         self._last_handle = 0
         self._pieces: list[Restart] = []
         """The beginning of a message that is not whole yet."""
         # What is to be said at the end of this turn. The order is that of asking.
-        self._subscribe_due: dict[FollowedReplica, None] = {}
-        self._acks_due: dict[FollowedReplica, None] = {}
+        self._subscribe_due: dict[ReplicaFetcher, None] = {}
+        self._acks_due: dict[ReplicaFetcher, None] = {}
         self._unsubscribe_due: list[int] = []
         self._is_flush_due = False
 
     # What replicas ask
 
-    def subscribe_soon(self, replica: FollowedReplica) -> None:
+    def subscribe_soon(self, replica: ReplicaFetcher) -> None:
         """Ask for a partition with the next message."""
         self._subscribe_due[replica] = None
         self._flush_soon()
 
-    def ack_soon(self, replica: FollowedReplica) -> None:
+    def ack_soon(self, replica: ReplicaFetcher) -> None:
         """Tell the leader of the replica's durable end with the next message."""
         self._acks_due[replica] = None
         self._flush_soon()
 
-    def drop(self, replica: FollowedReplica, handle: int) -> None:
+    def drop(self, replica: ReplicaFetcher, handle: int) -> None:
         """Say nothing more for the replica, hear nothing of its handle, and tell the leader soon.
 
         A handle of 0 is none: it was in line at most.
@@ -183,7 +183,7 @@ class FollowerStream:
         whole = b"".join(piece.producers for piece in pieces)
         return msgspec.structs.replace(message, producers=whole)
 
-    def _find(self, handle: int) -> FollowedReplica | None:
+    def _find(self, handle: int) -> ReplicaFetcher | None:
         """Whom a handle names; None if it is not wanted any more."""
         replica = self._handles.get(handle)
         if replica is None and handle > self._last_handle:
@@ -211,7 +211,7 @@ class FollowerStream:
             subscribe_due, self._subscribe_due = self._subscribe_due, {}
             self._subscribe(list(subscribe_due))
 
-    def _subscribe(self, replicas: list[FollowedReplica]) -> None:
+    def _subscribe(self, replicas: list[ReplicaFetcher]) -> None:
         if self._last_handle + len(replicas) > HANDLE_MAX:
             self.end("all handles are used up")
             return

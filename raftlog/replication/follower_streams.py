@@ -14,8 +14,8 @@ from typing import Any
 
 from raftlog.metadata.image import BrokerImage
 from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
-from raftlog.replication.leader_connection import LeaderLink
-from raftlog.replication.replica_fetcher import FollowedReplica, FollowState
+from raftlog.replication.leader_connection import LeaderConnection
+from raftlog.replication.replica_fetcher import FollowState, ReplicaFetcher
 from raftlog.replication.stream_protocol import PROTOCOL, Hello
 from raftlog.replication.stream_replicas import FollowingReplica
 from raftlog.replication.stream_settings import StreamSettings
@@ -66,8 +66,8 @@ class FollowerStreams:
         self._directory_id = directory_id
         self._cluster_id = cluster_id
         self._own_epoch = own_epoch
-        self._links: dict[BrokerId, LeaderLink] = {}
-        self._replicas: dict[tuple[TopicId, PartitionId], FollowedReplica] = {}
+        self._links: dict[BrokerId, LeaderConnection] = {}
+        self._replicas: dict[tuple[TopicId, PartitionId], ReplicaFetcher] = {}
         # Not a set: the order in which tasks are cancelled must not depend on their addresses.
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
@@ -85,7 +85,7 @@ class FollowerStreams:
             return
         link = self._links.get(leader.broker_id)
         if link is None:
-            link = self._links[leader.broker_id] = LeaderLink(self, leader)
+            link = self._links[leader.broker_id] = LeaderConnection(self, leader)
         elif leader != link.leader:
             link.retarget(leader)
         key = (partition.topic_id, partition.partition)
@@ -95,7 +95,7 @@ class FollowerStreams:
             self._unfollow(replica)
             replica = None
         if replica is None:
-            replica = self._replicas[key] = FollowedReplica(partition, link)
+            replica = self._replicas[key] = ReplicaFetcher(partition, link)
             link.add(replica)
             replica.go()
         elif (
@@ -183,12 +183,12 @@ class FollowerStreams:
         task.add_done_callback(self._on_task_done)
         return task
 
-    def replica_over(self, replica: FollowedReplica) -> None:
+    def replica_over(self, replica: ReplicaFetcher) -> None:
         """The task of a replica that is not followed any more has ended."""
         if self._replicas.get(replica.key) is replica:
             del self._replicas[replica.key]
 
-    def link_over(self, link: LeaderLink) -> None:
+    def link_over(self, link: LeaderConnection) -> None:
         """Nothing was followed on the link for long."""
         del self._links[link.leader.broker_id]
         self._bytes_received += link.bytes_received
@@ -196,7 +196,7 @@ class FollowerStreams:
 
     # Inner parts
 
-    def _unfollow(self, replica: FollowedReplica) -> None:
+    def _unfollow(self, replica: ReplicaFetcher) -> None:
         replica.retire()
         replica.link.remove(replica)
         if not replica.is_working:
@@ -209,5 +209,5 @@ class FollowerStreams:
             task.result()
 
 
-def _count(link: LeaderLink, state: FollowState) -> int:
+def _count(link: LeaderConnection, state: FollowState) -> int:
     return sum(1 for replica in link.replicas.values() if replica.state is state)

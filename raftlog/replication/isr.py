@@ -27,7 +27,7 @@ from raftlog.metadata.elections import change_of
 from raftlog.metadata.image import MetadataImage
 from raftlog.raft import Applied, Quorum, Unknown
 from raftlog.record.types import BrokerId, PartitionId, TopicId
-from raftlog.replication.leader_state import IsrWish, LeaderState
+from raftlog.replication.leader_state import IsrProposal, LeaderState
 from raftlog.replication.partition import Partition
 from raftlog.world import Clock
 
@@ -76,8 +76,8 @@ class IsrKeeper:
             await self._clock.sleep(self._lag_max_s / LOOKS)
             for partition in self._led():
                 state = partition.state
-                is_in_doubt = state is not None and state.is_in_doubt
-                if is_in_doubt or partition.isr_wish(self._lag_max_s) is not None:
+                has_pending_proposal = state is not None and state.has_pending_proposal
+                if has_pending_proposal or partition.isr_wish(self._lag_max_s) is not None:
                     self.wish(partition)
 
     def wish(self, partition: Partition) -> None:
@@ -121,7 +121,7 @@ class IsrKeeper:
         if state is None:
             return None
         if wish is None:
-            return await self._end_doubt(partition, state) if state.is_in_doubt else None
+            return await self._end_doubt(partition, state) if state.has_pending_proposal else None
         command = self._command(partition, wish)
         if command is None:
             return None
@@ -159,7 +159,7 @@ class IsrKeeper:
         await self._quorum.propose(encode_command(ChangePartitions(changes=(change,))))
         return False
 
-    def _command(self, partition: Partition, wish: IsrWish) -> AlterIsr | None:
+    def _command(self, partition: Partition, wish: IsrProposal) -> AlterIsr | None:
         image = self._image()
         own = image.brokers.get(self._broker_id)
         topic = image.topics_by_id.get(partition.topic_id)

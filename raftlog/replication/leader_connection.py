@@ -18,7 +18,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import PartitionId, TopicId
 from raftlog.replication.follower_stream import FollowerStream
-from raftlog.replication.replica_fetcher import FollowedReplica
+from raftlog.replication.replica_fetcher import ReplicaFetcher
 from raftlog.replication.stream_protocol import (
     CHANNEL,
     Hello,
@@ -49,16 +49,16 @@ class LinkOwner(Protocol):
         """Start a task whose failure ends the process."""
         ...
 
-    def replica_over(self, replica: FollowedReplica) -> None:
+    def replica_over(self, replica: ReplicaFetcher) -> None:
         """The task of a replica that is not followed any more has ended."""
         ...
 
-    def link_over(self, link: LeaderLink) -> None:
+    def link_over(self, link: LeaderConnection) -> None:
         """The link has closed itself: nothing was followed on it for long."""
         ...
 
 
-class LeaderLink:
+class LeaderConnection:
     """The way to one leader."""
 
     def __init__(self, owner: LinkOwner, leader: BrokerImage) -> None:
@@ -66,7 +66,7 @@ class LeaderLink:
         self.settings = owner.settings
         self.stream: FollowerStream | None = None
         """The open connection."""
-        self.replicas: dict[tuple[TopicId, PartitionId], FollowedReplica] = {}
+        self.replicas: dict[tuple[TopicId, PartitionId], ReplicaFetcher] = {}
         self.bytes_received = 0
         """Of batches, over all connections."""
         self.held_bytes = 0
@@ -86,12 +86,12 @@ class LeaderLink:
 
     # What the owner asks
 
-    def add(self, replica: FollowedReplica) -> None:
+    def add(self, replica: ReplicaFetcher) -> None:
         """A partition is followed here."""
         self.replicas[replica.key] = replica
         self._rest()
 
-    def remove(self, replica: FollowedReplica) -> None:
+    def remove(self, replica: ReplicaFetcher) -> None:
         """It is not any more."""
         self.replicas.pop(replica.key, None)
         self._rest()
@@ -127,7 +127,7 @@ class LeaderLink:
         """In [0, 1]."""
         return self._owner.randomness.uniform(0.0, 1.0)
 
-    def forget(self, replica: FollowedReplica) -> None:
+    def forget(self, replica: ReplicaFetcher) -> None:
         """The replica is not followed, and its task has ended."""
         self._owner.replica_over(replica)
 

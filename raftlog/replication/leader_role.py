@@ -1,7 +1,7 @@
 """One leader epoch of one partition, on the node that leads it: append, feed, commit.
 
-A `Leading` begins with its epoch and ends with it, for good. Order of an `acks=all` append: write →
-feed the followers, sync here → every replica in force has it durably → the high watermark passes →
+A `LeaderRole` begins with its epoch and ends with it, for good. Order of an `acks=all` append:
+write → feed the followers, sync here → every replica in force has it durably → the high watermark passes →
 the writer is answered.
 """
 
@@ -23,12 +23,12 @@ from raftlog.record.errors import (
     OUT_OF_ORDER_SEQUENCE,
     RETRIABLE,
     LogError,
-    in_doubt,
+    outcome_unknown_error,
 )
 from raftlog.record.types import BrokerId, Buffer, LeaderEpoch, Offset
 from raftlog.replication import divergence
 from raftlog.replication.divergence import BelowStart, Diverging, Feed, FetchPosition
-from raftlog.replication.leader_state import IsrWish, LeaderState
+from raftlog.replication.leader_state import IsrProposal, LeaderState
 from raftlog.replication.replica import Acks, Replica
 from raftlog.replication.waiters import CommitWaiters
 from raftlog.storage.config import FlushMode
@@ -39,7 +39,7 @@ LOG_START_S: Final = 10.0
 """How long deleting records waits for the in-sync replicas to follow."""
 
 
-class Leading:
+class LeaderRole:
     """Acts as the leader of one epoch. Lives in the event loop."""
 
     def __init__(self, replica: Replica) -> None:
@@ -85,7 +85,7 @@ class Leading:
         awaited, self._starts_awaited = self._starts_awaited, []
         for _, future in awaited:
             if not future.done():
-                future.set_exception(in_doubt(error, MAYBE_DELETED))
+                future.set_exception(outcome_unknown_error(error, MAYBE_DELETED))
 
     def known_end_offset(self) -> Offset:
         """See `Partition.known_end_offset`."""
@@ -132,7 +132,7 @@ class Leading:
             # The append may have waited for a new segment, and the lead be lost behind it: whoever
             # began to wait now would not be told.
             if self._ended is not None:
-                raise in_doubt(self._ended)
+                raise outcome_unknown_error(self._ended)
             last_offset = max(result.last_offset for result in results)
             if last_offset >= self._replica.high_watermark:
                 await self._commits.wait(last_offset, timeout_s)
@@ -307,7 +307,7 @@ class Leading:
         """Batches up to the end of the log, for followers. Raises LogError."""
         return await self._log.read(offset, end=self._log.log_end_offset, max_bytes=max_bytes)
 
-    def isr_wish(self, lag_max_s: float) -> IsrWish | None:
+    def isr_wish(self, lag_max_s: float) -> IsrProposal | None:
         """The in-sync set that this leader wants now, if it is another one."""
         return self.state.wish(
             self._replica.host.brokers(),

@@ -33,7 +33,7 @@ from raftlog.metadata.image import BrokerImage, PartitionImage
 from raftlog.metadata.isr import in_order
 from raftlog.record.types import BrokerEpoch, BrokerId, Offset, PartitionEpoch
 
-UNHEARD: Final = Offset(-1)
+UNKNOWN_END: Final = Offset(-1)
 """The durable end of a follower that has acknowledged nothing in this leader epoch."""
 
 
@@ -51,7 +51,7 @@ class Follower:
 
 
 @dataclass(frozen=True, slots=True)
-class IsrWish:
+class IsrProposal:
     """An ISR that the leader wants, and the partition epoch that it is decided on."""
 
     partition_epoch: PartitionEpoch
@@ -106,7 +106,7 @@ class LeaderState:
             if member not in self._followers:
                 # Nobody is late before there was time to say anything.
                 self._followers[member] = Follower(
-                    BrokerEpoch(-1), UNHEARD, UNHEARD, now, Offset(0), now
+                    BrokerEpoch(-1), UNKNOWN_END, UNKNOWN_END, now, Offset(0), now
                 )
         self._settle()
 
@@ -205,7 +205,7 @@ class LeaderState:
         log_end: Offset,
         now: float,
         lag_max_s: float,
-    ) -> IsrWish | None:
+    ) -> IsrProposal | None:
         """Who should be in sync from now on, if others than are."""
         row = self.row
         members: list[BrokerId] = []
@@ -223,12 +223,12 @@ class LeaderState:
         isr = in_order(row.replicas, members)
         if isr == row.isr or self.me not in brokers:
             return None
-        return IsrWish(
+        return IsrProposal(
             row.partition_epoch, tuple((member, brokers[member].broker_epoch) for member in isr)
         )
 
     @property
-    def is_in_doubt(self) -> bool:
+    def has_pending_proposal(self) -> bool:
         """Whether a proposal on its way, or of unknown outcome, may yet add members."""
         return not self._proposed.issubset(self.row.isr)
 

@@ -26,7 +26,7 @@ from raftlog.replication.stream_protocol import (
     encode_hello,
 )
 from raftlog.replication.stream_replicas import LedReplica
-from raftlog.replication.stream_session import FeedSession
+from raftlog.replication.stream_session import StreamSession
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.world import Clock
 from raftlog.world.network import Connection, Network, Receiver, RejectedError
@@ -56,7 +56,7 @@ def no_throttle() -> int:
     return 0
 
 
-class LeaderFeeds:
+class LeaderStreams:
     """`Acceptor` of the followers' channel. Lives in the event loop; not for other threads."""
 
     def __init__(
@@ -87,7 +87,7 @@ class LeaderFeeds:
         self._find = find
         self._throttle = Throttle(clock, adding_bytes_per_s)
         self._settings = settings or StreamSettings()
-        self._sessions: dict[BrokerId, FeedSession] = {}
+        self._sessions: dict[BrokerId, StreamSession] = {}
         # Not a set: the order in which tasks are cancelled must not depend on their addresses.
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
@@ -158,7 +158,7 @@ class LeaderFeeds:
         old = self._sessions.get(theirs.broker_id)
         if old is not None:
             old.end("a newer connection takes its place")
-        session = FeedSession(
+        session = StreamSession(
             connection=connection,
             broker_id=theirs.broker_id,
             broker_epoch=theirs.broker_epoch,
@@ -205,7 +205,7 @@ class LeaderFeeds:
             )
         return theirs
 
-    def _on_ended(self, session: FeedSession) -> None:
+    def _on_ended(self, session: StreamSession) -> None:
         if self._sessions.get(session.broker_id) is session:
             del self._sessions[session.broker_id]
             self._bytes_sent += session.bytes_sent

@@ -65,7 +65,7 @@ class _Change:
     """Topics that are gone, and not known to have been deleted."""
 
 
-class ReplicaDisk:
+class ReplicaLifecycle:
     """The disk's part in following the metadata. Lives in the event loop."""
 
     def __init__(

@@ -25,7 +25,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import BrokerId, Offset, PartitionId, TopicId
-from raftlog.replication.lifecycle import ReplicaDisk
+from raftlog.replication.lifecycle import ReplicaLifecycle
 from raftlog.replication.partition import Host, Partition, not_led_here
 from raftlog.replication.topic_settings import TopicSettings
 from raftlog.storage.log import Log
@@ -73,7 +73,7 @@ class ReplicaManager:
         self._streams = streams or _NoStreams()
         self._partitions: dict[str, dict[int, Partition]] = {}
         self._by_id: dict[tuple[TopicId, PartitionId], Partition] = {}
-        self._disk = ReplicaDisk(self, logs, host.broker_id, settings)
+        self._disk = ReplicaLifecycle(self, logs, host.broker_id, settings)
         self._write_refusal: LogError | None = None
         self._closing = False
         self.isr_shrinks = 0
@@ -250,7 +250,7 @@ class ReplicaManager:
 
     def _follow(self, partition: Partition) -> None:
         leader = self.image.brokers.get(partition.leader)
-        idle = partition.is_closed or partition.is_distrusted
+        idle = partition.is_closed or partition.may_have_lost_data
         if leader is None or leader.broker_id == self._broker_id or idle:
             self._streams.unfollow(partition)
         else:
@@ -320,7 +320,7 @@ class ReplicaManager:
             self._log_ended(partition)
         elif log.damage_found is not None:
             self._damage_found(partition)
-        if partition.is_distrusted and not self._closing:
+        if partition.may_have_lost_data and not self._closing:
             self.on_replica_distrusted(*key)
         self._follow(partition)
 

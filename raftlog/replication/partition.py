@@ -36,10 +36,10 @@ from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import NO_LEADER, NOT_READY, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import BrokerId, Buffer, LeaderEpoch, Offset, PartitionId, TopicId
 from raftlog.replication.divergence import BelowStart, Diverging, Feed, FetchPosition
-from raftlog.replication.follower_role import Following
-from raftlog.replication.leader_role import Leading
-from raftlog.replication.leader_state import IsrWish, LeaderState
-from raftlog.replication.possible_loss import Trust
+from raftlog.replication.follower_role import FollowerRole
+from raftlog.replication.leader_role import LeaderRole
+from raftlog.replication.leader_state import IsrProposal, LeaderState
+from raftlog.replication.possible_loss import LossGate
 from raftlog.replication.replica import Acks, Fetched, Host, Replica, not_led_here
 from raftlog.storage.log import AppendResult, Log
 from raftlog.storage.results import ReadResult
@@ -76,18 +76,18 @@ class Partition:
             min_insync_replicas=min_insync_replicas,
             host=host,
         )
-        self._trust = Trust(
+        self._trust = LossGate(
             self._replica,
-            is_distrusted=log.possible_loss is not None and len(image.replicas) > 1,
+            may_have_lost_data=log.possible_loss is not None and len(image.replicas) > 1,
             on_trusted=self._trusted,
         )
         self._opened_in_epoch = image.leader_epoch
         self.on_trusted: Callable[[], None] = lambda: None
         """Told when it takes part after all."""
-        self._leading: Leading | None = None
-        self._following = Following(
+        self._leading: LeaderRole | None = None
+        self._following = FollowerRole(
             self._replica,
-            is_distrusted=lambda: self._trust.is_distrusted,
+            may_have_lost_data=lambda: self._trust.may_have_lost_data,
             on_rearranged=self._take_role,
         )
         log.on_flushed(self._on_flushed)
@@ -190,7 +190,7 @@ class Partition:
         if image.partition_epoch < before.partition_epoch:
             raise AssertionError(f"{replica.name}: metadata went back")
         is_joined = len(before.replicas) == 1 < len(image.replicas)
-        if is_joined and self.log.possible_loss is not None and not self._trust.is_distrusted:
+        if is_joined and self.log.possible_loss is not None and not self._trust.may_have_lost_data:
             # Alone it could only say what it may have lost. Others will copy what it has now.
             self.trust()
         replica.image = image
@@ -218,19 +218,23 @@ class Partition:
         if row.leader != self._replica.host.broker_id or self.is_closed:
             return False
         is_elected_since = row.leader_epoch > self._opened_in_epoch
-        if self._trust.is_distrusted and is_elected_since and row.unclean_epoch == row.leader_epoch:
+        if (
+            self._trust.may_have_lost_data
+            and is_elected_since
+            and row.unclean_epoch == row.leader_epoch
+        ):
             # Elected for want of anyone better, by who knows what that means. Not in an epoch from
             # before: what this log may lack was perhaps acknowledged in that very epoch.
             self.trust()
-        return not self._trust.is_distrusted
+        return not self._trust.may_have_lost_data
 
     @property
-    def is_distrusted(self) -> bool:
+    def may_have_lost_data(self) -> bool:
         """Whether this log may lack what it had acknowledged, and the metadata does not know yet.
 
         Until it does, this replica neither leads nor follows.
         """
-        return self._trust.is_distrusted
+        return self._trust.may_have_lost_data
 
     def trust(self) -> asyncio.Task[None]:
         """The metadata knows: this replica is in sync no more, and may be again.
@@ -250,7 +254,7 @@ class Partition:
 
     def _begin_leading(self) -> None:
         try:
-            self._leading = Leading(self._replica)
+            self._leading = LeaderRole(self._replica)
         except LogError as error:
             if error.entry is NO_LEADER:
                 # A start that could not hear of the newest metadata knows less than its own log.
@@ -278,7 +282,7 @@ class Partition:
         self._following.close()
         self._trust.close()
 
-    def _require_leading(self) -> Leading:
+    def _require_leading(self) -> LeaderRole:
         if self._leading is None:
             self._replica.require_open()
             raise self._replica.not_led_here()
@@ -451,7 +455,7 @@ class Partition:
         """Batches up to the end of the log, for followers. Raises LogError."""
         return await self._require_leading().read_uncommitted(offset, max_bytes=max_bytes)
 
-    def isr_wish(self, lag_max_s: float) -> IsrWish | None:
+    def isr_wish(self, lag_max_s: float) -> IsrProposal | None:
         """The in-sync set that this leader wants now, if it is another one."""
         return None if self._leading is None else self._leading.isr_wish(lag_max_s)
 

@@ -21,14 +21,14 @@ RETRY_S: Final = 0.5
 logger = logging.getLogger(__name__)
 
 
-class Trust:
+class LossGate:
     """In one replica's log. Lives in the event loop."""
 
     def __init__(
-        self, replica: Replica, *, is_distrusted: bool, on_trusted: Callable[[], None]
+        self, replica: Replica, *, may_have_lost_data: bool, on_trusted: Callable[[], None]
     ) -> None:
         """`on_trusted` is called when a distrusted replica takes part after all."""
-        self.is_distrusted = is_distrusted
+        self.may_have_lost_data = may_have_lost_data
         self._replica = replica
         self._on_trusted = on_trusted
         self._work: asyncio.Task[None] | None = None
@@ -68,6 +68,6 @@ class Trust:
             return
         if (error := task.exception()) is not None:
             logger.critical("%s: trusting failed", self._replica.name, exc_info=error)
-        elif self.is_distrusted and self._replica.closed is None:
-            self.is_distrusted = False
+        elif self.may_have_lost_data and self._replica.closed is None:
+            self.may_have_lost_data = False
             self._on_trusted()

@@ -97,7 +97,7 @@ class Repairs:
         quorum refuses for good (LogError). Those found later are reported as they are found.
         """
         self._has_begun_reporting = True
-        distrusted = [one for one in self._replicas.replicas() if one.is_distrusted]
+        distrusted = [one for one in self._replicas.replicas() if one.may_have_lost_data]
         if distrusted:
             logger.warning("%d replicas may have lost records in a power cut", len(distrusted))
             await self._report(distrusted)
@@ -126,7 +126,7 @@ class Repairs:
         # By its key: it may be replaced, by the same log served anew, while it is reported.
         while (
             (replica := self._replicas.replica(*key)) is not None
-            and replica.is_distrusted
+            and replica.may_have_lost_data
             and not replica.is_being_trusted
         ):
             await self._report([replica])

@@ -62,7 +62,7 @@ from raftlog.replication.stream_protocol import (
 from raftlog.replication.stream_replicas import FollowingReplica
 
 if TYPE_CHECKING:
-    from raftlog.replication.leader_connection import LeaderLink
+    from raftlog.replication.leader_connection import LeaderConnection
 
 
 class FollowState(Enum):
@@ -78,7 +78,7 @@ class FollowState(Enum):
     FAILED = auto()
 
 
-class FollowedReplica:
+class ReplicaFetcher:
     """One partition, on the link to its leader."""
 
     __slots__ = (
@@ -104,7 +104,7 @@ class FollowedReplica:
         "state",
     )
 
-    def __init__(self, partition: FollowingReplica, link: LeaderLink) -> None:
+    def __init__(self, partition: FollowingReplica, link: LeaderConnection) -> None:
         self.partition = partition
         self.key: tuple[TopicId, PartitionId] = (partition.topic_id, partition.partition)
         self.link = link
@@ -158,7 +158,7 @@ class FollowedReplica:
         self.state = FollowState.SUBSCRIBING
         stream.subscribe_soon(self)
 
-    def follow_anew(self, link: LeaderLink) -> None:
+    def follow_anew(self, link: LeaderConnection) -> None:
         """There is another leader, or another epoch of it: begin from scratch."""
         self._drop()
         self.link = link

@@ -28,7 +28,7 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.catch_up_reader import FeedPump, Throttle
+from raftlog.replication.catch_up_reader import CatchUpReader, Throttle
 from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
 from raftlog.replication.stream_liveness import Liveness
 from raftlog.replication.stream_protocol import (
@@ -69,7 +69,7 @@ class Spawn(Protocol):
         ...
 
 
-class StreamFeed:
+class PartitionStream:
     """One partition on a session. Satisfies `Feed`."""
 
     __slots__ = (
@@ -91,7 +91,7 @@ class StreamFeed:
 
     def __init__(
         self,
-        session: FeedSession,
+        session: StreamSession,
         handle: int,
         replica: LedReplica,
         position: FetchPosition,
@@ -147,7 +147,7 @@ class StreamFeed:
         self._session.refuse(self, error)
 
 
-class FeedSession:
+class StreamSession:
     """One follower's connection. Satisfies `Receiver`."""
 
     def __init__(
@@ -161,7 +161,7 @@ class FeedSession:
         throttle: Throttle,
         settings: StreamSettings,
         spawn: Spawn,
-        on_ended: Callable[[FeedSession], None],
+        on_ended: Callable[[StreamSession], None],
     ) -> None:
         self.broker_id = broker_id
         self.broker_epoch = broker_epoch
@@ -173,15 +173,15 @@ class FeedSession:
         self.is_ended = False
         self._find = find
         self._on_ended = on_ended
-        self._feeds: dict[int, StreamFeed] = {}
+        self._feeds: dict[int, PartitionStream] = {}
         self._handles: dict[tuple[TopicId, PartitionId], int] = {}
         self._last_handle = 0
-        self._marks_due: dict[int, StreamFeed] = {}
+        self._marks_due: dict[int, PartitionStream] = {}
         self._marks_timer: asyncio.TimerHandle | None = None
         self._liveness = Liveness(clock, settings)
-        self.behind: OrderedDict[int, StreamFeed] = OrderedDict()
+        self.behind: OrderedDict[int, PartitionStream] = OrderedDict()
         """Feeds that the pump reads for, the next one first."""
-        self._pump = FeedPump(self, clock)
+        self._pump = CatchUpReader(self, clock)
         self._tasks = (
             spawn(self._pump.run(), f"replication-pump-{broker_id}"),
             spawn(self._watch(), f"replication-watch-{broker_id}"),
@@ -298,7 +298,7 @@ class FeedSession:
         # Its log start may well be above: where a restart in the middle of a batch was interrupted.
         if position.durable_end > position.offset:
             raise ProtocolError(f"a replica cannot stand at {position}")
-        feed = StreamFeed(self, asked.handle, replica, position)
+        feed = PartitionStream(self, asked.handle, replica, position)
         try:
             answer = replica.attach(feed, position)
         except LogError as error:
@@ -337,7 +337,7 @@ class FeedSession:
             and size_bytes <= self.settings.live_bytes_max
         )
 
-    def fell_behind(self, feed: StreamFeed) -> None:
+    def fell_behind(self, feed: PartitionStream) -> None:
         """Have the pump read for the feed."""
         feed.is_behind = True
         self.behind[feed.handle] = feed
@@ -345,7 +345,7 @@ class FeedSession:
 
     def send_data(
         self,
-        feed: StreamFeed,
+        feed: PartitionStream,
         next_offset: Offset,
         buffers: Iterable[Buffer],
         size_bytes: int,
@@ -375,7 +375,7 @@ class FeedSession:
         if not flags & MORE:
             feed.sent_end = feed.read_offset = next_offset
 
-    def mark_soon(self, feed: StreamFeed) -> None:
+    def mark_soon(self, feed: PartitionStream) -> None:
         """Have the feed's marks sent within a few milliseconds, unless data carries them."""
         self._marks_due[feed.handle] = feed
         if self._marks_timer is None:
@@ -383,13 +383,13 @@ class FeedSession:
                 self.settings.marks_s, self._send_marks
             )
 
-    def refuse(self, feed: StreamFeed, error: LogError) -> None:
+    def refuse(self, feed: PartitionStream, error: LogError) -> None:
         """Tell the follower why it gets nothing more, and forget the feed. It is detached."""
         if not feed.is_ended:
             self._forget(feed)
             self._send_refused(feed.handle, error)
 
-    def restarted(self, feed: StreamFeed) -> None:
+    def restarted(self, feed: PartitionStream) -> None:
         """The follower was told to begin anew. It will ask again."""
         self._forget(feed)
 
@@ -422,7 +422,7 @@ class FeedSession:
         message = error.message[:MESSAGE_CHARACTERS_MAX]
         self.send(Refused(handle, error.entry.code, message))
 
-    def _forget(self, feed: StreamFeed) -> None:
+    def _forget(self, feed: PartitionStream) -> None:
         feed.is_ended = True
         del self._feeds[feed.handle]
         key = (feed.replica.topic_id, feed.replica.partition)

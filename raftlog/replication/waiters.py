@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from raftlog.record.errors import OVERLOADED, RETRIABLE, LogError, in_doubt
+from raftlog.record.errors import OVERLOADED, RETRIABLE, LogError, outcome_unknown_error
 from raftlog.record.types import Offset
 
 COMMIT_WAITERS_MAX: Final = 100_000
@@ -53,7 +53,9 @@ class CommitWaiters:
     def _expire(self, future: asyncio.Future[None]) -> None:
         if not future.done():
             future.set_exception(
-                in_doubt(LogError(RETRIABLE, f"{self._name}: they were not committed in time."))
+                outcome_unknown_error(
+                    LogError(RETRIABLE, f"{self._name}: they were not committed in time.")
+                )
             )
 
     def committed(self, high_watermark: Offset) -> None:
@@ -73,7 +75,7 @@ class CommitWaiters:
         heap, self._heap = self._heap, []
         for _, _, future in heap:
             if not future.done():
-                future.set_exception(in_doubt(error))
+                future.set_exception(outcome_unknown_error(error))
 
 
 class ReadWaiters:

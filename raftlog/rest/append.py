@@ -26,7 +26,7 @@ from raftlog.record.header import parse_header
 from raftlog.record.partitioner import partition_for_key
 from raftlog.record.types import TopicId
 from raftlog.replication.partition import Acks
-from raftlog.rest.batcher import RECORD_OVERHEAD_BYTES, REQUEST_BYTES_MAX, Gatherer
+from raftlog.rest.batcher import RECORD_OVERHEAD_BYTES, REQUEST_BYTES_MAX, SmallRequestBatcher
 from raftlog.rest.json_records import StoredRecord
 from raftlog.rest.produce_options import ProduceOptions
 from raftlog.routing.router import PartitionAccess
@@ -68,7 +68,7 @@ async def topic_for_produce(name: str, context: ServerContext) -> TopicImage:
     return topic or metadata.image.topic(name)
 
 
-class Turns:
+class RoundRobin:
     """Whose turn it is: each request's records without key or partition go to one partition."""
 
     def __init__(self) -> None:
@@ -83,8 +83,8 @@ class Turns:
         return turn % len(topic.partitions)
 
 
-_turns = Turns()
-_gatherer = Gatherer()
+_turns = RoundRobin()
+_gatherer = SmallRequestBatcher()
 _SHARED = ProduceOptions(Acks.ALL, 0)
 """What a shared batch is packed with: it has no producer id."""
 

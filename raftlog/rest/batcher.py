@@ -50,7 +50,7 @@ class _Gathering:
     """Index of each request's first record, and who waits for it."""
 
 
-class Gatherer:
+class SmallRequestBatcher:
     """Gathers the records of small requests by partition, acks and timeout."""
 
     def __init__(self) -> None:

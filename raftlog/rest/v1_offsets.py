@@ -23,7 +23,7 @@ from raftlog.metadata.image import TopicImage
 from raftlog.record.errors import BAD_REQUEST, INVALID_BODY, LogError
 from raftlog.record.types import Offset, PartitionId
 from raftlog.rest.json_records import INT64_MAX, PartitionNumber
-from raftlog.routing.handle import RoutedPartition
+from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.many import (
     FoundRecord,
     PartitionBounds,
@@ -172,11 +172,11 @@ async def offsets_for_times(request: Request, context: ServerContext) -> web.Str
     return json_response(TimesResponse(answer, ids))
 
 
-def _routed(context: ServerContext, topic: TopicImage, number: int) -> RoutedPartition:
+def _routed(context: ServerContext, topic: TopicImage, number: int) -> PartitionHandle:
     """A partition of the topic; LogError UNKNOWN_PARTITION if there is none."""
     row = topic.partition(number)
     router = context.services.partitions
-    return RoutedPartition(router, topic.name, topic.topic_id, row.partition, None)
+    return PartitionHandle(router, topic.name, topic.topic_id, row.partition, None)
 
 
 def _require_all(rows: Iterable[object]) -> None:

@@ -28,7 +28,7 @@ from raftlog.rest.json_records import RecordFormat
 from raftlog.rest.v1_offsets import partition_list
 from raftlog.rest.v2_records import named_offset
 from raftlog.rest.waiting import wait_anywhere
-from raftlog.routing.router import RoutedPartition
+from raftlog.routing.router import PartitionHandle
 
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
@@ -54,7 +54,7 @@ class TailError(msgspec.Struct, frozen=True, omit_defaults=True):
 class _Position:
     """How far the tail has come in one partition."""
 
-    partition: RoutedPartition
+    partition: PartitionHandle
     number: PartitionId
     offset: Offset
 

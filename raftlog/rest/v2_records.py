@@ -25,7 +25,7 @@ from raftlog.replication.partition import Fetched
 from raftlog.rest.json_answers import RecordAnswer, decode_within_budget, record_answer
 from raftlog.rest.json_records import RecordFormat
 from raftlog.rest.waiting import wait_anywhere
-from raftlog.routing.router import PartitionAccess, RoutedPartition
+from raftlog.routing.router import PartitionAccess, PartitionHandle
 
 HIGH_WATERMARK_HEADER = "X-Raftlog-High-Watermark"
 NEXT_OFFSET_HEADER = "X-Raftlog-Next-Offset"
@@ -203,7 +203,7 @@ class _Answer:
 
 
 async def _collect(
-    request: Request, context: ServerContext, partition: RoutedPartition, poll: _Poll
+    request: Request, context: ServerContext, partition: PartitionHandle, poll: _Poll
 ) -> tuple[_Answer, Fetched]:
     """Records until one of the bounds is reached, and the last look at the log."""
     clock = context.services.clock

@@ -9,7 +9,7 @@ from typing import Any
 from raftlog.http.context import ServerContext
 from raftlog.record.types import Offset
 from raftlog.replication.partition import Partition
-from raftlog.routing.router import RoutedPartition
+from raftlog.routing.router import PartitionHandle
 
 
 async def wait_for_data(
@@ -30,7 +30,7 @@ async def wait_for_data(
 
 async def wait_anywhere(
     context: ServerContext,
-    wants: Sequence[tuple[RoutedPartition, Offset]],
+    wants: Sequence[tuple[PartitionHandle, Offset]],
     *,
     timeout_s: float,
 ) -> None:

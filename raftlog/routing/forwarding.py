@@ -50,7 +50,7 @@ from raftlog.routing.forwarding_messages import (
     decode,
     encode,
     encode_hello,
-    in_doubt_if_changing,
+    outcome_unknown_if_changing,
 )
 from raftlog.world.network import Connection, Network, NetworkError, RejectedError
 
@@ -341,7 +341,7 @@ class _Link:
 
     def _lost(self, asked: _Asked, reason: str) -> LogError:
         lost = LogError(NOT_READY, f"Node {self.broker_id} leads the partition, but {reason}.")
-        return in_doubt_if_changing(asked.operation, lost) if asked.is_sent else lost
+        return outcome_unknown_if_changing(asked.operation, lost) if asked.is_sent else lost
 
     # Dialling
 

@@ -17,7 +17,13 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from raftlog.record.errors import BAD_REQUEST, ILLEGAL_STATE, MAYBE_DELETED, LogError, in_doubt
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    ILLEGAL_STATE,
+    MAYBE_DELETED,
+    LogError,
+    outcome_unknown_error,
+)
 from raftlog.record.types import Buffer
 from raftlog.world.network import MESSAGE_BYTES_MAX, RejectedError
 
@@ -324,11 +330,11 @@ def check_hello(content: bytes, own: Hello) -> Hello:
     return hello
 
 
-def in_doubt_if_changing(operation: Operation, error: LogError) -> LogError:
-    """`error` for what changes nothing; for a write or deletion that was asked for, `in_doubt`."""
+def outcome_unknown_if_changing(operation: Operation, error: LogError) -> LogError:
+    """`error` for reads; for an append or a deletion, `outcome_unknown_error(error)`."""
     match operation:
         case Append():
-            return in_doubt(error)
+            return outcome_unknown_error(error)
         case Delete():
-            return in_doubt(error, MAYBE_DELETED)
+            return outcome_unknown_error(error, MAYBE_DELETED)
     return error

@@ -38,12 +38,12 @@ from raftlog.routing.forwarding_messages import (
     Operation,
     Outcome,
     Read,
-    in_doubt_if_changing,
+    outcome_unknown_if_changing,
 )
 from raftlog.storage.results import AppendResult
 
 if TYPE_CHECKING:
-    from raftlog.routing.router import Partitions
+    from raftlog.routing.router import PartitionRouter
 
 RETRY_S_MAX: Final = 5.0
 """How long a request waits for a leader."""
@@ -57,14 +57,14 @@ ALL_RECORDS: Final = -1
 T = TypeVar("T")
 
 
-class RoutedPartition:
+class PartitionHandle:
     """One partition, wherever it is led. Satisfies `PartitionAccess`. Made for one request."""
 
     __slots__ = ("_local", "_router", "partition", "topic", "topic_id")
 
     def __init__(
         self,
-        router: Partitions,
+        router: PartitionRouter,
         topic: str,
         topic_id: TopicId,
         partition: PartitionId,
@@ -80,7 +80,7 @@ class RoutedPartition:
     def __eq__(self, other: object) -> bool:
         """Of one partition, as one node reaches it: what is asked of both may be asked of one."""
         return (
-            isinstance(other, RoutedPartition)
+            isinstance(other, PartitionHandle)
             and self.partition == other.partition
             and self.topic_id == other.topic_id
             and self._router is other._router
@@ -237,7 +237,7 @@ class RoutedPartition:
         router = self._router
         deadline = loop.time() + timeout_s
         retry_until = min(deadline, loop.time() + RETRY_S_MAX)
-        in_doubt: LogError | None = None
+        outcome_unknown_error: LogError | None = None
         pause_s = PAUSE_S_MIN
         while True:
             seen = router.leadership(self.topic_id, self.partition)
@@ -253,10 +253,10 @@ class RoutedPartition:
                     error = failure
             was_here, refusal = refusal is not None, None
             if error.entry.outcome_unknown:
-                in_doubt = error
+                outcome_unknown_error = error
             left_s = retry_until - loop.time()
             if left_s <= 0 or not self._may_pass(error, may_repeat=may_repeat):
-                raise _told(operation, error, in_doubt)
+                raise _told(operation, error, outcome_unknown_error)
             if was_here and seen.leader != router.broker_id:
                 # Who leads now has not been asked yet.
                 continue
@@ -279,7 +279,7 @@ class RoutedPartition:
         return error.entry is RETRIABLE or len(topic.partitions[self.partition].replicas) > 1
 
 
-class FollowedPartition(RoutedPartition):
+class LocalFollowerHandle(PartitionHandle):
     """A partition that this node follows, to be read here.
 
     What is known here to be committed may be less than what the leader knows, never other.
@@ -289,7 +289,7 @@ class FollowedPartition(RoutedPartition):
 
     def __init__(
         self,
-        router: Partitions,
+        router: PartitionRouter,
         topic: str,
         topic_id: TopicId,
         partition: PartitionId,
@@ -332,9 +332,15 @@ async def _bounds(found: Partition) -> tuple[Offset, Offset]:
     return found.log_start_offset, end
 
 
-def _told(operation: Operation, error: LogError, in_doubt: LogError | None) -> LogError:
+def _told(
+    operation: Operation, error: LogError, outcome_unknown_error: LogError | None
+) -> LogError:
     """What the caller is told when the last try ended with `error`, and one before in doubt."""
-    if in_doubt is None or error.entry.outcome_unknown or error.entry is DUPLICATE_SEQUENCE:
+    if (
+        outcome_unknown_error is None
+        or error.entry.outcome_unknown
+        or error.entry is DUPLICATE_SEQUENCE
+    ):
         return error
-    both = f"{in_doubt.message} A repeat was refused: {error.message}"
-    return in_doubt_if_changing(operation, LogError(RETRIABLE, both))
+    both = f"{outcome_unknown_error.message} A repeat was refused: {error.message}"
+    return outcome_unknown_if_changing(operation, LogError(RETRIABLE, both))

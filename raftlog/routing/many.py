@@ -24,8 +24,8 @@ from raftlog.routing.forwarding_messages import (
     Operation,
     Outcome,
 )
-from raftlog.routing.handle import READ_S_MAX, RoutedPartition
-from raftlog.routing.router import Partitions
+from raftlog.routing.handle import READ_S_MAX, PartitionHandle
+from raftlog.routing.router import PartitionRouter
 
 BOUNDS_S_MAX: Final = 1.5
 """How long a leader may take for what it has in memory. One that hangs must not use up the time of
@@ -48,7 +48,7 @@ class PartitionBounds(NamedTuple):
 
 
 async def bounds_of_many(
-    router: Partitions, wanted: Sequence[RoutedPartition]
+    router: PartitionRouter, wanted: Sequence[PartitionHandle]
 ) -> list[PartitionBounds | LogError]:
     """What can be read of each partition, or why that is not known. Never raises LogError."""
 
@@ -69,7 +69,7 @@ async def bounds_of_many(
 
 
 async def times_of_many(
-    router: Partitions, wanted: Sequence[tuple[RoutedPartition, int]]
+    router: PartitionRouter, wanted: Sequence[tuple[PartitionHandle, int]]
 ) -> list[FoundRecord | LogError | None]:
     """Each partition's first committed record at or after its timestamp (ms); None: there is none.
 
@@ -158,7 +158,7 @@ def coded(row: T | LogError) -> T | int:
     return row.entry.code if isinstance(row, LogError) else row
 
 
-def _finder(router: Partitions, wanted: RoutedPartition) -> Callable[[], Partition]:
+def _finder(router: PartitionRouter, wanted: PartitionHandle) -> Callable[[], Partition]:
     def find() -> Partition:
         # By its id: another topic of that name would be another partition.
         topic = router.topic(wanted.topic_id)
@@ -168,8 +168,8 @@ def _finder(router: Partitions, wanted: RoutedPartition) -> Callable[[], Partiti
 
 
 async def _ask_leaders(
-    router: Partitions,
-    wanted: Sequence[RoutedPartition],
+    router: PartitionRouter,
+    wanted: Sequence[PartitionHandle],
     here: Callable[[Sequence[int]], Awaitable[list[T | LogError]]],
     operation: Callable[[Sequence[int]], Operation],
     answer: Callable[[Outcome], list[T | int]],
@@ -217,7 +217,7 @@ async def _ask_leaders(
     return [outcomes[index] for index in range(len(wanted))]
 
 
-def _told(code: int, wanted: RoutedPartition) -> LogError:
+def _told(code: int, wanted: PartitionHandle) -> LogError:
     """The error that a leader has told by its code alone."""
     entry = ERROR_TABLE.get(code, INTERNAL)
     return LogError(entry, f"{wanted.topic}-{wanted.partition}: {entry.message}")

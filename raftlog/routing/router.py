@@ -1,7 +1,8 @@
 """Partitions wherever they are led: any node answers any request (rest.md).
 
-`Partitions.find` gives what the server works with. If this node leads the partition, its operations
-are the partition's own. Otherwise they are passed to the leader that the applied metadata names.
+`PartitionRouter.find` returns the handle that the listeners work with. If this node leads the
+partition, the handle's operations are the partition's own; otherwise they are forwarded to the
+leader that the applied metadata names.
 
 Leaders change, and nodes learn of it one after the other. So an operation of which certainly
 nothing was carried out (NO_LEADER, NOT_READY), or that may be repeated without harm (reads, and
@@ -40,21 +41,21 @@ from raftlog.routing.forwarding_messages import (
     Operation,
     Outcome,
     Wait,
-    in_doubt_if_changing,
+    outcome_unknown_if_changing,
 )
-from raftlog.routing.handle import FollowedPartition, RoutedPartition
+from raftlog.routing.handle import LocalFollowerHandle, PartitionHandle
 from raftlog.routing.types import LocalReplicas, PartitionAccess
 
 if TYPE_CHECKING:
     from raftlog.routing.forwarding import Forwarder
 
 __all__ = [
-    "FollowedPartition",
     "Leadership",
+    "LocalFollowerHandle",
     "LocalReplicas",
     "PartitionAccess",
-    "Partitions",
-    "RoutedPartition",
+    "PartitionHandle",
+    "PartitionRouter",
 ]
 
 PAUSE_S: Final = 0.25
@@ -80,7 +81,7 @@ class _Watch:
     callback: Callable[[], object]
 
 
-class Partitions:
+class PartitionRouter:
     """All partitions of the cluster, as this node reaches them. Lives in the event loop."""
 
     def __init__(
@@ -99,7 +100,7 @@ class Partitions:
         # One for each request under way, which are bounded where they are made.
         self._watches: dict[_Watch, None] = {}
 
-    def find(self, topic: str, partition: int, *, any_replica: bool = False) -> RoutedPartition:
+    def find(self, topic: str, partition: int, *, any_replica: bool = False) -> PartitionHandle:
         """The partition, wherever it is led. LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION.
 
         With `any_replica`, reads are served by this node's replica, if it has one that is far
@@ -111,16 +112,16 @@ class Partitions:
             # What that means is found out when something is to be done with it.
             pass
         else:
-            return RoutedPartition(self, topic, local.topic_id, PartitionId(partition), local)
+            return PartitionHandle(self, topic, local.topic_id, PartitionId(partition), local)
         image = self.replicas.image.topic(topic)
         number = image.partition(partition).partition
         near = self.replicas.replica(image.topic_id, number) if any_replica else None
         if near is None:
-            return RoutedPartition(self, topic, image.topic_id, number, None)
-        return FollowedPartition(self, topic, image.topic_id, number, near)
+            return PartitionHandle(self, topic, image.topic_id, number, None)
+        return LocalFollowerHandle(self, topic, image.topic_id, number, near)
 
     async def wait_for_data(
-        self, wants: Sequence[tuple[RoutedPartition, Offset]], timeout_s: float
+        self, wants: Sequence[tuple[PartitionHandle, Offset]], timeout_s: float
     ) -> None:
         """Return when any partition may have a committed record at its offset, or the time is up.
 
@@ -128,7 +129,7 @@ class Partitions:
         Raises LogError OVERLOADED.
         """
         local: list[tuple[Partition, Offset]] = []
-        remote: dict[BrokerId, list[tuple[RoutedPartition, Offset]]] = {}
+        remote: dict[BrokerId, list[tuple[PartitionHandle, Offset]]] = {}
         for access, offset in wants:
             at_hand = access.at_hand(offset)
             if at_hand is not None:
@@ -163,7 +164,7 @@ class Partitions:
                 one.cancel()
 
     async def _wait_there(
-        self, leader: BrokerId, wants: Sequence[tuple[RoutedPartition, Offset]], timeout_s: float
+        self, leader: BrokerId, wants: Sequence[tuple[PartitionHandle, Offset]], timeout_s: float
     ) -> None:
         operation = Wait(tuple((one.topic_id, one.partition, at) for one, at in wants))
         try:
@@ -178,7 +179,7 @@ class Partitions:
         self,
         leader: BrokerId,
         operation: Operation,
-        of: Sequence[RoutedPartition],
+        of: Sequence[PartitionHandle],
         body: Sequence[Buffer] = (),
         *,
         timeout_s: float,
@@ -198,7 +199,7 @@ class Partitions:
                 lost = LogError(
                     NOT_READY, f"Node {leader} leads {name} no more, and has not answered."
                 )
-                reply.set_exception(in_doubt_if_changing(operation, lost))
+                reply.set_exception(outcome_unknown_if_changing(operation, lost))
 
         name = f"{of[0].topic}-{of[0].partition}"
         watches = [
@@ -227,7 +228,7 @@ class Partitions:
             raise LogError(UNKNOWN_TOPIC, "The topic was deleted.")
         return topic
 
-    def not_led(self, access: RoutedPartition) -> LogError:
+    def not_led(self, access: PartitionHandle) -> LogError:
         """The error for a partition that is not led here, and cannot be reached elsewhere."""
         seen = self.leadership(access.topic_id, access.partition)
         broker: BrokerImage | None = self.replicas.image.brokers.get(seen.leader)
@@ -260,7 +261,7 @@ class Partitions:
                 self.unwatch(watch)
                 watch.callback()
 
-    async def moved(self, access: RoutedPartition, seen: Leadership, timeout_s: float) -> None:
+    async def moved(self, access: PartitionHandle, seen: Leadership, timeout_s: float) -> None:
         """Return once the partition is led otherwise than `seen`, or the time is up."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()

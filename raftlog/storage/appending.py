@@ -39,7 +39,7 @@ from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.compaction_rewrite import refuse_keyless
 from raftlog.storage.index import POSITION_MAX, RELATIVE_OFFSET_MAX
 from raftlog.storage.log_core import LogCore, disk_full
-from raftlog.storage.log_operations import Upkeep
+from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.producer_state import NO_TIME, AppendPlan, Duplicate
 from raftlog.storage.results import AppendResult
 from raftlog.storage.segments import Segment
@@ -60,9 +60,9 @@ Guard = Callable[[], None]
 class Appender:
     """Appends to one log. Lives in the event loop."""
 
-    def __init__(self, core: LogCore, upkeep: Upkeep) -> None:
+    def __init__(self, core: LogCore, operations: LogOperations) -> None:
         self._core = core
-        self._upkeep = upkeep
+        self._operations = operations
         self._writers_waiting = 0
 
     # As leader
@@ -79,7 +79,7 @@ class Appender:
             if results is not None:
                 return results
         self._stand_in_line()
-        return await self._core.to_its_end(self._append_in_turn(batches, leader_epoch, guard))
+        return await self._core.run_shielded(self._append_in_turn(batches, leader_epoch, guard))
 
     @property
     def _is_free(self) -> bool:
@@ -106,7 +106,7 @@ class Appender:
         try:
             results = self._append_now(batches, leader_epoch, guard)
             if results is None:
-                await self._upkeep.roll()
+                await self._operations.roll()
                 results = self._append_now(batches, leader_epoch, guard)
             assert results is not None, "a new segment takes any append"
             return results
@@ -219,14 +219,16 @@ class Appender:
         """See `Log.append_fetched`."""
         if self.append_fetched_now(data, leader_epoch):
             return
-        await self._core.to_its_end(self._append_fetched_in_turn(data, leader_epoch))
+        await self._core.run_shielded(self._append_fetched_in_turn(data, leader_epoch))
 
     async def _append_fetched_in_turn(self, data: Buffer, leader_epoch: LeaderEpoch) -> None:
         core = self._core
         core.require_online()
         segment_base = self._base_below_start(data)
         if segment_base is not None:
-            await self._upkeep.restart_at(core.segments.end_offset, core.producers, segment_base)
+            await self._operations.restart_at(
+                core.segments.end_offset, core.producers, segment_base
+            )
         self._stand_in_line()
         await self._take_turn()
         try:
@@ -238,7 +240,7 @@ class Appender:
                 await self._note_gaps(fetched.gap_to)
             now_ms = core.shared.clock.time_ms()
             if self._segment_for(fetched.size_bytes, fetched.next_offset, now_ms) is None:
-                await self._upkeep.roll()
+                await self._operations.roll()
             appended = self._append_fetched(data, leader_epoch)
             assert appended, "a new segment takes any append"
         finally:

@@ -18,7 +18,7 @@ from raftlog.record.types import Offset
 from raftlog.storage.compaction_plan import group_segments, plan_compaction
 from raftlog.storage.compaction_rewrite import CompactionPass, Stop
 from raftlog.storage.log_core import LogCore
-from raftlog.storage.log_operations import Upkeep
+from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.reader import DamageFoundError, LogReader
 from raftlog.storage.results import CompactionReport, UnreadableBatch
 from raftlog.storage.retention import SegmentInfo
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 async def compact_log(
-    core: LogCore, upkeep: Upkeep, reader: LogReader, now_ms: int, *, go_on: bool = False
+    core: LogCore, operations: LogOperations, reader: LogReader, now_ms: int, *, go_on: bool = False
 ) -> CompactionReport | None:
     """One pass, if the plan finds it worth while; None if not, or if it was interrupted.
 
@@ -46,7 +46,7 @@ async def compact_log(
     core.is_compacting = True
     try:
         async with core.arrange_lock:
-            return await _Compaction(core, upkeep, reader, now_ms, go_on=go_on).run()
+            return await _Compaction(core, operations, reader, now_ms, go_on=go_on).run()
     except DamageFoundError as error:
         logger.error("%s: compaction stopped at damage: %s", core.directory, error.reason)
         core.found_damage(error.reason)
@@ -61,10 +61,16 @@ class _InterruptedError(Exception):
 
 class _Compaction:
     def __init__(
-        self, core: LogCore, upkeep: Upkeep, reader: LogReader, now_ms: int, *, go_on: bool
+        self,
+        core: LogCore,
+        operations: LogOperations,
+        reader: LogReader,
+        now_ms: int,
+        *,
+        go_on: bool,
     ) -> None:
         self._core = core
-        self._upkeep = upkeep
+        self._operations = operations
         self._reader = reader
         self._now_ms = now_ms
         self._go_on = go_on
@@ -72,7 +78,7 @@ class _Compaction:
     async def run(self) -> CompactionReport | None:
         core = self._core
         config = core.config
-        infos = self._upkeep.segment_infos()
+        infos = self._operations.segment_infos()
         plan = plan_compaction(
             infos,
             core.compaction,
@@ -107,7 +113,7 @@ class _Compaction:
             if not groups:
                 return None
             # The recovery point's position must not lie in a segment that is rewritten.
-            await self._upkeep.checkpoint()
+            await self._operations.checkpoint()
             core.gaps_below = max(core.gaps_below, groups[-1][-1].next_offset)
             await core.publish()
             rewritten = 0
@@ -151,7 +157,7 @@ class _Compaction:
                 return
 
     async def _chunk(self, offset: Offset, end: Offset) -> tuple[Buffer, Offset]:
-        if self._core.arrangers_waiting or self._core.failure is not None:
+        if self._core.pending_rearrangements or self._core.failure is not None:
             raise _InterruptedError
         result = await self._reader.read(offset, end=end, max_bytes=CHUNK_BYTES)
         return result.data, result.next_offset

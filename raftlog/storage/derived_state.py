@@ -85,7 +85,9 @@ def load_snapshot(
     return ProducerStates.from_bytes(data, offset, now_ms=now_ms)
 
 
-def load_told(disk: Disk, directory: str, offset: Offset, now_ms: int) -> ProducerStates:
+def load_restart_producers(
+    disk: Disk, directory: str, offset: Offset, now_ms: int
+) -> ProducerStates:
     """The producers that a log which begins again at `offset` was told of. Blocks."""
     data = read_small_file(disk, f"{directory}/{RESTART_NAME}", SMALL_FILE_BYTES_MAX) or b""
     producers = ProducerStates.from_bytes(data, offset, now_ms=now_ms)
@@ -95,7 +97,7 @@ def load_told(disk: Disk, directory: str, offset: Offset, now_ms: int) -> Produc
     return producers
 
 
-def write_beginning(disk: Disk, directory: str, offset: Offset, snapshot: bytes) -> None:
+def write_initial_state(disk: Disk, directory: str, offset: Offset, snapshot: bytes) -> None:
     """Write what follows from records below `offset` for a log that has none. Blocks."""
     disk.replace(f"{directory}/{EPOCHS_NAME}", LeaderEpochs().to_bytes())
     disk.replace(f"{directory}/{snapshot_name(offset)}", snapshot)

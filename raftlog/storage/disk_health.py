@@ -32,7 +32,7 @@ class DiskTrouble(Enum):
     STALLED = "hangs"
 
 
-class DiskWatch:
+class DiskHealth:
     """What the looks at a disk amount to. Times are monotonic seconds."""
 
     def __init__(self) -> None:

@@ -10,9 +10,9 @@
 
 Appends are in `appending`, for leaders and for followers.
 
-Operations that rearrange files (`upkeep`) go on to their end even if their caller stops waiting. An
-I/O error ends the log's service for good: what the disk holds is not known any more, and trying
-again could make it worse (mistake 9 of replication.md).
+Operations that rearrange files (`log_operations`) run to their end even if their caller is
+cancelled. An I/O error ends the log's service for good: what the disk holds is unknown, and a retry
+could make it worse (mistake 9 of replication.md).
 
 Lives in the event loop; not for other threads.
 """
@@ -37,7 +37,7 @@ from raftlog.storage.compaction_run import compact_log
 from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.log_core import Appended, LogCore, LogShared, publish_nothing
-from raftlog.storage.log_operations import Upkeep
+from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.opening import open_log
 from raftlog.storage.producer_state import ProducerStates
 from raftlog.storage.reader import DamageFoundError, LogReader, find_offset_for_timestamp
@@ -65,9 +65,9 @@ class Log:
 
     def __init__(self, core: LogCore) -> None:
         self._core = core
-        self._upkeep = Upkeep(core)
+        self._operations = LogOperations(core)
         self._reader = LogReader(core)
-        self._appender = Appender(core, self._upkeep)
+        self._appender = Appender(core, self._operations)
         self._damaged_ranges: dict[tuple[Offset, int], DamagedRange] = {}
 
     @classmethod
@@ -208,7 +208,7 @@ class Log:
         Only then may others count on the log: a start that still tells of the loss would have them
         give up what was acknowledged since. Raises LogError; after DISK_FULL it may be tried again.
         """
-        await self._core.to_its_end(self._core.forget_possible_loss())
+        await self._core.run_shielded(self._core.forget_possible_loss())
 
     @property
     def last_epoch(self) -> LeaderEpoch:
@@ -329,7 +329,7 @@ class Log:
 
         Raises LogError; after DISK_FULL the recovery point is where it was.
         """
-        return await self._core.to_its_end(self._upkeep.checkpoint())
+        return await self._core.run_shielded(self._operations.checkpoint())
 
     def current_checkpoint(self) -> ReplicaCheckpoint:
         """What may be written down as durable now."""
@@ -408,7 +408,7 @@ class Log:
 
         Raises LogError: OFFSET_OUT_OF_RANGE below the log start offset, STORAGE_FAILED.
         """
-        await self._core.to_its_end(self._upkeep.truncate_to(offset))
+        await self._core.run_shielded(self._operations.truncate_to(offset))
 
     def producers_below(self, offset: Offset) -> bytes:
         """What a log that begins at `offset`, empty, is to know of producers: for `restart_at`."""
@@ -426,7 +426,7 @@ class Log:
         one, with them. The high watermark is `offset` afterwards. Raises LogError, nothing was
         changed: CORRUPT_BATCH if `producers` is not a snapshot of that offset, DISK_FULL.
         """
-        await self._core.to_its_end(self._upkeep.restart_told(offset, producers))
+        await self._core.run_shielded(self._operations.restart_with_producers(offset, producers))
         self._damaged_ranges.clear()
 
     async def delete_records_before(self, offset: Offset) -> Offset:
@@ -435,22 +435,22 @@ class Log:
         While a compaction runs, the files that lie below stay until retention comes by.
         Raises LogError: OFFSET_OUT_OF_RANGE beyond the log end offset, DISK_FULL, STORAGE_FAILED.
         """
-        return await self._core.to_its_end(self._upkeep.delete_records_before(offset))
+        return await self._core.run_shielded(self._operations.delete_records_before(offset))
 
     async def apply_retention(self, now_ms: int) -> int:
         """Remove segments that are due by age or size; return how many. Raises LogError.
 
         Removes none while a compaction runs: what is due stays due.
         """
-        return await self._core.to_its_end(self._upkeep.apply_retention(now_ms))
+        return await self._core.run_shielded(self._operations.apply_retention(now_ms))
 
     async def compact(self, now_ms: int, *, go_on: bool = False) -> CompactionReport | None:
         """Remove records that a newer one of the same key replaces, if it is worth it.
 
         After a partial pass, call it again at once with `go_on`. Raises LogError.
         """
-        return await self._core.to_its_end(
-            compact_log(self._core, self._upkeep, self._reader, now_ms, go_on=go_on)
+        return await self._core.run_shielded(
+            compact_log(self._core, self._operations, self._reader, now_ms, go_on=go_on)
         )
 
     async def close(self) -> None:
@@ -458,35 +458,35 @@ class Log:
 
         Raises LogError if the last checkpoint could not be taken; the log is closed all the same.
         """
-        await self._core.to_its_end(self._close())
+        await self._core.run_shielded(self._close())
 
     async def _close(self) -> None:
         core = self._core
         closed = LogError(ILLEGAL_STATE, f"{self.directory} is closed.")
-        core.arrangers_waiting += 1
+        core.pending_rearrangements += 1
         try:
             async with core.arrange_lock, core.write_lock:
                 if core.state is LogState.ONLINE:
-                    await self._upkeep.checkpoint()
+                    await self._operations.checkpoint()
                     core.end(closed, LogState.CLOSED)
         finally:
-            core.arrangers_waiting -= 1
+            core.pending_rearrangements -= 1
             self.discard(closed)
 
     async def retire(self, reason: LogError) -> None:
         """Discard the log, and return when nothing of it touches its directory any more."""
-        await self._core.to_its_end(self._retire(reason))
+        await self._core.run_shielded(self._retire(reason))
 
     async def _retire(self, reason: LogError) -> None:
         self.discard(reason)
         core = self._core
-        core.arrangers_waiting += 1
+        core.pending_rearrangements += 1
         try:
             async with core.arrange_lock, core.write_lock, core.derived_lock:
                 # What was on its way has come to its end, and may have opened files again.
                 self.discard(reason)
         finally:
-            core.arrangers_waiting -= 1
+            core.pending_rearrangements -= 1
 
     def discard(self, reason: LogError) -> None:
         """Let go of the files as they are, for good: whoever uses the log is told `reason`."""

@@ -131,7 +131,7 @@ class LogCore:
         """Held while appends must wait."""
         self.derived_lock = asyncio.Lock()
         """Held while index files of the active segment, epochs or snapshots are written."""
-        self.arrangers_waiting = 0
+        self.pending_rearrangements = 0
         """Truncations and closings, for which a compaction gives way."""
         self.is_compacting = False
         """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
@@ -144,7 +144,7 @@ class LogCore:
         self._published_log_start = (
             opened.log_start_offset if checkpoint is None else checkpoint.log_start_offset
         )
-        self.promises_end: Offset | None = None
+        self.promised_end: Offset | None = None
         """While a truncation is being prepared: nothing from this offset on is promised."""
         self.restart_at: Offset | None = None
         """While the log is being emptied, to begin again at this offset."""
@@ -174,9 +174,9 @@ class LogCore:
         if self.restart_at is not None:
             return beginning_at(self.restart_at, self._loss_to_tell, restart=True)
         flushed_offset, high_watermark = self.flushed_offset, self.high_watermark
-        if self.promises_end is not None:
-            flushed_offset = min(flushed_offset, self.promises_end)
-            high_watermark = min(high_watermark, self.promises_end)
+        if self.promised_end is not None:
+            flushed_offset = min(flushed_offset, self.promised_end)
+            high_watermark = min(high_watermark, self.promised_end)
         return msgspec.structs.replace(
             self.recovery,
             flushed_offset=flushed_offset,
@@ -298,7 +298,7 @@ class LogCore:
         self.shared.file_is_behind = True
         self.end(failure, LogState.DAMAGED)
 
-    async def to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` to its end, even if the caller stops waiting in the middle."""
         return await asyncio.shield(self.to_its_end_soon(work))
 

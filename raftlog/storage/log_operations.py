@@ -38,7 +38,7 @@ from raftlog.storage.derived_state import (
     remove_snapshots,
     snapshot_name,
     snapshot_offsets,
-    write_beginning,
+    write_initial_state,
 )
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.log_core import LogCore, beginning_at
@@ -56,7 +56,7 @@ UNPUBLISHED_SNAPSHOTS_MAX: Final = 64
 """Snapshots kept above the published recovery point, when the checkpoint file lags behind."""
 
 
-class Upkeep:
+class LogOperations:
     """Rearranges the files of one log."""
 
     def __init__(self, core: LogCore) -> None:
@@ -287,11 +287,11 @@ class Upkeep:
     async def _arranging(self) -> AsyncIterator[None]:
         """Hold `arrange_lock`; a compaction gives way."""
         core = self._core
-        core.arrangers_waiting += 1
+        core.pending_rearrangements += 1
         try:
             await core.arrange_lock.acquire()
         finally:
-            core.arrangers_waiting -= 1
+            core.pending_rearrangements -= 1
         try:
             yield
         finally:
@@ -322,11 +322,11 @@ class Upkeep:
                     offset_index_entries=0,
                     time_index_entries=0,
                 )
-            core.promises_end = cut.next_offset
+            core.promised_end = cut.next_offset
             try:
                 await core.publish()
             finally:
-                core.promises_end = None
+                core.promised_end = None
             # No await from here to the cut in memory: a sync that began in between would take the
             # old end for flushed.
             core.flushed_offset = cut.next_offset
@@ -361,7 +361,7 @@ class Upkeep:
         await self.checkpoint()
         await core.publish()
 
-    async def restart_told(self, offset: Offset, told: bytes) -> None:
+    async def restart_with_producers(self, offset: Offset, told: bytes) -> None:
         """See `Log.restart_at`."""
         core = self._core
         producers = ProducerStates()
@@ -446,7 +446,7 @@ class Upkeep:
             if name != RESTART_NAME:
                 self._disk.remove(f"{directory}/{name}")
         if snapshot is not None:
-            write_beginning(self._disk, directory, base, snapshot)
+            write_initial_state(self._disk, directory, base, snapshot)
         return create_segment(self._disk, self._core.shared.files, directory, base)
 
     async def _start_over(self) -> None:

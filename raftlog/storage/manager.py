@@ -40,10 +40,10 @@ from raftlog.storage.quarantine import (
     REPLICAS,
     free_number,
     names_below,
-    put_damaged_aside,
-    put_deleted_aside,
-    put_topic_aside,
+    quarantine_replica,
     replica_name,
+    trash_replica,
+    trash_topic,
 )
 from raftlog.storage.results import LogState
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
@@ -274,7 +274,7 @@ class LogManager:
             del self._stray_names[name]
             self._checkpoints.pop(name, None)
         try:
-            await self._disk.run(partial(put_topic_aside, self._disk, topic_id))
+            await self._disk.run(partial(trash_topic, self._disk, topic_id))
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{topic_id} cannot be deleted: {error}") from error
         try:
@@ -340,9 +340,7 @@ class LogManager:
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be deleted: {error}") from error
         try:
-            aside = await self._disk.run(
-                partial(put_deleted_aside, self._disk, topic_id, partition)
-            )
+            aside = await self._disk.run(partial(trash_replica, self._disk, topic_id, partition))
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be deleted: {error}") from error
         if aside is not None:
@@ -387,7 +385,7 @@ class LogManager:
                 await log.retire(LogError(ILLEGAL_STATE, f"{name} has been renewed."))
             if name not in self._unfinished:
                 await self._disk.run(
-                    partial(put_damaged_aside, self._disk, topic_id, partition, number)
+                    partial(quarantine_replica, self._disk, topic_id, partition, number)
                 )
             self._set_aside = await self._disk.run(partial(names_below, self._disk, DAMAGED))
         except DiskFullError as error:

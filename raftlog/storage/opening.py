@@ -22,10 +22,10 @@ from raftlog.storage.derived_state import (
     RESTART_NAME,
     Derived,
     load_derived,
-    load_told,
+    load_restart_producers,
     older_producers,
     remove_snapshots,
-    write_beginning,
+    write_initial_state,
 )
 from raftlog.storage.files import OpenFiles
 from raftlog.storage.index import OFFSET_LAYOUT, TIME_LAYOUT
@@ -206,10 +206,10 @@ def _begin_again(
             files.forget(f"{directory}/{name}")
             disk.remove(f"{directory}/{name}")
     logger.warning("%s: begins again at offset %d, empty, as was asked.", directory, offset)
-    producers = load_told(disk, directory, offset, now_ms)
+    producers = load_restart_producers(disk, directory, offset, now_ms)
     opened = _begin(disk, files, directory, offset)
     if len(producers):
-        write_beginning(disk, directory, offset, producers.to_bytes(offset, now_ms=now_ms))
+        write_initial_state(disk, directory, offset, producers.to_bytes(offset, now_ms=now_ms))
         opened.producers = producers
         opened.recovery_point = msgspec.structs.replace(
             _NOTHING,

@@ -29,13 +29,13 @@ def replica_name(topic_id: TopicId, partition: PartitionId) -> str:
     return f"{topic_id}/{partition}"
 
 
-def put_topic_aside(disk: Disk, topic_id: TopicId) -> None:
+def trash_topic(disk: Disk, topic_id: TopicId) -> None:
     """Take a topic's directory away, if it is there."""
     if disk.exists(f"{REPLICAS}/{topic_id}"):
         _move(disk, f"{REPLICAS}/{topic_id}", f"{DELETED}/{topic_id}")
 
 
-def put_deleted_aside(disk: Disk, topic_id: TopicId, partition: PartitionId) -> str | None:
+def trash_replica(disk: Disk, topic_id: TopicId, partition: PartitionId) -> str | None:
     """Take one replica's directory away; return where what is left is to be removed."""
     directory = f"{REPLICAS}/{replica_name(topic_id, partition)}"
     if not disk.exists(directory):
@@ -51,7 +51,7 @@ def put_deleted_aside(disk: Disk, topic_id: TopicId, partition: PartitionId) -> 
     raise DiskError(f"{directory}: {DELETED_WAITING_MAX} deleted copies of it wait already")
 
 
-def put_damaged_aside(disk: Disk, topic_id: TopicId, partition: PartitionId, number: int) -> None:
+def quarantine_replica(disk: Disk, topic_id: TopicId, partition: PartitionId, number: int) -> None:
     """Keep a replica's directory as a damaged one; a missing one is no error."""
     directory = f"{REPLICAS}/{replica_name(topic_id, partition)}"
     if not disk.exists(directory):

@@ -13,10 +13,9 @@ Must not know: records, logs, topics, HTTP. Imports nothing of raftlog.
 from raftlog.world.disk import Buffer, Disk, DiskError, DiskFullError, File, read_small_file
 from raftlog.world.network import Network
 from raftlog.world.randomness import Randomness
-from raftlog.world.time import Alarm, Clock
+from raftlog.world.time import Clock, Wakeup
 
 __all__ = [
-    "Alarm",
     "Buffer",
     "Clock",
     "Disk",
@@ -25,5 +24,6 @@ __all__ = [
     "File",
     "Network",
     "Randomness",
+    "Wakeup",
     "read_small_file",
 ]

@@ -45,7 +45,7 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-class Alarm:
+class Wakeup:
     """Wakes one waiter. A ring that comes while nobody waits is kept for the next wait."""
 
     def __init__(self, clock: Clock) -> None:
@@ -53,7 +53,7 @@ class Alarm:
         self._rung = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Wake the waiter now."""
         self._rung = True
         if self._waiter is not None and not self._waiter.done():

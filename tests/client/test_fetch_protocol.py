@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from raftlog_client.errors import ConnectionLostError, ServerError
 from raftlog_client.fetch_protocol import (
     HEAD_BYTES_MAX,
+    FetchConnectionPool,
     FetchResponse,
     MalformedResponseError,
-    RawFetcher,
 )
 from raftlog_client.transport import NodeAddress
 
@@ -163,11 +163,11 @@ async def node(
 
 
 @pytest.fixture
-def fetcher() -> RawFetcher:
-    return RawFetcher("test")
+def fetcher() -> FetchConnectionPool:
+    return FetchConnectionPool("test")
 
 
-async def test_a_connection_is_used_again(fetcher: RawFetcher) -> None:
+async def test_a_connection_is_used_again(fetcher: FetchConnectionPool) -> None:
     one, two = [frame(b"a" * 100_000)], [frame(b"b"), frame(b"no", error_code=50301)]
     async with node(chunked(body_of(one), [1000] * 20), whole(body_of(two))) as (address, ports):
         for wanted in (one, two):
@@ -178,7 +178,7 @@ async def test_a_connection_is_used_again(fetcher: RawFetcher) -> None:
         fetcher.close()
 
 
-async def test_a_connection_that_the_node_has_closed_is_not(fetcher: RawFetcher) -> None:
+async def test_a_connection_that_the_node_has_closed_is_not(fetcher: FetchConnectionPool) -> None:
     answer = whole(body_of([frame(b"a")]))
     async with node(answer, answer, closes=True) as (address, ports):
         await fetcher.fetch(address, b"{}", Sink(), 5.0)
@@ -188,7 +188,7 @@ async def test_a_connection_that_the_node_has_closed_is_not(fetcher: RawFetcher)
         fetcher.close()
 
 
-async def test_a_refusal_is_the_nodes_own(fetcher: RawFetcher) -> None:
+async def test_a_refusal_is_the_nodes_own(fetcher: FetchConnectionPool) -> None:
     text = b'{"error_code":50304,"message":"not yet"}'
     refusal = b"HTTP/1.1 503 x\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text)
     answer = whole(body_of([frame(b"a")]))
@@ -203,21 +203,21 @@ async def test_a_refusal_is_the_nodes_own(fetcher: RawFetcher) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"HTTP/1.1 200", whole(body_of([frame(b"abc")]))[:-1]])
 async def test_an_answer_that_breaks_off_is_a_lost_connection(
-    fetcher: RawFetcher, data: bytes
+    fetcher: FetchConnectionPool, data: bytes
 ) -> None:
     async with node(data, closes=True) as (address, _):
         with pytest.raises(ConnectionLostError, match="broke"):
             await fetcher.fetch(address, b"{}", Sink(), 5.0)
 
 
-async def test_a_malformed_answer_is_a_lost_connection(fetcher: RawFetcher) -> None:
+async def test_a_malformed_answer_is_a_lost_connection(fetcher: FetchConnectionPool) -> None:
     async with node(b"nonsense\r\n\r\n") as (address, _):
         with pytest.raises(ConnectionLostError, match="malformed"):
             await fetcher.fetch(address, b"{}", Sink(), 5.0)
 
 
 async def test_silence_ends_with_the_time_and_the_connection_is_not_used_again(
-    fetcher: RawFetcher,
+    fetcher: FetchConnectionPool,
 ) -> None:
     answer = whole(body_of([frame(b"a")]))
     async with node(b"HTTP/1.1", answer) as (address, ports):
@@ -228,6 +228,6 @@ async def test_silence_ends_with_the_time_and_the_connection_is_not_used_again(
         fetcher.close()
 
 
-async def test_nobody_there(fetcher: RawFetcher) -> None:
+async def test_nobody_there(fetcher: FetchConnectionPool) -> None:
     with pytest.raises(ConnectionLostError, match="Cannot connect"):
         await fetcher.fetch(NodeAddress("127.0.0.1:1"), b"{}", Sink(), 5.0)

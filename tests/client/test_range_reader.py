@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 from raftlog_client.errors import ConnectionLostError, RecordsGoneError
-from raftlog_client.fetch_protocol import FrameSink, RawFetcher
+from raftlog_client.fetch_protocol import FetchConnectionPool, FrameSink
 from raftlog_client.metadata import ClusterMetadata, ClusterView
-from raftlog_client.range_reader import BUFFERS_KEPT_MAX, RawChunk, RawReader
+from raftlog_client.range_reader import BUFFERS_KEPT_MAX, RangeChunk, RangeReader
 from raftlog_client.retry import Backoff
 from raftlog_client.transport import NodeAddress
 from raftlog_client.types import TopicDescription, TopicPartition
@@ -71,9 +71,9 @@ class Script:
         """All answers are of one node."""
 
 
-def reader(script: Script, start: int, end: int, chunk_bytes: int = 1 << 20) -> RawReader:
-    return RawReader(
-        cast(RawFetcher, script),
+def reader(script: Script, start: int, end: int, chunk_bytes: int = 1 << 20) -> RangeReader:
+    return RangeReader(
+        cast(FetchConnectionPool, script),
         cast(ClusterMetadata, script),
         SOURCE,
         topic_id=TOPIC_ID,
@@ -83,7 +83,7 @@ def reader(script: Script, start: int, end: int, chunk_bytes: int = 1 << 20) -> 
     )
 
 
-async def all_of(one: RawReader) -> list[RawChunk]:
+async def all_of(one: RangeReader) -> list[RangeChunk]:
     chunks = []
     while (chunk := await one.next()) is not None:
         chunks.append(chunk)

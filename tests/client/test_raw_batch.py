@@ -9,7 +9,7 @@ import pytest
 from raftlog_client import Producer, SerializationError
 from raftlog_client.batches import PendingBatch
 from raftlog_client.errors import RaftlogClientError
-from raftlog_client.raw_batch import EncodedRecords, EncodedSend
+from raftlog_client.raw_batch import RawBatchBuilder, RawBatchSend
 
 from raftlog.record.batch import check_batch
 from raftlog.record.codec import BatchBuilder
@@ -48,7 +48,7 @@ async def test_order_is_kept_with_records_that_are_still_gathered(
 def test_stamping_makes_the_crc_right() -> None:
     data = encoded(b"a")
     data[17:21] = bytes(4)
-    records = EncodedRecords(data)
+    records = RawBatchBuilder(data)
     records.set_producer_state(ProducerId(7), ProducerEpoch(1), 9)
     header = parse_header(records.build())
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 1, 9)
@@ -56,7 +56,7 @@ def test_stamping_makes_the_crc_right() -> None:
 
 
 def test_it_takes_no_more_records() -> None:
-    records = EncodedRecords(encoded(b"a"))
+    records = RawBatchBuilder(encoded(b"a"))
     assert not records.append(0, None, b"b")
     assert records.append_many([(0, None, b"b", None)]) == (0, None, b"b", None)
     assert records.record_count == 1
@@ -67,11 +67,11 @@ def test_it_takes_no_more_records() -> None:
 )
 def test_what_is_no_batch_is_refused(data: bytes) -> None:
     with pytest.raises(SerializationError):
-        EncodedRecords(bytearray(data))
+        RawBatchBuilder(bytearray(data))
 
 
 async def test_a_batch_in_parts_is_written_when_all_of_them_are() -> None:
-    send = EncodedSend()
+    send = RawBatchSend()
     send.batch_split(PART, [PART, PART])
     send.batch_acknowledged(PART, 5)
     assert not send.future.done()
@@ -80,7 +80,7 @@ async def test_a_batch_in_parts_is_written_when_all_of_them_are() -> None:
 
 
 async def test_a_part_that_failed_fails_the_batch_and_doubt_is_told_first() -> None:
-    send = EncodedSend()
+    send = RawBatchSend()
     send.batch_split(PART, [PART, PART, PART])
     send.batch_failed(PART, RaftlogClientError("refused"))
     send.batch_failed(PART, RaftlogClientError("in doubt", outcome_unknown=True))

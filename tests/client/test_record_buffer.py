@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raftlog_client.record_buffer import UNIT_RECORDS_MIN, RecordBuffer
-from raftlog_client.record_decoder import Unpacker
+from raftlog_client.record_decoder import RecordDecoder
 from raftlog_client.subscription import Chunk, OffsetReset, PartitionState
 from raftlog_client.types import TopicPartition
 
@@ -12,7 +12,7 @@ from raftlog.record.header import HEADER
 
 
 def new_buffer() -> RecordBuffer:
-    unpacker = Unpacker(
+    unpacker = RecordDecoder(
         key_deserializer=None, value_deserializer=None, decompressed_bytes_max=1 << 20
     )
     return RecordBuffer(unpacker, on_taken=lambda _: None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftlog.controller.sessions import DEPARTURES_MAX, Action, Decision, Departures, Sessions
+from raftlog.controller.sessions import DEPARTURES_MAX, Action, DeadBrokers, Decision, Sessions
 from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.apply import apply
 from raftlog.metadata.commands import (
@@ -374,7 +374,7 @@ FIRST, SECOND = BrokerEpoch(5), BrokerEpoch(9)
 
 
 def test_refused_connection_proves_the_incarnation_dead_that_had_it() -> None:
-    departures = Departures()
+    departures = DeadBrokers()
     departures.ended(BROKER, FIRST)
     assert not departures.is_dead(BROKER, FIRST)
     assert departures.refused(BROKER, FIRST) == FIRST
@@ -383,12 +383,12 @@ def test_refused_connection_proves_the_incarnation_dead_that_had_it() -> None:
 
 
 def test_refusal_without_an_end_before_it_counts_as_the_end() -> None:
-    departures = Departures()
+    departures = DeadBrokers()
     assert departures.refused(BROKER, FIRST) == FIRST
 
 
 def test_refusal_says_nothing_of_a_process_that_was_started_since() -> None:
-    departures = Departures()
+    departures = DeadBrokers()
     departures.ended(BROKER, FIRST)
     assert departures.refused(BROKER, SECOND) is None
     assert not departures.is_dead(BROKER, FIRST)
@@ -396,7 +396,7 @@ def test_refusal_says_nothing_of_a_process_that_was_started_since() -> None:
 
 
 def test_node_that_is_no_broker_has_nothing_to_be_fenced() -> None:
-    departures = Departures()
+    departures = DeadBrokers()
     departures.ended(BROKER, None)
     assert departures.refused(BROKER, None) is None
     # It registered elsewhere after its connection here had ended.
@@ -405,14 +405,14 @@ def test_node_that_is_no_broker_has_nothing_to_be_fenced() -> None:
 
 
 def test_node_that_is_back_is_not_dead() -> None:
-    departures = Departures()
+    departures = DeadBrokers()
     departures.refused(BROKER, FIRST)
     departures.returned(BROKER)
     assert not departures.is_dead(BROKER, FIRST)
 
 
 def test_oldest_are_forgotten_first() -> None:
-    departures = Departures()
+    departures = DeadBrokers()
     for number in range(1, DEPARTURES_MAX + 2):
         departures.ended(BrokerId(number), FIRST)
         departures.refused(BrokerId(number), FIRST)

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from raftlog.raft.messages import Message, Wish
-from raftlog.raft.proposal_router import WishDesk
+from raftlog.raft.messages import Message, RequestKind
+from raftlog.raft.proposal_router import ProposalRouter
 from raftlog.raft.settings import MemberSettings
 from raftlog.record.errors import LogError
 from tests.simulation.clock import ManualClock
@@ -97,8 +97,8 @@ class Office:
         self.sent: list[tuple[int, Any]] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.wakes = 0
-        desk: Any = WishDesk
-        self.desk: WishDesk[str] = desk(
+        desk: Any = ProposalRouter
+        self.desk: ProposalRouter[str] = desk(
             core=self.core,
             store=self.store,
             changes=self.changes,
@@ -122,7 +122,7 @@ class Office:
     def follow(self, leader: int | None) -> None:
         self.core.leader_id = leader
 
-    async def wish(self, wish: Wish = Wish.COMMAND, argument: bytes = b"x") -> Any:
+    async def wish(self, wish: RequestKind = RequestKind.COMMAND, argument: bytes = b"x") -> Any:
         outcome = self.desk.begin(wish, argument)
         await asyncio.sleep(0)
         return outcome

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from raftlog.raft.dead_peers import Losses
+from raftlog.raft.dead_peers import DeadPeerProbe
 from raftlog.raft.identity import KNOWN_PEERS_MAX
 from raftlog.raft.peer_link import Link, PeersLimits
 from raftlog.world.network import Acceptor, Connection, Opened
@@ -22,7 +22,7 @@ class Scripted:
         self.probes_s: list[float] = []
         self.dead: list[int] = []
         self.tasks: list[asyncio.Task[None]] = []
-        self.losses = Losses(self, self.clock, PeersLimits(), self.spawn, self.dead.append)
+        self.losses = DeadPeerProbe(self, self.clock, PeersLimits(), self.spawn, self.dead.append)
 
     async def is_refused(self, address: str, *, timeout_s: float) -> bool:
         now_s = self.clock.monotonic() - self.start_s

@@ -20,8 +20,8 @@ from raftlog.raft.kernel import (
     ATTRIBUTES_RELIED_ON,
     METHODS_RELIED_ON,
     PYSYNCOBJ_VERSION,
-    Entered,
     PickleForbiddenError,
+    Scoped,
     SyncObj,
 )
 from tests.simulation.clock import ManualClock
@@ -133,7 +133,7 @@ def test_the_original_module_is_as_it_was() -> None:
 def test_clock_and_dice_are_of_the_core_that_is_entered() -> None:
     copy = sys.modules[COPY]
     clock = ManualClock()
-    with Entered(clock, SeededRandomness(random.Random(1))):
+    with Scoped(clock, SeededRandomness(random.Random(1))):
         assert copy.monotonicTime() == clock.monotonic()
         assert copy.random.random() == random.Random(1).uniform(0.0, 1.0)
 
@@ -147,14 +147,14 @@ def test_outside_of_a_core_there_is_no_time() -> None:
 
 
 def test_only_one_core_is_entered_at_a_time() -> None:
-    entered = Entered(ManualClock(), SeededRandomness(random.Random(1)))
+    entered = Scoped(ManualClock(), SeededRandomness(random.Random(1)))
     with entered, pytest.raises(AssertionError, match="two cores"), entered:
         pass
-    Entered.active = None
+    Scoped.active = None
 
 
 def test_a_core_is_left_when_it_raises() -> None:
-    entered = Entered(ManualClock(), SeededRandomness(random.Random(1)))
+    entered = Scoped(ManualClock(), SeededRandomness(random.Random(1)))
     with pytest.raises(ZeroDivisionError), entered:
         raise ZeroDivisionError
-    assert Entered.active is None
+    assert Scoped.active is None

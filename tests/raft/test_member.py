@@ -336,7 +336,7 @@ def test_the_status_tells_how_things_stand() -> None:
 
 def test_alone_there_is_nobody_to_hand_over_or_send_to() -> None:
     async def work(node: Alone) -> None:
-        await node.ask(node.member.step_aside())
+        await node.ask(node.member.resign_leadership())
         assert node.member.is_active
         assert node.member.send(2, b"hello") is False
         with pytest.raises(AssertionError):

@@ -318,7 +318,7 @@ def test_a_leader_that_steps_aside_is_followed_without_an_election_timeout() -> 
         member = members.members[leader]
         member.on_role_changed(lambda: changes.append((member.leader_id, member.is_active)))
         begun = asyncio.get_running_loop().time()
-        await members.world.processes[leader].run(member.step_aside())
+        await members.world.processes[leader].run(member.resign_leadership())
         assert not member.is_active
         successor = await members.until(lambda: members.leader() not in (None, leader))
         assert successor
@@ -335,7 +335,7 @@ def test_without_anybody_to_follow_stepping_aside_ends_by_itself() -> None:
             members.world.pause(node_id)
         await asyncio.sleep(0.1)
         begun = asyncio.get_running_loop().time()
-        await members.world.processes[leader].run(members.members[leader].step_aside())
+        await members.world.processes[leader].run(members.members[leader].resign_leadership())
         assert asyncio.get_running_loop().time() - begun < 1.0
 
     in_cluster(work)

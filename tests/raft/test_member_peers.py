@@ -12,7 +12,7 @@ from raftlog.raft.messages import (
     Message,
     Ping,
     PreVote,
-    Wish,
+    RequestKind,
     encode_message,
 )
 from tests.raft.test_member_cluster import hear, in_cluster, others
@@ -48,7 +48,9 @@ def test_a_forwarded_change_that_names_no_node_does_not_hurt_the_leader() -> Non
     async def work(members: MemberWorld, leader: int) -> None:
         follower = others(members, leader)[0]
         term = members.members[leader].term
-        hear(members, leader, follower, encode_message(Forward(term, 1, Wish.ADD_VOTER, b"?")))
+        hear(
+            members, leader, follower, encode_message(Forward(term, 1, RequestKind.ADD_VOTER, b"?"))
+        )
         assert isinstance(await members.propose(leader), Applied)
 
     in_cluster(work)
@@ -75,7 +77,7 @@ def test_whoever_says_a_higher_term_ends_the_time_of_a_leader(kind: str) -> None
         kinds: dict[str, Message] = {
             "ping": Ping(term, 1, b""),
             "control": Control(term, b"x"),
-            "forward": Forward(term, 1, Wish.BARRIER, b""),
+            "forward": Forward(term, 1, RequestKind.BARRIER, b""),
         }
         hear(members, leader, follower, encode_message(kinds[kind]))
         assert members.members[leader].term == term

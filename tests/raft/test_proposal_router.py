@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raftlog.raft.interface import Applied, Outcome, Refused, Unknown
-from raftlog.raft.messages import Forward, Forwarded, Wish
+from raftlog.raft.messages import Forward, Forwarded, RequestKind
 from raftlog.raft.proposal_router import CHANGES_AT_ONCE_MAX
 from raftlog.record.errors import (
     BAD_REQUEST,
@@ -51,7 +51,7 @@ async def test_a_follower_forwards_and_waits_for_its_own_member_to_apply(office:
     office.follow(OTHER)
     outcome = await office.wish()
     ((peer, forward),) = office.sent
-    assert (peer, forward.wish, forward.argument) == (OTHER, Wish.COMMAND, b"x")
+    assert (peer, forward.wish, forward.argument) == (OTHER, RequestKind.COMMAND, b"x")
     office.desk.answered(Forwarded(4, forward.request_id, 12, 4, 0, ""))
     assert not outcome.done()
     office.core.log.last_index = 12
@@ -98,8 +98,10 @@ async def test_a_leader_that_does_not_answer_leaves_the_outcome_unknown(office: 
     office.desk.answered(Forwarded(4, office.sent[0][1].request_id, 11, 4, 0, ""))
 
 
-@pytest.mark.parametrize("wish", [Wish.COMMAND, Wish.BARRIER])
-async def test_who_leads_no_more_says_so_and_the_next_is_asked(office: Office, wish: Wish) -> None:
+@pytest.mark.parametrize("wish", [RequestKind.COMMAND, RequestKind.BARRIER])
+async def test_who_leads_no_more_says_so_and_the_next_is_asked(
+    office: Office, wish: RequestKind
+) -> None:
     office.follow(OTHER)
     outcome = await office.wish(wish)
     number = office.sent[0][1].request_id
@@ -112,7 +114,7 @@ async def test_who_leads_no_more_says_so_and_the_next_is_asked(office: Office, w
 
 async def test_a_change_of_voters_is_not_repeated_by_itself(office: Office) -> None:
     office.follow(OTHER)
-    outcome = await office.wish(Wish.ADD_VOTER, b"5")
+    outcome = await office.wish(RequestKind.ADD_VOTER, b"5")
     number = office.sent[0][1].request_id
     office.desk.answered(Forwarded(4, number, 0, 0, NO_CONTROLLER.code, "not I"))
     assert refused(outcome, NO_CONTROLLER) == "not I"
@@ -131,7 +133,9 @@ async def test_a_refusal_keeps_its_code_and_words(office: Office) -> None:
 # As the leader
 
 
-def answers(office: Office, *, wish: Wish = Wish.COMMAND, argument: bytes = b"x") -> Forwarded:
+def answers(
+    office: Office, *, wish: RequestKind = RequestKind.COMMAND, argument: bytes = b"x"
+) -> Forwarded:
     office.desk.carry_out(OTHER, Forward(4, 7, wish, argument))
     peer, answer = office.sent[-1]
     assert peer == OTHER
@@ -176,21 +180,21 @@ async def test_a_journal_that_cannot_be_trimmed_refuses_entries(office: Office) 
 
 async def test_changes_at_once_are_bounded_from_the_first_turn_on(office: Office) -> None:
     for number in range(CHANGES_AT_ONCE_MAX + 5):
-        office.desk.carry_out(OTHER, Forward(4, number, Wish.TRANSFER, b"2"))
+        office.desk.carry_out(OTHER, Forward(4, number, RequestKind.TRANSFER, b"2"))
     await asyncio.sleep(0)
     assert len(office.changes.asked) == CHANGES_AT_ONCE_MAX
     assert [answer.error_code for _, answer in office.sent] == [OVERLOADED.code] * 5
     office.changes.go_on.set()
     await asyncio.gather(*office.tasks)
     assert answers(office, argument=b"y").error_code == 0
-    office.desk.carry_out(OTHER, Forward(4, 99, Wish.TRANSFER, b"2"))
+    office.desk.carry_out(OTHER, Forward(4, 99, RequestKind.TRANSFER, b"2"))
     await asyncio.gather(*office.tasks)
     assert office.sent[-1][1].error_code == 0, "there is room again"
 
 
 @pytest.mark.parametrize("argument", [b"", b"x", b"-1", b"1.0", b" 1", b"\xb2", b"1" * 5000])
 async def test_a_change_that_names_no_node_is_refused(office: Office, argument: bytes) -> None:
-    answer = answers(office, wish=Wish.ADD_VOTER, argument=argument)
+    answer = answers(office, wish=RequestKind.ADD_VOTER, argument=argument)
     assert answer.error_code == BAD_REQUEST.code
     assert not office.tasks
 
@@ -199,8 +203,12 @@ async def test_each_change_reaches_its_rule_and_its_refusal_the_one_who_asked(
     office: Office,
 ) -> None:
     office.changes.go_on.set()
-    for wish, argument in ((Wish.ADD_VOTER, b"5"), (Wish.REMOVE_VOTER, b"6"), (Wish.TRANSFER, b"7"),
-                           (Wish.TRANSFER, b"0")):  # fmt: skip
+    for wish, argument in (
+        (RequestKind.ADD_VOTER, b"5"),
+        (RequestKind.REMOVE_VOTER, b"6"),
+        (RequestKind.TRANSFER, b"7"),
+        (RequestKind.TRANSFER, b"0"),
+    ):
         office.desk.carry_out(OTHER, Forward(4, 1, wish, argument))
     await asyncio.gather(*office.tasks)
     assert office.changes.asked == [
@@ -211,7 +219,7 @@ async def test_each_change_reaches_its_rule_and_its_refusal_the_one_who_asked(
     ]
     assert [answer.index for _, answer in office.sent] == [11, 11, 0, 0]
     office.changes.error = LogError(ILLEGAL_STATE, "no")
-    office.desk.carry_out(OTHER, Forward(4, 1, Wish.ADD_VOTER, b"5"))
+    office.desk.carry_out(OTHER, Forward(4, 1, RequestKind.ADD_VOTER, b"5"))
     await asyncio.gather(*office.tasks)
     answer = office.sent[-1][1]
     assert (answer.error_code, answer.message) == (ILLEGAL_STATE.code, "no")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raftlog.raft.interface import Applied, Refused, Unknown
-from raftlog.raft.messages import READ, Forward, Forwarded, Wish
+from raftlog.raft.messages import READ, Forward, Forwarded, RequestKind
 from raftlog.raft.rules import NO_OP
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, NOT_READY, RETRIABLE, LogError
 from tests.raft.proposal_harness import OTHER, SETTINGS, Office
@@ -30,7 +30,7 @@ async def turns(count: int = 2) -> None:
 def asked(office: Office, number: int = 7) -> list[Forwarded]:
     """Have another member ask; what it is told from now on, as it comes."""
     office.sent.clear()
-    office.desk.carry_out(OTHER, Forward(4, number, Wish.BARRIER, READ))
+    office.desk.carry_out(OTHER, Forward(4, number, RequestKind.BARRIER, READ))
     return [message for _, message in office.sent]
 
 
@@ -39,7 +39,7 @@ async def test_barriers_of_one_turn_share_one_question(office: Office) -> None:
     waiting = [asyncio.create_task(office.desk.barrier()) for _ in range(100)]
     await turns()
     ((_, question),) = office.sent
-    assert (question.wish, question.argument) == (Wish.BARRIER, READ)
+    assert (question.wish, question.argument) == (RequestKind.BARRIER, READ)
     office.desk.answered(Forwarded(4, question.request_id, 10, 0, 0, ""))
     assert set(await asyncio.gather(*waiting)) == {Applied(10, None)}
 
@@ -83,7 +83,7 @@ async def test_an_older_leader_answers_a_barrier_with_an_entry_that_may_be_repla
 
 
 async def test_an_older_member_gets_its_no_op(office: Office) -> None:
-    office.desk.carry_out(OTHER, Forward(4, 7, Wish.BARRIER, b""))
+    office.desk.carry_out(OTHER, Forward(4, 7, RequestKind.BARRIER, b""))
     assert office.core.appended == [(NO_OP, b"")]
     assert office.sent == [(OTHER, Forwarded(4, 7, 11, 4, 0, ""))]
 
@@ -162,7 +162,7 @@ async def changed(office: Office, outcome: Any, barrier: Any, *, done: bool = Fa
     office.desk.begin = lambda *_: answer  # type: ignore[method-assign]
     office.desk._pass_log = begin  # type: ignore[method-assign]
     with pytest.raises(LogError) as raised:
-        await office.desk.change(Wish.ADD_VOTER, 5, lambda: done)
+        await office.desk.change(RequestKind.ADD_VOTER, 5, lambda: done)
     return raised.value
 
 
@@ -189,7 +189,7 @@ async def test_a_change_that_nobody_took_was_not_made(office: Office) -> None:
 
 async def test_a_change_looks_again_once_its_leaders_log_has_passed_here(office: Office) -> None:
     """Voters that are in that log and not committed yet would be asked for a second time."""
-    changing = asyncio.create_task(office.desk.change(Wish.TRANSFER, 2, lambda: True))
+    changing = asyncio.create_task(office.desk.change(RequestKind.TRANSFER, 2, lambda: True))
     office.changes.go_on.set()
     await turns(8)
     assert office.core.appended == [(NO_OP, b"")]

@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 
 from raftlog.raft import proposals as module
 from raftlog.raft.interface import Applied, Outcome, Refused, Unknown
-from raftlog.raft.messages import READ, Wish
-from raftlog.raft.proposals import Waiting, Wishes
+from raftlog.raft.messages import READ, RequestKind
+from raftlog.raft.proposals import PendingProposals, Waiting
 from raftlog.record.errors import NO_CONTROLLER, NOT_READY, OVERLOADED
 
 PATIENCE_S = 10.0
@@ -46,10 +46,10 @@ class Office:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.wishes: Wishes[str] = Wishes(1000)
+        self.wishes: PendingProposals[str] = PendingProposals(1000)
         self.now = 0.0
 
-    def wish(self, argument: bytes = b"x", wish: Wish = Wish.COMMAND) -> Waiting[str]:
+    def wish(self, argument: bytes = b"x", wish: RequestKind = RequestKind.COMMAND) -> Waiting[str]:
         future = OnceFuture(loop=self.loop)
         waiting: Waiting[str] = Waiting(wish, argument, self.now + PATIENCE_S, future)
         self.wishes.add(waiting)
@@ -79,7 +79,7 @@ def outcome(waiting: Waiting[str]) -> Outcome[str | None] | None:
     return waiting.outcome.result() if waiting.outcome.done() else None
 
 
-def is_empty(wishes: Wishes[str]) -> bool:
+def is_empty(wishes: PendingProposals[str]) -> bool:
     held = wishes._all or wishes._parked or wishes._asked or wishes._in_log
     return not held and wishes._bytes == 0
 
@@ -138,7 +138,7 @@ def test_what_never_left_is_refused_at_its_deadline(office: Office) -> None:
 
 
 def test_a_read_is_done_once_all_up_to_its_index_is_applied(office: Office) -> None:
-    read, behind, covered = (office.wish(READ, Wish.BARRIER) for _ in range(3))
+    read, behind, covered = (office.wish(READ, RequestKind.BARRIER) for _ in range(3))
     office.wishes.committed(read, 6, applied_index=5)
     office.wishes.committed(behind, 5, applied_index=5)
     office.wishes.committed(covered, 8, applied_index=5)
@@ -154,7 +154,7 @@ def test_a_read_is_done_once_all_up_to_its_index_is_applied(office: Office) -> N
 
 
 def test_of_a_read_nothing_may_have_happened_however_far_it_came(office: Office) -> None:
-    asked, known = (office.wish(READ, Wish.BARRIER) for _ in range(2))
+    asked, known = (office.wish(READ, RequestKind.BARRIER) for _ in range(2))
     office.wishes.ask(asked, LEADER)
     office.wishes.committed(known, 6, applied_index=5)
     office.wait()
@@ -179,7 +179,7 @@ def test_what_was_asked_or_is_in_the_log_is_unknown_at_its_deadline(office: Offi
 def test_a_lost_leader_leaves_commands_unknown_and_barriers_to_be_tried_again(
     office: Office,
 ) -> None:
-    command, barrier = office.wish(), office.wish(b"", Wish.BARRIER)
+    command, barrier = office.wish(), office.wish(b"", RequestKind.BARRIER)
     number = office.wishes.ask(command, LEADER)
     earlier = office.wishes.ask(barrier, LEADER)
     office.wishes.leader_lost(None)
@@ -283,20 +283,20 @@ class WishesModel(RuleBasedStateMachine):
             assert is_empty(self.office.wishes)
             self.office.loop.close()
 
-    def take(self, wish: Wish, size: int) -> Waiting[str]:
+    def take(self, wish: RequestKind, size: int) -> Waiting[str]:
         assert self.office.wishes.refusal(bytes(size)) is None
         waiting = self.office.wish(bytes(size), wish)
         self.all.append(waiting)
         return waiting
 
-    @rule(target=unasked, wish=st.sampled_from(Wish), size=st.integers(0, 9))
-    def parked(self, wish: Wish, size: int) -> Waiting[str]:
+    @rule(target=unasked, wish=st.sampled_from(RequestKind), size=st.integers(0, 9))
+    def parked(self, wish: RequestKind, size: int) -> Waiting[str]:
         waiting = self.take(wish, size)
         self.office.wishes.park(waiting)
         return waiting
 
-    @rule(target=asked, wish=st.sampled_from(Wish), size=st.integers(0, 9))
-    def asked_at_once(self, wish: Wish, size: int) -> int:
+    @rule(target=asked, wish=st.sampled_from(RequestKind), size=st.integers(0, 9))
+    def asked_at_once(self, wish: RequestKind, size: int) -> int:
         return self.ask(self.take(wish, size))
 
     def ask(self, waiting: Waiting[str]) -> int:
@@ -391,7 +391,7 @@ class WishesModel(RuleBasedStateMachine):
             assert said.result == f"of {self.applied[index]}"
         elif isinstance(said, Refused) and "not carried out" not in said.message:
             # A barrier changes nothing, however often it happens.
-            assert waiting.wish is Wish.BARRIER or id(waiting) not in self.may_have_happened
+            assert waiting.wish is RequestKind.BARRIER or id(waiting) not in self.may_have_happened
 
 
 TestWishesModel = WishesModel.TestCase

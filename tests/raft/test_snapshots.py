@@ -13,7 +13,7 @@ from raftlog.raft.journal_writer import JournalWriter
 from raftlog.raft.log import RaftLog
 from raftlog.raft.messages import Message, SnapshotChunk
 from raftlog.raft.settings import MemberSettings
-from raftlog.raft.snapshots import SnapshotKeeper
+from raftlog.raft.snapshots import SnapshotManager
 from raftlog.raft.store import QuorumStore
 from raftlog.world import DiskFullError
 from tests.raft.machine import RecordingMachine
@@ -63,7 +63,7 @@ class House:
         self.durable = asyncio.Event()
         clock = world.clock(1)
         self.writer = JournalWriter(self.disk, self.store, self.log, clock, self.durable.set)
-        self.keeper = SnapshotKeeper(
+        self.keeper = SnapshotManager(
             core=core,
             log=self.log,
             store=self.store,

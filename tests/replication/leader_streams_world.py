@@ -18,7 +18,7 @@ from raftlog.replication.stream_protocol import (
     encode,
     is_data,
 )
-from raftlog.replication.stream_session import FeedSession
+from raftlog.replication.stream_session import StreamSession
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.world.time import SystemClock
 from tests.replication.streams_world import TOPIC_ID, FakePartition, row
@@ -56,9 +56,9 @@ class Stage:
         }
         self.connection = Connection()
         self.tasks: list[asyncio.Task[None]] = []
-        self.ended: list[FeedSession] = []
+        self.ended: list[StreamSession] = []
         clock = SystemClock()
-        self.session = FeedSession(
+        self.session = StreamSession(
             connection=self.connection,
             broker_id=BrokerId(2),
             broker_epoch=BrokerEpoch(5),

@@ -26,7 +26,7 @@ from raftlog.record.types import (
 )
 from raftlog.replication.divergence import NO_EPOCH, BelowStart, Diverging, Feed, FetchPosition
 from raftlog.replication.follower_streams import FollowerStreams
-from raftlog.replication.leader_streams import LeaderFeeds
+from raftlog.replication.leader_streams import LeaderStreams
 from raftlog.replication.replica_fetcher import FollowState
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.storage.results import ReadResult
@@ -378,7 +378,7 @@ class Node:
     settings: StreamSettings
     replicas: dict[int, FakePartition] = field(default_factory=dict)
     epoch: int = 0
-    feeds: LeaderFeeds | None = None
+    feeds: LeaderStreams | None = None
     streams: FollowerStreams | None = None
     adding_bytes_per_s: int = 0
 
@@ -387,7 +387,7 @@ class Node:
         return self.cluster.world.processes[self.node_id]
 
     @property
-    def leader(self) -> LeaderFeeds:
+    def leader(self) -> LeaderStreams:
         assert self.feeds is not None
         return self.feeds
 
@@ -414,7 +414,7 @@ class Node:
 
     async def _main(self, process: Process) -> None:
         cluster = self.cluster
-        self.feeds = LeaderFeeds(
+        self.feeds = LeaderStreams(
             network=process.network,
             clock=process.clock,
             broker_id=BrokerId(self.node_id),

@@ -278,7 +278,7 @@ class TestDistrusted:
 
     async def test_it_neither_leads_nor_follows(self) -> None:
         node = await self.lost()
-        assert node.partition.is_distrusted
+        assert node.partition.may_have_lost_data
         assert not node.partition.is_leader
         node.partition.update(row(2, 3), 2)
         with pytest.raises(LogError) as refused:
@@ -300,7 +300,7 @@ class TestDistrusted:
         await node.partition.trust()
         await asyncio.sleep(0)
         assert node.partition.is_leader
-        assert not node.partition.is_distrusted
+        assert not node.partition.may_have_lost_data
 
     async def test_alone_it_leads_and_says_what_it_may_have_lost(self) -> None:
         node = await self.lost(replicas=(1,))
@@ -321,10 +321,10 @@ class TestDistrusted:
         await node.partition.append(one(b"a"), acks=Acks.LEADER, timeout_s=60)
         node.disk.crash(power=True)
         await node.open(row(1, 3, isr=(1,), unclean_epoch=3))
-        assert node.partition.is_distrusted
+        assert node.partition.may_have_lost_data
         assert not node.partition.is_leader
         node.partition.update(row(1, 4, isr=(1,), unclean_epoch=3), 2)
-        assert node.partition.is_distrusted
+        assert node.partition.may_have_lost_data
 
 
 async def test_its_log_start_follows_though_it_moves_on_meanwhile() -> None:

@@ -176,10 +176,10 @@ async def test_what_is_refused_when_it_is_applied_counts_no_more() -> None:
     w.leader.brokers[BrokerId(3)] = replace(w.leader.brokers[BrokerId(3)], fenced=True)
     applied = w.quorum.apply(w.quorum.waiting[0][0])
     assert applied.result.refusal is not None
-    assert w.state.is_in_doubt
+    assert w.state.has_pending_proposal
     w.end(applied)
     await w.idle()
-    assert not w.state.is_in_doubt
+    assert not w.state.has_pending_proposal
     assert not w.quorum.waiting
 
 
@@ -189,7 +189,7 @@ async def test_what_was_refused_by_the_quorum_is_withdrawn_and_tried_again() -> 
     w.keeper.wish(w.partition)
     await w.proposed()
     w.end(Refused(NO_CONTROLLER, "nobody"))
-    await until(lambda: not w.state.is_in_doubt)
+    await until(lambda: not w.state.has_pending_proposal)
     await w.proposed()
     w.carry_out()
     await w.idle()

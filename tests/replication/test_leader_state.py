@@ -18,7 +18,7 @@ from raftlog.record.types import (
     PartitionEpoch,
     PartitionId,
 )
-from raftlog.replication.leader_state import UNHEARD, IsrWish, LeaderState
+from raftlog.replication.leader_state import UNKNOWN_END, IsrProposal, LeaderState
 
 LAG_S = 2.0
 
@@ -164,13 +164,13 @@ class TestCommitted:
 
     def test_a_proposal_that_may_yet_add_members_is_in_doubt(self) -> None:
         state = leader(1, 2)
-        assert not state.is_in_doubt
+        assert not state.has_pending_proposal
         state.propose(ids(1))
-        assert not state.is_in_doubt, "it takes members out only"
+        assert not state.has_pending_proposal, "it takes members out only"
         state.propose(ids(1, 2, 3))
-        assert state.is_in_doubt
+        assert state.has_pending_proposal
         state.update(row(1, 2, epoch=1), 0)
-        assert not state.is_in_doubt
+        assert not state.has_pending_proposal
 
     def test_who_may_have_been_away_meanwhile_is_to_be_heard_anew(self) -> None:
         # A snapshot shows the row three changes later. Replica 3 may have been taken away, and
@@ -181,7 +181,7 @@ class TestCommitted:
         assert state.update(row(1, 2, epoch=1), 0) == ()
         assert state.followers[BrokerId(3)].durable_end == 80
         assert state.update(row(1, 2, epoch=4), 0) == (3,)
-        assert state.followers[BrokerId(3)].durable_end == UNHEARD
+        assert state.followers[BrokerId(3)].durable_end == UNKNOWN_END
         # Who is in sync still was never away: only this leader lets anybody in.
         assert state.followers[BrokerId(2)].durable_end == 80
 
@@ -291,7 +291,7 @@ class TestEntering:
         found = state.wish(
             BROKERS, high_watermark=Offset(0), log_end=Offset(100), now=0, lag_max_s=LAG_S
         )
-        assert found == IsrWish(
+        assert found == IsrProposal(
             PartitionEpoch(0), tuple((BrokerId(n), BrokerEpoch(10)) for n in (1, 2, 3))
         )
 

@@ -15,7 +15,7 @@ from raftlog.record.errors import (
     ErrorEntry,
 )
 from raftlog.record.types import BrokerEpoch, BrokerId
-from raftlog.replication.leader_streams import LeaderFeeds
+from raftlog.replication.leader_streams import LeaderStreams
 from raftlog.replication.stream_protocol import (
     PROTOCOL,
     Hello,
@@ -59,8 +59,8 @@ def broker(broker_id: int) -> BrokerImage | None:
     )
 
 
-def leader_feeds(own_epoch: int | None = 3, cluster_id: str | None = "c") -> LeaderFeeds:
-    feeds = LeaderFeeds(
+def leader_feeds(own_epoch: int | None = 3, cluster_id: str | None = "c") -> LeaderStreams:
+    feeds = LeaderStreams(
         network=Network(),
         clock=SystemClock(),
         broker_id=BrokerId(1),

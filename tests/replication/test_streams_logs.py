@@ -22,7 +22,7 @@ from raftlog.record.types import (
     TopicId,
 )
 from raftlog.replication.follower_streams import FollowerStreams
-from raftlog.replication.leader_streams import LeaderFeeds
+from raftlog.replication.leader_streams import LeaderStreams
 from raftlog.replication.partition import Acks, Partition
 from raftlog.replication.replica import Host
 from raftlog.replication.stream_settings import StreamSettings
@@ -62,7 +62,7 @@ class Node:
     epoch: int = 0
     logs: LogManager | None = None
     partition: Partition | None = None
-    feeds: LeaderFeeds | None = None
+    feeds: LeaderStreams | None = None
     streams: FollowerStreams | None = None
 
     def start(self) -> None:
@@ -92,9 +92,9 @@ class Node:
                 broker_id=BrokerId(self.node_id), clock=process.clock, brokers=cluster.brokers
             ),
         )
-        if partition.is_distrusted:
+        if partition.may_have_lost_data:
             partition.trust()
-        feeds = LeaderFeeds(
+        feeds = LeaderStreams(
             network=process.network,
             clock=process.clock,
             broker_id=BrokerId(self.node_id),

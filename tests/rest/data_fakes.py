@@ -30,7 +30,7 @@ from raftlog.replication.partition import Host, Partition, not_led_here
 from raftlog.rest import v1_admin
 from raftlog.rest.routes import ROUTES
 from raftlog.routing.forwarding import Forwarder
-from raftlog.routing.router import Partitions
+from raftlog.routing.router import PartitionRouter
 from raftlog.storage.config import LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.results import AppendResult, ReadResult
@@ -236,7 +236,7 @@ class DataNode:
     ) -> None:
         self.metadata = metadata or FakeMetadata(brokers=1)
         self.replicas = MemoryReplicas(self.metadata, node_id)
-        self.partitions = Partitions(
+        self.partitions = PartitionRouter(
             self.replicas,
             broker_id=BrokerId(node_id),
             max_message_bytes=lambda topic: int(

@@ -10,7 +10,7 @@ from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import NOT_ENOUGH_REPLICAS, LogError
 from raftlog.replication.partition import Acks
 from raftlog.rest.append import _pack_shared
-from raftlog.rest.batcher import Gatherer, Placed
+from raftlog.rest.batcher import Placed, SmallRequestBatcher
 from raftlog.rest.json_records import StoredRecord
 
 from .data_fakes import DataNode, contents
@@ -23,7 +23,7 @@ def record(value: str) -> StoredRecord:
 class Gathering:
     def __init__(self, max_message_bytes: int = 1_048_588) -> None:
         self.node = DataNode()
-        self.gatherer = Gatherer()
+        self.gatherer = SmallRequestBatcher()
         self.configs = {"max.message.bytes": str(max_message_bytes)}
 
     async def start(self) -> Gathering:

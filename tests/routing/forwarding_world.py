@@ -29,7 +29,7 @@ from raftlog.record.types import (
 from raftlog.replication.partition import Acks, Fetched, Partition
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
-from raftlog.routing.router import Partitions, RoutedPartition
+from raftlog.routing.router import PartitionHandle, PartitionRouter
 from raftlog.storage.config import LogConfig
 from raftlog.storage.results import AppendResult
 from tests.simulation.world import Process, World, run
@@ -223,7 +223,7 @@ class Node:
         self.node_id = node_id
         self.process: Process
         self.replicas: FakeReplicas
-        self.partitions: Partitions
+        self.partitions: PartitionRouter
         self.forwarder: Forwarder
         self.server: ForwardingServer
         self.fatal: list[str] = []
@@ -238,7 +238,7 @@ class Node:
             cluster_id=lambda: CLUSTER_ID,
             broker=self.replicas.image.brokers.get,
         )
-        self.partitions = Partitions(
+        self.partitions = PartitionRouter(
             self.replicas,
             broker_id=identity,
             max_message_bytes=lambda _: MAX_MESSAGE_BYTES,
@@ -293,7 +293,7 @@ class Node:
         image.topics_by_id[TOPIC_ID] = image.topics_by_name[TOPIC] = topic
         self.partitions.changed()
 
-    def find(self, *, any_replica: bool = False) -> RoutedPartition:
+    def find(self, *, any_replica: bool = False) -> PartitionHandle:
         return self.partitions.find(TOPIC, 0, any_replica=any_replica)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -11,7 +11,7 @@ from raftlog.metadata.image import NO_LEADER_ID
 from raftlog.record.errors import NO_LEADER, NOT_READY, UNKNOWN_PARTITION, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import BrokerId, LeaderEpoch, PartitionId
 from raftlog.routing.forwarding import ANSWER_SLACK_S
-from raftlog.routing.handle import RoutedPartition
+from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.many import (
     BOUNDS_S_MAX,
     FoundRecord,
@@ -42,9 +42,9 @@ def spread(cluster: Cluster, *leaders: int) -> None:
         image.topics_by_id[TOPIC_ID] = image.topics_by_name[TOPIC] = topic
 
 
-def wanted(node: Node, *partitions: int) -> list[RoutedPartition]:
+def wanted(node: Node, *partitions: int) -> list[PartitionHandle]:
     return [
-        RoutedPartition(node.partitions, TOPIC, TOPIC_ID, PartitionId(one), None)
+        PartitionHandle(node.partitions, TOPIC, TOPIC_ID, PartitionId(one), None)
         for one in partitions
     ]
 

@@ -12,7 +12,7 @@ from raftlog.record.errors import (
     STORAGE_FAILED,
     ErrorEntry,
     LogError,
-    in_doubt,
+    outcome_unknown_error,
 )
 from raftlog.record.types import Offset, PartitionId, TopicId
 from raftlog.routing.forwarding_messages import (
@@ -20,7 +20,7 @@ from raftlog.routing.forwarding_messages import (
     Bounds,
     Delete,
     Operation,
-    in_doubt_if_changing,
+    outcome_unknown_if_changing,
 )
 
 T = (TopicId("0" * 32), PartitionId(0))
@@ -33,13 +33,13 @@ MOVED = LogError(NO_LEADER, "t-0 is not led by this node.")
 def test_words_come_before_the_reason_and_the_entry_says_the_same(
     cause: ErrorEntry, entry: ErrorEntry
 ) -> None:
-    told = in_doubt(LogError(cause, "It is gone."))
+    told = outcome_unknown_error(LogError(cause, "It is gone."))
     assert (told.entry, told.message) == (entry, f"{MAYBE_WRITTEN} It is gone.")
     assert told.entry.outcome_unknown
 
 
 def test_words_are_said_once() -> None:
-    told = in_doubt(in_doubt(MOVED))
+    told = outcome_unknown_error(outcome_unknown_error(MOVED))
     assert told.message.count(MAYBE_WRITTEN) == 1
 
 
@@ -48,5 +48,5 @@ def test_words_are_said_once() -> None:
     [(Append(*T, -1), MAYBE_WRITTEN), (Delete(*T, Offset(5)), MAYBE_DELETED)],
 )
 def test_what_changes_nothing_is_not_in_doubt(operation: Operation, words: str) -> None:
-    assert in_doubt_if_changing(operation, MOVED).message == f"{words} {MOVED.message}"
-    assert in_doubt_if_changing(Bounds(*T), MOVED) is MOVED
+    assert outcome_unknown_if_changing(operation, MOVED).message == f"{words} {MOVED.message}"
+    assert outcome_unknown_if_changing(Bounds(*T), MOVED) is MOVED

@@ -275,14 +275,14 @@ def test_a_leader_that_hangs_is_left_once_there_is_another() -> None:
         repeatable = asyncio.ensure_future(
             cluster.nodes[2].append(batch(b"a", producer_id=1, sequence=0), timeout_s=30.0)
         )
-        in_doubt = asyncio.ensure_future(refusal_of(cluster.nodes[2], timeout_s=30.0))
+        outcome_unknown_error = asyncio.ensure_future(refusal_of(cluster.nodes[2], timeout_s=30.0))
         await asyncio.sleep(1.0)
-        assert not (reading.done() or repeatable.done() or in_doubt.done())
+        assert not (reading.done() or repeatable.done() or outcome_unknown_error.done())
         began = now()
         cluster.lead(3, 2, known_to=(2, 3))
         await reading
         await repeatable
-        told = await in_doubt
+        told = await outcome_unknown_error
         assert told.entry is RETRIABLE
         assert told.message.startswith(MAYBE_WRITTEN)
         assert now() - began < 0.5

@@ -10,8 +10,8 @@ from raftlog.storage.disk_health import (
     ROOM_AGAIN_BYTES,
     STALLED_SYNC_S,
     STEADY_S,
+    DiskHealth,
     DiskTrouble,
-    DiskWatch,
 )
 
 ROOM = 1 << 30
@@ -21,7 +21,7 @@ class Watched:
     """A disk that is looked at as often as a node does."""
 
     def __init__(self) -> None:
-        self.watch = DiskWatch()
+        self.watch = DiskHealth()
         self.now = 1000.0
         self.room_bytes = ROOM
         self.sync_at: float | None = None

@@ -5,41 +5,41 @@ from __future__ import annotations
 import asyncio
 import time
 
-from raftlog.world import Alarm, Clock, Randomness
+from raftlog.world import Clock, Randomness, Wakeup
 from raftlog.world.randomness import SystemRandomness
 from raftlog.world.time import SystemClock
 from tests.controller.clock import SteppedClock, settle
 
 
-async def woken_at(clock: SteppedClock, alarm: Alarm, until: float | None) -> float:
+async def woken_at(clock: SteppedClock, alarm: Wakeup, until: float | None) -> float:
     await alarm.wait(until)
     return clock.now
 
 
 async def test_waits_until_its_time() -> None:
     clock = SteppedClock()
-    task = asyncio.create_task(woken_at(clock, Alarm(clock), 1002.0))
+    task = asyncio.create_task(woken_at(clock, Wakeup(clock), 1002.0))
     await clock.advance(5)
     assert await task == 1002.0
 
 
 async def test_ring_ends_the_wait() -> None:
     clock = SteppedClock()
-    alarm = Alarm(clock)
+    alarm = Wakeup(clock)
     for until in (1002.0, None):
         task = asyncio.create_task(woken_at(clock, alarm, until))
         await settle()
         assert not task.done()
-        alarm.ring()
+        alarm.set()
         await settle()
         assert await task == 1000.0
 
 
 async def test_ring_before_the_wait_is_kept_and_counts_once() -> None:
     clock = SteppedClock()
-    alarm = Alarm(clock)
-    alarm.ring()
-    alarm.ring()
+    alarm = Wakeup(clock)
+    alarm.set()
+    alarm.set()
     await alarm.wait(None)
     task = asyncio.create_task(woken_at(clock, alarm, 1001.0))
     await clock.advance(3)
@@ -48,7 +48,7 @@ async def test_ring_before_the_wait_is_kept_and_counts_once() -> None:
 
 async def test_time_that_has_passed_does_not_starve_others() -> None:
     clock = SteppedClock()
-    alarm = Alarm(clock)
+    alarm = Wakeup(clock)
     ran: list[int] = []
     asyncio.get_running_loop().call_soon(ran.append, 1)
     await alarm.wait(999.0)
@@ -57,7 +57,7 @@ async def test_time_that_has_passed_does_not_starve_others() -> None:
 
 async def test_cancelled_wait_leaves_nothing_behind() -> None:
     clock = SteppedClock()
-    task = asyncio.create_task(Alarm(clock).wait(1002.0))
+    task = asyncio.create_task(Wakeup(clock).wait(1002.0))
     await settle()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

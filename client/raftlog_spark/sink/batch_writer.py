@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 from raftlog_client import Producer
 from raftlog_client.errors import RaftlogClientError, SerializationError
-from raftlog_client.raw_batch import EncodedRecords
+from raftlog_client.raw_batch import RawBatchBuilder
 
 from raftlog_spark.background import Background
 from raftlog_spark.errors import RaftlogSparkError
@@ -65,7 +65,7 @@ class BatchWriter:
         self._require_open()
         self._check()
         try:
-            held = EncodedRecords(data).record_count
+            held = RawBatchBuilder(data).record_count
         except SerializationError as error:
             raise ValueError(str(error)) from error
         if held != records:

@@ -240,9 +240,9 @@ class Producer:
     async def _deliver(
         self, part: Part, batches: list[RecordBatch], deadline: float, node: int | None
     ) -> _Told:
-        in_doubt, tries = False, 0
+        outcome_unknown_error, tries = False, 0
         may_repeat = self.idempotent or self.repeats
-        while self.data.world.loop.now < deadline and (may_repeat or not in_doubt):
+        while self.data.world.loop.now < deadline and (may_repeat or not outcome_unknown_error):
             target, routed = self._target(part, node)
             if target is None:
                 await asyncio.sleep(PAUSE_S)
@@ -252,14 +252,14 @@ class Producer:
                 timeout_s = min(APPEND_S, max(deadline - self.data.world.loop.now, 0.05))
                 offset = await self._append(part, batches, target, timeout_s, routed=routed)
             except (NodeDiedError, TimeoutError):
-                in_doubt = True
+                outcome_unknown_error = True
             except LogError as error:
                 if error.entry is DUPLICATE_SEQUENCE:
                     return "ok", None, tries
                 if error.entry is OUT_OF_ORDER_SEQUENCE and self.acks is Acks.ALL:
                     # All that came before was acknowledged.
                     self.data.complain(f"{part}: {self._session_name} was forgotten: {error}")
-                in_doubt = in_doubt or error.entry.outcome_unknown
+                outcome_unknown_error = outcome_unknown_error or error.entry.outcome_unknown
                 # A topic that exists may not be known everywhere yet.
                 may_pass = error.entry.retriable or error.entry is UNKNOWN_TOPIC
                 if not may_pass and not error.entry.outcome_unknown:
@@ -269,7 +269,7 @@ class Producer:
             if self._chance.random() >= self.stale:
                 self._leaders.pop(part, None)
             await asyncio.sleep(self._chance.uniform(0.0, 2 * PAUSE_S))
-        return ("unknown" if in_doubt else "refused"), None, tries
+        return ("unknown" if outcome_unknown_error else "refused"), None, tries
 
     def _target(self, part: Part, node: int | None) -> tuple[int | None, bool]:
         """Which node to ask, and whether it may pass it on."""

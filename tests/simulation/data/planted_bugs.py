@@ -16,9 +16,9 @@ from raftlog.metadata import apply_cluster
 from raftlog.record.types import TopicId
 from raftlog.replication import divergence
 from raftlog.replication.divergence import BelowStart, Diverging
-from raftlog.replication.leader_role import Leading
+from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.leader_state import LeaderState
-from raftlog.replication.lifecycle import ReplicaDisk
+from raftlog.replication.lifecycle import ReplicaLifecycle
 from raftlog.replication.partition import Partition
 from raftlog.replication.replica import Replica
 from raftlog.storage.log_core import LogCore
@@ -83,7 +83,7 @@ def _offsets_without_epochs(
 def _acked_before_compared(right: Callable[..., Any]) -> Any:
     """What the follower acknowledged to earlier leaders counts, whatever its log is."""
 
-    def attach(self: Leading, feed: Any, position: Any) -> Any:
+    def attach(self: LeaderRole, feed: Any, position: Any) -> Any:
         before = self._feeds.get(feed.broker_id)
         self._feeds[feed.broker_id] = feed
         self.acked(feed, position.durable_end, position.log_start_offset)
@@ -124,7 +124,7 @@ def _succeeding(right: Callable[..., Any]) -> Any:
     return end_sync
 
 
-async def _deleting_strays(self: ReplicaDisk) -> None:
+async def _deleting_strays(self: ReplicaLifecycle) -> None:
     for stray in self._logs.strays():
         await self._logs.delete_topic(TopicId(stray.partition("/")[0]))
 
@@ -142,19 +142,21 @@ MISTAKES: Final = (
         _truncating_to_high_watermark(LogManager.open_replica),
     ),
     Mistake(3, "fetches without epochs", divergence, "compare", _offsets_without_epochs),
-    Mistake(4, "counts stale acks", Leading, "attach", _acked_before_compared(Leading.attach)),
+    Mistake(
+        4, "counts stale acks", LeaderRole, "attach", _acked_before_compared(LeaderRole.attach)
+    ),
     Mistake(5, "acts on a proposed ISR", LeaderState, "_settle", _proposed_in_force),
     Mistake(6, "re-enters the ISR too early", LeaderState, "may_enter", _entering_when_heard),
     Mistake(
         7,
         "trusts a restart after power loss",
         Partition,
-        "is_distrusted",
+        "may_have_lost_data",
         property(lambda _self: False),
     ),
-    Mistake(8, "leads without asking", Leading, "_require_lead", lambda _self: None),
+    Mistake(8, "leads without asking", LeaderRole, "_require_lead", lambda _self: None),
     Mistake(9, "goes on after a failed sync", LogCore, "end_sync", _succeeding(LogCore.end_sync)),
-    Mistake(9, "deletes what nobody names", ReplicaDisk, "_sort_strays", _deleting_strays),
+    Mistake(9, "deletes what nobody names", ReplicaLifecycle, "_sort_strays", _deleting_strays),
     Mistake(
         10,
         "forgets producers at failover",

@@ -270,7 +270,7 @@ class Cores:
         return meta
 
     def install(self, source: int, target: int) -> None:
-        """What SnapshotKeeper does at the end: put a leader's snapshot in place of the state."""
+        """What SnapshotManager does at the end: put a leader's snapshot in place of the state."""
         reader, seat = self[source].store.open_snapshot(), self[target]
         assert reader is not None
         seat.store.begin_received()

@@ -23,11 +23,11 @@ from raftlog.raft.member import RaftMember
 from raftlog.raft.membership import VoterChanges
 from raftlog.raft.messages import Append, AppendAnswer, Message, SnapshotChunk
 from raftlog.raft.outbox import Outbox
-from raftlog.raft.proposals import Wishes
+from raftlog.raft.proposals import PendingProposals
 from raftlog.raft.rules import Confirmations, Guards
 from raftlog.raft.snapshot_format import SnapshotMeta, decode_snapshot
 from raftlog.raft.snapshot_transfer import SnapshotReceiver, _Stream
-from raftlog.raft.snapshots import SnapshotKeeper
+from raftlog.raft.snapshots import SnapshotManager
 from raftlog.raft.store import SnapshotStore
 from raftlog.raft.voters import VoterSet
 from raftlog.record.errors import NO_CONTROLLER, LogError
@@ -298,9 +298,9 @@ def install_clears(patch: Patch) -> None:
 
 def failed_load_is_installed(patch: Patch) -> None:
     """As pysyncobj has it: a snapshot that does not load is logged, and acknowledged."""
-    install = SnapshotKeeper._install
+    install = SnapshotManager._install
 
-    async def install_anyway(self: SnapshotKeeper, meta: SnapshotMeta) -> None:
+    async def install_anyway(self: SnapshotManager, meta: SnapshotMeta) -> None:
         restore = self._state_machine.restore
 
         def forgiving(index: int, pieces: Any) -> Any:
@@ -312,7 +312,7 @@ def failed_load_is_installed(patch: Patch) -> None:
         patch.setattr(self._state_machine, "restore", forgiving)
         await install(self, meta)
 
-    patch.setattr(SnapshotKeeper, "_install", install_anyway)
+    patch.setattr(SnapshotManager, "_install", install_anyway)
 
 
 # Voters
@@ -354,13 +354,13 @@ def strangers_are_let_in(patch: Patch) -> None:
 
 def replaced_entries_are_acknowledged(patch: Patch) -> None:
     """Whatever is applied at a wish's index is taken for the wish."""
-    applied = Wishes.applied
+    applied = PendingProposals.applied
 
-    def of_any_term(self: Wishes[Any], index: int, _term: int, result: Any) -> None:
+    def of_any_term(self: PendingProposals[Any], index: int, _term: int, result: Any) -> None:
         for term in {term for term, _ in self._in_log.get(index, ())}:
             applied(self, index, term, result)
 
-    patch.setattr(Wishes, "applied", of_any_term)
+    patch.setattr(PendingProposals, "applied", of_any_term)
 
 
 def leadership_is_not_confirmed(patch: Patch) -> None:
@@ -384,7 +384,7 @@ def late_answers_confirm(patch: Patch) -> None:
 
 def request_ids_restart(patch: Patch) -> None:
     """As pysyncobj has it: each life counts its requests from the beginning."""
-    patch.setattr(proposal_router, "Wishes", lambda _first: Wishes(0))
+    patch.setattr(proposal_router, "PendingProposals", lambda _first: PendingProposals(0))
 
 
 def exceptions_are_swallowed(patch: Patch) -> None:

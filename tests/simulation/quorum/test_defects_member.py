@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from raftlog.raft.interface import Applied
-from raftlog.raft.kernel import Entered, PickleForbiddenError
+from raftlog.raft.kernel import PickleForbiddenError, Scoped
 from raftlog.raft.messages import MessageError, decode_message
 from raftlog.raft.rules import NO_OP
 from tests.simulation.quorum.core_cluster import Cores
@@ -203,7 +203,7 @@ def pickling(reach: Any) -> None:
     core = cores[2].core
     Evil.unpickled = 0
     try:
-        with Entered(core._clock, core._randomness):
+        with Scoped(core._clock, core._randomness):
             reach(core)
     except (TypeError, KeyError, IndexError):
         # What the library makes of it later does not matter.

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from raftlog.raft.keep_alive import Upkeep
+from raftlog.raft.keep_alive import KeepAlive
 from tests.simulation.quorum.member_world import QUICK, MemberWorld
 from tests.simulation.world import World, run
 
@@ -55,12 +55,12 @@ def test_a_leader_calls_a_voter_that_does_not_know_it_for_one() -> None:
 
 
 def test_a_voter_without_a_leader_calls_those_it_hears_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Upkeep, "_lacks_voters", lambda _: False)
+    monkeypatch.setattr(KeepAlive, "_lacks_voters", lambda _: False)
     run(1, a_voter_does_not_know_its_leader_for_one)
 
 
 def test_without_either_the_voter_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Upkeep, "_lacks_voters", lambda _: False)
-    monkeypatch.setattr(Upkeep, "heard_of", lambda *_: None)
+    monkeypatch.setattr(KeepAlive, "_lacks_voters", lambda _: False)
+    monkeypatch.setattr(KeepAlive, "heard_of", lambda *_: None)
     with pytest.raises(AssertionError, match="did not come true"):
         run(1, a_voter_does_not_know_its_leader_for_one)
