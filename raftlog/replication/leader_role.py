@@ -1,8 +1,8 @@
 """One leader epoch of one partition, on the node that leads it: append, feed, commit.
 
 A `LeaderRole` begins with its epoch and ends with it, for good. Order of an `acks=all` append:
-write → feed the followers, sync here → every replica in force has it durably → the high watermark passes →
-the writer is answered.
+write → feed the followers and sync here → every replica in the effective ISR has the batch durably
+→ the high watermark passes → the append is acknowledged.
 """
 
 from __future__ import annotations
