@@ -68,9 +68,18 @@ class Appender:
     # As leader
 
     async def append(
-        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch, guard: Guard | None
+        self,
+        batches: Sequence[RecordBatch],
+        leader_epoch: LeaderEpoch,
+        *,
+        guard: Guard | None = None,
     ) -> list[AppendResult]:
-        """See `Log.append`."""
+        """Append batches, all or none, and start their way to durability.
+
+        `guard` is called right before the append is judged, at each attempt (it may have waited for
+        a segment), and may raise. Returns when the batches are written, not when they are durable.
+        Raises LogError: nothing was written, but for STORAGE_FAILED, whose outcome is unknown.
+        """
         if self._core.config.compacts:
             for batch in batches:
                 refuse_keyless(batch, decompressed_bytes_max=KEYED_BATCH_BYTES_MAX)
@@ -154,7 +163,7 @@ class Appender:
             active.note(batch.header, written, base_offset, interval)
             written += batch.header.size_bytes
         core.wrote(written - position, len(placed))
-        for callback in core.told.appended:
+        for callback in core.listeners.appended:
             callback(end_offset, active.next_offset, buffers, written - position)
         return results
 
@@ -200,7 +209,10 @@ class Appender:
         return size_bytes, following
 
     def become_leader(self, leader_epoch: LeaderEpoch) -> None:
-        """See `Log.become_leader`."""
+        """Begin `leader_epoch` at the log end in the epoch history, before its first append.
+
+        Raises LogError: NO_LEADER if the history has a newer epoch.
+        """
         core = self._core
         core.require_online()
         end_offset = core.segments.end_offset
@@ -211,12 +223,18 @@ class Appender:
     # As follower
 
     def append_fetched_now(self, data: Buffer, leader_epoch: LeaderEpoch) -> bool:
-        """See `Log.append_fetched_now`."""
+        """Append batches sent by the leader of `leader_epoch`: whole batches, unchanged.
+
+        False, with nothing done: a change must become durable first, or other writers wait; call
+        `append_fetched` then. The fetch must have begun at the log's end: a later first offset
+        counts as a gap of compaction, an earlier one is refused. Raises LogError, nothing was
+        written: CORRUPT_BATCH, DISK_FULL; or STORAGE_FAILED.
+        """
         self._core.require_online()
         return self._is_free and self._append_fetched(data, leader_epoch)
 
     async def append_fetched(self, data: Buffer, leader_epoch: LeaderEpoch) -> None:
-        """See `Log.append_fetched`."""
+        """Like `append_fetched_now`, waiting for what must come first."""
         if self.append_fetched_now(data, leader_epoch):
             return
         await self._core.run_shielded(self._append_fetched_in_turn(data, leader_epoch))
@@ -226,7 +244,7 @@ class Appender:
         core.require_online()
         segment_base = self._base_below_start(data)
         if segment_base is not None:
-            await self._operations.restart_at(
+            await self._operations.restart_empty(
                 core.segments.end_offset, core.producers, segment_base
             )
         self._stand_in_line()

@@ -49,7 +49,7 @@ async def compact_log(
             return await _Compaction(core, operations, reader, now_ms, go_on=go_on).run()
     except DamageFoundError as error:
         logger.error("%s: compaction stopped at damage: %s", core.directory, error.reason)
-        core.found_damage(error.reason)
+        core.report_damage(error.reason)
         return None
     finally:
         core.is_compacting = False
@@ -113,7 +113,7 @@ class _Compaction:
             if not groups:
                 return None
             # The recovery point's position must not lie in a segment that is rewritten.
-            await self._operations.checkpoint()
+            await self._operations.advance_recovery_point()
             core.gaps_below = max(core.gaps_below, groups[-1][-1].next_offset)
             await core.publish()
             rewritten = 0
@@ -159,7 +159,7 @@ class _Compaction:
     async def _chunk(self, offset: Offset, end: Offset) -> tuple[Buffer, Offset]:
         if self._core.pending_rearrangements or self._core.failure is not None:
             raise _InterruptedError
-        result = await self._reader.read(offset, end=end, max_bytes=CHUNK_BYTES)
+        result = await self._reader.read_raw(offset, end=end, max_bytes=CHUNK_BYTES)
         return result.data, result.next_offset
 
     async def _rewrite(self, work: CompactionPass, group: Sequence[SegmentInfo]) -> None:

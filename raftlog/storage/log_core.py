@@ -25,14 +25,16 @@ from raftlog.storage.files import Lease, OpenFiles
 from raftlog.storage.flush import Flusher
 from raftlog.storage.flush_mode import FlushModeInForce
 from raftlog.storage.opening import Opened
-from raftlog.storage.results import NO_EPOCH, LogState, PossibleLoss, UnreadableBatch
+from raftlog.storage.results import NO_EPOCH, DamagedRange, LogState, PossibleLoss, UnreadableBatch
 from raftlog.storage.segments import Segments
 from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError
 
 T = TypeVar("T")
 
 Appended: TypeAlias = Callable[[Offset, Offset, Sequence[Buffer], int], None]
-"""Told of a leader's append: base offset, next offset, the buffers as written, their bytes."""
+"""Listener of a leader's append: base offset, next offset, the buffers as written, their bytes.
+
+The buffers never change while a reference to them is held. It must not use the log."""
 
 COLD_READS_MAX: Final = 4
 """Reads by disk threads at once, of all logs: the other threads stay free for syncs."""
@@ -69,13 +71,20 @@ class LogShared:
 
 
 class Listeners:
-    """Whom a log tells what happened to it, in the event loop."""
+    """Listeners of one log, called in the event loop. They must not raise."""
 
     def __init__(self) -> None:
         self.flushed: list[Callable[[Offset], None]] = []
+        """Called with the new `flushed_offset` whenever it moved."""
         self.failed: list[Callable[[LogError], None]] = []
+        """Called at most once, when the log fails for good."""
         self.appended: list[Appended] = []
+        """Called right after each leader's append (not `append_fetched`) was written."""
         self.damaged: list[Callable[[str], None]] = []
+        """Called with the reason when a reader or the scrubber first meets damage.
+
+        The log goes on serving its intact batches until `declare_damaged`. Called again only for
+        damage found after a restart of the log. See `damage_found`."""
 
 
 async def publish_nothing() -> None:
@@ -87,6 +96,10 @@ class LogCore:
 
     damage_found: str | None = None
     """The first damage that somebody met while the log was in service."""
+    pending_rearrangements = 0
+    """Truncations and closings, for which a compaction gives way."""
+    is_compacting = False
+    """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
     forgetting_loss = 0
     """How many wait for the checkpoint file not to tell of `possible_loss` any more."""
 
@@ -131,10 +144,8 @@ class LogCore:
         """Held while appends must wait."""
         self.derived_lock = asyncio.Lock()
         """Held while index files of the active segment, epochs or snapshots are written."""
-        self.pending_rearrangements = 0
-        """Truncations and closings, for which a compaction gives way."""
-        self.is_compacting = False
-        """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
+        self.damaged_ranges: dict[tuple[Offset, int], DamagedRange] = {}
+        """Batches that readers found damaged, by segment and position; a bounded number."""
         self.unreadable: UnreadableBatch | None = None
         """The batch that the last compaction could not decode."""
         self.published_recovery_point = (
@@ -148,7 +159,7 @@ class LogCore:
         """While a truncation is being prepared: nothing from this offset on is promised."""
         self.restart_at: Offset | None = None
         """While the log is being emptied, to begin again at this offset."""
-        self.told = Listeners()
+        self.listeners = Listeners()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publish = publish
         self._waiters: deque[tuple[Offset, asyncio.Future[None]]] = deque()
@@ -198,6 +209,35 @@ class LogCore:
         """What counts as durable."""
         return self.flush_in_force.mode
 
+    @property
+    def log_start_offset(self) -> Offset:
+        """First offset that can be read."""
+        return self.segments.log_start_offset
+
+    @property
+    def log_end_offset(self) -> Offset:
+        """Offset of the next record."""
+        return self.segments.end_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of record batches on disk."""
+        return self.segments.size_bytes
+
+    @property
+    def unrecovered_bytes(self) -> int:
+        """Bytes, approximately, that an unclean start would have to scan."""
+        number = self.segments.number(self.recovery.segment_base_offset)
+        unscanned = sum(segment.size_bytes for segment in self.segments.all[number:])
+        return unscanned - self.recovery.segment_position
+
+    def producers_below(self, offset: Offset) -> bytes:
+        """Snapshot of the producers of records below `offset`, for another log's `restart_at`."""
+        producers = self.producers.below(offset)
+        if not len(producers):
+            return b""
+        return producers.to_bytes(offset, now_ms=self.shared.monotonic_ms())
+
     def configure(self, config: LogConfig) -> None:
         """Use other settings from now on."""
         self.config = config
@@ -210,7 +250,7 @@ class LogCore:
                 self.flush_in_force.published(config.flush)
                 return
             self.shared.file_is_behind = True
-            self.to_its_end_soon(self._begin_async())
+            self.start_shielded(self._begin_async())
 
     async def _begin_async(self) -> None:
         # That it holds is told by `published`, once the file says so: perhaps a later write of it.
@@ -234,7 +274,15 @@ class LogCore:
         return min(self._published_log_start, present)
 
     async def forget_possible_loss(self) -> None:
-        """See `Log.forget_possible_loss`."""
+        """Forget `possible_loss`, durably or not at all, once the owner has dealt with it.
+
+        Other replicas may count on the log only afterwards: a start that still finds the loss in
+        the checkpoint file would give up records acknowledged since. Raises LogError; after
+        DISK_FULL the caller may try again.
+        """
+        await self.run_shielded(self._forget_possible_loss())
+
+    async def _forget_possible_loss(self) -> None:
         if self.possible_loss is None:
             return
         self.forgetting_loss += 1
@@ -276,15 +324,15 @@ class LogCore:
         for _, waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(LogError(failure.entry, failure.message))
-        for callback in self.told.failed:
+        for callback in self.listeners.failed:
             callback(failure)
 
-    def found_damage(self, reason: str) -> None:
+    def report_damage(self, reason: str) -> None:
         """Somebody met bytes that are not what was written. The owner decides; the log goes on."""
         if self.damage_found is not None or self.failure is not None:
             return
         self.damage_found = reason
-        for callback in self.told.damaged:
+        for callback in self.listeners.damaged:
             callback(reason)
 
     def declare_damaged(self, reason: str) -> None:
@@ -300,9 +348,9 @@ class LogCore:
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` to its end, even if the caller stops waiting in the middle."""
-        return await asyncio.shield(self.to_its_end_soon(work))
+        return await asyncio.shield(self.start_shielded(work))
 
-    def to_its_end_soon(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start_shielded(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """The same, for who does not wait."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -362,7 +410,7 @@ class LogCore:
         if self._syncing_to is not None:
             self._sync_wanted = True
         elif self.failure is None and self.flushed_offset < self.segments.end_offset:
-            self.shared.flusher.request(self)
+            self.shared.flusher.request(self.begin_sync, self.end_sync)
 
     def begin_sync(self) -> Callable[[], None] | None:
         """For the flusher: the sync of all that is written now."""
@@ -400,7 +448,7 @@ class LogCore:
                 waiter.set_result(None)
         if self._sync_wanted or waiters:
             self.request_sync()
-        for callback in self.told.flushed:
+        for callback in self.listeners.flushed:
             callback(flushed_offset)
 
     async def flush(self) -> None:

@@ -29,7 +29,7 @@ from raftlog.record.types import PartitionId, TopicId
 from raftlog.storage.checkpoint_file import CheckpointFile
 from raftlog.storage.config import StorageSettings
 from raftlog.storage.log import Log
-from raftlog.storage.log_core import LogCore, LogShared
+from raftlog.storage.log_core import LogShared
 from raftlog.storage.results import LogState
 from raftlog.storage.retention import SteadyClock
 from raftlog.storage.scrub import Scrubber
@@ -60,7 +60,6 @@ class Maintenance:
         self._file = file
         self._task: asyncio.Task[None] | None = None
         self._compaction: asyncio.Task[None] | None = None
-        self._by_core: dict[LogCore, Log] = {}
         self._turn: deque[tuple[TopicId, PartitionId]] = deque()
         self._turn_began: float = 0.0
         self._removals: deque[str] = deque()
@@ -82,14 +81,9 @@ class Maintenance:
         self._task = self._compaction = None
 
     def opened(self, log: Log) -> None:
-        """Look after a log. If recovery had to scan for what is derived, have it written down."""
-        self._by_core[log.core] = log
-        if log.state is LogState.ONLINE and log.recovery_point < log.log_end_offset:
+        """Mark a log for a checkpoint if recovery had to scan for its derived state."""
+        if log.state is LogState.ONLINE and log.recovery.recovery_point < log.log_end_offset:
             log.mark_changed()
-
-    def closed(self, log: Log) -> None:
-        """Look after a log no more."""
-        self._by_core.pop(log.core, None)
 
     def remove_later(self, directory: str) -> None:
         """Remove a directory of a deleted topic, little by little."""
@@ -135,12 +129,12 @@ class Maintenance:
         settings = self._settings
         changed = self._shared.changed
         due: list[tuple[int, Log]] = []
-        for core, since in changed.items():
-            log = self._by_core[core]
+        for log, since in changed.items():
+            assert isinstance(log, Log)
             behind = log.unrecovered_bytes
             if (
                 behind > settings.recovery_bytes_max
-                or log.unrecovered_batches > settings.recovery_batches_max
+                or log.batches_since_recovery > settings.recovery_batches_max
                 or (now - since) * 1000 > settings.recovery_age_max_ms
             ):
                 due.append((behind, log))
@@ -162,7 +156,7 @@ class Maintenance:
 
     async def _checkpoint(self, log: Log) -> None:
         try:
-            await log.checkpoint()
+            await log.operations.checkpoint()
         except LogError as error:
             _report(log, "checkpoint", error)
 
@@ -182,7 +176,7 @@ class Maintenance:
 
     async def _retain(self, log: Log, now_ms: int) -> None:
         try:
-            await log.apply_retention(now_ms)
+            await log.operations.apply_retention(now_ms)
         except LogError as error:
             _report(log, "retention", error)
 

@@ -210,7 +210,6 @@ class LogManager:
             if checkpoint is None or checkpoint.restart_at is not None:
                 # The file does not know the log, or would empty it again at the next start.
                 del self._logs[topic_id, partition]
-                self._maintenance.closed(log)
                 self._checkpoints.pop(name, None)
                 if checkpoint is not None:
                     self._checkpoints[name] = checkpoint
@@ -268,7 +267,6 @@ class LogManager:
         for key in [key for key in self._logs if key[0] == topic_id]:
             log = self._logs.pop(key)
             log.discard(gone)
-            self._maintenance.closed(log)
             self._checkpoints.pop(replica_name(*key), None)
         for name in [name for name in self._stray_names if name.startswith(f"{topic_id}/")]:
             del self._stray_names[name]
@@ -298,7 +296,6 @@ class LogManager:
             log = self._logs.get(key)
             if log is None:
                 continue
-            self._maintenance.closed(log)
             try:
                 await self._close_one(key)
             finally:
@@ -328,7 +325,6 @@ class LogManager:
         await self._opened(name)
         log = self._logs.pop((topic_id, partition), None)
         if log is not None:
-            self._maintenance.closed(log)
             await log.retire(LogError(ILLEGAL_STATE, f"Replica {name} has been deleted here."))
         self._checkpoints.pop(name, None)
         self._stray_names.pop(name, None)
@@ -381,7 +377,6 @@ class LogManager:
             if log is not None:
                 self._checkpoints[name] = log.current_checkpoint()
                 del self._logs[topic_id, partition]
-                self._maintenance.closed(log)
                 await log.retire(LogError(ILLEGAL_STATE, f"{name} has been renewed."))
             if name not in self._unfinished:
                 await self._disk.run(
@@ -406,7 +401,7 @@ class LogManager:
             failed=sum(log.state is LogState.FAILED for log in logs),
             damaged=sum(log.state is LogState.DAMAGED for log in logs),
             size_bytes=sum(log.size_bytes for log in logs),
-            segments=sum(log.segment_count for log in logs),
+            segments=sum(len(log.segments) for log in logs),
             open_files=len(self._shared.files),
             syncs=self._shared.flusher.syncs,
             free_bytes=self._maintenance.free_bytes,
@@ -479,7 +474,7 @@ class LogManager:
         for key, log in self._logs.items():
             replica = checkpoint.replicas.get(replica_name(*key))
             if replica is not None:
-                log.core.published(replica)
+                log.published(replica)
 
 
 def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:

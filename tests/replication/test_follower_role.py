@@ -149,7 +149,7 @@ async def test_it_begins_anew_where_the_leaders_log_begins() -> None:
     leader, follower = await cluster()
     for value in (b"c", b"d"):
         await put(leader, value)
-    await leader.partition.log.delete_records_before(Offset(3))
+    await leader.partition.log.operations.delete_records_before(Offset(3))
     follower.partition.close(LogError(NOT_READY))
     # Elsewhere: this one has heard of nothing since it was begun.
     other = nodes(1, 2)[1]

@@ -40,7 +40,7 @@ class Something:
 
     def write(self) -> None:
         self.dirty = True
-        self.flusher.request(self)
+        self.flusher.request(self.begin_sync, self.end_sync)
 
     def begin_sync(self) -> Callable[[], None] | None:
         if not self.dirty:
