@@ -16,7 +16,7 @@ from raftlog.record.types import Buffer, LeaderEpoch, Offset
 from raftlog.replication import divergence
 from raftlog.replication.divergence import Diverging, FetchPosition
 from raftlog.replication.replica import Replica
-from raftlog.storage.config import FlushMode
+from raftlog.storage.types import FlushMode
 
 logger = logging.getLogger(__name__)
 

@@ -31,8 +31,7 @@ from raftlog.replication.divergence import BelowStart, Diverging, Feed, FetchPos
 from raftlog.replication.leader_state import IsrProposal, LeaderState
 from raftlog.replication.replica import Acks, Replica
 from raftlog.replication.waiters import CommitWaiters
-from raftlog.storage.config import FlushMode
-from raftlog.storage.results import AppendResult, ReadResult
+from raftlog.storage.types import AppendResult, FlushMode, ReadResult
 
 LOG_START_S: Final = 10.0
 """How long deleting records waits for the in-sync replicas to follow."""

@@ -30,7 +30,7 @@ from raftlog.replication.partition import Host, Partition, not_led_here
 from raftlog.replication.topic_settings import TopicSettings
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
-from raftlog.storage.results import LogState
+from raftlog.storage.types import LogState
 
 logger = logging.getLogger(__name__)
 

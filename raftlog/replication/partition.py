@@ -42,7 +42,7 @@ from raftlog.replication.leader_state import IsrProposal, LeaderState
 from raftlog.replication.possible_loss import LossGate
 from raftlog.replication.replica import Acks, Fetched, Host, Replica, not_led_here
 from raftlog.storage.log import Log
-from raftlog.storage.results import AppendResult, ReadResult
+from raftlog.storage.types import AppendResult, ReadResult
 
 __all__ = ["Acks", "Fetched", "Host", "Partition", "not_led_here"]
 

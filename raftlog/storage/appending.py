@@ -41,8 +41,8 @@ from raftlog.storage.index import POSITION_MAX, RELATIVE_OFFSET_MAX
 from raftlog.storage.log_core import LogCore, disk_full
 from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.producer_state import NO_TIME, AppendPlan, Duplicate
-from raftlog.storage.results import AppendResult
 from raftlog.storage.segments import Segment
+from raftlog.storage.types import AppendResult
 from raftlog.world import Buffer, DiskError, DiskFullError
 
 WRITERS_WAITING_MAX: Final = 10_000
@@ -87,31 +87,31 @@ class Appender:
             results = self._append_now(batches, leader_epoch, guard)
             if results is not None:
                 return results
-        self._stand_in_line()
-        return await self._core.run_shielded(self._append_in_turn(batches, leader_epoch, guard))
+        self._enter_queue()
+        return await self._core.run_shielded(self._append_queued(batches, leader_epoch, guard))
 
     @property
     def _is_free(self) -> bool:
         return not self._writers_waiting and not self._core.write_lock.locked()
 
-    def _stand_in_line(self) -> None:
+    def _enter_queue(self) -> None:
         if self._writers_waiting >= WRITERS_WAITING_MAX:
             raise LogError(
                 OVERLOADED, f"{self._core.directory}: too many appends wait for a segment."
             )
         self._writers_waiting += 1
 
-    async def _take_turn(self) -> None:
+    async def _lock_writes(self) -> None:
         try:
             await self._core.write_lock.acquire()
         finally:
             self._writers_waiting -= 1
 
-    async def _append_in_turn(
+    async def _append_queued(
         self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch, guard: Guard | None
     ) -> list[AppendResult]:
         """Wait for the log to be free, begin a segment if need be, and append."""
-        await self._take_turn()
+        await self._lock_writes()
         try:
             results = self._append_now(batches, leader_epoch, guard)
             if results is None:
@@ -237,9 +237,9 @@ class Appender:
         """Like `append_fetched_now`, waiting for what must come first."""
         if self.append_fetched_now(data, leader_epoch):
             return
-        await self._core.run_shielded(self._append_fetched_in_turn(data, leader_epoch))
+        await self._core.run_shielded(self._append_fetched_queued(data, leader_epoch))
 
-    async def _append_fetched_in_turn(self, data: Buffer, leader_epoch: LeaderEpoch) -> None:
+    async def _append_fetched_queued(self, data: Buffer, leader_epoch: LeaderEpoch) -> None:
         core = self._core
         core.require_online()
         segment_base = self._base_below_start(data)
@@ -247,8 +247,8 @@ class Appender:
             await self._operations.restart_empty(
                 core.segments.end_offset, core.producers, segment_base
             )
-        self._stand_in_line()
-        await self._take_turn()
+        self._enter_queue()
+        await self._lock_writes()
         try:
             if self._append_fetched(data, leader_epoch):
                 return

@@ -17,11 +17,11 @@ from raftlog.world import Clock, Disk
 
 SYNC_THREADS_MAX: Final = 4
 """Syncs at once; the disk's other threads stay free for reads."""
-GATHERING_ROUNDS: Final = 3
+GATHER_ITERATIONS: Final = 3
 """Rounds of the event loop between the first request for a sync and its start. What has arrived in
 sockets meanwhile gets into it, and the sync's thread does not compete with the loop for the
 interpreter while the loop still has appends to make. An idle loop takes microseconds for them."""
-SYNCS_PER_TURN_MAX: Final = 16
+SYNCS_PER_ROUND_MAX: Final = 16
 """Logs that one thread syncs in one turn: their writers all wait for the last of them."""
 
 
@@ -49,49 +49,49 @@ class Flusher:
         self._clock = clock
         self._threads_max = threads_max
         self._queue: dict[BeginSync, EndSync] = {}
-        self._turns: set[asyncio.Task[None]] = set()
-        self._under_way: dict[_Progress, None] = {}
+        self._rounds: set[asyncio.Task[None]] = set()
+        self._progress: dict[_Progress, None] = {}
         self._scheduled = False
 
     @property
     def oldest_sync_at(self) -> float | None:
         """The monotonic time since which the oldest of the present syncs is waited for, if any."""
-        return min((progress.since for progress in self._under_way), default=None)
+        return min((progress.since for progress in self._progress), default=None)
 
     def request(self, begin_sync: BeginSync, end_sync: EndSync) -> None:
         """Sync a log soon, once however often it is requested before `begin_sync` is called."""
         self._queue[begin_sync] = end_sync
-        if not self._scheduled and len(self._turns) < self._threads_max:
+        if not self._scheduled and len(self._rounds) < self._threads_max:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._gather, GATHERING_ROUNDS)
+            asyncio.get_running_loop().call_soon(self._gather, GATHER_ITERATIONS)
 
-    def _gather(self, rounds: int) -> None:
-        if rounds:
-            asyncio.get_running_loop().call_soon(self._gather, rounds - 1)
+    def _gather(self, iterations: int) -> None:
+        if iterations:
+            asyncio.get_running_loop().call_soon(self._gather, iterations - 1)
         else:
             self._start()
 
     def _start(self) -> None:
         self._scheduled = False
-        while self._queue and len(self._turns) < self._threads_max:
-            free = self._threads_max - len(self._turns)
-            share = min(-(-len(self._queue) // free), SYNCS_PER_TURN_MAX)
+        while self._queue and len(self._rounds) < self._threads_max:
+            free = self._threads_max - len(self._rounds)
+            share = min(-(-len(self._queue) // free), SYNCS_PER_ROUND_MAX)
             begins = [begin for begin, _ in zip(self._queue, range(share), strict=False)]
             syncs = [(begin, self._queue.pop(begin)) for begin in begins]
-            turn = asyncio.get_running_loop().create_task(self._turn(syncs))
-            self._turns.add(turn)
-            turn.add_done_callback(self._end_turn)
+            round_ = asyncio.get_running_loop().create_task(self._round(syncs))
+            self._rounds.add(round_)
+            round_.add_done_callback(self._end_round)
 
-    def _end_turn(self, turn: asyncio.Task[None]) -> None:
-        self._turns.discard(turn)
-        if not turn.cancelled() and turn.exception() is None:
+    def _end_round(self, round_: asyncio.Task[None]) -> None:
+        self._rounds.discard(round_)
+        if not round_.cancelled() and round_.exception() is None:
             # Who waited through a whole sync has gathered company enough.
             self._start()
 
-    async def _turn(self, syncs: list[tuple[BeginSync, EndSync]]) -> None:
+    async def _round(self, syncs: list[tuple[BeginSync, EndSync]]) -> None:
         works = [(work, end) for begin, end in syncs if (work := begin()) is not None]
         progress = _Progress(self._clock.monotonic())
-        self._under_way[progress] = None
+        self._progress[progress] = None
         errors: list[Exception | None]
         try:
             errors = await self._disk.run(lambda: self._sync_all(works, progress))
@@ -99,7 +99,7 @@ class Flusher:
             # Whatever stopped the thread, nobody knows what it had synced.
             errors = [error] * len(works)
         finally:
-            del self._under_way[progress]
+            del self._progress[progress]
         self.syncs += len(works)
         for (_, end_sync), failure in zip(works, errors, strict=True):
             end_sync(failure)

@@ -24,12 +24,11 @@ from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.storage.appending import Appender
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compaction_run import compact_log
-from raftlog.storage.config import LogConfig
 from raftlog.storage.log_core import LogCore, LogShared, publish_nothing
 from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.opening import Opened, open_log
 from raftlog.storage.reader import LogReader
-from raftlog.storage.results import CompactionReport, LogState
+from raftlog.storage.types import CompactionReport, LogConfig, LogState
 from raftlog.world import Clock, Disk
 
 
@@ -82,13 +81,13 @@ class Log(LogCore):
         )
         return cls(shared, directory, config, opened, checkpoint=checkpoint, publish=publish)
 
-    async def compact(self, now_ms: int, *, go_on: bool = False) -> CompactionReport | None:
+    async def compact(self, now_ms: int, *, resume: bool = False) -> CompactionReport | None:
         """Remove records that a newer one of the same key replaces, if a pass is worth its cost.
 
-        After a partial pass, call it again at once with `go_on`. Raises LogError.
+        After a partial pass, call it again at once with `resume`. Raises LogError.
         """
         return await self.run_shielded(
-            compact_log(self, self.operations, self.reader, now_ms, go_on=go_on)
+            compact_log(self, self.operations, self.reader, now_ms, resume=resume)
         )
 
     async def close(self) -> None:
@@ -129,6 +128,6 @@ class Log(LogCore):
         if self.failure is None:
             self.end(reason, LogState.FAILED)
         for segment in self.segments.all:
-            segment.let_go()
+            segment.release_file()
             for path in segment.paths:
                 self.shared.files.forget(path)

@@ -18,15 +18,21 @@ import msgspec
 
 from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch, Offset
-from raftlog.storage.checkpoints import ReplicaCheckpoint
+from raftlog.storage.checkpoints import EffectiveFlushMode, ReplicaCheckpoint
 from raftlog.storage.compaction_plan import CompactionHistory
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.files import Lease, OpenFiles
 from raftlog.storage.flush import Flusher
-from raftlog.storage.flush_mode import FlushModeInForce
 from raftlog.storage.opening import Opened
-from raftlog.storage.results import NO_EPOCH, DamagedRange, LogState, PossibleLoss, UnreadableBatch
 from raftlog.storage.segments import Segments
+from raftlog.storage.types import (
+    NO_EPOCH,
+    DamagedRange,
+    FlushMode,
+    LogConfig,
+    LogState,
+    PossibleLoss,
+    UnreadableBatch,
+)
 from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError
 
 T = TypeVar("T")
@@ -100,7 +106,7 @@ class LogCore:
     """Truncations and closings, for which a compaction gives way."""
     is_compacting = False
     """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
-    forgetting_loss = 0
+    pending_loss_resets = 0
     """How many wait for the checkpoint file not to tell of `possible_loss` any more."""
 
     def __init__(
@@ -122,7 +128,7 @@ class LogCore:
         )
         self.leader_epochs = opened.leader_epochs
         self.producers = opened.producers
-        self.possible_loss = _taken_together(
+        self.possible_loss = _combined(
             None if checkpoint is None else checkpoint.possible_loss, opened.possible_loss
         )
         self.state = LogState.ONLINE
@@ -132,7 +138,7 @@ class LogCore:
         self.high_watermark = Offset(0) if checkpoint is None else checkpoint.high_watermark
         if opened.damage is None:
             self.high_watermark = self.segments.clamp(self.high_watermark)
-        self.flush_in_force = FlushModeInForce(config.flush, checkpoint)
+        self.effective_flush = EffectiveFlushMode(config.flush, checkpoint)
         self.gaps_below = opened.gaps_below
         self.compaction = CompactionHistory() if checkpoint is None else checkpoint.compaction
         self.recovery = opened.recovery_point or self.unrecovered()
@@ -180,10 +186,10 @@ class LogCore:
         if self.damage:
             # What was promised stays as it was: whoever repairs the log must know it.
             return msgspec.structs.replace(
-                self.recovery, damage=self.damage, possible_loss=self._loss_to_tell
+                self.recovery, damage=self.damage, possible_loss=self._published_loss
             )
         if self.restart_at is not None:
-            return beginning_at(self.restart_at, self._loss_to_tell, restart=True)
+            return beginning_at(self.restart_at, self._published_loss, restart=True)
         flushed_offset, high_watermark = self.flushed_offset, self.high_watermark
         if self.promised_end is not None:
             flushed_offset = min(flushed_offset, self.promised_end)
@@ -196,18 +202,18 @@ class LogCore:
             gaps_below=self.gaps_below,
             compaction=self.compaction,
             first_appends=self.segments.first_appends(),
-            possible_loss=self._loss_to_tell,
-            flush=self.flush_in_force.to_tell(flushed_offset, self.segments.end_offset),
+            possible_loss=self._published_loss,
+            flush=self.effective_flush.to_publish(flushed_offset, self.segments.end_offset),
         )
 
     @property
-    def _loss_to_tell(self) -> PossibleLoss | None:
-        return None if self.forgetting_loss else self.possible_loss
+    def _published_loss(self) -> PossibleLoss | None:
+        return None if self.pending_loss_resets else self.possible_loss
 
     @property
     def flush_mode(self) -> FlushMode:
         """What counts as durable."""
-        return self.flush_in_force.mode
+        return self.effective_flush.mode
 
     @property
     def log_start_offset(self) -> Offset:
@@ -241,13 +247,13 @@ class LogCore:
     def configure(self, config: LogConfig) -> None:
         """Use other settings from now on."""
         self.config = config
-        if self.flush_in_force.configure(config.flush, self.segments.end_offset):
+        if self.effective_flush.configure(config.flush, self.segments.end_offset):
             self.mark_changed()
         if config.flush is FlushMode.SYNC:
             self.request_sync()
-        if self.flush_in_force.waits_for_checkpoint:
+        if self.effective_flush.waits_for_checkpoint:
             if self._publish is publish_nothing:
-                self.flush_in_force.published(config.flush)
+                self.effective_flush.published(config.flush)
                 return
             self.shared.file_is_behind = True
             self.start_shielded(self._begin_async())
@@ -263,7 +269,7 @@ class LogCore:
         """The node's checkpoint file says this of the log now."""
         self.published_recovery_point = checkpoint.recovery_point
         self._published_log_start = checkpoint.log_start_offset
-        self.flush_in_force.published(checkpoint.flush)
+        self.effective_flush.published(checkpoint.flush)
 
     @property
     def durable_log_start(self) -> Offset:
@@ -285,12 +291,12 @@ class LogCore:
     async def _forget_possible_loss(self) -> None:
         if self.possible_loss is None:
             return
-        self.forgetting_loss += 1
+        self.pending_loss_resets += 1
         try:
             await self.publish()
             self.possible_loss = None
         finally:
-            self.forgetting_loss -= 1
+            self.pending_loss_resets -= 1
 
     @property
     def last_epoch(self) -> LeaderEpoch:
@@ -493,7 +499,7 @@ def beginning_at(
     )
 
 
-def _taken_together(earlier: PossibleLoss | None, now: PossibleLoss | None) -> PossibleLoss | None:
+def _combined(earlier: PossibleLoss | None, now: PossibleLoss | None) -> PossibleLoss | None:
     """Both stand until the owner has dealt with them."""
     if earlier is None or now is None:
         return earlier or now

@@ -94,7 +94,7 @@ class LogOperations:
                 old.thin_indexes()
                 raise
             old.confirm_indexes(tails)
-        old.let_go()
+        old.release_file()
         core.segments.roll(new)
 
     def _make_segment(self, old: Segment, tails: IndexTails) -> Segment:
@@ -300,9 +300,9 @@ class LogOperations:
 
         Raises LogError: OFFSET_OUT_OF_RANGE below the log start offset, STORAGE_FAILED.
         """
-        await self._core.run_shielded(self._truncate_in_turn(offset))
+        await self._core.run_shielded(self._truncate_arranged(offset))
 
-    async def _truncate_in_turn(self, offset: Offset) -> None:
+    async def _truncate_arranged(self, offset: Offset) -> None:
         async with self._arranging():
             await self._truncate_to(offset)
 
@@ -359,7 +359,7 @@ class LogOperations:
             dropped = segments.all[number + 1 :]
             if dropped:
                 segment.hold(core.shared.files.lease(segment.path))
-                segments.active.let_go()
+                segments.active.release_file()
             segment.cut(
                 cut.next_offset,
                 cut.size_bytes,
@@ -436,7 +436,7 @@ class LogOperations:
             # From here on there is no way back: the next start would empty the log.
             base = offset if segment_base is None else segment_base
             try:
-                await self._begin_again(offset, base, producers)
+                await self._empty_and_begin(offset, base, producers)
                 core.restart_at = None
                 # Before the first append: it would go with the rest.
                 await core.publish()
@@ -445,11 +445,13 @@ class LogOperations:
                 raise core.fail(error) from error
             core.mark_changed()
 
-    async def _begin_again(self, offset: Offset, base: Offset, producers: ProducerStates) -> None:
+    async def _empty_and_begin(
+        self, offset: Offset, base: Offset, producers: ProducerStates
+    ) -> None:
         core = self._core
         segments = core.segments
         old = segments.all
-        segments.active.let_go()
+        segments.active.release_file()
         # First in memory: no reader may meet the files while they go, and call it damage.
         segments.replace(0, len(old), [Segment(core.shared.files, core.directory, base)])
         segments.log_start_offset = core.high_watermark = offset
@@ -491,7 +493,7 @@ class LogOperations:
         offset = segments.log_start_offset
         new = await core.run(create_segment, self._disk, core.shared.files, core.directory, offset)
         old = segments.all
-        segments.active.let_go()
+        segments.active.release_file()
         segments.replace(0, len(old), [new])
         core.flushed_offset = core.high_watermark = offset
         # Left behind by a crash, they lie below the log start offset and go at the next start.

@@ -29,8 +29,8 @@ from raftlog.record.header import CRC_START, HEADER_SIZE, BatchHeader, parse_hea
 from raftlog.record.types import Offset
 from raftlog.storage.index import OffsetEntry
 from raftlog.storage.log_core import LogCore
-from raftlog.storage.results import DamagedRange, ReadResult
 from raftlog.storage.segments import Segment, header_at
+from raftlog.storage.types import DamagedRange, ReadResult
 from raftlog.world import Buffer, DiskError
 
 _T = TypeVar("_T")

@@ -28,13 +28,12 @@ from raftlog.record.batch import check_batch
 from raftlog.record.errors import LogError
 from raftlog.record.header import HEADER_SIZE, parse_header
 from raftlog.record.types import LeaderEpoch, Offset, PartitionId, TopicId
-from raftlog.storage.config import StorageSettings
 from raftlog.storage.files import OpenFiles
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import LogShared
-from raftlog.storage.results import NO_EPOCH, LogState
 from raftlog.storage.scan import Expectation, mismatch
 from raftlog.storage.segments import Segment
+from raftlog.storage.types import NO_EPOCH, LogState, StorageSettings
 from raftlog.world import DiskError
 
 Key: TypeAlias = tuple[TopicId, PartitionId]
@@ -82,7 +81,7 @@ class Scrubber:
         self._logs = logs
         self._began: dict[Key, float] = {}
         """When the last pass over a log began."""
-        self._line: deque[Key] = deque()
+        self._queue: deque[Key] = deque()
         self._key: Key | None = None
         self._next_base = Offset(0)
         """The pass goes on with the segment that holds this offset."""
@@ -119,17 +118,17 @@ class Scrubber:
 
     def _next_log(self, now: float) -> bool:
         interval = self._settings.scrub_interval_s
-        if not self._line:
+        if not self._queue:
             for gone in [key for key in self._began if key not in self._logs]:
                 del self._began[gone]
-            self._line.extend(
+            self._queue.extend(
                 key
                 for key in self._logs
                 if key not in self._began or now - self._began[key] >= interval
             )
-        if not self._line:
+        if not self._queue:
             return False
-        self._key = self._line.popleft()
+        self._key = self._queue.popleft()
         self._began[self._key] = now
         self._next_base = Offset(0)
         return True

@@ -10,8 +10,8 @@ from raftlog.record.errors import ILLEGAL_STATE, NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.replication.divergence import Diverging
 from raftlog.replication.partition import Acks
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.leader_epochs import EpochEntry
+from raftlog.storage.types import FlushMode, LogConfig
 from tests.replication.pair import Node, attach, catch_up, nodes, one, row, send
 
 

@@ -27,7 +27,7 @@ from raftlog.record.types import (
 )
 from raftlog.replication.divergence import Diverging, FetchPosition
 from raftlog.replication.partition import Acks
-from raftlog.storage.config import FlushMode, LogConfig
+from raftlog.storage.types import FlushMode, LogConfig
 from tests.replication.pair import (
     HandFeed,
     Node,

@@ -32,10 +32,9 @@ from raftlog.record.types import (
     TopicId,
 )
 from raftlog.replication.partition import Acks, Host, Partition, not_led_here
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.log_core import Listeners
-from raftlog.storage.results import AppendResult, ReadResult
+from raftlog.storage.types import AppendResult, FlushMode, LogConfig, ReadResult
 from raftlog.world.time import SystemClock
 
 

@@ -7,7 +7,7 @@ import pytest
 from raftlog.record.errors import CORRUPT_BATCH, NO_LEADER, OUT_OF_ORDER_SEQUENCE, LogError
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.replication.partition import Acks
-from raftlog.storage.results import AppendResult
+from raftlog.storage.types import AppendResult
 from tests.replication.pair import Node, catch_up, nodes, restart, row, send
 from tests.storage.logs import batch
 

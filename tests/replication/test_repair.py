@@ -11,7 +11,7 @@ from raftlog.record.errors import DISK_FULL, NO_CONTROLLER, STORAGE_FAILED, LogE
 from raftlog.record.types import Offset, PartitionId
 from raftlog.replication.partition import Acks, Partition
 from raftlog.replication.repair import RENEWALS_MAX, RENEWALS_S
-from raftlog.storage.results import LogState
+from raftlog.storage.types import LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.replication.one_node import OneNode, topic_id
 from tests.replication.pair import one

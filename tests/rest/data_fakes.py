@@ -31,10 +31,9 @@ from raftlog.rest import v1_admin
 from raftlog.rest.routes import ROUTES
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.router import PartitionRouter
-from raftlog.storage.config import LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import Listeners
-from raftlog.storage.results import AppendResult, ReadResult
+from raftlog.storage.types import AppendResult, LogConfig, ReadResult
 from raftlog.world.time import SystemClock
 from tests.http.fakes import FakeMetadata
 from tests.http.http_peers import RawPeer

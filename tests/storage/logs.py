@@ -22,8 +22,8 @@ from raftlog.record.types import (
     TopicId,
 )
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
-from raftlog.storage.config import LogConfig
 from raftlog.storage.log import Log
+from raftlog.storage.types import LogConfig
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
 

@@ -14,9 +14,8 @@ from raftlog.record.header import HEADER_SIZE, parse_header
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compaction_rewrite import CompactionPass
-from raftlog.storage.config import LogConfig
 from raftlog.storage.log import Log
-from raftlog.storage.results import LogState
+from raftlog.storage.types import LogConfig, LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
@@ -329,7 +328,7 @@ async def test_more_keys_than_a_pass_can_learn_are_worth_another_pass_at_once(
     report = await log.compact(10_000)
     passes = 1
     while report is not None and report.is_partial:
-        report = await log.compact(10_000, go_on=True)
+        report = await log.compact(10_000, resume=True)
         passes += 1
     assert report is not None
     assert passes > 5

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import LogError
 from raftlog.record.types import Offset, ProducerEpoch, ProducerId
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager, StorageSettings
-from raftlog.storage.results import LogState
+from raftlog.storage.types import FlushMode, LogConfig, LogState
 from raftlog.world import DiskError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk

@@ -11,9 +11,8 @@ from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
-from raftlog.storage.results import LogState
+from raftlog.storage.types import FlushMode, LogConfig, LogState
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import DIRECTORY, EPOCH, batch, new_log, numbered, read_all
 

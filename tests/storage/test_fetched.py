@@ -9,11 +9,10 @@ from raftlog.record.header import parse_header
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.appending import check_fetched
 from raftlog.storage.checkpoints import StartKind
-from raftlog.storage.config import LogConfig
 from raftlog.storage.leader_epochs import EpochEntry
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import disk_full
-from raftlog.storage.results import LogState
+from raftlog.storage.types import LogConfig, LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import EPOCH, all_bytes, batch, new_log, numbered, read_all, sent

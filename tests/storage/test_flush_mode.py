@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint, encode_checkpoint
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
+from raftlog.storage.types import FlushMode, LogConfig
 from raftlog.world import DiskFullError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk

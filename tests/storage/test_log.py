@@ -17,9 +17,8 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import StartKind
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
-from raftlog.storage.results import LogState
+from raftlog.storage.types import FlushMode, LogConfig, LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import EPOCH, batch, new_log, numbered, read_all

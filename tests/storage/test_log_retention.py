@@ -14,9 +14,9 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.checkpoints import StartKind
-from raftlog.storage.config import LogConfig
 from raftlog.storage.derived_state import snapshot_offsets
 from raftlog.storage.segments import FIRST_APPENDS_MAX
+from raftlog.storage.types import LogConfig
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import EPOCH, batch, new_log, numbered, read_all, sent

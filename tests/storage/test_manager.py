@@ -11,12 +11,11 @@ from raftlog.record.types import Offset, PartitionId, TopicId
 from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, STARTED_NAME, UNREADABLE_NAME
 from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint
 from raftlog.storage.compaction_rewrite import CompactionPass
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager, StorageSettings
 from raftlog.storage.reader import LogReader
-from raftlog.storage.results import LogState, ReadResult
 from raftlog.storage.scan import scan
+from raftlog.storage.types import FlushMode, LogConfig, LogState, ReadResult
 from raftlog.world import DiskError, DiskFullError
 from raftlog.world.real_disk import FileSystemDisk
 from raftlog.world.time import SystemClock

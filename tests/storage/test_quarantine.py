@@ -15,11 +15,10 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import Offset, PartitionId, TopicId
 from raftlog.storage.checkpoints import StartKind, start_kind
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.quarantine import DAMAGED_KEPT_MAX, free_number
-from raftlog.storage.results import LogState, PossibleLoss
+from raftlog.storage.types import FlushMode, LogConfig, LogState, PossibleLoss
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
@@ -79,7 +78,7 @@ async def test_a_known_replica_without_its_directory_is_damaged_and_not_begun_an
     log = await manager.renew_replica(TOPIC, PARTITION, CONFIG)
     assert log.state is LogState.ONLINE
     assert log.log_end_offset == 0
-    assert manager.set_aside() == [], "there was nothing to keep"
+    assert manager.quarantined() == [], "there was nothing to keep"
 
 
 async def test_a_damaged_replica_is_kept_aside_and_begun_anew() -> None:
@@ -90,7 +89,7 @@ async def test_a_damaged_replica_is_kept_aside_and_begun_anew() -> None:
     new = await manager.renew_replica(TOPIC, PARTITION, CONFIG)
     assert (new.state, new.log_end_offset, new.high_watermark) == (LogState.ONLINE, 0, 0)
     assert manager.logs()[TOPIC, PARTITION] is new
-    assert manager.set_aside() == [f"{TOPIC}/0-0"]
+    assert manager.quarantined() == [f"{TOPIC}/0-0"]
     assert disk.list_directory(f"damaged/{TOPIC}/0-0") == names
     await new.appender.append([batch([b"new"])], EPOCH)
     await new.flush()
@@ -98,14 +97,14 @@ async def test_a_damaged_replica_is_kept_aside_and_begun_anew() -> None:
     manager = await start(disk)
     log = await open_log(manager)
     assert await read_all(log) == [b"new"]
-    assert manager.set_aside() == [f"{TOPIC}/0-0"]
+    assert manager.quarantined() == [f"{TOPIC}/0-0"]
     assert manager.strays() == []
     disk.fail_next("append", ".log")
     with suppress(LogError):
         await log.appender.append([batch([b"x"])], EPOCH)
     assert log.state is LogState.FAILED
     await manager.renew_replica(TOPIC, PARTITION, CONFIG)
-    assert manager.set_aside() == [f"{TOPIC}/0-0", f"{TOPIC}/0-1"]
+    assert manager.quarantined() == [f"{TOPIC}/0-0", f"{TOPIC}/0-1"]
 
 
 async def test_a_replica_in_service_is_not_renewed() -> None:
@@ -137,13 +136,13 @@ async def test_a_renewal_that_finds_no_room_keeps_only_what_was_damaged(step: st
                 await manager.renew_replica(TOPIC, PARTITION, config)
         assert caught.value.entry is DISK_FULL
     log = await manager.renew_replica(TOPIC, PARTITION, config)
-    assert manager.set_aside() == [f"{TOPIC}/0-0"]
+    assert manager.quarantined() == [f"{TOPIC}/0-0"]
     assert disk.list_directory(f"damaged/{TOPIC}/0-0") == names
     assert (log.log_end_offset, log.possible_loss) == (0, None)
     await log.appender.append([batch([b"x"])], EPOCH)
     log.declare_damaged("another one")
     await manager.renew_replica(TOPIC, PARTITION, config)
-    assert manager.set_aside() == [f"{TOPIC}/0-0", f"{TOPIC}/0-1"]
+    assert manager.quarantined() == [f"{TOPIC}/0-0", f"{TOPIC}/0-1"]
 
 
 async def test_no_damaged_copy_is_ever_removed_to_make_room_for_another() -> None:
@@ -157,7 +156,7 @@ async def test_no_damaged_copy_is_ever_removed_to_make_room_for_another() -> Non
         with pytest.raises(LogError) as caught:
             await manager.renew_replica(TOPIC, PARTITION, CONFIG)
         assert caught.value.entry is ILLEGAL_STATE
-    assert len(manager.set_aside()) == DAMAGED_KEPT_MAX
+    assert len(manager.quarantined()) == DAMAGED_KEPT_MAX
     assert manager.logs()[TOPIC, PARTITION] is log
     disk.rename(f"damaged/{TOPIC}/0-4", "elsewhere")
     await manager.renew_replica(TOPIC, PARTITION, CONFIG)
@@ -205,7 +204,7 @@ async def test_a_crash_in_a_renewal_leaves_the_old_one_a_damaged_one_or_an_empty
         if not log.log_end_offset:
             assert any(
                 f"{name}/00000000000000000000.log" in path
-                for name in manager.set_aside()
+                for name in manager.quarantined()
                 for path in disk.paths()
             ), "the old files are gone"
             assert len(disk.list_directory(DIRECTORY)) == 1

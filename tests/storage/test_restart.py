@@ -9,11 +9,10 @@ import pytest
 
 from raftlog.record.errors import DISK_FULL, OFFSET_OUT_OF_RANGE, STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch, Offset
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.producer_state import ProducerStates
-from raftlog.storage.results import LogState, PossibleLoss
+from raftlog.storage.types import FlushMode, LogConfig, LogState, PossibleLoss
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk

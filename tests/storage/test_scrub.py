@@ -9,11 +9,10 @@ import pytest
 
 from raftlog.record.errors import OVERLOADED, STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch, Offset, PartitionId
-from raftlog.storage.config import LogConfig, StorageSettings
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.reader import LogReader
-from raftlog.storage.results import LogState
+from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import PARTITION, TOPIC, Gate, batch, read_all, sent

@@ -31,7 +31,7 @@ from raftlog.record.types import PartitionId, TopicId
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.log_operations import LogOperations
-from raftlog.storage.results import LogState
+from raftlog.storage.types import LogState
 from tests.simulation.data.replicas import UNKNOWN, Batch, Key, Replica
 from tests.simulation.life import Life
 from tests.simulation.node_checker import InvariantError
