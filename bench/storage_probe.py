@@ -22,9 +22,9 @@ import uvloop
 from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.types import LeaderEpoch, Offset, PartitionId, TopicId
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
+from raftlog.storage.types import FlushMode, LogConfig
 from raftlog.world.real_disk import FileSystemDisk
 from raftlog.world.time import SystemClock
 
@@ -67,7 +67,7 @@ async def appends(directory: Path, partitions: int, size_bytes: int, flush: Flus
         nonlocal left
         while left > 0:
             left -= 1
-            await log.append([batch], EPOCH)
+            await log.appender.append([batch], EPOCH)
             if flush is FlushMode.SYNC:
                 await log.flush()
             else:
@@ -95,7 +95,7 @@ async def lone(directory: Path) -> None:
     times = []
     for _ in range(2000):
         started = time.perf_counter()
-        await log.append([batch], EPOCH)
+        await log.appender.append([batch], EPOCH)
         await log.flush()
         times.append((time.perf_counter() - started) * 1000)
         await asyncio.sleep(0.0005)
@@ -130,7 +130,7 @@ async def reads(directory: Path) -> None:
         for log in manager.logs().values():
             offset, end = log.log_start_offset, log.log_end_offset
             while offset < end and read_bytes < 4 << 30:
-                result = await log.read(offset, end=end, max_bytes=chunk_bytes)
+                result = await log.reader.read(offset, end=end, max_bytes=chunk_bytes)
                 read_bytes += len(result.data)
                 offset = result.next_offset
                 count += 1
@@ -144,7 +144,7 @@ async def reads(directory: Path) -> None:
     started = time.perf_counter()
     end = log.log_end_offset
     for number in range(2000):
-        await log.read(Offset((number * 7919) % end), end=end, max_bytes=1)
+        await log.reader.read(Offset((number * 7919) % end), end=end, max_bytes=1)
     elapsed = time.perf_counter() - started
     print(f"read at random offsets: {elapsed / 2000 * 1e6:.0f} us each")
     await manager.close()
@@ -174,7 +174,7 @@ async def many(directory: Path, count: int) -> None:
     print(f"create {count} replicas: {(time.perf_counter() - started) * 1000:.0f} ms")
     batch = make_batch(200)
     for log in manager.logs().values():
-        await log.append([batch], EPOCH)
+        await log.appender.append([batch], EPOCH)
     started = time.perf_counter()
     await manager.close()
     print(f"close {count} replicas: {(time.perf_counter() - started) * 1000:.0f} ms")

@@ -51,7 +51,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.replication.cluster_metadata import propose
 from raftlog.replication.topic_settings import TopicSettings
-from raftlog.storage.disk_health import LOOK_S, DiskHealth, DiskTrouble
+from raftlog.storage.disk_health import OBSERVE_INTERVAL_S, DiskHealth, DiskTrouble
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Disk, Network, Randomness
 
@@ -401,14 +401,14 @@ class Core:
 
     async def _watch_disk(self) -> None:
         while True:
-            await self.services.clock.sleep(LOOK_S)
+            await self.services.clock.sleep(OBSERVE_INTERVAL_S)
             self._look_at_disk()
 
     def _look_at_disk(self) -> None:
         """The next heartbeat says what comes of it."""
         watch, logs = self._disk_watch, self.services.logs
         before, could_write = watch.trouble, watch.can_write
-        watch.look(
+        watch.observe(
             self.services.clock.monotonic(),
             room_bytes=logs.room_bytes,
             oldest_sync_at=logs.oldest_sync_at,

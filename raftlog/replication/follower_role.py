@@ -16,7 +16,7 @@ from raftlog.record.types import Buffer, LeaderEpoch, Offset
 from raftlog.replication import divergence
 from raftlog.replication.divergence import Diverging, FetchPosition
 from raftlog.replication.replica import Replica
-from raftlog.storage.config import FlushMode
+from raftlog.storage.types import FlushMode
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class FollowerRole:
         Raises LogError: NO_LEADER, CORRUPT_BATCH, DISK_FULL, STORAGE_FAILED.
         """
         self._require_following(leader_epoch)
-        if not self._log.append_fetched_now(data, leader_epoch):
+        if not self._log.appender.append_fetched_now(data, leader_epoch):
             return False
         self._fetched(len(data), high_watermark, log_start_offset)
         return True
@@ -98,7 +98,7 @@ class FollowerRole:
     ) -> None:
         """As `append_fetched_now`, also where a segment must be begun first."""
         self._require_following(leader_epoch)
-        await self._rearrange(self._log.append_fetched(data, leader_epoch))
+        await self._rearrange(self._log.appender.append_fetched(data, leader_epoch))
         if self._replica.image.leader_epoch == leader_epoch and self._replica.closed is None:
             self._fetched(len(data), high_watermark, log_start_offset)
 
@@ -134,7 +134,7 @@ class FollowerRole:
             # What comes meanwhile may be the last that is heard of it.
             while self._start_wanted > done:
                 done = self._start_wanted
-                await self._log.delete_records_before(done)
+                await self._log.operations.delete_records_before(done)
         except LogError as error:
             # The leader's next marks ask for it again; a log that failed has said so itself.
             logger.info("%s: the log start cannot follow: %s", self._replica.name, error.message)
@@ -167,7 +167,7 @@ class FollowerRole:
             point,
             leader_epoch,
         )
-        await self._rearrange(log.truncate_to(point))
+        await self._rearrange(log.operations.truncate_to(point))
 
     async def restart_at(
         self, offset: Offset, *, producers: bytes, leader_epoch: LeaderEpoch
@@ -179,7 +179,7 @@ class FollowerRole:
         logger.info(
             "%s: restarting at %d, where the leader's log begins", self._replica.name, offset
         )
-        await self._rearrange(self._log.restart_at(offset, producers))
+        await self._rearrange(self._log.operations.restart_at(offset, producers))
 
     def _require_expendable(self, point: Offset) -> None:
         """Whatever is cut must never have been committed, unless the metadata says that it is lost.

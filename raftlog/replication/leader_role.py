@@ -31,9 +31,7 @@ from raftlog.replication.divergence import BelowStart, Diverging, Feed, FetchPos
 from raftlog.replication.leader_state import IsrProposal, LeaderState
 from raftlog.replication.replica import Acks, Replica
 from raftlog.replication.waiters import CommitWaiters
-from raftlog.storage.config import FlushMode
-from raftlog.storage.log import AppendResult
-from raftlog.storage.results import ReadResult
+from raftlog.storage.types import AppendResult, FlushMode, ReadResult
 
 LOG_START_S: Final = 10.0
 """How long deleting records waits for the in-sync replicas to follow."""
@@ -45,7 +43,7 @@ class LeaderRole:
     def __init__(self, replica: Replica) -> None:
         """Begins the epoch in the log's history. Raises LogError(NO_LEADER) for an older one."""
         row = replica.image
-        replica.log.become_leader(row.leader_epoch)
+        replica.log.appender.become_leader(row.leader_epoch)
         self._replica = replica
         self._log = replica.log
         self._ended: LogError | None = None
@@ -119,7 +117,7 @@ class LeaderRole:
             self._require_enough_in_sync()
             self._commits.require_room()
         try:
-            results = await self._log.append(
+            results = await self._log.appender.append(
                 batches, self.state.row.leader_epoch, guard=self._require_lead
             )
         except LogError as error:
@@ -181,7 +179,7 @@ class LeaderRole:
                 f"Records of {self._replica.name} can be deleted up to the high watermark "
                 f"{self._replica.high_watermark}, not up to {before}.",
             )
-        start = await self._log.delete_records_before(target)
+        start = await self._log.operations.delete_records_before(target)
         for feed in self._feeds.values():
             feed.marks_moved()
         if self._ended is None and not self.state.all_begin_at(target):
@@ -305,7 +303,9 @@ class LeaderRole:
 
     async def read_uncommitted(self, offset: Offset, *, max_bytes: int) -> ReadResult:
         """Batches up to the end of the log, for followers. Raises LogError."""
-        return await self._log.read(offset, end=self._log.log_end_offset, max_bytes=max_bytes)
+        return await self._log.reader.read(
+            offset, end=self._log.log_end_offset, max_bytes=max_bytes
+        )
 
     def isr_wish(self, lag_max_s: float) -> IsrProposal | None:
         """The in-sync set that this leader wants now, if it is another one."""

@@ -30,7 +30,7 @@ from raftlog.replication.partition import Host, Partition, not_led_here
 from raftlog.replication.topic_settings import TopicSettings
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
-from raftlog.storage.results import LogState
+from raftlog.storage.types import LogState
 
 logger = logging.getLogger(__name__)
 
@@ -314,8 +314,8 @@ class ReplicaManager:
         self._partitions.setdefault(topic.name, {})[row.partition] = partition
         self._by_id[key] = partition
         partition.on_trusted = lambda: self.refresh(partition)
-        log.on_failed(lambda _: self._log_ended(partition))
-        log.on_damaged(lambda _: self._damage_found(partition))
+        log.listeners.failed.append(lambda _: self._log_ended(partition))
+        log.listeners.damaged.append(lambda _: self._damage_found(partition))
         if partition.is_closed:
             self._log_ended(partition)
         elif log.damage_found is not None:

@@ -41,8 +41,8 @@ from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.leader_state import IsrProposal, LeaderState
 from raftlog.replication.possible_loss import LossGate
 from raftlog.replication.replica import Acks, Fetched, Host, Replica, not_led_here
-from raftlog.storage.log import AppendResult, Log
-from raftlog.storage.results import ReadResult
+from raftlog.storage.log import Log
+from raftlog.storage.types import AppendResult, ReadResult
 
 __all__ = ["Acks", "Fetched", "Host", "Partition", "not_led_here"]
 
@@ -90,9 +90,9 @@ class Partition:
             may_have_lost_data=lambda: self._trust.may_have_lost_data,
             on_rearranged=self._take_role,
         )
-        log.on_flushed(self._on_flushed)
-        log.on_failed(self.close)
-        log.on_appended(self._on_appended)
+        log.listeners.flushed.append(self._on_flushed)
+        log.listeners.failed.append(self.close)
+        log.listeners.appended.append(self._on_appended)
         self._take_role()
 
     # What is known of it
@@ -394,13 +394,15 @@ class Partition:
         end = high_watermark if end_offset is None else min(end_offset, high_watermark)
         if offset >= end:
             return Fetched(b"", offset, high_watermark, self.log.log_start_offset)
-        result = await self.log.read(offset, end=end, max_bytes=max_bytes)
+        result = await self.log.reader.read(offset, end=end, max_bytes=max_bytes)
         return Fetched(result.data, result.next_offset, high_watermark, self.log.log_start_offset)
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int] | None:
         """Offset and timestamp of the first committed record at or after a time; None if none."""
         self._require_leading()
-        return await self.log.offset_for_timestamp(timestamp_ms, end=self._replica.high_watermark)
+        return await self.log.reader.offset_for_timestamp(
+            timestamp_ms, end=self._replica.high_watermark
+        )
 
     def add_read_waiter(self, offset: Offset, wake: Callable[[], None]) -> int:
         """Call `wake` once when the high watermark passes `offset`; return a handle to forget it.

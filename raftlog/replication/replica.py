@@ -12,8 +12,8 @@ from raftlog.metadata.image import BrokerImage, PartitionImage
 from raftlog.record.errors import NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import BrokerId, Offset, PartitionId, TopicId
 from raftlog.replication.waiters import CommittedBytes, ReadWaiters
-from raftlog.storage.config import FlushMode
 from raftlog.storage.log import Log
+from raftlog.storage.types import FlushMode
 from raftlog.world import Clock
 
 CONFIRM_S: Final = 1.0

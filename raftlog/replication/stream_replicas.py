@@ -8,7 +8,7 @@ from typing import Protocol
 from raftlog.metadata.image import PartitionImage
 from raftlog.record.types import Buffer, LeaderEpoch, Offset, PartitionId, TopicId
 from raftlog.replication.divergence import BelowStart, Diverging, Feed, FetchPosition
-from raftlog.storage.results import ReadResult
+from raftlog.storage.types import ReadResult
 
 
 class Replica(Protocol):

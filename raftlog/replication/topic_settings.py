@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from raftlog.metadata.configs import TopicConfig, validate_all
 from raftlog.metadata.image import TopicImage
-from raftlog.storage.config import FlushMode, LogConfig
+from raftlog.storage.types import FlushMode, LogConfig
 
 PARTITIONS_DEFAULT = 1
 _NONE: Mapping[str, str] = {}

@@ -40,7 +40,7 @@ from raftlog.routing.forwarding_messages import (
     Read,
     outcome_unknown_if_changing,
 )
-from raftlog.storage.results import AppendResult
+from raftlog.storage.types import AppendResult
 
 if TYPE_CHECKING:
     from raftlog.routing.router import PartitionRouter

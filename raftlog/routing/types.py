@@ -13,7 +13,7 @@ from raftlog.record.types import (
     TopicId,
 )
 from raftlog.replication.partition import Acks, Fetched, Partition
-from raftlog.storage.results import AppendResult
+from raftlog.storage.types import AppendResult
 
 
 class PartitionAccess(Protocol):

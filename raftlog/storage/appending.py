@@ -41,8 +41,8 @@ from raftlog.storage.index import POSITION_MAX, RELATIVE_OFFSET_MAX
 from raftlog.storage.log_core import LogCore, disk_full
 from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.producer_state import NO_TIME, AppendPlan, Duplicate
-from raftlog.storage.results import AppendResult
 from raftlog.storage.segments import Segment
+from raftlog.storage.types import AppendResult
 from raftlog.world import Buffer, DiskError, DiskFullError
 
 WRITERS_WAITING_MAX: Final = 10_000
@@ -68,9 +68,18 @@ class Appender:
     # As leader
 
     async def append(
-        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch, guard: Guard | None
+        self,
+        batches: Sequence[RecordBatch],
+        leader_epoch: LeaderEpoch,
+        *,
+        guard: Guard | None = None,
     ) -> list[AppendResult]:
-        """See `Log.append`."""
+        """Append batches, all or none, and start their way to durability.
+
+        `guard` is called right before the append is judged, at each attempt (it may have waited for
+        a segment), and may raise. Returns when the batches are written, not when they are durable.
+        Raises LogError: nothing was written, but for STORAGE_FAILED, whose outcome is unknown.
+        """
         if self._core.config.compacts:
             for batch in batches:
                 refuse_keyless(batch, decompressed_bytes_max=KEYED_BATCH_BYTES_MAX)
@@ -78,31 +87,31 @@ class Appender:
             results = self._append_now(batches, leader_epoch, guard)
             if results is not None:
                 return results
-        self._stand_in_line()
-        return await self._core.run_shielded(self._append_in_turn(batches, leader_epoch, guard))
+        self._enter_queue()
+        return await self._core.run_shielded(self._append_queued(batches, leader_epoch, guard))
 
     @property
     def _is_free(self) -> bool:
         return not self._writers_waiting and not self._core.write_lock.locked()
 
-    def _stand_in_line(self) -> None:
+    def _enter_queue(self) -> None:
         if self._writers_waiting >= WRITERS_WAITING_MAX:
             raise LogError(
                 OVERLOADED, f"{self._core.directory}: too many appends wait for a segment."
             )
         self._writers_waiting += 1
 
-    async def _take_turn(self) -> None:
+    async def _lock_writes(self) -> None:
         try:
             await self._core.write_lock.acquire()
         finally:
             self._writers_waiting -= 1
 
-    async def _append_in_turn(
+    async def _append_queued(
         self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch, guard: Guard | None
     ) -> list[AppendResult]:
         """Wait for the log to be free, begin a segment if need be, and append."""
-        await self._take_turn()
+        await self._lock_writes()
         try:
             results = self._append_now(batches, leader_epoch, guard)
             if results is None:
@@ -154,7 +163,7 @@ class Appender:
             active.note(batch.header, written, base_offset, interval)
             written += batch.header.size_bytes
         core.wrote(written - position, len(placed))
-        for callback in core.told.appended:
+        for callback in core.listeners.appended:
             callback(end_offset, active.next_offset, buffers, written - position)
         return results
 
@@ -200,7 +209,10 @@ class Appender:
         return size_bytes, following
 
     def become_leader(self, leader_epoch: LeaderEpoch) -> None:
-        """See `Log.become_leader`."""
+        """Begin `leader_epoch` at the log end in the epoch history, before its first append.
+
+        Raises LogError: NO_LEADER if the history has a newer epoch.
+        """
         core = self._core
         core.require_online()
         end_offset = core.segments.end_offset
@@ -211,26 +223,32 @@ class Appender:
     # As follower
 
     def append_fetched_now(self, data: Buffer, leader_epoch: LeaderEpoch) -> bool:
-        """See `Log.append_fetched_now`."""
+        """Append batches sent by the leader of `leader_epoch`: whole batches, unchanged.
+
+        False, with nothing done: a change must become durable first, or other writers wait; call
+        `append_fetched` then. The fetch must have begun at the log's end: a later first offset
+        counts as a gap of compaction, an earlier one is refused. Raises LogError, nothing was
+        written: CORRUPT_BATCH, DISK_FULL; or STORAGE_FAILED.
+        """
         self._core.require_online()
         return self._is_free and self._append_fetched(data, leader_epoch)
 
     async def append_fetched(self, data: Buffer, leader_epoch: LeaderEpoch) -> None:
-        """See `Log.append_fetched`."""
+        """Like `append_fetched_now`, waiting for what must come first."""
         if self.append_fetched_now(data, leader_epoch):
             return
-        await self._core.run_shielded(self._append_fetched_in_turn(data, leader_epoch))
+        await self._core.run_shielded(self._append_fetched_queued(data, leader_epoch))
 
-    async def _append_fetched_in_turn(self, data: Buffer, leader_epoch: LeaderEpoch) -> None:
+    async def _append_fetched_queued(self, data: Buffer, leader_epoch: LeaderEpoch) -> None:
         core = self._core
         core.require_online()
         segment_base = self._base_below_start(data)
         if segment_base is not None:
-            await self._operations.restart_at(
+            await self._operations.restart_empty(
                 core.segments.end_offset, core.producers, segment_base
             )
-        self._stand_in_line()
-        await self._take_turn()
+        self._enter_queue()
+        await self._lock_writes()
         try:
             if self._append_fetched(data, leader_epoch):
                 return

@@ -20,9 +20,9 @@ from raftlog.storage.compaction_rewrite import CompactionPass, Stop
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.reader import DamageFoundError, LogReader
-from raftlog.storage.results import CompactionReport, UnreadableBatch
 from raftlog.storage.retention import SegmentInfo
 from raftlog.storage.segments import CLEANED_SUFFIX, Segment, segment_name, swap_segments
+from raftlog.storage.types import CompactionReport, UnreadableBatch
 from raftlog.world import Buffer, File
 
 CHUNK_BYTES: Final = 1 << 20
@@ -33,11 +33,16 @@ logger = logging.getLogger(__name__)
 
 
 async def compact_log(
-    core: LogCore, operations: LogOperations, reader: LogReader, now_ms: int, *, go_on: bool = False
+    core: LogCore,
+    operations: LogOperations,
+    reader: LogReader,
+    now_ms: int,
+    *,
+    resume: bool = False,
 ) -> CompactionReport | None:
     """One pass, if the plan finds it worth while; None if not, or if it was interrupted.
 
-    With `go_on` any dirty part is worth while: the last pass was partial. Raises LogError. Damage
+    With `resume` any dirty part is worth while: the last pass was partial. Raises LogError. Damage
     on the way ends the pass without an error: its readers are told.
     """
     core.require_online()
@@ -46,10 +51,10 @@ async def compact_log(
     core.is_compacting = True
     try:
         async with core.arrange_lock:
-            return await _Compaction(core, operations, reader, now_ms, go_on=go_on).run()
+            return await _Compaction(core, operations, reader, now_ms, resume=resume).run()
     except DamageFoundError as error:
         logger.error("%s: compaction stopped at damage: %s", core.directory, error.reason)
-        core.found_damage(error.reason)
+        core.report_damage(error.reason)
         return None
     finally:
         core.is_compacting = False
@@ -67,13 +72,13 @@ class _Compaction:
         reader: LogReader,
         now_ms: int,
         *,
-        go_on: bool,
+        resume: bool,
     ) -> None:
         self._core = core
         self._operations = operations
         self._reader = reader
         self._now_ms = now_ms
-        self._go_on = go_on
+        self._resume = resume
 
     async def run(self) -> CompactionReport | None:
         core = self._core
@@ -86,7 +91,7 @@ class _Compaction:
             high_watermark=min(core.high_watermark, core.flushed_offset),
             segment_ms=config.segment_ms,
             min_compaction_lag_ms=config.min_compaction_lag_ms,
-            min_cleanable_dirty_ratio=0.0 if self._go_on else config.min_cleanable_dirty_ratio,
+            min_cleanable_dirty_ratio=0.0 if self._resume else config.min_cleanable_dirty_ratio,
             delete_retention_ms=config.delete_retention_ms,
         )
         if plan is None:
@@ -101,7 +106,7 @@ class _Compaction:
         try:
             await self._survey(work, plan.first_dirty_offset, plan.end_offset)
             end_offset = work.finish_survey(plan.end_offset)
-            self._note_unreadable(work, end_offset)
+            self._report_unreadable(work, end_offset)
             if end_offset <= plan.first_dirty_offset < plan.end_offset and not (
                 core.compaction.has_due(self._now_ms, config.delete_retention_ms)
             ):
@@ -113,7 +118,7 @@ class _Compaction:
             if not groups:
                 return None
             # The recovery point's position must not lie in a segment that is rewritten.
-            await self._operations.checkpoint()
+            await self._operations.advance_recovery_point()
             core.gaps_below = max(core.gaps_below, groups[-1][-1].next_offset)
             await core.publish()
             rewritten = 0
@@ -134,7 +139,7 @@ class _Compaction:
             is_partial=work.stopped is Stop.MAP_FULL,
         )
 
-    def _note_unreadable(self, work: CompactionPass, offset: Offset) -> None:
+    def _report_unreadable(self, work: CompactionPass, offset: Offset) -> None:
         """Say once what keeps compaction from going on."""
         core = self._core
         found = None
@@ -159,7 +164,7 @@ class _Compaction:
     async def _chunk(self, offset: Offset, end: Offset) -> tuple[Buffer, Offset]:
         if self._core.pending_rearrangements or self._core.failure is not None:
             raise _InterruptedError
-        result = await self._reader.read(offset, end=end, max_bytes=CHUNK_BYTES)
+        result = await self._reader.read_raw(offset, end=end, max_bytes=CHUNK_BYTES)
         return result.data, result.next_offset
 
     async def _rewrite(self, work: CompactionPass, group: Sequence[SegmentInfo]) -> None:

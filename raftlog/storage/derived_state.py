@@ -23,7 +23,6 @@ from raftlog.storage.checksummed import Damaged
 from raftlog.storage.index import OffsetEntry, TimeEntry
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.producer_state import ProducerStates
-from raftlog.storage.results import NO_TIMESTAMP
 from raftlog.storage.segments import (
     Segment,
     base_offset_of,
@@ -32,6 +31,7 @@ from raftlog.storage.segments import (
     segment_name,
     walk,
 )
+from raftlog.storage.types import NO_TIMESTAMP
 from raftlog.world import Disk, DiskError, File, read_small_file
 
 EPOCHS_NAME: Final = "leader-epoch-checkpoint"

@@ -21,7 +21,7 @@ STALLED_SYNC_S: Final = 5.0
 delays writes as a leader; a hiccup of a second or two is no reason to move leaders."""
 STEADY_S: Final = 5.0
 """For so long nothing must have been amiss before a disk counts as one that takes writes again."""
-LOOK_S: Final = 0.25
+OBSERVE_INTERVAL_S: Final = 0.25
 """Between two looks."""
 
 
@@ -38,7 +38,7 @@ class DiskHealth:
     def __init__(self) -> None:
         self.trouble: DiskTrouble | None = None
         """What was amiss at the last look."""
-        self._looked_at: float | None = None
+        self._observed_at: float | None = None
         self._bad_at = -math.inf
         self._sync_at: float | None = None
         self._sync_s = 0.0
@@ -47,9 +47,9 @@ class DiskHealth:
     @property
     def can_write(self) -> bool:
         """Whether the node may be given leaderships, as of the last look."""
-        return self._looked_at is None or self._looked_at - self._bad_at >= STEADY_S
+        return self._observed_at is None or self._observed_at - self._bad_at >= STEADY_S
 
-    def look(
+    def observe(
         self, now: float, *, room_bytes: int, oldest_sync_at: float | None, lacks_room: bool = False
     ) -> None:
         """See what the disk is like.
@@ -57,8 +57,8 @@ class DiskHealth:
         `room_bytes`: for appends. `oldest_sync_at`: since when the oldest of the present syncs is
         waited for. `lacks_room`: somebody else on this node finds the disk full.
         """
-        self._watch_sync(now, oldest_sync_at)
-        self._looked_at = now
+        self._observe_sync(now, oldest_sync_at)
+        self._observed_at = now
         was_full = self.trouble is DiskTrouble.FULL
         if lacks_room or room_bytes < (ROOM_AGAIN_BYTES if was_full else LOW_ROOM_BYTES):
             self.trouble = DiskTrouble.FULL
@@ -69,9 +69,9 @@ class DiskHealth:
         if self.trouble is not None:
             self._bad_at = now
 
-    def _watch_sync(self, now: float, oldest_sync_at: float | None) -> None:
+    def _observe_sync(self, now: float, oldest_sync_at: float | None) -> None:
         if oldest_sync_at is None or oldest_sync_at != self._sync_at:
             self._sync_at, self._sync_s = oldest_sync_at, 0.0
-        elif self._looked_at is not None:
+        elif self._observed_at is not None:
             # A process that was stopped must not take its own pause for its disk's.
-            self._sync_s += min(now - self._looked_at, 2 * LOOK_S)
+            self._sync_s += min(now - self._observed_at, 2 * OBSERVE_INTERVAL_S)

@@ -11,30 +11,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from raftlog.world import Clock, Disk
 
 SYNC_THREADS_MAX: Final = 4
 """Syncs at once; the disk's other threads stay free for reads."""
-GATHERING_ROUNDS: Final = 3
+GATHER_ITERATIONS: Final = 3
 """Rounds of the event loop between the first request for a sync and its start. What has arrived in
 sockets meanwhile gets into it, and the sync's thread does not compete with the loop for the
 interpreter while the loop still has appends to make. An idle loop takes microseconds for them."""
-SYNCS_PER_TURN_MAX: Final = 16
+SYNCS_PER_ROUND_MAX: Final = 16
 """Logs that one thread syncs in one turn: their writers all wait for the last of them."""
 
 
-class Flushable(Protocol):
-    """What the flusher needs of a log."""
-
-    def begin_sync(self) -> Callable[[], None] | None:
-        """The blocking work that makes everything written so far durable; None if nothing is."""
-        ...
-
-    def end_sync(self, error: Exception | None) -> None:
-        """The work returned, or raised `error`."""
-        ...
+BeginSync: TypeAlias = Callable[[], Callable[[], None] | None]
+"""Returns the blocking work that makes everything written so far durable; None without any."""
+EndSync: TypeAlias = Callable[[Exception | None], None]
+"""Called when that work has returned, or raised the error."""
 
 
 class _Progress:
@@ -54,51 +48,50 @@ class Flusher:
         self._disk = disk
         self._clock = clock
         self._threads_max = threads_max
-        self._line: dict[Flushable, None] = {}
-        self._turns: set[asyncio.Task[None]] = set()
-        self._under_way: dict[_Progress, None] = {}
+        self._queue: dict[BeginSync, EndSync] = {}
+        self._rounds: set[asyncio.Task[None]] = set()
+        self._progress: dict[_Progress, None] = {}
         self._scheduled = False
 
     @property
     def oldest_sync_at(self) -> float | None:
         """The monotonic time since which the oldest of the present syncs is waited for, if any."""
-        return min((progress.since for progress in self._under_way), default=None)
+        return min((progress.since for progress in self._progress), default=None)
 
-    def request(self, log: Flushable) -> None:
-        """Sync `log` soon. It must not ask again before its `end_sync`."""
-        self._line[log] = None
-        if not self._scheduled and len(self._turns) < self._threads_max:
+    def request(self, begin_sync: BeginSync, end_sync: EndSync) -> None:
+        """Sync a log soon, once however often it is requested before `begin_sync` is called."""
+        self._queue[begin_sync] = end_sync
+        if not self._scheduled and len(self._rounds) < self._threads_max:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._gather, GATHERING_ROUNDS)
+            asyncio.get_running_loop().call_soon(self._gather, GATHER_ITERATIONS)
 
-    def _gather(self, rounds: int) -> None:
-        if rounds:
-            asyncio.get_running_loop().call_soon(self._gather, rounds - 1)
+    def _gather(self, iterations: int) -> None:
+        if iterations:
+            asyncio.get_running_loop().call_soon(self._gather, iterations - 1)
         else:
             self._start()
 
     def _start(self) -> None:
         self._scheduled = False
-        while self._line and len(self._turns) < self._threads_max:
-            free = self._threads_max - len(self._turns)
-            share = min(-(-len(self._line) // free), SYNCS_PER_TURN_MAX)
-            logs = [log for log, _ in zip(self._line, range(share), strict=False)]
-            for log in logs:
-                del self._line[log]
-            turn = asyncio.get_running_loop().create_task(self._turn(logs))
-            self._turns.add(turn)
-            turn.add_done_callback(self._end_turn)
+        while self._queue and len(self._rounds) < self._threads_max:
+            free = self._threads_max - len(self._rounds)
+            share = min(-(-len(self._queue) // free), SYNCS_PER_ROUND_MAX)
+            begins = [begin for begin, _ in zip(self._queue, range(share), strict=False)]
+            syncs = [(begin, self._queue.pop(begin)) for begin in begins]
+            round_ = asyncio.get_running_loop().create_task(self._round(syncs))
+            self._rounds.add(round_)
+            round_.add_done_callback(self._end_round)
 
-    def _end_turn(self, turn: asyncio.Task[None]) -> None:
-        self._turns.discard(turn)
-        if not turn.cancelled() and turn.exception() is None:
+    def _end_round(self, round_: asyncio.Task[None]) -> None:
+        self._rounds.discard(round_)
+        if not round_.cancelled() and round_.exception() is None:
             # Who waited through a whole sync has gathered company enough.
             self._start()
 
-    async def _turn(self, logs: list[Flushable]) -> None:
-        works = [(log, work) for log in logs if (work := log.begin_sync()) is not None]
+    async def _round(self, syncs: list[tuple[BeginSync, EndSync]]) -> None:
+        works = [(work, end) for begin, end in syncs if (work := begin()) is not None]
         progress = _Progress(self._clock.monotonic())
-        self._under_way[progress] = None
+        self._progress[progress] = None
         errors: list[Exception | None]
         try:
             errors = await self._disk.run(lambda: self._sync_all(works, progress))
@@ -106,17 +99,17 @@ class Flusher:
             # Whatever stopped the thread, nobody knows what it had synced.
             errors = [error] * len(works)
         finally:
-            del self._under_way[progress]
+            del self._progress[progress]
         self.syncs += len(works)
-        for (log, _), failure in zip(works, errors, strict=True):
-            log.end_sync(failure)
+        for (_, end_sync), failure in zip(works, errors, strict=True):
+            end_sync(failure)
 
     def _sync_all(
-        self, works: list[tuple[Flushable, Callable[[], None]]], progress: _Progress
+        self, works: list[tuple[Callable[[], None], EndSync]], progress: _Progress
     ) -> list[Exception | None]:
         """One sync after the other. Blocks."""
         errors = []
-        for _, work in works:
+        for work, _ in works:
             # Many syncs that take a while are a slow disk, not one that hangs.
             progress.since = self._clock.monotonic()
             errors.append(_attempt(work))

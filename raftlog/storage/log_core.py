@@ -18,21 +18,29 @@ import msgspec
 
 from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch, Offset
-from raftlog.storage.checkpoints import ReplicaCheckpoint
+from raftlog.storage.checkpoints import EffectiveFlushMode, ReplicaCheckpoint
 from raftlog.storage.compaction_plan import CompactionHistory
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.files import Lease, OpenFiles
 from raftlog.storage.flush import Flusher
-from raftlog.storage.flush_mode import FlushModeInForce
 from raftlog.storage.opening import Opened
-from raftlog.storage.results import NO_EPOCH, LogState, PossibleLoss, UnreadableBatch
 from raftlog.storage.segments import Segments
+from raftlog.storage.types import (
+    NO_EPOCH,
+    DamagedRange,
+    FlushMode,
+    LogConfig,
+    LogState,
+    PossibleLoss,
+    UnreadableBatch,
+)
 from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError
 
 T = TypeVar("T")
 
 Appended: TypeAlias = Callable[[Offset, Offset, Sequence[Buffer], int], None]
-"""Told of a leader's append: base offset, next offset, the buffers as written, their bytes."""
+"""Listener of a leader's append: base offset, next offset, the buffers as written, their bytes.
+
+The buffers never change while a reference to them is held. It must not use the log."""
 
 COLD_READS_MAX: Final = 4
 """Reads by disk threads at once, of all logs: the other threads stay free for syncs."""
@@ -69,13 +77,20 @@ class LogShared:
 
 
 class Listeners:
-    """Whom a log tells what happened to it, in the event loop."""
+    """Listeners of one log, called in the event loop. They must not raise."""
 
     def __init__(self) -> None:
         self.flushed: list[Callable[[Offset], None]] = []
+        """Called with the new `flushed_offset` whenever it moved."""
         self.failed: list[Callable[[LogError], None]] = []
+        """Called at most once, when the log fails for good."""
         self.appended: list[Appended] = []
+        """Called right after each leader's append (not `append_fetched`) was written."""
         self.damaged: list[Callable[[str], None]] = []
+        """Called with the reason when a reader or the scrubber first meets damage.
+
+        The log goes on serving its intact batches until `declare_damaged`. Called again only for
+        damage found after a restart of the log. See `damage_found`."""
 
 
 async def publish_nothing() -> None:
@@ -87,7 +102,11 @@ class LogCore:
 
     damage_found: str | None = None
     """The first damage that somebody met while the log was in service."""
-    forgetting_loss = 0
+    pending_rearrangements = 0
+    """Truncations and closings, for which a compaction gives way."""
+    is_compacting = False
+    """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
+    pending_loss_resets = 0
     """How many wait for the checkpoint file not to tell of `possible_loss` any more."""
 
     def __init__(
@@ -109,7 +128,7 @@ class LogCore:
         )
         self.leader_epochs = opened.leader_epochs
         self.producers = opened.producers
-        self.possible_loss = _taken_together(
+        self.possible_loss = _combined(
             None if checkpoint is None else checkpoint.possible_loss, opened.possible_loss
         )
         self.state = LogState.ONLINE
@@ -119,7 +138,7 @@ class LogCore:
         self.high_watermark = Offset(0) if checkpoint is None else checkpoint.high_watermark
         if opened.damage is None:
             self.high_watermark = self.segments.clamp(self.high_watermark)
-        self.flush_in_force = FlushModeInForce(config.flush, checkpoint)
+        self.effective_flush = EffectiveFlushMode(config.flush, checkpoint)
         self.gaps_below = opened.gaps_below
         self.compaction = CompactionHistory() if checkpoint is None else checkpoint.compaction
         self.recovery = opened.recovery_point or self.unrecovered()
@@ -131,10 +150,8 @@ class LogCore:
         """Held while appends must wait."""
         self.derived_lock = asyncio.Lock()
         """Held while index files of the active segment, epochs or snapshots are written."""
-        self.pending_rearrangements = 0
-        """Truncations and closings, for which a compaction gives way."""
-        self.is_compacting = False
-        """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
+        self.damaged_ranges: dict[tuple[Offset, int], DamagedRange] = {}
+        """Batches that readers found damaged, by segment and position; a bounded number."""
         self.unreadable: UnreadableBatch | None = None
         """The batch that the last compaction could not decode."""
         self.published_recovery_point = (
@@ -148,7 +165,7 @@ class LogCore:
         """While a truncation is being prepared: nothing from this offset on is promised."""
         self.restart_at: Offset | None = None
         """While the log is being emptied, to begin again at this offset."""
-        self.told = Listeners()
+        self.listeners = Listeners()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publish = publish
         self._waiters: deque[tuple[Offset, asyncio.Future[None]]] = deque()
@@ -169,10 +186,10 @@ class LogCore:
         if self.damage:
             # What was promised stays as it was: whoever repairs the log must know it.
             return msgspec.structs.replace(
-                self.recovery, damage=self.damage, possible_loss=self._loss_to_tell
+                self.recovery, damage=self.damage, possible_loss=self._published_loss
             )
         if self.restart_at is not None:
-            return beginning_at(self.restart_at, self._loss_to_tell, restart=True)
+            return beginning_at(self.restart_at, self._published_loss, restart=True)
         flushed_offset, high_watermark = self.flushed_offset, self.high_watermark
         if self.promised_end is not None:
             flushed_offset = min(flushed_offset, self.promised_end)
@@ -185,32 +202,61 @@ class LogCore:
             gaps_below=self.gaps_below,
             compaction=self.compaction,
             first_appends=self.segments.first_appends(),
-            possible_loss=self._loss_to_tell,
-            flush=self.flush_in_force.to_tell(flushed_offset, self.segments.end_offset),
+            possible_loss=self._published_loss,
+            flush=self.effective_flush.to_publish(flushed_offset, self.segments.end_offset),
         )
 
     @property
-    def _loss_to_tell(self) -> PossibleLoss | None:
-        return None if self.forgetting_loss else self.possible_loss
+    def _published_loss(self) -> PossibleLoss | None:
+        return None if self.pending_loss_resets else self.possible_loss
 
     @property
     def flush_mode(self) -> FlushMode:
         """What counts as durable."""
-        return self.flush_in_force.mode
+        return self.effective_flush.mode
+
+    @property
+    def log_start_offset(self) -> Offset:
+        """First offset that can be read."""
+        return self.segments.log_start_offset
+
+    @property
+    def log_end_offset(self) -> Offset:
+        """Offset of the next record."""
+        return self.segments.end_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of record batches on disk."""
+        return self.segments.size_bytes
+
+    @property
+    def unrecovered_bytes(self) -> int:
+        """Bytes, approximately, that an unclean start would have to scan."""
+        number = self.segments.number(self.recovery.segment_base_offset)
+        unscanned = sum(segment.size_bytes for segment in self.segments.all[number:])
+        return unscanned - self.recovery.segment_position
+
+    def producers_below(self, offset: Offset) -> bytes:
+        """Snapshot of the producers of records below `offset`, for another log's `restart_at`."""
+        producers = self.producers.below(offset)
+        if not len(producers):
+            return b""
+        return producers.to_bytes(offset, now_ms=self.shared.monotonic_ms())
 
     def configure(self, config: LogConfig) -> None:
         """Use other settings from now on."""
         self.config = config
-        if self.flush_in_force.configure(config.flush, self.segments.end_offset):
+        if self.effective_flush.configure(config.flush, self.segments.end_offset):
             self.mark_changed()
         if config.flush is FlushMode.SYNC:
             self.request_sync()
-        if self.flush_in_force.waits_for_checkpoint:
+        if self.effective_flush.waits_for_checkpoint:
             if self._publish is publish_nothing:
-                self.flush_in_force.published(config.flush)
+                self.effective_flush.published(config.flush)
                 return
             self.shared.file_is_behind = True
-            self.to_its_end_soon(self._begin_async())
+            self.start_shielded(self._begin_async())
 
     async def _begin_async(self) -> None:
         # That it holds is told by `published`, once the file says so: perhaps a later write of it.
@@ -223,7 +269,7 @@ class LogCore:
         """The node's checkpoint file says this of the log now."""
         self.published_recovery_point = checkpoint.recovery_point
         self._published_log_start = checkpoint.log_start_offset
-        self.flush_in_force.published(checkpoint.flush)
+        self.effective_flush.published(checkpoint.flush)
 
     @property
     def durable_log_start(self) -> Offset:
@@ -234,15 +280,23 @@ class LogCore:
         return min(self._published_log_start, present)
 
     async def forget_possible_loss(self) -> None:
-        """See `Log.forget_possible_loss`."""
+        """Forget `possible_loss`, durably or not at all, once the owner has dealt with it.
+
+        Other replicas may count on the log only afterwards: a start that still finds the loss in
+        the checkpoint file would give up records acknowledged since. Raises LogError; after
+        DISK_FULL the caller may try again.
+        """
+        await self.run_shielded(self._forget_possible_loss())
+
+    async def _forget_possible_loss(self) -> None:
         if self.possible_loss is None:
             return
-        self.forgetting_loss += 1
+        self.pending_loss_resets += 1
         try:
             await self.publish()
             self.possible_loss = None
         finally:
-            self.forgetting_loss -= 1
+            self.pending_loss_resets -= 1
 
     @property
     def last_epoch(self) -> LeaderEpoch:
@@ -276,15 +330,15 @@ class LogCore:
         for _, waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(LogError(failure.entry, failure.message))
-        for callback in self.told.failed:
+        for callback in self.listeners.failed:
             callback(failure)
 
-    def found_damage(self, reason: str) -> None:
+    def report_damage(self, reason: str) -> None:
         """Somebody met bytes that are not what was written. The owner decides; the log goes on."""
         if self.damage_found is not None or self.failure is not None:
             return
         self.damage_found = reason
-        for callback in self.told.damaged:
+        for callback in self.listeners.damaged:
             callback(reason)
 
     def declare_damaged(self, reason: str) -> None:
@@ -300,9 +354,9 @@ class LogCore:
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` to its end, even if the caller stops waiting in the middle."""
-        return await asyncio.shield(self.to_its_end_soon(work))
+        return await asyncio.shield(self.start_shielded(work))
 
-    def to_its_end_soon(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start_shielded(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """The same, for who does not wait."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -362,7 +416,7 @@ class LogCore:
         if self._syncing_to is not None:
             self._sync_wanted = True
         elif self.failure is None and self.flushed_offset < self.segments.end_offset:
-            self.shared.flusher.request(self)
+            self.shared.flusher.request(self.begin_sync, self.end_sync)
 
     def begin_sync(self) -> Callable[[], None] | None:
         """For the flusher: the sync of all that is written now."""
@@ -400,7 +454,7 @@ class LogCore:
                 waiter.set_result(None)
         if self._sync_wanted or waiters:
             self.request_sync()
-        for callback in self.told.flushed:
+        for callback in self.listeners.flushed:
             callback(flushed_offset)
 
     async def flush(self) -> None:
@@ -445,7 +499,7 @@ def beginning_at(
     )
 
 
-def _taken_together(earlier: PossibleLoss | None, now: PossibleLoss | None) -> PossibleLoss | None:
+def _combined(earlier: PossibleLoss | None, now: PossibleLoss | None) -> PossibleLoss | None:
     """Both stand until the owner has dealt with them."""
     if earlier is None or now is None:
         return earlier or now

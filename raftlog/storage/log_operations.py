@@ -94,7 +94,7 @@ class LogOperations:
                 old.thin_indexes()
                 raise
             old.confirm_indexes(tails)
-        old.let_go()
+        old.release_file()
         core.segments.roll(new)
 
     def _make_segment(self, old: Segment, tails: IndexTails) -> Segment:
@@ -104,7 +104,14 @@ class LogOperations:
         )
 
     async def checkpoint(self) -> ReplicaCheckpoint:
-        """Advance the recovery point to the present end. Raises LogError."""
+        """Advance the recovery point to the present end; return the checkpoint to write down.
+
+        Raises LogError; after DISK_FULL the recovery point is where it was.
+        """
+        return await self._core.run_shielded(self.advance_recovery_point())
+
+    async def advance_recovery_point(self) -> ReplicaCheckpoint:
+        """Like `checkpoint`, in work that is shielded already."""
         core = self._core
         async with core.derived_lock:
             core.require_online()
@@ -174,7 +181,14 @@ class LogOperations:
             self._disk.remove(f"{directory}/{snapshot_name(known)}")
 
     async def delete_records_before(self, offset: Offset) -> Offset:
-        """Move the log start offset up to `offset`, durably. Raises LogError."""
+        """Move the log start offset up to `offset`, and return it. Durable when it returns.
+
+        While a compaction runs, the files below stay until the next retention. Raises LogError:
+        OFFSET_OUT_OF_RANGE beyond the log end offset, DISK_FULL, STORAGE_FAILED.
+        """
+        return await self._core.run_shielded(self._delete_records_before(offset))
+
+    async def _delete_records_before(self, offset: Offset) -> Offset:
         core = self._core
         core.require_online()
         segments = core.segments
@@ -190,23 +204,26 @@ class LogOperations:
             kept_from = offset
         if core.recovery.recovery_point < kept_from:
             # A start drops the segments below without a look at who wrote them.
-            await self.checkpoint()
+            await self.advance_recovery_point()
         segments.log_start_offset = max(segments.log_start_offset, offset)
         await core.publish()
-        await self.apply_retention(0, by_start_only=True)
+        await self._apply_retention(0, by_start_only=True)
         return segments.log_start_offset
 
-    async def apply_retention(self, now_ms: int, *, by_start_only: bool = False) -> int:
-        """Remove segments that are due; return how many. Raises LogError.
+    async def apply_retention(self, now_ms: int) -> int:
+        """Remove segments that are due by age or size; return how many. Raises LogError.
 
-        None while a compaction runs, which can take minutes: what is due stays due.
+        Removes none while a compaction runs, which can take minutes: they stay due.
         """
+        return await self._core.run_shielded(self._apply_retention(now_ms, by_start_only=False))
+
+    async def _apply_retention(self, now_ms: int, *, by_start_only: bool) -> int:
         if self._core.is_compacting:
             return 0
         async with self._core.arrange_lock:
-            return await self._apply_retention(now_ms, by_start_only=by_start_only)
+            return await self._remove_due(now_ms, by_start_only=by_start_only)
 
-    async def _apply_retention(self, now_ms: int, *, by_start_only: bool) -> int:
+    async def _remove_due(self, now_ms: int, *, by_start_only: bool) -> int:
         core, config = self._core, self._core.config
         core.require_online()
         segments = core.segments
@@ -237,7 +254,7 @@ class LogOperations:
         if core.recovery.recovery_point < segments.all[drops].base_offset:
             # A start would not find any more what followed from the records that go: who wrote
             # them, and with which sequence.
-            await self.checkpoint()
+            await self.advance_recovery_point()
         await core.run(
             self._keep_snapshot,
             dropped,
@@ -279,7 +296,13 @@ class LogOperations:
                     self._disk.remove(path + DELETED_SUFFIX)
 
     async def truncate_to(self, offset: Offset) -> None:
-        """Forget every batch with a record at or above `offset`. Raises LogError."""
+        """Remove every batch with a record at or above `offset`. Durable when it returns.
+
+        Raises LogError: OFFSET_OUT_OF_RANGE below the log start offset, STORAGE_FAILED.
+        """
+        await self._core.run_shielded(self._truncate_arranged(offset))
+
+    async def _truncate_arranged(self, offset: Offset) -> None:
         async with self._arranging():
             await self._truncate_to(offset)
 
@@ -336,7 +359,7 @@ class LogOperations:
             dropped = segments.all[number + 1 :]
             if dropped:
                 segment.hold(core.shared.files.lease(segment.path))
-                segments.active.let_go()
+                segments.active.release_file()
             segment.cut(
                 cut.next_offset,
                 cut.size_bytes,
@@ -358,25 +381,37 @@ class LogOperations:
                 )
             if cut.next_offset < segments.log_start_offset:
                 await self._start_over()
-        await self.checkpoint()
+        await self.advance_recovery_point()
         await core.publish()
 
-    async def restart_with_producers(self, offset: Offset, told: bytes) -> None:
-        """See `Log.restart_at`."""
+    async def restart_at(self, offset: Offset, producers: bytes = b"") -> None:
+        """Empty the log and begin it at `offset`, below or above its present end. Durable.
+
+        Epoch history, producers and all other state derived from its records go, too; `producers`,
+        the leader's `producers_below`, takes their place. A crash leaves the old log or the new
+        one, with them. The high watermark is `offset` afterwards. Raises LogError, with nothing
+        changed: CORRUPT_BATCH if `producers` is not a snapshot of that offset, DISK_FULL.
+        """
+        await self._core.run_shielded(self._restart_with(offset, producers))
+        self._core.damaged_ranges.clear()
+
+    async def _restart_with(self, offset: Offset, snapshot: bytes) -> None:
         core = self._core
         producers = ProducerStates()
-        if told:
+        if snapshot:
             # It may be long, so not in the event loop.
             now_ms = core.shared.monotonic_ms()
-            read = await core.run(partial(ProducerStates.from_bytes, told, offset, now_ms=now_ms))
+            read = await core.run(
+                partial(ProducerStates.from_bytes, snapshot, offset, now_ms=now_ms)
+            )
             if isinstance(read, Damaged):
                 raise LogError(
                     CORRUPT_BATCH, f"{core.directory}: what came of producers: {read.reason}."
                 )
             producers = read
-        await self.restart_at(offset, producers)
+        await self.restart_empty(offset, producers)
 
-    async def restart_at(
+    async def restart_empty(
         self, offset: Offset, producers: ProducerStates, segment_base: Offset | None = None
     ) -> None:
         """Empty the log and begin it at `offset`. Raises LogError; DISK_FULL: nothing was done.
@@ -401,7 +436,7 @@ class LogOperations:
             # From here on there is no way back: the next start would empty the log.
             base = offset if segment_base is None else segment_base
             try:
-                await self._begin_again(offset, base, producers)
+                await self._empty_and_begin(offset, base, producers)
                 core.restart_at = None
                 # Before the first append: it would go with the rest.
                 await core.publish()
@@ -410,11 +445,13 @@ class LogOperations:
                 raise core.fail(error) from error
             core.mark_changed()
 
-    async def _begin_again(self, offset: Offset, base: Offset, producers: ProducerStates) -> None:
+    async def _empty_and_begin(
+        self, offset: Offset, base: Offset, producers: ProducerStates
+    ) -> None:
         core = self._core
         segments = core.segments
         old = segments.all
-        segments.active.let_go()
+        segments.active.release_file()
         # First in memory: no reader may meet the files while they go, and call it damage.
         segments.replace(0, len(old), [Segment(core.shared.files, core.directory, base)])
         segments.log_start_offset = core.high_watermark = offset
@@ -456,7 +493,7 @@ class LogOperations:
         offset = segments.log_start_offset
         new = await core.run(create_segment, self._disk, core.shared.files, core.directory, offset)
         old = segments.all
-        segments.active.let_go()
+        segments.active.release_file()
         segments.replace(0, len(old), [new])
         core.flushed_offset = core.high_watermark = offset
         # Left behind by a crash, they lie below the log start offset and go at the next start.

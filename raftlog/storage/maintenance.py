@@ -27,12 +27,11 @@ from typing import Final
 from raftlog.record.errors import DISK_FULL, LogError
 from raftlog.record.types import PartitionId, TopicId
 from raftlog.storage.checkpoint_file import CheckpointFile
-from raftlog.storage.config import StorageSettings
 from raftlog.storage.log import Log
-from raftlog.storage.log_core import LogCore, LogShared
-from raftlog.storage.results import LogState
+from raftlog.storage.log_core import LogShared
 from raftlog.storage.retention import SteadyClock
 from raftlog.storage.scrub import Scrubber
+from raftlog.storage.types import LogState, StorageSettings
 from raftlog.world import Disk, DiskError, DiskFullError
 
 REMOVALS_WAITING_MAX: Final = 100_000
@@ -60,9 +59,8 @@ class Maintenance:
         self._file = file
         self._task: asyncio.Task[None] | None = None
         self._compaction: asyncio.Task[None] | None = None
-        self._by_core: dict[LogCore, Log] = {}
-        self._turn: deque[tuple[TopicId, PartitionId]] = deque()
-        self._turn_began: float = 0.0
+        self._retention_queue: deque[tuple[TopicId, PartitionId]] = deque()
+        self._retention_round_at: float = 0.0
         self._removals: deque[str] = deque()
         self._written_at = 0.0
         clock = shared.clock
@@ -82,16 +80,11 @@ class Maintenance:
         self._task = self._compaction = None
 
     def opened(self, log: Log) -> None:
-        """Look after a log. If recovery had to scan for what is derived, have it written down."""
-        self._by_core[log.core] = log
-        if log.state is LogState.ONLINE and log.recovery_point < log.log_end_offset:
+        """Mark a log for a checkpoint if recovery had to scan for its derived state."""
+        if log.state is LogState.ONLINE and log.recovery.recovery_point < log.log_end_offset:
             log.mark_changed()
 
-    def closed(self, log: Log) -> None:
-        """Look after a log no more."""
-        self._by_core.pop(log.core, None)
-
-    def remove_later(self, directory: str) -> None:
+    def schedule_removal(self, directory: str) -> None:
         """Remove a directory of a deleted topic, little by little."""
         if len(self._removals) < REMOVALS_WAITING_MAX:
             self._removals.append(directory)
@@ -99,7 +92,7 @@ class Maintenance:
     async def tick(self) -> None:
         """One round. Raises DiskError where the node's own files fail."""
         now = self._shared.clock.monotonic()
-        await self.look_for_room()
+        await self.measure_room()
         self._start_syncs(now)
         await self._advance_recovery_points(now)
         await self._apply_retention(now)
@@ -107,7 +100,7 @@ class Maintenance:
         await self._remove_some()
         await self.scrubber.scrub_some()
 
-    async def look_for_room(self) -> None:
+    async def measure_room(self) -> None:
         """See how much room there is for appends."""
         shared = self._shared
         self.free_bytes = await shared.disk.run(shared.disk.free_bytes)
@@ -135,12 +128,12 @@ class Maintenance:
         settings = self._settings
         changed = self._shared.changed
         due: list[tuple[int, Log]] = []
-        for core, since in changed.items():
-            log = self._by_core[core]
+        for log, since in changed.items():
+            assert isinstance(log, Log)
             behind = log.unrecovered_bytes
             if (
                 behind > settings.recovery_bytes_max
-                or log.unrecovered_batches > settings.recovery_batches_max
+                or log.batches_since_recovery > settings.recovery_batches_max
                 or (now - since) * 1000 > settings.recovery_age_max_ms
             ):
                 due.append((behind, log))
@@ -162,19 +155,19 @@ class Maintenance:
 
     async def _checkpoint(self, log: Log) -> None:
         try:
-            await log.checkpoint()
+            await log.operations.checkpoint()
         except LogError as error:
             _report(log, "checkpoint", error)
 
     async def _apply_retention(self, now: float) -> None:
         now_ms = self._steady.now_ms(self._shared.clock.time_ms(), self._shared.monotonic_ms())
-        if not self._turn and (now - self._turn_began) * 1000 >= (
+        if not self._retention_queue and (now - self._retention_round_at) * 1000 >= (
             self._settings.retention_interval_ms
         ):
-            self._turn_began = now
-            self._turn.extend(self._logs)
-        for _ in range(min(self._settings.retentions_per_tick_max, len(self._turn))):
-            log = self._logs.get(self._turn.popleft())
+            self._retention_round_at = now
+            self._retention_queue.extend(self._logs)
+        for _ in range(min(self._settings.retentions_per_tick_max, len(self._retention_queue))):
+            log = self._logs.get(self._retention_queue.popleft())
             if log is None or log.state is not LogState.ONLINE:
                 continue
             log.producers.expire(self._shared.monotonic_ms())
@@ -182,7 +175,7 @@ class Maintenance:
 
     async def _retain(self, log: Log, now_ms: int) -> None:
         try:
-            await log.apply_retention(now_ms)
+            await log.operations.apply_retention(now_ms)
         except LogError as error:
             _report(log, "retention", error)
 
@@ -206,7 +199,7 @@ class Maintenance:
                 # A pass kept retention away; and each pass comes further than the one before.
                 await self._retain(log, now_ms)
                 while report is not None and report.is_partial:
-                    report = await log.compact(now_ms, go_on=True)
+                    report = await log.compact(now_ms, resume=True)
                     await self._retain(log, now_ms)
             except LogError as error:
                 _report(log, "compaction", error)

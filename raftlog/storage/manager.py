@@ -28,7 +28,6 @@ from raftlog.storage.checkpoints import (
     StartKind,
     start_kind,
 )
-from raftlog.storage.config import LogConfig, StorageSettings
 from raftlog.storage.files import OpenFiles
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import LogShared, disk_full
@@ -45,7 +44,7 @@ from raftlog.storage.quarantine import (
     trash_replica,
     trash_topic,
 )
-from raftlog.storage.results import LogState
+from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
 __all__ = ["LogManager", "StorageSettings", "StorageTotals"]
@@ -82,15 +81,15 @@ class LogManager:
         *,
         found: NodeCheckpoint | None,
         names: list[str],
-        set_aside: list[str],
+        quarantined: list[str],
     ) -> None:
         self._disk = disk
         self._settings = settings
         self._shared = LogShared(disk, clock, OpenFiles(disk, settings.open_files_max))
         self._found = found
         self._boot_id = disk.boot_id()
-        self._stray_names = dict.fromkeys(names)
-        self._set_aside = set_aside
+        self._strays = dict.fromkeys(names)
+        self._quarantined = quarantined
         self._checkpoints = _as_found(found)
         self._logs: dict[tuple[TopicId, PartitionId], Log] = {}
         self._opening: dict[str, asyncio.Task[Log]] = {}
@@ -111,14 +110,14 @@ class LogManager:
 
         Opens no log: that is `open_replica`'s. Raises DiskError.
         """
-        found, names, set_aside = await disk.run(partial(_look, disk))
+        found, names, quarantined = await disk.run(partial(_look, disk))
         manager = cls(
             disk,
             clock,
             settings or StorageSettings(),
             found=found,
             names=names,
-            set_aside=set_aside,
+            quarantined=quarantined,
         )
         try:
             await manager._file.write()
@@ -148,11 +147,11 @@ class LogManager:
 
     def strays(self) -> list[str]:
         """Replica directories, `<topic id>/<partition>`, that nobody has opened."""
-        return sorted(self._stray_names)
+        return sorted(self._strays)
 
-    def set_aside(self) -> list[str]:
+    def quarantined(self) -> list[str]:
         """Damaged replicas that repair left behind, `<topic id>/<partition>-<n>`, all kept."""
-        return sorted(self._set_aside)
+        return sorted(self._quarantined)
 
     async def open_replica(
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig, *, create: bool
@@ -202,7 +201,7 @@ class LogManager:
             raise LogError(STORAGE_FAILED, f"{name} cannot be opened: {error}") from error
         try:
             self._logs[topic_id, partition] = log
-            self._stray_names.pop(name, None)
+            self._strays.pop(name, None)
             self._maintenance.opened(log)
             # Before the first append: a crash from here on must be known for one of this boot.
             await self._file.write()
@@ -210,7 +209,6 @@ class LogManager:
             if checkpoint is None or checkpoint.restart_at is not None:
                 # The file does not know the log, or would empty it again at the next start.
                 del self._logs[topic_id, partition]
-                self._maintenance.closed(log)
                 self._checkpoints.pop(name, None)
                 if checkpoint is not None:
                     self._checkpoints[name] = checkpoint
@@ -268,10 +266,9 @@ class LogManager:
         for key in [key for key in self._logs if key[0] == topic_id]:
             log = self._logs.pop(key)
             log.discard(gone)
-            self._maintenance.closed(log)
             self._checkpoints.pop(replica_name(*key), None)
-        for name in [name for name in self._stray_names if name.startswith(f"{topic_id}/")]:
-            del self._stray_names[name]
+        for name in [name for name in self._strays if name.startswith(f"{topic_id}/")]:
+            del self._strays[name]
             self._checkpoints.pop(name, None)
         try:
             await self._disk.run(partial(trash_topic, self._disk, topic_id))
@@ -285,7 +282,7 @@ class LogManager:
             logger.warning("%s: deleted, with the disk full: %s", topic_id, error)
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{topic_id} cannot be deleted: {error}") from error
-        self._maintenance.remove_later(f"{DELETED}/{topic_id}")
+        self._maintenance.schedule_removal(f"{DELETED}/{topic_id}")
 
     async def release_topic(self, topic_id: TopicId) -> None:
         """Close the topic's logs, and keep their files as strays. Raises LogError.
@@ -298,7 +295,6 @@ class LogManager:
             log = self._logs.get(key)
             if log is None:
                 continue
-            self._maintenance.closed(log)
             try:
                 await self._close_one(key)
             finally:
@@ -308,7 +304,7 @@ class LogManager:
                     log.current_checkpoint(), boot_id=self._boot_id, clean=False
                 )
                 self._closed_clean.discard(name)
-                self._stray_names[name] = None
+                self._strays[name] = None
                 self._checkpoints[name] = checkpoint
                 if self._found is not None:
                     # Opened again in this run, it is one that this run has left.
@@ -328,10 +324,9 @@ class LogManager:
         await self._opened(name)
         log = self._logs.pop((topic_id, partition), None)
         if log is not None:
-            self._maintenance.closed(log)
             await log.retire(LogError(ILLEGAL_STATE, f"Replica {name} has been deleted here."))
         self._checkpoints.pop(name, None)
-        self._stray_names.pop(name, None)
+        self._strays.pop(name, None)
         try:
             # First: a replica that the file knows and that has no directory counts as damaged.
             await self._file.write()
@@ -344,7 +339,7 @@ class LogManager:
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be deleted: {error}") from error
         if aside is not None:
-            self._maintenance.remove_later(aside)
+            self._maintenance.schedule_removal(aside)
 
     async def renew_replica(
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig
@@ -370,8 +365,8 @@ class LogManager:
         if log is not None and log.state is LogState.ONLINE:
             raise LogError(ILLEGAL_STATE, f"{name} is in service: it needs no renewal.")
         try:
-            self._set_aside = await self._disk.run(partial(names_below, self._disk, DAMAGED))
-            number = free_number(self._set_aside, topic_id, partition)
+            self._quarantined = await self._disk.run(partial(names_below, self._disk, DAMAGED))
+            number = free_number(self._quarantined, topic_id, partition)
             if number is None:
                 raise LogError(
                     ILLEGAL_STATE,
@@ -381,13 +376,12 @@ class LogManager:
             if log is not None:
                 self._checkpoints[name] = log.current_checkpoint()
                 del self._logs[topic_id, partition]
-                self._maintenance.closed(log)
                 await log.retire(LogError(ILLEGAL_STATE, f"{name} has been renewed."))
             if name not in self._unfinished:
                 await self._disk.run(
                     partial(quarantine_replica, self._disk, topic_id, partition, number)
                 )
-            self._set_aside = await self._disk.run(partial(names_below, self._disk, DAMAGED))
+            self._quarantined = await self._disk.run(partial(names_below, self._disk, DAMAGED))
         except DiskFullError as error:
             raise disk_full(name) from error
         except DiskError as error:
@@ -395,7 +389,7 @@ class LogManager:
         # Until the next write of the file a start finds it known, and its directory missing or
         # empty: damaged again.
         self._checkpoints.pop(name, None)
-        self._stray_names.pop(name, None)
+        self._strays.pop(name, None)
         return await self._open(topic_id, partition, config, create=True)
 
     def totals(self) -> StorageTotals:
@@ -406,7 +400,7 @@ class LogManager:
             failed=sum(log.state is LogState.FAILED for log in logs),
             damaged=sum(log.state is LogState.DAMAGED for log in logs),
             size_bytes=sum(log.size_bytes for log in logs),
-            segments=sum(log.segment_count for log in logs),
+            segments=sum(len(log.segments) for log in logs),
             open_files=len(self._shared.files),
             syncs=self._shared.flusher.syncs,
             free_bytes=self._maintenance.free_bytes,
@@ -418,8 +412,8 @@ class LogManager:
         """Start the background maintenance, and remove what deleted topics left behind."""
         left_over = await self._disk.run(partial(self._disk.list_directory, DELETED))
         for name in left_over:
-            self._maintenance.remove_later(f"{DELETED}/{name}")
-        await self._maintenance.look_for_room()
+            self._maintenance.schedule_removal(f"{DELETED}/{name}")
+        await self._maintenance.measure_room()
         self._maintenance.start()
 
     async def tick(self) -> None:
@@ -467,8 +461,7 @@ class LogManager:
             replicas = {
                 name: msgspec.structs.replace(
                     checkpoint,
-                    clean=name in self._closed_clean
-                    or (name in self._stray_names and checkpoint.clean),
+                    clean=name in self._closed_clean or (name in self._strays and checkpoint.clean),
                 )
                 for name, checkpoint in replicas.items()
             }
@@ -479,7 +472,7 @@ class LogManager:
         for key, log in self._logs.items():
             replica = checkpoint.replicas.get(replica_name(*key))
             if replica is not None:
-                log.core.published(replica)
+                log.published(replica)
 
 
 def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:

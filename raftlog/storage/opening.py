@@ -17,7 +17,6 @@ import msgspec
 from raftlog.record.header import BatchHeader
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.derived_state import (
     RESTART_NAME,
     Derived,
@@ -39,7 +38,6 @@ from raftlog.storage.recovery import (
     judge,
     plan_recovery,
 )
-from raftlog.storage.results import NO_TIMESTAMP, PossibleLoss
 from raftlog.storage.scan import Expectation, ScanEnd, Stop, find_later_batch, scan
 from raftlog.storage.segments import (
     CLEANED_SUFFIX,
@@ -51,6 +49,7 @@ from raftlog.storage.segments import (
     finish_swaps,
     segment_name,
 )
+from raftlog.storage.types import NO_TIMESTAMP, FlushMode, LogConfig, PossibleLoss
 from raftlog.world import Disk, File
 
 NO_EPOCH: Final = LeaderEpoch(-1)
@@ -94,7 +93,7 @@ def open_log(
     if known_damage is not None:
         return _refused(files, disk, directory, checkpoint, known_damage)
     if checkpoint is not None and checkpoint.restart_at is not None:
-        return _begin_again(disk, files, directory, checkpoint.restart_at, now_ms)
+        return _restart_empty(disk, files, directory, checkpoint.restart_at, now_ms)
     finish_swaps(disk, directory)
     names = _sweep(disk, directory)
     if start is not StartKind.CLEAN:
@@ -197,7 +196,7 @@ def _begin(disk: Disk, files: OpenFiles, directory: str, offset: Offset) -> Open
     return Opened([segment], offset, LeaderEpochs(), ProducerStates())
 
 
-def _begin_again(
+def _restart_empty(
     disk: Disk, files: OpenFiles, directory: str, offset: Offset, now_ms: int
 ) -> Opened:
     """The log was being emptied. It counts as empty since that was written down."""

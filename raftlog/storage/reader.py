@@ -16,6 +16,7 @@ in front; batch headers narrow it down to a batch; only that batch is decoded.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
@@ -23,13 +24,13 @@ from crc32c import crc32c
 
 from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.codec import decode
-from raftlog.record.errors import OVERLOADED, LogError
+from raftlog.record.errors import OFFSET_OUT_OF_RANGE, OVERLOADED, STORAGE_FAILED, LogError
 from raftlog.record.header import CRC_START, HEADER_SIZE, BatchHeader, parse_header
 from raftlog.record.types import Offset
 from raftlog.storage.index import OffsetEntry
 from raftlog.storage.log_core import LogCore
-from raftlog.storage.results import DamagedRange, ReadResult
 from raftlog.storage.segments import Segment, header_at
+from raftlog.storage.types import DamagedRange, ReadResult
 from raftlog.world import Buffer, DiskError
 
 _T = TypeVar("_T")
@@ -38,8 +39,12 @@ READ_BYTES_MAX: Final = 16 << 20
 """Bytes that one read gives at most, unless one batch is larger."""
 READ_BYTES_MIN: Final = 16 << 10
 """A smaller read costs as much, and mostly has to be followed by another one."""
+DAMAGED_RANGES_MAX: Final = 16
+"""Damaged places of one log that are remembered for its status."""
 ATTEMPTS_MAX: Final = 100
 """Reads of one request, when retention, truncation or compaction keep changing the files."""
+
+logger = logging.getLogger(__name__)
 
 
 class DamageFoundError(Exception):
@@ -86,7 +91,75 @@ class LogReader:
         fit again. Mostly the next one is as large, and would be read twice."""
 
     async def read(self, start: Offset, *, end: Offset, max_bytes: int) -> ReadResult:
-        """Whole batches from the one that holds `start`, which the log must have; see `Log.read`.
+        """Whole, checked batches from the one that holds `start`: `max_bytes`, or one if larger.
+
+        No batch that begins at or after `end`; none if `start >= end`. Raises LogError:
+        OFFSET_OUT_OF_RANGE with the readable range, STORAGE_FAILED where the disk does not return
+        the bytes once written.
+        """
+        core = self._core
+        core.require_online()
+        self._check_range(start)
+        end = min(end, core.segments.end_offset)
+        if start >= end:
+            return ReadResult(b"", start)
+        try:
+            result = await self.read_raw(start, end=end, max_bytes=max_bytes)
+        except DamageFoundError as error:
+            raise self._note_damage(error) from error
+        except DiskError as error:
+            raise self._unreadable(start, error) from error
+        # Bytes read while the log ended may be of other files under the same names.
+        core.require_online()
+        if not result.data:
+            # Retention may have been faster.
+            self._check_range(start)
+        return result
+
+    async def offset_for_timestamp(
+        self, timestamp_ms: int, *, end: Offset
+    ) -> tuple[Offset, int] | None:
+        """Offset and timestamp of the first record below `end` that is not older than a time.
+
+        Raises LogError(STORAGE_FAILED).
+        """
+        core = self._core
+        core.require_online()
+        end = min(end, core.segments.end_offset)
+        try:
+            return await _find_offset_for_timestamp(core, self, timestamp_ms, end)
+        except DamageFoundError as error:
+            raise self._note_damage(error) from error
+        except DiskError as error:
+            raise self._unreadable(None, error) from error
+
+    def _check_range(self, offset: Offset) -> None:
+        segments = self._segments
+        if not segments.log_start_offset <= offset <= segments.end_offset:
+            raise LogError(
+                OFFSET_OUT_OF_RANGE,
+                f"Offset {offset} is out of range: {segments.log_start_offset} to "
+                f"{segments.end_offset} can be read.",
+            )
+
+    def _note_damage(self, error: DamageFoundError) -> LogError:
+        place = (error.damaged.segment_base_offset, error.damaged.position)
+        known = self._core.damaged_ranges
+        if place not in known and len(known) < DAMAGED_RANGES_MAX:
+            known[place] = error.damaged
+            logger.error("damage on disk: %s", error.reason)
+        self._core.report_damage(error.reason)
+        return LogError(STORAGE_FAILED, f"Damaged on disk and not served: {error.reason}.")
+
+    def _unreadable(self, offset: Offset | None, error: DiskError) -> LogError:
+        # The log goes on: one unreadable place says nothing of the others.
+        directory = self._core.directory
+        place = directory if offset is None else f"{directory}: offset {offset}"
+        self._core.report_damage(f"{place} cannot be read: {error}")
+        return LogError(STORAGE_FAILED, f"{place} cannot be read: {error}")
+
+    async def read_raw(self, start: Offset, *, end: Offset, max_bytes: int) -> ReadResult:
+        """Like `read`, for a `start` and an `end` in the log; damage is only raised.
 
         Raises DiskError, DamageFoundError, LogError(OVERLOADED) if its files keep changing.
         """
@@ -250,7 +323,7 @@ LOOKUP_ATTEMPTS_MAX: Final = 1000
 """Batches whose header promises a young enough record and whose records break the promise."""
 
 
-async def find_offset_for_timestamp(
+async def _find_offset_for_timestamp(
     core: LogCore, reader: LogReader, timestamp_ms: int, end: Offset
 ) -> tuple[Offset, int] | None:
     """The first record below `end` with a timestamp of at least `timestamp_ms`.
@@ -266,7 +339,7 @@ async def find_offset_for_timestamp(
                 return None
             continue
         candidate = max(candidate, core.segments.log_start_offset)
-        result = await reader.read(candidate, end=end, max_bytes=1)
+        result = await reader.read_raw(candidate, end=end, max_bytes=1)
         for batch in iterate_batches(result.data, check_crc=False):
             found = _in_batch(batch, timestamp_ms, core.segments.log_start_offset, end)
             if found is not None:

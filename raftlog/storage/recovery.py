@@ -94,9 +94,9 @@ def plan_recovery(
     if isinstance(found, Damage):
         return found
     scan_from, position, offset = found
-    doubtful = 0 if not derived_whole else _first_doubtful(kept[: scan_from + 1])
-    if doubtful < scan_from or (not derived_whole and position):
-        return RecoveryPlan(dropped, doubtful, 0, kept[doubtful].base_offset, trusted=False)
+    unproven = 0 if not derived_whole else _first_unproven(kept[: scan_from + 1])
+    if unproven < scan_from or (not derived_whole and position):
+        return RecoveryPlan(dropped, unproven, 0, kept[unproven].base_offset, trusted=False)
     trusted = (
         start is StartKind.CLEAN
         and scan_from == len(kept) - 1
@@ -124,7 +124,7 @@ def _recovery_segment(
     return Damage(f"segment {base_offset} is missing; it holds offset {checkpoint.recovery_point}")
 
 
-def _first_doubtful(segments: Sequence[SegmentFacts]) -> int:
+def _first_unproven(segments: Sequence[SegmentFacts]) -> int:
     """The first of the finished segments that does not end, by its index, where the next begins.
 
     The index may be wrong, or a segment missing: the scan will tell.
@@ -151,7 +151,7 @@ def judge(
     `later_batch` is a valid batch found behind the invalid one.
     """
     damage: str | None = None
-    kernel_went_on = start is not StartKind.POWER_LOSS
+    kernel_kept_running = start is not StartKind.POWER_LOSS
     if next_base_offset is not None:
         if stop is not Stop.END:
             damage = f"{reason}; later segments exist"
@@ -161,9 +161,9 @@ def judge(
         damage = f"{reason or 'the log ends'}; it was synced up to {flushed_offset}"
     elif stop is Stop.END:
         pass
-    elif later_batch is not None and (kernel_went_on or flushed_offset is None):
+    elif later_batch is not None and (kernel_kept_running or flushed_offset is None):
         damage = f"{reason}; a valid batch follows at {later_batch}"
-    elif stop is Stop.INVALID and kernel_went_on:
+    elif stop is Stop.INVALID and kernel_kept_running:
         damage = f"{reason}; no interrupted write leaves that"
     if damage is not None:
         return Damage(f"offset {end_offset}: {damage}")

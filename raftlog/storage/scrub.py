@@ -28,13 +28,12 @@ from raftlog.record.batch import check_batch
 from raftlog.record.errors import LogError
 from raftlog.record.header import HEADER_SIZE, parse_header
 from raftlog.record.types import LeaderEpoch, Offset, PartitionId, TopicId
-from raftlog.storage.config import StorageSettings
 from raftlog.storage.files import OpenFiles
 from raftlog.storage.log import Log
-from raftlog.storage.log_core import LogCore, LogShared
-from raftlog.storage.results import NO_EPOCH, LogState
+from raftlog.storage.log_core import LogShared
 from raftlog.storage.scan import Expectation, mismatch
 from raftlog.storage.segments import Segment
+from raftlog.storage.types import NO_EPOCH, LogState, StorageSettings
 from raftlog.world import DiskError
 
 Key: TypeAlias = tuple[TopicId, PartitionId]
@@ -82,7 +81,7 @@ class Scrubber:
         self._logs = logs
         self._began: dict[Key, float] = {}
         """When the last pass over a log began."""
-        self._line: deque[Key] = deque()
+        self._queue: deque[Key] = deque()
         self._key: Key | None = None
         self._next_base = Offset(0)
         """The pass goes on with the segment that holds this offset."""
@@ -109,27 +108,27 @@ class Scrubber:
             assert self._key is not None
             log = self._logs.get(self._key)
             if log is not None and log.state is LogState.ONLINE:
-                segments = log.core.segments
+                segments = log.segments
                 segment = segments.holding(self._next_base)
                 if segment is not segments.active:
-                    expected = Expectation(segment.base_offset, NO_EPOCH, log.core.gaps_below)
+                    expected = Expectation(segment.base_offset, NO_EPOCH, log.gaps_below)
                     self._place = _Place(segment, segments.generation, 0, expected)
                     return True
             self._key = None
 
     def _next_log(self, now: float) -> bool:
         interval = self._settings.scrub_interval_s
-        if not self._line:
+        if not self._queue:
             for gone in [key for key in self._began if key not in self._logs]:
                 del self._began[gone]
-            self._line.extend(
+            self._queue.extend(
                 key
                 for key in self._logs
                 if key not in self._began or now - self._began[key] >= interval
             )
-        if not self._line:
+        if not self._queue:
             return False
-        self._key = self._line.popleft()
+        self._key = self._queue.popleft()
         self._began[self._key] = now
         self._next_base = Offset(0)
         return True
@@ -139,10 +138,10 @@ class Scrubber:
         assert key is not None
         assert place is not None
         log = self._logs.get(key)
-        if log is None or log.core.failure is not None:
+        if log is None or log.failure is not None:
             self._key = self._place = None
             return
-        core, segment = log.core, place.segment
+        segment = place.segment
         size_bytes = segment.size_bytes
         work = partial(_read_piece, self._shared.files, segment.path, size_bytes, place)
         try:
@@ -153,28 +152,28 @@ class Scrubber:
         read_bytes = piece.position - place.position
         self._credit_bytes -= max(read_bytes, HEADER_SIZE)
         self.scrubbed_bytes += read_bytes
-        if core.failure is not None or core.segments.generation != place.generation:
+        if log.failure is not None or log.segments.generation != place.generation:
             # Its files were cut, swapped or removed: that segment again, if it is still there.
             self._next_base, self._place = segment.base_offset, None
             return
-        damage = piece.damage or _wrong_epoch(core, piece)
+        damage = piece.damage or _wrong_epoch(log, piece)
         if damage is None and piece.position < size_bytes:
             self._place = replace(place, position=piece.position, expected=piece.expected)
             return
-        end_offset = core.segments.end_of(segment)
+        end_offset = log.segments.end_of(segment)
         if damage is None and piece.expected.next_offset != end_offset:
             damage = f"offset {piece.expected.next_offset}: records up to {end_offset} are missing"
         if damage is not None:
             self.damage_found += 1
             reason = f"{segment.path}: {damage}"
             logger.error("damage on disk: %s", reason)
-            core.found_damage(reason)
+            log.report_damage(reason)
         self._next_base, self._place = end_offset, None
 
 
-def _wrong_epoch(core: LogCore, piece: _Piece) -> str | None:
+def _wrong_epoch(log: Log, piece: _Piece) -> str | None:
     for base_offset, epoch in piece.epochs:
-        known = core.leader_epochs.epoch_for(base_offset)
+        known = log.leader_epochs.epoch_for(base_offset)
         if known is not None and known != epoch:
             return f"offset {base_offset}: leader epoch {epoch} instead of {known}"
     return None

@@ -39,7 +39,7 @@ from raftlog.storage.index import (
     offset_index,
     time_index,
 )
-from raftlog.storage.results import NO_TIMESTAMP
+from raftlog.storage.types import NO_TIMESTAMP
 from raftlog.world import Disk, DiskError, DiskFullError, File
 
 LOG_SUFFIX: Final = ".log"
@@ -123,7 +123,7 @@ class Segment:
         """Become the active segment: the file stays open."""
         self._lease = lease
 
-    def let_go(self) -> None:
+    def release_file(self) -> None:
         """Stop being the active segment; whoever reads it goes on."""
         if self._lease is not None:
             self._lease.release()

@@ -22,8 +22,8 @@ from raftlog.record.types import (
 )
 from raftlog.replication.divergence import BelowStart, Diverging
 from raftlog.replication.partition import Host, Partition
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.manager import LogManager
+from raftlog.storage.types import FlushMode, LogConfig
 from raftlog.world.time import SystemClock
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import batch, read_all

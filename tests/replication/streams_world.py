@@ -29,7 +29,7 @@ from raftlog.replication.follower_streams import FollowerStreams
 from raftlog.replication.leader_streams import LeaderStreams
 from raftlog.replication.replica_fetcher import FollowState
 from raftlog.replication.stream_settings import StreamSettings
-from raftlog.storage.results import ReadResult
+from raftlog.storage.types import ReadResult
 from tests.simulation.world import Process, World
 
 T = TypeVar("T")

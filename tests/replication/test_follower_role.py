@@ -10,8 +10,8 @@ from raftlog.record.errors import ILLEGAL_STATE, NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.replication.divergence import Diverging
 from raftlog.replication.partition import Acks
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.leader_epochs import EpochEntry
+from raftlog.storage.types import FlushMode, LogConfig
 from tests.replication.pair import Node, attach, catch_up, nodes, one, row, send
 
 
@@ -149,7 +149,7 @@ async def test_it_begins_anew_where_the_leaders_log_begins() -> None:
     leader, follower = await cluster()
     for value in (b"c", b"d"):
         await put(leader, value)
-    await leader.partition.log.delete_records_before(Offset(3))
+    await leader.partition.log.operations.delete_records_before(Offset(3))
     follower.partition.close(LogError(NOT_READY))
     # Elsewhere: this one has heard of nothing since it was begun.
     other = nodes(1, 2)[1]

@@ -27,7 +27,7 @@ from raftlog.record.types import (
 )
 from raftlog.replication.divergence import Diverging, FetchPosition
 from raftlog.replication.partition import Acks
-from raftlog.storage.config import FlushMode, LogConfig
+from raftlog.storage.types import FlushMode, LogConfig
 from tests.replication.pair import (
     HandFeed,
     Node,
@@ -330,7 +330,7 @@ async def test_deleting_records_waits_for_the_in_sync_replicas() -> None:
     ack(leader, follower, feed)
     await append
     deletion = asyncio.ensure_future(leader.partition.delete_records(Offset(1)))
-    await leader.partition.log.delete_records_before(Offset(1))
+    await leader.partition.log.operations.delete_records_before(Offset(1))
     follower.partition.learned(
         leader_epoch=LeaderEpoch(1), high_watermark=Offset(2), log_start_offset=Offset(1)
     )
@@ -376,7 +376,7 @@ async def test_deleted_records_do_not_wait_for_who_is_not_in_sync_any_more() -> 
     await append
     deleting = asyncio.ensure_future(leader.partition.delete_records(Offset(1)))
     # Its own log start is durable before it waits for others.
-    await leader.partition.log.delete_records_before(Offset(1))
+    await leader.partition.log.operations.delete_records_before(Offset(1))
     await asyncio.sleep(0)
     assert not deleting.done()
     leader.partition.update(row(1, 1, isr=(1,), partition_epoch=11), 1)

@@ -27,7 +27,7 @@ from raftlog.replication.stream_protocol import (
     Unsubscribe,
 )
 from raftlog.replication.stream_settings import StreamSettings
-from raftlog.storage.results import ReadResult
+from raftlog.storage.types import ReadResult
 from tests.replication.leader_streams_world import Stage, asks, until
 from tests.replication.streams_world import row
 

@@ -32,9 +32,9 @@ from raftlog.record.types import (
     TopicId,
 )
 from raftlog.replication.partition import Acks, Host, Partition, not_led_here
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.leader_epochs import LeaderEpochs
-from raftlog.storage.results import AppendResult, ReadResult
+from raftlog.storage.log_core import Listeners
+from raftlog.storage.types import AppendResult, FlushMode, LogConfig, ReadResult
 from raftlog.world.time import SystemClock
 
 
@@ -52,17 +52,8 @@ class ManualLog:
         self.epochs: list[LeaderEpoch] = []
         self.leader_epochs = LeaderEpochs()
         self.possible_loss = None
-        self._flushed: Callable[[Offset], None] | None = None
-        self._failed: Callable[[LogError], None] | None = None
-
-    def on_flushed(self, callback: Callable[[Offset], None]) -> None:
-        self._flushed = callback
-
-    def on_failed(self, callback: Callable[[LogError], None]) -> None:
-        self._failed = callback
-
-    def on_appended(self, callback: object) -> None:
-        """Nobody is fed."""
+        self.listeners = Listeners()
+        self.appender = self.reader = self.operations = self
 
     def become_leader(self, leader_epoch: LeaderEpoch) -> None:
         self.leader_epochs.assign(leader_epoch, self.log_end_offset)
@@ -92,12 +83,12 @@ class ManualLog:
 
     def sync_returns(self) -> None:
         self.flushed_offset = self.log_end_offset
-        assert self._flushed is not None
-        self._flushed(self.flushed_offset)
+        for callback in self.listeners.flushed:
+            callback(self.flushed_offset)
 
     def sync_fails(self) -> None:
-        assert self._failed is not None
-        self._failed(LogError(STORAGE_FAILED))
+        for callback in self.listeners.failed:
+            callback(LogError(STORAGE_FAILED))
 
 
 def image(isr: tuple[int, ...] = (1,), epoch: int = 3) -> PartitionImage:

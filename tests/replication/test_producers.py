@@ -7,7 +7,7 @@ import pytest
 from raftlog.record.errors import CORRUPT_BATCH, NO_LEADER, OUT_OF_ORDER_SEQUENCE, LogError
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.replication.partition import Acks
-from raftlog.storage.results import AppendResult
+from raftlog.storage.types import AppendResult
 from tests.replication.pair import Node, catch_up, nodes, restart, row, send
 from tests.storage.logs import batch
 
@@ -53,7 +53,7 @@ def lead(leader: Node, *followers: Node, epoch: int = 2) -> None:
 
 async def test_a_replica_behind_deleted_records_takes_a_producer_that_goes_on() -> None:
     first, second, third = await cluster()
-    await first.partition.log.delete_records_before(Offset(4))
+    await first.partition.log.operations.delete_records_before(Offset(4))
     await third.open(first.partition.image)
     await catch_up(first, third)
     assert await third.values() == []
@@ -69,7 +69,7 @@ async def test_a_replica_behind_deleted_records_takes_a_producer_that_goes_on() 
 
 async def test_what_is_left_is_not_counted_twice() -> None:
     first, second, third = await cluster()
-    await first.partition.log.delete_records_before(Offset(3))
+    await first.partition.log.operations.delete_records_before(Offset(3))
     await third.open(first.partition.image)
     await catch_up(first, third)
     assert await third.values() == [b"d"]
@@ -81,7 +81,7 @@ async def test_what_is_left_is_not_counted_twice() -> None:
 
 async def test_a_log_that_begins_in_a_batch_knows_the_others_and_learns_of_that_one() -> None:
     first, second, third = await cluster()
-    await first.partition.log.delete_records_before(Offset(1))
+    await first.partition.log.operations.delete_records_before(Offset(1))
     await third.open(first.partition.image)
     await catch_up(first, third)
     assert await third.values() == [b"b", b"c", b"d"]
@@ -93,7 +93,7 @@ async def test_a_log_that_begins_in_a_batch_knows_the_others_and_learns_of_that_
 async def test_nothing_is_known_of_records_that_did_not_come() -> None:
     """The leader's producers are further than the log that begins: that may be all there is."""
     first, second, third = await cluster()
-    await first.partition.log.delete_records_before(Offset(3))
+    await first.partition.log.operations.delete_records_before(Offset(3))
     await third.open(first.partition.image)
     await restart(first, third, Offset(3))
     lead(third, first, second)

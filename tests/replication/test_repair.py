@@ -11,7 +11,7 @@ from raftlog.record.errors import DISK_FULL, NO_CONTROLLER, STORAGE_FAILED, LogE
 from raftlog.record.types import Offset, PartitionId
 from raftlog.replication.partition import Acks, Partition
 from raftlog.replication.repair import RENEWALS_MAX, RENEWALS_S
-from raftlog.storage.results import LogState
+from raftlog.storage.types import LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.replication.one_node import OneNode, topic_id
 from tests.replication.pair import one
@@ -86,7 +86,7 @@ class TestFailedWhileServing:
         epoch = node.row().leader_epoch
         seen: list[list[str]] = []
         node.on_fail = lambda: seen.append(node.files("damaged"))
-        before.log.core.fail(DiskError("as ordered"))
+        before.log.fail(DiskError("as ordered"))
         await repaired(node, before)
         assert node.failed == [[KEY]]
         assert seen == [[]]
@@ -212,7 +212,7 @@ class TestDamaged:
         node.on_fail = lambda: states.append(before.log.state)
         node.disk.flip_bit(LOG, 8 * 65)
         with pytest.raises(LogError):
-            await before.log.read(Offset(0), end=Offset(2), max_bytes=1000)
+            await before.log.reader.read(Offset(0), end=Offset(2), max_bytes=1000)
         after = await repaired(node, before)
         # It has to stop before it leaves: what goes on following would be let in again.
         assert states == [LogState.DAMAGED]
@@ -223,7 +223,7 @@ class TestDamaged:
         before = await filled(node, 1)
         node.disk.flip_bit(LOG, 8 * 65)
         with pytest.raises(LogError):
-            await before.log.read(Offset(0), end=Offset(2), max_bytes=1000)
+            await before.log.reader.read(Offset(0), end=Offset(2), max_bytes=1000)
         await node.turns()
         assert node.here() is before
         assert before.is_leader
@@ -335,13 +335,13 @@ class TestLosses:
         for _ in range(3):
             node.disk.fail_next("append", "checkpoints", DiskFullError)
         follows: list[bool] = []
-        publish = node.here().log.core._publish
+        publish = node.here().log._publish
 
         async def watched() -> None:
             follows.append(bool(node.streams.followed) or not node.here().may_have_lost_data)
             await publish()
 
-        node.here().log.core._publish = watched
+        node.here().log._publish = watched
         await node.repairs.report_losses()
         await node.until(lambda: not node.here().may_have_lost_data)
         assert follows == [False] * 4

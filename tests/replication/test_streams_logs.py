@@ -26,8 +26,8 @@ from raftlog.replication.leader_streams import LeaderStreams
 from raftlog.replication.partition import Acks, Partition
 from raftlog.replication.replica import Host
 from raftlog.replication.stream_settings import StreamSettings
-from raftlog.storage.config import UNLIMITED, FlushMode, LogConfig
 from raftlog.storage.manager import LogManager, StorageSettings
+from raftlog.storage.types import UNLIMITED, FlushMode, LogConfig
 from tests.replication.streams_world import play, until
 from tests.simulation.world import Process, World
 
@@ -235,7 +235,7 @@ class Cluster:
         offset = partition.log_start_offset
         while offset < partition.log_end_offset:
             result = await self.world.processes[node_id].run(
-                partition.log.read(offset, end=partition.log_end_offset, max_bytes=1 << 20)
+                partition.log.reader.read(offset, end=partition.log_end_offset, max_bytes=1 << 20)
             )
             parts.append(bytes(result.data))
             offset = result.next_offset
@@ -300,7 +300,7 @@ def test_a_follower_begins_where_records_were_deleted_in_the_middle_of_a_batch(s
         await asyncio.sleep(0.1)
         # As retention does; delete-records would wait for the one that is away.
         one.log.high_watermark = one.log_end_offset
-        await world.processes[1].run(one.log.delete_records_before(255))  # type: ignore[arg-type]
+        await world.processes[1].run(one.log.operations.delete_records_before(255))  # type: ignore[arg-type]
         cluster.nodes[3].start()
         await until(world, cluster.agree, within_s=10)
         three = cluster.nodes[3].partition

@@ -31,9 +31,9 @@ from raftlog.rest import v1_admin
 from raftlog.rest.routes import ROUTES
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.router import PartitionRouter
-from raftlog.storage.config import LogConfig
 from raftlog.storage.log import Log
-from raftlog.storage.results import AppendResult, ReadResult
+from raftlog.storage.log_core import Listeners
+from raftlog.storage.types import AppendResult, LogConfig, ReadResult
 from raftlog.world.time import SystemClock
 from tests.http.fakes import FakeMetadata
 from tests.http.http_peers import RawPeer
@@ -66,17 +66,8 @@ class MemoryLog:
         self.leader_epochs = SimpleNamespace(truncate_from_end=lambda _: None)
         self._bases: list[int] = []
         self._producers: dict[tuple[int, int], tuple[int, int, AppendResult]] = {}
-        self._flushed: Callable[[Offset], None] = lambda offset: None
-        self._appended: Callable[..., None] = lambda *_: None
-
-    def on_flushed(self, callback: Callable[[Offset], None]) -> None:
-        self._flushed = callback
-
-    def on_failed(self, callback: Callable[[LogError], None]) -> None:
-        self._failed = callback
-
-    def on_appended(self, callback: Callable[..., None]) -> None:
-        self._appended = callback
+        self.listeners = Listeners()
+        self.appender = self.reader = self.operations = self
 
     def become_leader(self, leader_epoch: LeaderEpoch) -> None:
         """There is no history of epochs."""
@@ -114,7 +105,8 @@ class MemoryLog:
         self.batches.append(data)
         self.size_bytes += len(data)
         self.log_end_offset = Offset(offset + header.last_offset_delta + 1)
-        self._appended(offset, self.log_end_offset, [data], len(data))
+        for callback in self.listeners.appended:
+            callback(offset, self.log_end_offset, [data], len(data))
         result = AppendResult(offset, Offset(self.log_end_offset - 1), self.now_ms)
         if header.producer_id >= 0:
             self._producers[identity] = (header.base_sequence, header.record_count, result)
@@ -127,7 +119,8 @@ class MemoryLog:
 
     def flush_now(self) -> None:
         self.flushed_offset = self.log_end_offset
-        self._flushed(self.flushed_offset)
+        for callback in self.listeners.flushed:
+            callback(self.flushed_offset)
 
     async def read(
         self, start: Offset, *, end: Offset, max_bytes: int, min_one: bool = True

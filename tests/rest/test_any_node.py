@@ -325,7 +325,7 @@ async def follow(both: Two, known: int) -> None:
     log = both.other.node.log("t")
     for data in both.leader.node.log("t").batches:
         batches = split_batches(data, max_message_bytes=1 << 20)
-        await log.append(batches, LeaderEpoch(7))
+        await log.appender.append(batches, LeaderEpoch(7))
     await asyncio.sleep(0)
     both.other.node.replicas.here("t", 0).learned(
         leader_epoch=LeaderEpoch(7), high_watermark=Offset(known), log_start_offset=Offset(0)

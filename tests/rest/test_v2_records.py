@@ -236,7 +236,7 @@ async def test_text_read_of_what_is_not_text_names_the_offset() -> None:
 async def test_value_too_deep_for_a_parser_is_no_internal_error() -> None:
     async with data_node() as one:
         deep = batch_of([b"[" * 50_000 + b"]" * 50_000])
-        await one.node.replicas.partition("one", 0).log.append([deep], LeaderEpoch(0))
+        await one.node.replicas.partition("one", 0).log.appender.append([deep], LeaderEpoch(0))
         await eventually(lambda: one.node.log().flushed_offset == 1)
         assert (await read(one)).error_code == 40601
         assert len(values(await read(one, Accept=BINARY))) == 1
@@ -245,7 +245,7 @@ async def test_value_too_deep_for_a_parser_is_no_internal_error() -> None:
 async def test_batch_of_absurdly_many_records_is_refused_in_bounded_memory() -> None:
     async with data_node(few(bytes_in_flight_max=1_000_000)) as one:
         bomb = batch_of([b""] * 5000)
-        await one.node.replicas.partition("one", 0).log.append([bomb], LeaderEpoch(0))
+        await one.node.replicas.partition("one", 0).log.appender.append([bomb], LeaderEpoch(0))
         await eventually(lambda: one.node.log().flushed_offset == 5000)
         reply = await read(one, Accept=BINARY)
         assert reply.error_code == 40601
@@ -268,7 +268,7 @@ async def test_records_removed_by_compaction_are_passed_over() -> None:
         data = bytearray(written.data)
         compacted = RecordBatch(sealed(data, header), bytes(data))
         log = one.node.replicas.partition("one", 0).log
-        await log.append([compacted, compacted], LeaderEpoch(0))
+        await log.appender.append([compacted, compacted], LeaderEpoch(0))
         await eventually(lambda: one.node.log().flushed_offset == 20)
         reply = await read(one)
         assert [record["offset"] for record in reply.json] == [0, 1, 10, 11]

@@ -30,8 +30,7 @@ from raftlog.replication.partition import Acks, Fetched, Partition
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
 from raftlog.routing.router import PartitionHandle, PartitionRouter
-from raftlog.storage.config import LogConfig
-from raftlog.storage.results import AppendResult
+from raftlog.storage.types import AppendResult, LogConfig
 from tests.simulation.world import Process, World, run
 
 T = TypeVar("T")

@@ -23,11 +23,11 @@ def hurt(partition: Partition, chance: random.Random) -> None:
     """In one of the ways in which a disk does."""
     match chance.randrange(3):
         case 0:
-            partition.log.core.fail(DiskError("a sync has failed"))
+            partition.log.fail(DiskError("a sync has failed"))
         case 1:
             partition.log.declare_damaged("a bit has flipped")
         case _:
-            partition.log.core.found_damage("a bit has flipped")
+            partition.log.report_damage("a bit has flipped")
 
 
 @pytest.mark.parametrize("seed", range(5))

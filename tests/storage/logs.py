@@ -22,8 +22,8 @@ from raftlog.record.types import (
     TopicId,
 )
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
-from raftlog.storage.config import LogConfig
 from raftlog.storage.log import Log
+from raftlog.storage.types import LogConfig
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
 
@@ -86,7 +86,7 @@ async def read_all(log: Log, *, max_bytes: int = 1 << 20) -> list[bytes | None]:
     offset = log.log_start_offset
     expected = offset
     while offset < log.log_end_offset:
-        result = await log.read(offset, end=log.log_end_offset, max_bytes=max_bytes)
+        result = await log.reader.read(offset, end=log.log_end_offset, max_bytes=max_bytes)
         for found in iterate_batches(result.data):
             for record in decode(found, decompressed_bytes_max=BATCH_BYTES_MAX):
                 if record.offset >= offset:
@@ -124,7 +124,7 @@ async def all_bytes(log: Log) -> bytes:
     data = b""
     offset = log.log_start_offset
     while offset < log.log_end_offset:
-        result = await log.read(offset, end=log.log_end_offset, max_bytes=1 << 20)
+        result = await log.reader.read(offset, end=log.log_end_offset, max_bytes=1 << 20)
         data += result.data
         offset = result.next_offset
     return data

@@ -14,9 +14,8 @@ from raftlog.record.header import HEADER_SIZE, parse_header
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compaction_rewrite import CompactionPass
-from raftlog.storage.config import LogConfig
 from raftlog.storage.log import Log
-from raftlog.storage.results import LogState
+from raftlog.storage.types import LogConfig, LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
@@ -64,7 +63,7 @@ class Written:
 async def fill(log: Log, count: int = 40) -> None:
     for number in range(count):
         key = KEYS[number % len(KEYS)]
-        await log.append([batch([b"%d" % number], keys=[key])], EPOCH)
+        await log.appender.append([batch([b"%d" % number], keys=[key])], EPOCH)
     await log.flush()
     log.high_watermark = log.flushed_offset
 
@@ -74,7 +73,7 @@ async def records(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
     found = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:
-        result = await log.read(offset, end=log.log_end_offset, max_bytes=300)
+        result = await log.reader.read(offset, end=log.log_end_offset, max_bytes=300)
         for part in iterate_batches(result.data):
             for record in decode(part, decompressed_bytes_max=1 << 20):
                 if record.offset >= offset:
@@ -109,9 +108,9 @@ async def test_compaction_keeps_the_newest_record_of_each_key_at_its_offset() ->
     assert await log.compact(10_000) is None
     # Segments that have become small grow together again at the next pass.
     await fill(log)
-    segments = log.segment_count
+    segments = len(log.segments)
     await log.compact(20_000)
-    assert log.segment_count < segments
+    assert len(log.segments) < segments
     assert disk.slow_outside_run == []
 
 
@@ -125,7 +124,7 @@ async def test_compacted_logs_take_appends_and_every_kind_of_restart() -> None:
         await log.compact(10_000)
         await fill(log, 20)
         expected = await records(log)
-        await log.checkpoint()
+        await log.operations.checkpoint()
         await written.publish()
         if start is StartKind.CLEAN:
             await log.close()
@@ -148,7 +147,7 @@ async def test_each_offset_of_a_compacted_log_can_be_asked_for() -> None:
         following = next((offset for offset in left if offset >= start), 40)
         offset = Offset(start)
         while True:
-            result = await log.read(offset, end=Offset(40), max_bytes=1)
+            result = await log.reader.read(offset, end=Offset(40), max_bytes=1)
             found = [
                 record.offset
                 for part in iterate_batches(result.data)
@@ -180,13 +179,13 @@ async def test_readers_go_on_while_segments_are_swapped_under_them(seed: int) ->
 
     async def read(start: int) -> None:
         while not compaction.done():
-            result = await log.read(Offset(start), end=Offset(60), max_bytes=1)
+            result = await log.reader.read(Offset(start), end=Offset(60), max_bytes=1)
             assert result.next_offset > start
 
     await asyncio.gather(*(read(start) for start in range(60)))
     assert newest(await records(log)) == wanted
     assert await compaction is not None
-    assert log.damaged_ranges == ()
+    assert log.damaged_ranges == {}
 
 
 async def test_a_truncation_interrupts_a_compaction() -> None:
@@ -196,7 +195,7 @@ async def test_a_truncation_interrupts_a_compaction() -> None:
     compaction = asyncio.ensure_future(log.compact(10_000))
     for _ in range(10):
         await asyncio.sleep(0)
-    await log.truncate_to(Offset(50))
+    await log.operations.truncate_to(Offset(50))
     await compaction
     assert log.log_end_offset == 50
     assert log.current_checkpoint().gaps_below <= 50
@@ -221,7 +220,7 @@ async def test_what_is_appended_after_a_truncation_may_have_no_gaps() -> None:
     await fill(log)
     await log.compact(10_000)
     assert log.current_checkpoint().gaps_below > 5
-    await log.truncate_to(Offset(5))
+    await log.operations.truncate_to(Offset(5))
     assert log.current_checkpoint().gaps_below <= log.log_end_offset
     await fill(log, 3)
 
@@ -272,12 +271,12 @@ async def test_a_compacted_log_takes_no_record_without_a_key() -> None:
     log = new_log(SimulatedDisk(), CONFIG)
     good = batch([b"x"], keys=[b"a"])
     with pytest.raises(LogError) as refused:
-        await log.append([good, batch([b"x", b"y"], keys=[b"a", None])], EPOCH)
+        await log.appender.append([good, batch([b"x", b"y"], keys=[b"a", None])], EPOCH)
     assert refused.value.entry is INVALID_BODY
     assert (log.log_end_offset, log.size_bytes) == (0, 0)
-    await log.append([good], EPOCH)
+    await log.appender.append([good], EPOCH)
     log.configure(replace(CONFIG, cleanup_policy=frozenset({"delete"})))
-    await log.append([batch([b"x"])], EPOCH)
+    await log.appender.append([batch([b"x"])], EPOCH)
     assert log.log_end_offset == 2
 
 
@@ -291,7 +290,7 @@ def undecodable() -> RecordBatch:
 async def test_a_compacted_log_takes_no_batch_that_cannot_be_decoded() -> None:
     log = new_log(SimulatedDisk(), CONFIG)
     with pytest.raises(LogError) as refused:
-        await log.append([undecodable()], EPOCH)
+        await log.appender.append([undecodable()], EPOCH)
     assert refused.value.entry is CORRUPT_BATCH
 
 
@@ -299,7 +298,7 @@ async def test_a_batch_that_cannot_be_decoded_stops_compaction_without_rewriting
     disk = SimulatedDisk()
     log = new_log(disk, replace(CONFIG, cleanup_policy=frozenset({"delete"})))
     await fill(log, 12)
-    await log.append([undecodable()], EPOCH)
+    await log.appender.append([undecodable()], EPOCH)
     await fill(log, 12)
     log.configure(CONFIG)
     report = await log.compact(10_000)
@@ -322,14 +321,14 @@ async def test_more_keys_than_a_pass_can_learn_are_worth_another_pass_at_once(
     )
     log = new_log(SimulatedDisk(), replace(CONFIG, min_cleanable_dirty_ratio=0.9))
     for number in range(60):
-        await log.append([batch([b"%d" % number], keys=[b"%d" % (number % 30)])], EPOCH)
+        await log.appender.append([batch([b"%d" % number], keys=[b"%d" % (number % 30)])], EPOCH)
     await log.flush()
     log.high_watermark = log.flushed_offset
     wanted = newest(await records(log))
     report = await log.compact(10_000)
     passes = 1
     while report is not None and report.is_partial:
-        report = await log.compact(10_000, go_on=True)
+        report = await log.compact(10_000, resume=True)
         passes += 1
     assert report is not None
     assert passes > 5
@@ -342,13 +341,13 @@ async def test_what_is_left_below_a_truncation_can_be_read_in_spite_of_its_gaps(
     log = new_log(SimulatedDisk(), replace(CONFIG, segment_bytes=2000))
     for number in range(80):
         key = KEYS[0] if number % 3 else b"%d" % number
-        await log.append([batch([b"%d" % number], keys=[key])], EPOCH)
+        await log.appender.append([batch([b"%d" % number], keys=[key])], EPOCH)
     await log.flush()
     log.high_watermark = log.flushed_offset
     await log.compact(10_000)
     before = await records(log)
-    cut = log.core.segments.all[1].base_offset + 9
-    await log.truncate_to(Offset(cut))
+    cut = log.segments.all[1].base_offset + 9
+    await log.operations.truncate_to(Offset(cut))
     left = await records(log)
     assert left == [record for record in before if record[0] < cut]
     assert len(left) < cut

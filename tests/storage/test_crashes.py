@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import LogError
 from raftlog.record.types import Offset, ProducerEpoch, ProducerId
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager, StorageSettings
-from raftlog.storage.results import LogState
+from raftlog.storage.types import FlushMode, LogConfig, LogState
 from raftlog.world import DiskError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
@@ -74,7 +73,7 @@ class Run:
     async def start(self) -> None:
         self.manager = await LogManager.open(self.disk, self.clock, SETTINGS)
         self.log = await self.manager.open_replica(TOPIC, PARTITION, self.config, create=True)
-        self.log.on_flushed(self._flushed)
+        self.log.listeners.flushed.append(self._flushed)
         await self.check_start()
 
     def _flushed(self, offset: Offset) -> None:
@@ -104,7 +103,7 @@ class Run:
         assert log is not None
         known = [pair for pair in self.model.batches if pair[0] >= log.log_start_offset][-3:]
         if known and known[-1][1].header.producer_epoch == known[0][1].header.producer_epoch:
-            results = await log.append([repeated for _, repeated in known], EPOCH)
+            results = await log.appender.append([repeated for _, repeated in known], EPOCH)
             assert [result.base_offset for result in results] == [base for base, _ in known]
             assert all(result.duplicate for result in results)
 
@@ -125,7 +124,7 @@ class Run:
         assert await read_all(log, max_bytes=self.random.choice((1, 300, 5000))) == expected
         if expected:
             start = self.random.randrange(log.log_start_offset, log.log_end_offset)
-            result = await log.read(Offset(start), end=log.log_end_offset, max_bytes=1)
+            result = await log.reader.read(Offset(start), end=log.log_end_offset, max_bytes=1)
             assert result.next_offset > start
             time_ms = self.random.choice(model.times) + self.random.randint(-1, 1)
             wanted = next(
@@ -136,7 +135,7 @@ class Run:
                 ),
                 None,
             )
-            assert await log.offset_for_timestamp(time_ms, end=log.log_end_offset) == wanted
+            assert await log.reader.offset_for_timestamp(time_ms, end=log.log_end_offset) == wanted
 
     async def append(self) -> None:
         log, model = self.log, self.model
@@ -162,7 +161,7 @@ class Run:
             model.batches.append((len(model.values), new))
             model.values += values
         last_offset = len(model.values) - 1
-        results = await log.append(batches, EPOCH)
+        results = await log.appender.append(batches, EPOCH)
         assert results[-1].last_offset == last_offset
 
     async def append_concurrently(self) -> None:
@@ -184,7 +183,7 @@ class Run:
         assert log is not None
         to = self.random.randint(log.log_start_offset, log.log_end_offset)
         model.cut_wanted = max(to - 4, log.log_start_offset)
-        await log.truncate_to(Offset(to))
+        await log.operations.truncate_to(Offset(to))
         assert model.cut_wanted <= log.log_end_offset <= to
         model.cut(log.log_end_offset)
         model.cut_wanted = None
@@ -194,7 +193,7 @@ class Run:
         log, model = self.log, self.model
         assert log is not None
         model.start_wanted = self.random.randint(model.start, log.log_end_offset)
-        await log.delete_records_before(Offset(model.start_wanted))
+        await log.operations.delete_records_before(Offset(model.start_wanted))
         model.start = model.start_wanted
 
     async def restart(self) -> None:

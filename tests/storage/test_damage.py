@@ -11,9 +11,8 @@ from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
-from raftlog.storage.results import LogState
+from raftlog.storage.types import FlushMode, LogConfig, LogState
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import DIRECTORY, EPOCH, batch, new_log, numbered, read_all
 
@@ -51,7 +50,7 @@ async def _three() -> Fixture:
     ends = [0]
     checkpoints = [log.current_checkpoint()]
     for values in VALUES:
-        await log.append([batch(values)], EPOCH)
+        await log.appender.append([batch(values)], EPOCH)
         await log.flush()
         ends.append(log.size_bytes)
         checkpoints.append(log.current_checkpoint())
@@ -68,7 +67,7 @@ async def test_a_write_cut_at_any_byte_is_cut_to_the_last_whole_batch(
         assert log.state is LogState.ONLINE
         assert log.log_end_offset == log.flushed_offset == sum(map(len, VALUES[:whole]))
         assert len(disk.contents(LOG_PATH)) == three.ends[whole]
-        await log.append([batch([b"next"])], EPOCH)
+        await log.appender.append([batch([b"next"])], EPOCH)
         assert await read_all(log) == [*FLAT[: log.log_end_offset - 1], b"next"]
 
 
@@ -82,10 +81,10 @@ async def test_a_file_shorter_than_what_was_synced_is_damaged_and_kept(
         assert log.state is LogState.DAMAGED
         assert disk.contents(LOG_PATH) == three.content[:size]
         with pytest.raises(LogError) as refused:
-            await log.append([batch([b"next"])], EPOCH)
+            await log.appender.append([batch([b"next"])], EPOCH)
         assert refused.value.entry is STORAGE_FAILED
         with pytest.raises(LogError):
-            await log.read(Offset(0), end=Offset(1), max_bytes=1)
+            await log.reader.read(Offset(0), end=Offset(1), max_bytes=1)
 
 
 @pytest.mark.parametrize("start", CRASHES)
@@ -140,13 +139,13 @@ async def test_a_reader_is_never_given_a_changed_batch(three: Fixture) -> None:
 async def test_batches_around_a_damaged_one_are_served(three: Fixture) -> None:
     disk, log = three.open(three.content, three.checkpoints[3], StartKind.PROCESS_CRASH)
     disk.flip_bit(LOG_PATH, (three.ends[1] + 70) * 8)
-    first = await log.read(Offset(0), end=Offset(6), max_bytes=1 << 20)
+    first = await log.reader.read(Offset(0), end=Offset(6), max_bytes=1 << 20)
     assert first.next_offset == 2
     with pytest.raises(LogError):
-        await log.read(Offset(2), end=Offset(6), max_bytes=1 << 20)
-    last = await log.read(Offset(3), end=Offset(6), max_bytes=1 << 20)
+        await log.reader.read(Offset(2), end=Offset(6), max_bytes=1 << 20)
+    last = await log.reader.read(Offset(3), end=Offset(6), max_bytes=1 << 20)
     assert last.next_offset == 6
-    await log.append([batch([b"next"])], EPOCH)
+    await log.appender.append([batch([b"next"])], EPOCH)
 
 
 async def test_without_a_checkpoint_only_a_torn_end_is_cut(three: Fixture) -> None:
@@ -191,13 +190,15 @@ async def test_possible_loss_is_told_after_a_power_cut_of_an_async_log_only(
 async def test_no_flipped_bit_makes_a_read_pass_over_what_is_whole() -> None:
     """Lengths and base offsets are not under a batch's CRC, and a read walks over headers."""
     disk, log = await _small_segments()
-    first = log.core.segments.all[0]
-    end = log.core.segments.end_of(first)
+    first = log.segments.all[0]
+    end = log.segments.end_of(first)
     for bit in range(8 * first.size_bytes):
         disk.flip_bit(first.path, bit)
         for start in range(end):
             with suppress(LogError):
-                result = await log.read(Offset(start), end=log.log_end_offset, max_bytes=2000)
+                result = await log.reader.read(
+                    Offset(start), end=log.log_end_offset, max_bytes=2000
+                )
                 found = parse_header(result.data)
                 assert found.base_offset <= start < found.next_offset, (bit, start)
         disk.flip_bit(first.path, bit)
@@ -205,7 +206,7 @@ async def test_no_flipped_bit_makes_a_read_pass_over_what_is_whole() -> None:
 
 async def test_a_cut_behind_damage_takes_nothing_that_is_whole() -> None:
     _, whole = await _small_segments()
-    size = whole.core.segments.all[0].size_bytes
+    size = whole.segments.all[0].size_bytes
     expected = await _cut_at(5)
     for bit in range(0, 8 * size, 3):
         assert await _cut_at(5, bit) in {expected, None}, bit
@@ -218,12 +219,12 @@ async def test_a_cut_learns_no_producers_from_damage() -> None:
         disk = SimulatedDisk()
         log = new_log(disk)
         for number in range(8):
-            await log.append([numbered([b"%d" % number], number)], EPOCH)
+            await log.appender.append([numbered([b"%d" % number], number)], EPOCH)
         await log.flush()
         if bit is not None:
-            disk.flip_bit(log.core.segments.all[0].path, bit)
+            disk.flip_bit(log.segments.all[0].path, bit)
         try:
-            await log.truncate_to(Offset(2))
+            await log.operations.truncate_to(Offset(2))
         except LogError as error:
             assert error.entry is STORAGE_FAILED
             return None
@@ -240,9 +241,9 @@ async def _small_segments() -> tuple[SimulatedDisk, Log]:
     disk = SimulatedDisk()
     log = new_log(disk, LogConfig(segment_bytes=400))
     for _ in range(8):
-        await log.append([batch([b"one", b"two"])], EPOCH)
+        await log.appender.append([batch([b"one", b"two"])], EPOCH)
     await log.flush()
-    assert len(log.core.segments.all) > 1
+    assert len(log.segments.all) > 1
     return disk, log
 
 
@@ -250,9 +251,9 @@ async def _cut_at(offset: int, bit: int | None = None) -> int | None:
     """Where a log ends that was told to end there; None if it refuses, as something is damaged."""
     disk, log = await _small_segments()
     if bit is not None:
-        disk.flip_bit(log.core.segments.all[0].path, bit)
+        disk.flip_bit(log.segments.all[0].path, bit)
     try:
-        await log.truncate_to(Offset(offset))
+        await log.operations.truncate_to(Offset(offset))
     except LogError as error:
         assert error.entry is STORAGE_FAILED
         return None

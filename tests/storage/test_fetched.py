@@ -9,11 +9,10 @@ from raftlog.record.header import parse_header
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.appending import check_fetched
 from raftlog.storage.checkpoints import StartKind
-from raftlog.storage.config import LogConfig
 from raftlog.storage.leader_epochs import EpochEntry
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import disk_full
-from raftlog.storage.results import LogState
+from raftlog.storage.types import LogConfig, LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import EPOCH, all_bytes, batch, new_log, numbered, read_all, sent
@@ -60,43 +59,43 @@ def test_anything_else_is_refused_whole(data: bytes, end: int, reason: str) -> N
 async def test_a_follower_has_the_bytes_epochs_and_producers_of_its_leader() -> None:
     leader, follower = new_log(), new_log()
     written: list[bytes] = []
-    leader.on_appended(lambda *told: written.append(b"".join(told[2])))
+    leader.listeners.appended.append(lambda *told: written.append(b"".join(told[2])))
     for number, epoch in enumerate((1, 1, 3)):
-        await leader.append([numbered([b"a", b"b"], 2 * number)], LeaderEpoch(epoch))
+        await leader.appender.append([numbered([b"a", b"b"], 2 * number)], LeaderEpoch(epoch))
     for data, epoch in zip(written, (1, 1, 3), strict=True):
-        assert follower.append_fetched_now(data, LeaderEpoch(epoch))
+        assert follower.appender.append_fetched_now(data, LeaderEpoch(epoch))
     assert await all_bytes(follower) == await all_bytes(leader)
     assert entries(follower) == entries(leader) == [(1, 0), (3, 4)]
     # The follower becomes the leader, and knows what was written.
-    again = await follower.append([numbered([b"a", b"b"], 2)], LeaderEpoch(4))
+    again = await follower.appender.append([numbered([b"a", b"b"], 2)], LeaderEpoch(4))
     assert [result.base_offset for result in again if result.duplicate] == [2]
     with pytest.raises(LogError, match="6 is next"):
-        await follower.append([numbered([b"z"], 8)], LeaderEpoch(4))
+        await follower.appender.append([numbered([b"z"], 8)], LeaderEpoch(4))
 
 
 async def test_what_is_refused_leaves_no_trace() -> None:
     log = new_log()
     good = sent(TWO)
     with pytest.raises(LogError, match="CRC"):
-        log.append_fetched_now(good + sent(ONE, base_offset=2)[:-1] + b"?", EPOCH)
+        log.appender.append_fetched_now(good + sent(ONE, base_offset=2)[:-1] + b"?", EPOCH)
     assert (log.log_end_offset, log.size_bytes, entries(log)) == (0, 0, [])
-    assert log.append_fetched_now(good, EPOCH)
+    assert log.appender.append_fetched_now(good, EPOCH)
 
 
 async def test_no_record_is_taken_that_is_older_than_the_last_one() -> None:
     log = new_log()
-    await log.append_fetched(sent(TWO, epoch=3), LeaderEpoch(3))
+    await log.appender.append_fetched(sent(TWO, epoch=3), LeaderEpoch(3))
     with pytest.raises(LogError, match="epoch 2 after 3"):
-        log.append_fetched_now(sent(ONE, base_offset=2, epoch=2), LeaderEpoch(4))
+        log.appender.append_fetched_now(sent(ONE, base_offset=2, epoch=2), LeaderEpoch(4))
 
 
 async def test_a_leaders_gap_is_written_down_before_it_is_taken() -> None:
     """Otherwise the next start takes it for damage."""
     disk = SimulatedDisk()
     log = new_log(disk)
-    assert log.append_fetched_now(sent(TWO), EPOCH)
+    assert log.appender.append_fetched_now(sent(TWO), EPOCH)
     gap = sent(ONE, base_offset=7)
-    assert not log.append_fetched_now(gap, EPOCH)
+    assert not log.appender.append_fetched_now(gap, EPOCH)
     assert log.log_end_offset == 2
     published: list[int] = []
 
@@ -104,10 +103,12 @@ async def test_a_leaders_gap_is_written_down_before_it_is_taken() -> None:
         published.append(log.current_checkpoint().gaps_below)
         assert log.log_end_offset == 2
 
-    log.core._publish = publish
-    await log.append_fetched(gap, EPOCH)
+    log._publish = publish
+    await log.appender.append_fetched(gap, EPOCH)
     assert published[0] > 7
-    assert log.append_fetched_now(sent(ONE, base_offset=20), EPOCH), "near ones are noted with it"
+    assert log.appender.append_fetched_now(sent(ONE, base_offset=20), EPOCH), (
+        "near ones are noted with it"
+    )
     assert len(published) == 1
     checkpoint = log.current_checkpoint()
     await log.flush()
@@ -121,12 +122,12 @@ async def test_a_leaders_gap_is_written_down_before_it_is_taken() -> None:
 async def test_a_write_behind_a_gap_that_a_crash_cut_short_is_no_damage(kept: int) -> None:
     disk = SimulatedDisk()
     log = new_log(disk)
-    await log.append_fetched(sent(TWO), EPOCH)
-    await log.append_fetched(sent(ONE, base_offset=7), EPOCH)
+    await log.appender.append_fetched(sent(TWO), EPOCH)
+    await log.appender.append_fetched(sent(ONE, base_offset=7), EPOCH)
     checkpoint = log.current_checkpoint()
     await log.flush()
     size = log.size_bytes
-    assert log.append_fetched_now(sent(ONE, base_offset=12), EPOCH)
+    assert log.appender.append_fetched_now(sent(ONE, base_offset=12), EPOCH)
     disk.crash(power=False)
     with_tail = disk.contents("replica/00000000000000000000.log")
     disk.put("replica/00000000000000000000.log", with_tail[: size + kept])
@@ -137,31 +138,31 @@ async def test_a_write_behind_a_gap_that_a_crash_cut_short_is_no_damage(kept: in
 
 async def test_a_gap_that_could_not_be_written_down_is_not_taken() -> None:
     log = new_log()
-    await log.append_fetched(sent(TWO), EPOCH)
+    await log.appender.append_fetched(sent(TWO), EPOCH)
     gap = sent(ONE, base_offset=7)
 
     async def full() -> None:
         raise DiskFullError("no room")
 
-    publish, log.core._publish = log.core._publish, full
+    publish, log._publish = log._publish, full
     for _ in range(2):
         with pytest.raises(LogError) as caught:
-            await log.append_fetched(gap, EPOCH)
+            await log.appender.append_fetched(gap, EPOCH)
         assert caught.value.entry is DISK_FULL
-        assert not log.append_fetched_now(gap, EPOCH)
-    log.core._publish = publish
-    await log.append_fetched(gap, EPOCH)
+        assert not log.appender.append_fetched_now(gap, EPOCH)
+    log._publish = publish
+    await log.appender.append_fetched(gap, EPOCH)
     assert log.log_end_offset == 8
 
 
 async def test_segments_are_begun_when_they_are_full_and_order_is_kept() -> None:
     log = new_log(config=LogConfig(segment_bytes=200))
     big = batch([b"x" * 120])
-    assert log.append_fetched_now(sent(big), EPOCH)
-    assert not log.append_fetched_now(sent(big, base_offset=1), EPOCH)
-    await log.append_fetched(sent(big, base_offset=1), EPOCH)
-    await log.append_fetched(sent(big, base_offset=2), EPOCH)
-    assert log.segment_count == 3
+    assert log.appender.append_fetched_now(sent(big), EPOCH)
+    assert not log.appender.append_fetched_now(sent(big, base_offset=1), EPOCH)
+    await log.appender.append_fetched(sent(big, base_offset=1), EPOCH)
+    await log.appender.append_fetched(sent(big, base_offset=2), EPOCH)
+    assert len(log.segments) == 3
     assert len(await read_all(log)) == 3
 
 
@@ -170,44 +171,44 @@ async def test_a_full_disk_refuses_and_a_failed_write_ends_the_log() -> None:
     log = new_log(disk)
     disk.fail_next("append", ".log", DiskFullError)
     with pytest.raises(LogError, match=disk_full("replica").message):
-        log.append_fetched_now(sent(TWO), EPOCH)
-    assert log.append_fetched_now(sent(TWO), EPOCH)
-    log.core.shared.room_bytes = 10
+        log.appender.append_fetched_now(sent(TWO), EPOCH)
+    assert log.appender.append_fetched_now(sent(TWO), EPOCH)
+    log.shared.room_bytes = 10
     with pytest.raises(LogError) as caught:
-        await log.append_fetched(sent(ONE, base_offset=2), EPOCH)
+        await log.appender.append_fetched(sent(ONE, base_offset=2), EPOCH)
     assert caught.value.entry is DISK_FULL
-    log.core.shared.room_bytes = 1 << 30
+    log.shared.room_bytes = 1 << 30
     disk.fail_next("append", ".log", DiskError)
     with pytest.raises(LogError) as caught:
-        log.append_fetched_now(sent(ONE, base_offset=2), EPOCH)
+        log.appender.append_fetched_now(sent(ONE, base_offset=2), EPOCH)
     assert caught.value.entry is STORAGE_FAILED
     assert log.state is LogState.FAILED
 
 
 async def test_the_leaders_limit_for_messages_is_not_asked_again() -> None:
     log = new_log(config=LogConfig(max_message_bytes=10))
-    assert log.append_fetched_now(sent(TWO), EPOCH)
+    assert log.appender.append_fetched_now(sent(TWO), EPOCH)
 
 
 async def test_a_batch_that_holds_the_log_start_is_taken_whole_by_an_empty_log() -> None:
     """delete-records can put a leader's log start into the middle of a batch."""
     disk = SimulatedDisk()
     log = new_log(disk)
-    await log.append_fetched(sent(TWO), EPOCH)
-    await log.restart_at(Offset(15))
+    await log.appender.append_fetched(sent(TWO), EPOCH)
+    await log.operations.restart_at(Offset(15))
     around = sent(batch([b"%d" % n for n in range(10, 20)]), base_offset=10)
-    assert not log.append_fetched_now(around, EPOCH)
-    await log.append_fetched(around, EPOCH)
+    assert not log.appender.append_fetched_now(around, EPOCH)
+    await log.appender.append_fetched(around, EPOCH)
     assert (log.log_start_offset, log.log_end_offset) == (15, 20)
     assert await read_all(log) == [b"%d" % n for n in range(15, 20)]
     await log.flush()
-    checkpoint = await log.checkpoint()
+    checkpoint = await log.operations.checkpoint()
     disk.crash(power=True)
     again = new_log(disk, checkpoint=checkpoint, start=StartKind.POWER_LOSS)
     assert (again.log_start_offset, again.log_end_offset) == (15, 20)
     # Only where the log is empty: elsewhere it would replace what is there.
     with pytest.raises(LogError, match="goes on at 20"):
-        await again.append_fetched(sent(TWO, base_offset=19), EPOCH)
+        await again.appender.append_fetched(sent(TWO, base_offset=19), EPOCH)
 
 
 async def test_an_epoch_that_began_here_and_wrote_nothing_gives_way_to_the_leaders_records() -> (
@@ -215,25 +216,25 @@ async def test_an_epoch_that_began_here_and_wrote_nothing_gives_way_to_the_leade
 ):
     """Leader of epoch 4 fails; this one leads in 5, writes nothing; the first one leads again."""
     log = new_log()
-    await log.append_fetched(sent(TWO, epoch=3), LeaderEpoch(3))
-    log.become_leader(LeaderEpoch(5))
+    await log.appender.append_fetched(sent(TWO, epoch=3), LeaderEpoch(3))
+    log.appender.become_leader(LeaderEpoch(5))
     assert entries(log) == [(3, 0), (5, 2)]
     assert log.last_epoch == 3
-    assert log.append_fetched_now(sent(ONE, base_offset=2, epoch=4), LeaderEpoch(6))
+    assert log.appender.append_fetched_now(sent(ONE, base_offset=2, epoch=4), LeaderEpoch(6))
     assert entries(log) == [(3, 0), (4, 2)]
     assert log.last_epoch == 4
 
 
 async def test_a_leader_begins_its_epoch_before_its_first_append() -> None:
     log = new_log()
-    await log.append([TWO], LeaderEpoch(1))
-    log.become_leader(LeaderEpoch(4))
+    await log.appender.append([TWO], LeaderEpoch(1))
+    log.appender.become_leader(LeaderEpoch(4))
     assert log.leader_epochs.latest == EpochEntry(LeaderEpoch(4), Offset(2))
     with pytest.raises(LogError) as caught:
-        log.become_leader(LeaderEpoch(3))
+        log.appender.become_leader(LeaderEpoch(3))
     assert caught.value.entry is NO_LEADER
-    log.become_leader(LeaderEpoch(4))
-    await log.append([ONE], LeaderEpoch(4))
+    log.appender.become_leader(LeaderEpoch(4))
+    await log.appender.append([ONE], LeaderEpoch(4))
     assert entries(log) == [(1, 0), (4, 2)]
 
 
@@ -242,30 +243,32 @@ async def test_the_guard_is_asked_each_time_an_append_is_tried() -> None:
     calls: list[int] = []
 
     def guard() -> None:
-        calls.append(log.segment_count)
+        calls.append(len(log.segments))
         if len(calls) == 7:
             raise LogError(DISK_FULL, "not any more")
 
     big = batch([b"x" * 120])
-    await log.append([big], EPOCH, guard=guard)
-    await log.append([big], EPOCH, guard=guard)
+    await log.appender.append([big], EPOCH, guard=guard)
+    await log.appender.append([big], EPOCH, guard=guard)
     assert calls == [1, 1, 1, 2]
     with pytest.raises(LogError, match="not any more"):
-        await log.append([big], EPOCH, guard=guard)
+        await log.appender.append([big], EPOCH, guard=guard)
     assert log.log_end_offset == 2
 
 
 async def test_appends_are_told_as_they_were_written() -> None:
     log = new_log()
     told: list[tuple[int, int, bytes, int]] = []
-    log.on_appended(lambda base, end, parts, size: told.append((base, end, b"".join(parts), size)))
-    await log.append([TWO, ONE], EPOCH)
-    await log.append([numbered([b"n"], 0)], EPOCH)
-    await log.append([numbered([b"n"], 0), numbered([b"m"], 1)], EPOCH)
-    await log.append([numbered([b"n"], 0)], EPOCH)
+    log.listeners.appended.append(
+        lambda base, end, parts, size: told.append((base, end, b"".join(parts), size))
+    )
+    await log.appender.append([TWO, ONE], EPOCH)
+    await log.appender.append([numbered([b"n"], 0)], EPOCH)
+    await log.appender.append([numbered([b"n"], 0), numbered([b"m"], 1)], EPOCH)
+    await log.appender.append([numbered([b"n"], 0)], EPOCH)
     assert [(base, end) for base, end, _, _ in told] == [(0, 3), (3, 4), (4, 5)]
     assert b"".join(data for _, _, data, _ in told) == await all_bytes(log)
     assert all(len(data) == size for _, _, data, size in told)
     assert parse_header(told[2][2]).base_offset == 4
-    log.append_fetched_now(sent(ONE, base_offset=5), EPOCH)
+    log.appender.append_fetched_now(sent(ONE, base_offset=5), EPOCH)
     assert len(told) == 3

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from raftlog.storage.flush import SYNCS_PER_TURN_MAX, Flusher
+from raftlog.storage.flush import SYNCS_PER_ROUND_MAX, Flusher
 from raftlog.world import DiskError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
@@ -40,7 +40,7 @@ class Something:
 
     def write(self) -> None:
         self.dirty = True
-        self.flusher.request(self)
+        self.flusher.request(self.begin_sync, self.end_sync)
 
     def begin_sync(self) -> Callable[[], None] | None:
         if not self.dirty:
@@ -76,7 +76,7 @@ async def test_requests_of_one_round_are_one_sync() -> None:
 async def test_many_logs_are_shared_among_the_threads_and_none_is_forgotten() -> None:
     disk = SimulatedDisk(yields=True)
     flusher = Flusher(disk, ManualClock(), threads_max=3)
-    logs = [Something(flusher) for _ in range(3 * SYNCS_PER_TURN_MAX + 5)]
+    logs = [Something(flusher) for _ in range(3 * SYNCS_PER_ROUND_MAX + 5)]
     for log in logs:
         log.write()
     await settle()

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint, encode_checkpoint
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
+from raftlog.storage.types import FlushMode, LogConfig
 from raftlog.world import DiskFullError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
@@ -47,7 +47,7 @@ class Node:
 
 
 async def append(log: Log) -> None:
-    await log.append([batch([b"x"])], EPOCH)
+    await log.appender.append([batch([b"x"])], EPOCH)
 
 
 async def test_a_change_to_sync_does_not_hide_what_async_had_acknowledged() -> None:
@@ -63,10 +63,10 @@ async def test_a_change_to_sync_holds_once_all_is_flushed_and_known() -> None:
     await append(log)
     log.configure(SYNC)
     assert log.flush_mode is FlushMode.SYNC
-    await log.core.publish()
+    await log.publish()
     assert log.flushed_offset == log.log_end_offset
     await append(log)
-    await log.core.publish()
+    await log.publish()
     assert (await node.cut_power(ASYNC)).possible_loss is None
 
 
@@ -75,9 +75,9 @@ async def test_what_async_had_acknowledged_is_not_forgotten_before_it_is_flushed
     log = await node.open(ASYNC)
     await append(log)
     # The sync that the change begins does not end.
-    log.core.shared.flusher.request = lambda _: None  # type: ignore[assignment, method-assign]
+    log.shared.flusher.request = lambda *_: None  # type: ignore[assignment, method-assign]
     log.configure(SYNC)
-    await log.core.publish()
+    await log.publish()
     assert log.flushed_offset < log.log_end_offset
     assert (await node.cut_power(SYNC)).possible_loss is not None
 
@@ -144,7 +144,7 @@ async def test_changes_back_and_forth_end_with_the_last_one() -> None:
         log.configure(config)
     await append(log)
     await log.flush()
-    await log.core.publish()
+    await log.publish()
     assert log.flush_mode is FlushMode.SYNC
     assert log.current_checkpoint().flush is FlushMode.SYNC
 
@@ -182,7 +182,7 @@ async def test_a_cut_takes_along_what_was_acknowledged_beyond_it() -> None:
     for _ in range(3):
         await append(log)
     log.configure(SYNC)
-    await log.truncate_to(log.log_start_offset)
+    await log.operations.truncate_to(log.log_start_offset)
     assert log.current_checkpoint().flush is FlushMode.SYNC
 
 
@@ -194,7 +194,7 @@ async def test_where_an_older_version_has_not_told_the_setting_decides(
     log = await node.open(config)
     await append(log)
     await log.flush()
-    await log.core.publish()
+    await log.publish()
     path = "checkpoints.json"
     found = decode_checkpoint(node.disk.contents(path))
     assert isinstance(found, NodeCheckpoint)

@@ -17,9 +17,8 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import StartKind
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
-from raftlog.storage.results import LogState
+from raftlog.storage.types import FlushMode, LogConfig, LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import EPOCH, batch, new_log, numbered, read_all
@@ -29,7 +28,7 @@ SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
 
 def state_of(log: Log) -> tuple[object, ...]:
     """Everything that must move together, or not at all."""
-    segments = log.core.segments
+    segments = log.segments
     return (
         log.log_end_offset,
         log.flushed_offset,
@@ -44,14 +43,14 @@ def state_of(log: Log) -> tuple[object, ...]:
 
 async def test_offsets_follow_each_other_and_batches_come_back_as_they_were() -> None:
     log = new_log()
-    first = await log.append([batch([b"a", b"b"]), batch([b"c"])], EPOCH)
-    second = await log.append([batch([b"d"])], LeaderEpoch(4))
+    first = await log.appender.append([batch([b"a", b"b"]), batch([b"c"])], EPOCH)
+    second = await log.appender.append([batch([b"d"])], LeaderEpoch(4))
     assert [(result.base_offset, result.last_offset) for result in first + second] == [
         (0, 1),
         (2, 2),
         (3, 3),
     ]
-    result = await log.read(Offset(0), end=Offset(4), max_bytes=1 << 20)
+    result = await log.reader.read(Offset(0), end=Offset(4), max_bytes=1 << 20)
     headers = [found.header for found in iterate_batches(result.data)]
     assert [header.base_offset for header in headers] == [0, 2, 3]
     assert [header.partition_leader_epoch for header in headers] == [1, 1, 4]
@@ -61,7 +60,7 @@ async def test_offsets_follow_each_other_and_batches_come_back_as_they_were() ->
 async def test_an_append_is_written_in_one_step_of_the_loop_and_synced_outside_of_it() -> None:
     disk = SimulatedDisk()
     log = new_log(disk)
-    append = log.append([batch([b"a"])], EPOCH)
+    append = log.appender.append([batch([b"a"])], EPOCH)
     with pytest.raises(StopIteration):
         append.send(None)
     assert log.log_end_offset == 1
@@ -72,17 +71,17 @@ async def test_an_append_is_written_in_one_step_of_the_loop_and_synced_outside_o
 async def test_a_full_disk_refuses_an_append_whole_and_takes_it_later() -> None:
     disk = SimulatedDisk()
     log = new_log(disk)
-    await log.append([numbered([b"a"], 0)], EPOCH)
+    await log.appender.append([numbered([b"a"], 0)], EPOCH)
     before = state_of(log)
     disk.capacity_bytes = disk.used_bytes() + 10
     two = [numbered([b"b"], 1), numbered([b"c"], 2)]
     with pytest.raises(LogError) as refused:
-        await log.append(two, EPOCH)
+        await log.appender.append(two, EPOCH)
     assert refused.value.entry is DISK_FULL
     assert (before[0], before[2:]) == (state_of(log)[0], state_of(log)[2:])
     assert await read_all(log) == [b"a"]
     disk.capacity_bytes = None
-    results = await log.append(two, EPOCH)
+    results = await log.appender.append(two, EPOCH)
     assert [result.duplicate for result in results] == [False, False]
     assert await read_all(log) == [b"a", b"b", b"c"]
 
@@ -91,16 +90,16 @@ async def test_a_full_disk_refuses_a_roll_and_takes_it_later() -> None:
     disk = SimulatedDisk()
     log = new_log(disk, SMALL)
     value = b"x" * 250
-    await log.append([batch([value])], EPOCH)
+    await log.appender.append([batch([value])], EPOCH)
     await log.flush()
     disk.capacity_bytes = disk.used_bytes() + 1000
     disk.fail_next("create", ".log", DiskFullError)
     with pytest.raises(LogError) as refused:
-        await log.append([batch([value])], EPOCH)
+        await log.appender.append([batch([value])], EPOCH)
     assert refused.value.entry is DISK_FULL
-    assert (log.segment_count, log.log_end_offset) == (1, 1)
-    await log.append([batch([value])], EPOCH)
-    assert (log.segment_count, log.log_end_offset) == (2, 2)
+    assert (len(log.segments), log.log_end_offset) == (1, 1)
+    await log.appender.append([batch([value])], EPOCH)
+    assert (len(log.segments), log.log_end_offset) == (2, 2)
     assert await read_all(log) == [value, value]
 
 
@@ -109,24 +108,24 @@ async def test_an_io_error_ends_the_log_for_good(failing: str) -> None:
     disk = SimulatedDisk()
     log = new_log(disk)
     told: list[LogError] = []
-    log.on_failed(told.append)
-    await log.append([batch([b"a"])], EPOCH)
+    log.listeners.failed.append(told.append)
+    await log.appender.append([batch([b"a"])], EPOCH)
     await log.flush()
     disk.fail_next(failing, ".log")
     with pytest.raises(LogError) as failed:
-        await log.append([batch([b"b"])], EPOCH)
+        await log.appender.append([batch([b"b"])], EPOCH)
         await log.flush()
     assert failed.value.entry is STORAGE_FAILED
     assert log.state is LogState.FAILED
     assert [error.entry for error in told] == [STORAGE_FAILED]
     assert log.flushed_offset == 1
     for use in (
-        lambda: log.append([batch([b"c"])], EPOCH),
-        lambda: log.read(Offset(0), end=Offset(1), max_bytes=1),
+        lambda: log.appender.append([batch([b"c"])], EPOCH),
+        lambda: log.reader.read(Offset(0), end=Offset(1), max_bytes=1),
         log.flush,
-        log.checkpoint,
-        lambda: log.truncate_to(Offset(0)),
-        lambda: log.delete_records_before(Offset(1)),
+        log.operations.checkpoint,
+        lambda: log.operations.truncate_to(Offset(0)),
+        lambda: log.operations.delete_records_before(Offset(1)),
     ):
         with pytest.raises(LogError) as failed:
             await use()
@@ -136,13 +135,13 @@ async def test_an_io_error_ends_the_log_for_good(failing: str) -> None:
 async def test_a_failed_sync_is_never_tried_again() -> None:
     disk = SimulatedDisk()
     log = new_log(disk)
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     disk.fail_next("sync", ".log")
     waiters = [asyncio.ensure_future(log.flush()) for _ in range(3)]
     outcomes = await asyncio.gather(*waiters, return_exceptions=True)
     assert all(isinstance(outcome, LogError) for outcome in outcomes)
     syncs = sum(disk.syncs.values())
-    log.request_flush()
+    log.request_sync()
     log.configure(LogConfig())
     for _ in range(10):
         await asyncio.sleep(0)
@@ -155,9 +154,9 @@ async def test_appends_that_arrive_during_a_sync_share_the_next_one() -> None:
     disk = SimulatedDisk(yields=True)
     log = new_log(disk)
     flushed: list[int] = []
-    log.on_flushed(flushed.append)
+    log.listeners.flushed.append(flushed.append)
     for number in range(100):
-        await log.append([batch([b"%d" % number])], EPOCH)
+        await log.appender.append([batch([b"%d" % number])], EPOCH)
         await asyncio.sleep(0)
     await log.flush()
     assert log.flushed_offset == log.log_end_offset == flushed[-1] == 100
@@ -167,7 +166,7 @@ async def test_appends_that_arrive_during_a_sync_share_the_next_one() -> None:
 
 async def test_a_flush_covers_what_was_appended_before_it_and_ends_without_traffic() -> None:
     log = new_log(SimulatedDisk(yields=True), LogConfig(flush=FlushMode.ASYNC))
-    await log.append([batch([b"a", b"b"])], EPOCH)
+    await log.appender.append([batch([b"a", b"b"])], EPOCH)
     assert log.flushed_offset == 0
     await log.flush()
     assert log.flushed_offset == 2
@@ -180,7 +179,7 @@ async def test_an_async_log_syncs_early_once_much_is_unflushed(
     monkeypatch.setattr("raftlog.storage.log_core.UNFLUSHED_BYTES_MAX", 200)
     log = new_log(SimulatedDisk(), LogConfig(flush=FlushMode.ASYNC))
     for _ in range(5):
-        await log.append([batch([b"a"])], EPOCH)
+        await log.appender.append([batch([b"a"])], EPOCH)
     for _ in range(5):
         await asyncio.sleep(0)
     assert log.flushed_offset == 5
@@ -188,22 +187,22 @@ async def test_an_async_log_syncs_early_once_much_is_unflushed(
 
 async def test_concurrent_appends_keep_their_order_over_rolls() -> None:
     log = new_log(SimulatedDisk(yields=True), SMALL)
-    appends = [log.append([batch([b"%03d" % number])], EPOCH) for number in range(100)]
+    appends = [log.appender.append([batch([b"%03d" % number])], EPOCH) for number in range(100)]
     results = await asyncio.gather(*appends)
     assert [result[0].base_offset for result in results] == list(range(100))
-    assert log.segment_count > 10
+    assert len(log.segments) > 10
     assert await read_all(log) == [b"%03d" % number for number in range(100)]
 
 
 async def test_an_append_does_not_overtake_one_that_was_just_let_in() -> None:
     log = new_log()
-    await log.core.write_lock.acquire()
-    first = asyncio.ensure_future(log.append([batch([b"first"])], EPOCH))
+    await log.write_lock.acquire()
+    first = asyncio.ensure_future(log.appender.append([batch([b"first"])], EPOCH))
     for _ in range(3):
         await asyncio.sleep(0)
-    log.core.write_lock.release()
+    log.write_lock.release()
     # The lock is free, and the first append has been woken but has not run yet.
-    second = log.append([batch([b"second"])], EPOCH)
+    second = log.appender.append([batch([b"second"])], EPOCH)
     assert second.send(None) is not None, "written at once"
     assert log.log_end_offset == 0
     await first
@@ -215,8 +214,10 @@ async def test_an_append_does_not_overtake_one_that_was_just_let_in() -> None:
 
 async def test_an_append_given_up_while_it_waits_does_not_break_those_behind_it() -> None:
     log = new_log(SimulatedDisk(yields=True), SMALL)
-    await log.append([batch([b"x" * 300])], EPOCH)
-    tasks = [asyncio.ensure_future(log.append([batch([b"y" * 90])], EPOCH)) for _ in range(9)]
+    await log.appender.append([batch([b"x" * 300])], EPOCH)
+    tasks = [
+        asyncio.ensure_future(log.appender.append([batch([b"y" * 90])], EPOCH)) for _ in range(9)
+    ]
     await asyncio.sleep(0)
     tasks[0].cancel()
     tasks[4].cancel()
@@ -231,9 +232,10 @@ async def test_an_append_given_up_while_it_waits_does_not_break_those_behind_it(
 async def test_too_many_waiting_appends_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftlog.storage.appending.WRITERS_WAITING_MAX", 3)
     log = new_log(SimulatedDisk(yields=True), SMALL)
-    await log.append([batch([b"x" * 300])], EPOCH)
+    await log.appender.append([batch([b"x" * 300])], EPOCH)
     outcomes = await asyncio.gather(
-        *(log.append([batch([b"y" * 200])], EPOCH) for _ in range(6)), return_exceptions=True
+        *(log.appender.append([batch([b"y" * 200])], EPOCH) for _ in range(6)),
+        return_exceptions=True,
     )
     assert sum(isinstance(outcome, LogError) for outcome in outcomes) == 3
     assert log.log_end_offset == 4
@@ -242,15 +244,15 @@ async def test_too_many_waiting_appends_are_refused(monkeypatch: pytest.MonkeyPa
 async def test_a_repeated_batch_gets_its_first_offset_and_is_not_written_again() -> None:
     log = new_log()
     one = numbered([b"a", b"b"], 0)
-    await log.append([batch([b"-"])], EPOCH)
-    first = await log.append([one], EPOCH)
+    await log.appender.append([batch([b"-"])], EPOCH)
+    first = await log.appender.append([one], EPOCH)
     size_bytes = log.size_bytes
-    again = await log.append([one], EPOCH)
+    again = await log.appender.append([one], EPOCH)
     assert again[0].duplicate
     assert again[0].base_offset == first[0].base_offset == 1
     assert log.size_bytes == size_bytes
     with pytest.raises(LogError) as refused:
-        await log.append([numbered([b"d"], 5)], EPOCH)
+        await log.appender.append([numbered([b"d"], 5)], EPOCH)
     assert refused.value.entry is OUT_OF_ORDER_SEQUENCE
 
 
@@ -260,46 +262,46 @@ async def test_repeats_are_known_after_a_restart(start: StartKind) -> None:
     log = new_log(disk)
     one = numbered([b"a"], 0)
     two = numbered([b"b"], 1)
-    await log.append([one], EPOCH)
-    checkpoint = await log.checkpoint()
-    await log.append([two], EPOCH)
+    await log.appender.append([one], EPOCH)
+    checkpoint = await log.operations.checkpoint()
+    await log.appender.append([two], EPOCH)
     await log.flush()
     if start is StartKind.CLEAN:
         await log.close()
         checkpoint = log.current_checkpoint()
     disk.crash(power=start is StartKind.POWER_LOSS)
     log = new_log(disk, checkpoint=checkpoint, start=start)
-    results = await log.append([one, two], EPOCH)
+    results = await log.appender.append([one, two], EPOCH)
     assert [(result.base_offset, result.duplicate) for result in results] == [(0, True), (1, True)]
 
 
 async def test_what_must_be_refused_is_refused_with_nothing_written() -> None:
     log = new_log(config=LogConfig(max_message_bytes=200))
-    await log.append([batch([b"a"])], LeaderEpoch(5))
+    await log.appender.append([batch([b"a"])], LeaderEpoch(5))
     before = state_of(log)
     with pytest.raises(LogError) as refused:
-        await log.append([batch([b"b"]), batch([b"c" * 300])], LeaderEpoch(5))
+        await log.appender.append([batch([b"b"]), batch([b"c" * 300])], LeaderEpoch(5))
     assert refused.value.entry is RECORD_TOO_LARGE
     with pytest.raises(LogError) as refused:
-        await log.append([batch([b"b"])], LeaderEpoch(4))
+        await log.appender.append([batch([b"b"])], LeaderEpoch(4))
     assert refused.value.entry is NO_LEADER
-    log.core.shared.room_bytes = 0
+    log.shared.room_bytes = 0
     with pytest.raises(LogError) as refused:
-        await log.append([batch([b"b"])], LeaderEpoch(5))
+        await log.appender.append([batch([b"b"])], LeaderEpoch(5))
     assert refused.value.entry is DISK_FULL
     assert (before[0], before[2:]) == (state_of(log)[0], state_of(log)[2:])
 
 
 async def test_log_append_time_is_the_brokers_and_is_told() -> None:
     log = new_log(config=LogConfig(log_append_time=True))
-    results = await log.append([batch([b"a"], timestamp_ms=5)], EPOCH)
-    now_ms = log.core.shared.clock.time_ms()
+    results = await log.appender.append([batch([b"a"], timestamp_ms=5)], EPOCH)
+    now_ms = log.shared.clock.time_ms()
     assert results[0].log_append_time_ms == now_ms
-    result = await log.read(Offset(0), end=Offset(1), max_bytes=1)
+    result = await log.reader.read(Offset(0), end=Offset(1), max_bytes=1)
     header = next(iter(iterate_batches(result.data))).header
     assert (header.max_timestamp_ms, header.is_log_append_time) == (now_ms, True)
-    assert await log.offset_for_timestamp(now_ms, end=Offset(1)) == (0, now_ms)
-    assert await log.offset_for_timestamp(now_ms + 1, end=Offset(1)) is None
+    assert await log.reader.offset_for_timestamp(now_ms, end=Offset(1)) == (0, now_ms)
+    assert await log.reader.offset_for_timestamp(now_ms + 1, end=Offset(1)) is None
 
 
 @pytest.mark.parametrize("cold", [False, True])
@@ -307,20 +309,20 @@ async def test_reads_give_whole_batches_up_to_their_limits(cold: bool) -> None:
     disk = SimulatedDisk()
     log = new_log(disk, SMALL)
     for number in range(12):
-        await log.append([batch([b"%d" % number, b"x" * 40])], EPOCH)
+        await log.appender.append([batch([b"%d" % number, b"x" * 40])], EPOCH)
     disk.cold = cold
     for start in range(24):
-        result = await log.read(Offset(start), end=Offset(24), max_bytes=1)
+        result = await log.reader.read(Offset(start), end=Offset(24), max_bytes=1)
         assert result.next_offset == start // 2 * 2 + 2
-    result = await log.read(Offset(3), end=Offset(4), max_bytes=1 << 20)
+    result = await log.reader.read(Offset(3), end=Offset(4), max_bytes=1 << 20)
     assert result.next_offset == 4
-    result = await log.read(Offset(3), end=Offset(5), max_bytes=1 << 20)
+    result = await log.reader.read(Offset(3), end=Offset(5), max_bytes=1 << 20)
     assert result.next_offset == 6
-    assert (await log.read(Offset(5), end=Offset(5), max_bytes=1)).data == b""
-    assert (await log.read(Offset(24), end=Offset(99), max_bytes=1)).next_offset == 24
+    assert (await log.reader.read(Offset(5), end=Offset(5), max_bytes=1)).data == b""
+    assert (await log.reader.read(Offset(24), end=Offset(99), max_bytes=1)).next_offset == 24
     for outside in (-1, 25):
         with pytest.raises(LogError) as refused:
-            await log.read(Offset(outside), end=Offset(24), max_bytes=1)
+            await log.reader.read(Offset(outside), end=Offset(24), max_bytes=1)
         assert refused.value.entry is OFFSET_OUT_OF_RANGE
         assert "0 to 24" in refused.value.message
     assert disk.slow_outside_run == []
@@ -330,20 +332,20 @@ async def test_large_batches_in_a_row_are_not_each_read_twice() -> None:
     disk = SimulatedDisk()
     log = new_log(disk)
     for number in range(8):
-        await log.append([batch([bytes(40_000 + 10 * number)])], leader_epoch=EPOCH)
+        await log.appender.append([batch([bytes(40_000 + 10 * number)])], leader_epoch=EPOCH)
     for _ in range(16):
-        await log.append([batch([bytes(2_000)])], leader_epoch=EPOCH)
+        await log.appender.append([batch([bytes(2_000)])], leader_epoch=EPOCH)
     disk.cold = True
     before = disk.operations["read"]
     offset = Offset(0)
     while offset < 8:
-        result = await log.read(offset, end=log.log_end_offset, max_bytes=20_000)
+        result = await log.reader.read(offset, end=log.log_end_offset, max_bytes=20_000)
         assert result.next_offset == offset + 1
         offset = result.next_offset
     assert disk.operations["read"] - before <= 8 + 2
     # Small ones again: no more is given than was asked for.
     while offset < 24:
-        result = await log.read(offset, end=log.log_end_offset, max_bytes=20_000)
+        result = await log.reader.read(offset, end=log.log_end_offset, max_bytes=20_000)
         assert len(result.data) <= 20_000
         offset = result.next_offset
 
@@ -351,7 +353,7 @@ async def test_large_batches_in_a_row_are_not_each_read_twice() -> None:
 async def test_a_batch_larger_than_the_read_limit_is_read_all_the_same() -> None:
     log = new_log(config=LogConfig(max_message_bytes=1 << 20))
     value = b"v" * 500_000
-    await log.append([batch([b"a"]), batch([value]), batch([b"b"])], EPOCH)
+    await log.appender.append([batch([b"a"]), batch([value]), batch([b"b"])], EPOCH)
     assert await read_all(log, max_bytes=1) == [b"a", value, b"b"]
 
 
@@ -359,7 +361,7 @@ async def test_a_wrong_index_costs_time_but_gives_right_answers() -> None:
     disk = SimulatedDisk()
     log = new_log(disk, SMALL)
     for number in range(40):
-        await log.append([batch([b"%02d" % number])], EPOCH)
+        await log.appender.append([batch([b"%02d" % number])], EPOCH)
     await log.close()
     checkpoint = log.current_checkpoint()
     for name in disk.list_directory("replica"):
@@ -368,7 +370,7 @@ async def test_a_wrong_index_costs_time_but_gives_right_answers() -> None:
             disk.put(f"replica/{name}", content[:4] + b"\0\0\1\7" * (len(content) // 4 - 1))
     log = new_log(disk, SMALL, checkpoint=checkpoint)
     for start in range(39, -1, -1):
-        result = await log.read(Offset(start), end=Offset(40), max_bytes=1)
+        result = await log.reader.read(Offset(start), end=Offset(40), max_bytes=1)
         assert next(iter(iterate_batches(result.data))).header.base_offset == start
 
 
@@ -379,7 +381,7 @@ async def test_derived_files_that_are_lost_are_found_again(suffix: str, damage: 
     log = new_log(disk, SMALL)
     for number in range(20):
         one = numbered([b"%02d" % number], number, timestamp_ms=number)
-        await log.append([one], EPOCH)
+        await log.appender.append([one], EPOCH)
     await log.close()
     checkpoint = log.current_checkpoint()
     for name in disk.list_directory("replica"):
@@ -396,20 +398,20 @@ async def test_derived_files_that_are_lost_are_found_again(suffix: str, damage: 
     log = new_log(disk, SMALL, checkpoint=checkpoint)
     assert log.state is LogState.ONLINE
     assert len(await read_all(log)) == 20
-    again = await log.append([numbered([b"19"], 19)], EPOCH)
+    again = await log.appender.append([numbered([b"19"], 19)], EPOCH)
     assert again[0].duplicate
     latest = log.leader_epochs.latest
     assert latest is not None
     assert latest.epoch == EPOCH
     if not (suffix == ".timeindex" and damage == "changed"):
-        assert await log.offset_for_timestamp(15, end=Offset(20)) == (15, 15)
+        assert await log.reader.offset_for_timestamp(15, end=Offset(20)) == (15, 15)
 
 
 async def test_a_missing_segment_is_damage() -> None:
     disk = SimulatedDisk()
     log = new_log(disk, SMALL)
     for number in range(40):
-        await log.append([batch([b"%02d" % number])], EPOCH)
+        await log.appender.append([batch([b"%02d" % number])], EPOCH)
     await log.close()
     names = [name for name in disk.list_directory("replica") if name.endswith(".log")]
     for missing in (names[0], names[len(names) // 2], names[-1]):
@@ -428,14 +430,14 @@ async def test_truncation_forgets_records_epochs_and_producers() -> None:
     log = new_log(disk, SMALL)
     for number in range(30):
         one = numbered([b"%02d" % number], number, timestamp_ms=number)
-        await log.append([one], LeaderEpoch(1 + number // 10))
-    await log.truncate_to(Offset(15))
+        await log.appender.append([one], LeaderEpoch(1 + number // 10))
+    await log.operations.truncate_to(Offset(15))
     assert (log.log_end_offset, log.flushed_offset) == (15, 15)
     latest = log.leader_epochs.latest
     assert latest is not None
     assert (latest.epoch, latest.start_offset) == (2, 10)
-    assert await log.offset_for_timestamp(15, end=Offset(30)) is None
-    results = await log.append(
+    assert await log.reader.offset_for_timestamp(15, end=Offset(30)) is None
+    results = await log.appender.append(
         [
             numbered([b"14"], 14),
             numbered([b"xx"], 15),
@@ -447,7 +449,7 @@ async def test_truncation_forgets_records_epochs_and_producers() -> None:
         (15, False),
     ]
     assert await read_all(log) == [*(b"%02d" % number for number in range(15)), b"xx"]
-    await log.truncate_to(Offset(99))
+    await log.operations.truncate_to(Offset(99))
     assert log.log_end_offset == 16
 
 
@@ -455,40 +457,40 @@ async def test_a_read_across_a_truncation_gives_old_or_new_but_nothing_false() -
     disk = SimulatedDisk(yields=True)
     log = new_log(disk, SMALL)
     for number in range(30):
-        await log.append([batch([b"%02d" % number])], EPOCH)
+        await log.appender.append([batch([b"%02d" % number])], EPOCH)
     await log.flush()
     disk.cold = True
     reads = [
-        asyncio.ensure_future(log.read(Offset(start), end=Offset(30), max_bytes=1))
+        asyncio.ensure_future(log.reader.read(Offset(start), end=Offset(30), max_bytes=1))
         for start in range(30)
     ]
     await asyncio.sleep(0)
-    await log.truncate_to(Offset(12))
+    await log.operations.truncate_to(Offset(12))
     outcomes = await asyncio.gather(*reads, return_exceptions=True)
     for outcome in outcomes[:12]:
         assert not isinstance(outcome, BaseException)
-    assert log.damaged_ranges == ()
+    assert log.damaged_ranges == {}
 
 
 async def test_a_closed_log_refuses_and_can_be_closed_again() -> None:
     disk = SimulatedDisk()
     log = new_log(disk)
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     await log.close()
     await log.close()
     assert log.state is LogState.CLOSED
     with pytest.raises(LogError) as refused:
-        await log.append([batch([b"b"])], EPOCH)
+        await log.appender.append([batch([b"b"])], EPOCH)
     assert refused.value.entry is ILLEGAL_STATE
     again = new_log(disk, checkpoint=log.current_checkpoint())
-    assert (again.log_end_offset, again.recovery_point) == (1, 1)
+    assert (again.log_end_offset, again.recovery.recovery_point) == (1, 1)
 
 
 async def test_a_clean_start_reads_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimulatedDisk()
     log = new_log(disk, SMALL)
     for number in range(40):
-        await log.append([batch([b"%02d" % number])], EPOCH)
+        await log.appender.append([batch([b"%02d" % number])], EPOCH)
     await log.close()
 
     def refuse(*_: object) -> None:
@@ -503,11 +505,11 @@ async def test_a_clean_start_reads_no_record(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_read_error_of_the_disk_is_told_and_leaves_the_log_online() -> None:
     disk = SimulatedDisk()
     log = new_log(disk)
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     disk.cold = True
     disk.fail_next("read", ".log", DiskError)
     with pytest.raises(LogError) as failed:
-        await log.read(Offset(0), end=Offset(1), max_bytes=1)
+        await log.reader.read(Offset(0), end=Offset(1), max_bytes=1)
     assert failed.value.entry is STORAGE_FAILED
     assert log.state is LogState.ONLINE
     assert await read_all(log) == [b"a"]
@@ -516,10 +518,10 @@ async def test_a_read_error_of_the_disk_is_told_and_leaves_the_log_online() -> N
 async def test_a_changed_leader_epoch_is_not_served() -> None:
     disk = SimulatedDisk()
     log = new_log(disk)
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     disk.flip_bit(f"replica/{0:020d}.log", 15 * 8)
     with pytest.raises(LogError) as failed:
-        await log.read(Offset(0), end=Offset(1), max_bytes=1)
+        await log.reader.read(Offset(0), end=Offset(1), max_bytes=1)
     assert failed.value.entry is STORAGE_FAILED
     assert "leader epoch" in failed.value.message
 
@@ -532,7 +534,7 @@ async def test_names_that_a_crashed_process_left_in_memory_are_made_durable_at_t
         disk.open(f"replica/{0:020d}.log", create=True)
         disk.crash(power=False)
         log = new_log(disk, start=StartKind.PROCESS_CRASH)
-        await log.append([batch([b"a"])], EPOCH)
+        await log.appender.append([batch([b"a"])], EPOCH)
         await log.flush()
         disk.crash(power=True)
         log = new_log(disk, checkpoint=log.current_checkpoint(), start=StartKind.POWER_LOSS)

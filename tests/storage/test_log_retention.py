@@ -14,9 +14,9 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.checkpoints import StartKind
-from raftlog.storage.config import LogConfig
 from raftlog.storage.derived_state import snapshot_offsets
 from raftlog.storage.segments import FIRST_APPENDS_MAX
+from raftlog.storage.types import LogConfig
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import EPOCH, batch, new_log, numbered, read_all, sent
@@ -28,19 +28,19 @@ async def test_deleted_records_stay_deleted_and_their_segments_go() -> None:
     disk = SimulatedDisk()
     log = new_log(disk, SMALL)
     for number in range(40):
-        await log.append([batch([b"%02d" % number])], EPOCH)
+        await log.appender.append([batch([b"%02d" % number])], EPOCH)
     await log.flush()
     log.high_watermark = log.flushed_offset
-    count = log.segment_count
-    assert await log.delete_records_before(Offset(33)) == 33
-    assert await log.delete_records_before(Offset(20)) == 33
-    assert log.segment_count < count
+    count = len(log.segments)
+    assert await log.operations.delete_records_before(Offset(33)) == 33
+    assert await log.operations.delete_records_before(Offset(20)) == 33
+    assert len(log.segments) < count
     assert await read_all(log) == [b"%02d" % number for number in range(33, 40)]
     with pytest.raises(LogError) as refused:
-        await log.read(Offset(32), end=Offset(40), max_bytes=1)
+        await log.reader.read(Offset(32), end=Offset(40), max_bytes=1)
     assert refused.value.entry is OFFSET_OUT_OF_RANGE
     with pytest.raises(LogError) as refused:
-        await log.delete_records_before(Offset(41))
+        await log.operations.delete_records_before(Offset(41))
     assert refused.value.entry is OFFSET_OUT_OF_RANGE
     log = new_log(disk, SMALL, checkpoint=log.current_checkpoint(), start=StartKind.PROCESS_CRASH)
     assert log.log_start_offset == 33
@@ -54,38 +54,38 @@ async def test_producers_of_records_that_left_are_not_forgotten_by_a_crash(way: 
     producer = {"producer_id": ProducerId(5), "producer_epoch": ProducerEpoch(0)}
     for number in range(40):
         one = batch([b"%02d" % number], timestamp_ms=10_000, sequence=number, **producer)
-        await log.append([one], EPOCH)
+        await log.appender.append([one], EPOCH)
     await log.flush()
     log.high_watermark = log.flushed_offset
     if way == "by request":
-        await log.delete_records_before(Offset(40))
+        await log.operations.delete_records_before(Offset(40))
     else:
-        while await log.apply_retention(20_000):
+        while await log.operations.apply_retention(20_000):
             pass
     assert log.log_start_offset == 40
     checkpoint = log.current_checkpoint()
     disk.crash(power=True)
     log = new_log(disk, config, checkpoint=checkpoint, start=StartKind.POWER_LOSS)
     repeated = batch([b"39"], timestamp_ms=10_000, sequence=39, **producer)
-    (result,) = await log.append([repeated], EPOCH)
+    (result,) = await log.appender.append([repeated], EPOCH)
     assert result.duplicate
     following = batch([b"40"], timestamp_ms=10_000, sequence=40, **producer)
-    assert [found.base_offset for found in await log.append([following], EPOCH)] == [40]
+    assert [found.base_offset for found in await log.appender.append([following], EPOCH)] == [40]
 
 
 async def test_retention_drops_old_segments_and_rolls_a_due_active_one() -> None:
     config = replace(SMALL, retention_ms=1000)
     log = new_log(SimulatedDisk(), config)
     for number in range(20):
-        await log.append([batch([b"%02d" % number], timestamp_ms=10_000 + number)], EPOCH)
+        await log.appender.append([batch([b"%02d" % number], timestamp_ms=10_000 + number)], EPOCH)
     await log.flush()
-    assert await log.apply_retention(10_500) == 0
+    assert await log.operations.apply_retention(10_500) == 0
     log.high_watermark = log.flushed_offset
-    assert await log.apply_retention(10_500) == 0
-    dropped = await log.apply_retention(20_000)
+    assert await log.operations.apply_retention(10_500) == 0
+    dropped = await log.operations.apply_retention(20_000)
     assert dropped > 1
-    assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (20, 20, 1)
-    await log.append([batch([b"next"])], EPOCH)
+    assert (log.log_start_offset, log.log_end_offset, len(log.segments)) == (20, 20, 1)
+    await log.appender.append([batch([b"next"])], EPOCH)
     assert await read_all(log) == [b"next"]
 
 
@@ -103,16 +103,16 @@ async def test_segments_with_timestamps_in_the_future_grow_old_over_restarts() -
         log = new_log(disk, config, checkpoint=checkpoint, clock=clock)
         if not dropped:
             for _ in range(40):
-                await log.append([batch([b"x"], timestamp_ms=future_ms)], EPOCH)
+                await log.appender.append([batch([b"x"], timestamp_ms=future_ms)], EPOCH)
         await log.flush()
         log.high_watermark = log.flushed_offset
-        dropped.append(await log.apply_retention(clock.time_ms()))
+        dropped.append(await log.operations.apply_retention(clock.time_ms()))
         await log.close()
         checkpoint = log.current_checkpoint()
         clock.advance(24 * 3600)
     assert sum(dropped) > 3
     assert dropped[:3] == [0, 0, 0]
-    assert (log.log_start_offset, log.segment_count) == (40, 1)
+    assert (log.log_start_offset, len(log.segments)) == (40, 1)
 
 
 async def test_of_many_segments_some_ages_are_kept_and_none_grows_older_than_it_is() -> None:
@@ -120,16 +120,16 @@ async def test_of_many_segments_some_ages_are_kept_and_none_grows_older_than_it_
     clock = ManualClock()
     log = new_log(disk, SMALL, clock=clock)
     for _ in range(200):
-        await log.append([batch([b"x"])], EPOCH)
+        await log.appender.append([batch([b"x"])], EPOCH)
         clock.advance(60)
-    ages = [segment.first_append_ms for segment in log.core.segments.all]
+    ages = [segment.first_append_ms for segment in log.segments.all]
     await log.close()
     assert len(ages) > 2 * FIRST_APPENDS_MAX
     checkpoint = log.current_checkpoint()
     assert len(checkpoint.first_appends) <= FIRST_APPENDS_MAX
     clock.advance(3600)
     again = new_log(disk, SMALL, checkpoint=checkpoint, clock=clock)
-    found = [segment.first_append_ms for segment in again.core.segments.all]
+    found = [segment.first_append_ms for segment in again.segments.all]
     assert (found[0], found[-1]) == (ages[0], ages[-1])
     for before, after in zip(ages, found, strict=True):
         assert before is not None
@@ -144,11 +144,11 @@ async def test_an_active_segment_is_rolled_by_its_age_over_restarts() -> None:
     checkpoint = None
     for _ in range(4):
         log = new_log(disk, config, checkpoint=checkpoint, clock=clock)
-        await log.append([batch([b"x"])], EPOCH)
+        await log.appender.append([batch([b"x"])], EPOCH)
         await log.close()
         checkpoint = log.current_checkpoint()
         clock.advance(13 * 3600)
-    assert log.segment_count == 2
+    assert len(log.segments) == 2
 
 
 async def test_no_snapshot_of_a_past_that_was_cut_off_comes_back_with_a_power_cut() -> None:
@@ -156,9 +156,9 @@ async def test_no_snapshot_of_a_past_that_was_cut_off_comes_back_with_a_power_cu
         disk = SimulatedDisk(seed)
         log = new_log(disk)
         for number in range(6):
-            await log.append([numbered([b"x"], number)], EPOCH)
-            await log.checkpoint()
-        await log.truncate_to(Offset(0))
+            await log.appender.append([numbered([b"x"], number)], EPOCH)
+            await log.operations.checkpoint()
+        await log.operations.truncate_to(Offset(0))
         disk.crash(power=True)
         left = snapshot_offsets(disk.list_directory("replica"))
         assert [offset for offset in left if offset > 0] == []
@@ -168,16 +168,16 @@ async def test_a_reader_goes_on_while_its_segment_is_removed() -> None:
     disk = SimulatedDisk(yields=True)
     log = new_log(disk, SMALL)
     for number in range(40):
-        await log.append([batch([b"%02d" % number])], EPOCH)
+        await log.appender.append([batch([b"%02d" % number])], EPOCH)
     await log.flush()
     log.high_watermark = log.flushed_offset
     disk.cold = True
     reads = [
-        asyncio.ensure_future(log.read(Offset(start), end=Offset(40), max_bytes=1))
+        asyncio.ensure_future(log.reader.read(Offset(start), end=Offset(40), max_bytes=1))
         for start in range(40)
     ]
     await asyncio.sleep(0)
-    await log.delete_records_before(Offset(35))
+    await log.operations.delete_records_before(Offset(35))
     for start, outcome in enumerate(await asyncio.gather(*reads, return_exceptions=True)):
         if isinstance(outcome, LogError):
             assert outcome.entry is OFFSET_OUT_OF_RANGE
@@ -185,17 +185,19 @@ async def test_a_reader_goes_on_while_its_segment_is_removed() -> None:
         else:
             assert not isinstance(outcome, BaseException)
             assert next(iter(iterate_batches(outcome.data))).header.base_offset == start
-    assert log.damaged_ranges == ()
+    assert log.damaged_ranges == {}
 
 
 async def test_what_is_not_committed_stays_however_old_it_is() -> None:
     config = replace(SMALL, retention_ms=1000, retention_bytes=1)
     log = new_log(SimulatedDisk(), config)
     for number in range(20):
-        await log.append_fetched(sent(batch([b"%02d" % number]), base_offset=number), EPOCH)
+        await log.appender.append_fetched(
+            sent(batch([b"%02d" % number]), base_offset=number), EPOCH
+        )
     await log.flush()
     log.high_watermark = Offset(11)
-    while await log.apply_retention(1_000_000):
+    while await log.operations.apply_retention(1_000_000):
         pass
     assert 0 < log.log_start_offset <= 11
     kept = await read_all(log)
@@ -207,22 +209,22 @@ async def test_what_is_appended_while_the_active_segment_is_to_go_stays(committe
     """The append waits for a gap to be written down, holding the retention's roll back."""
     log = new_log(SimulatedDisk(), replace(SMALL, retention_ms=1000))
     if committed:
-        log.on_flushed(lambda end: setattr(log, "high_watermark", end))
-    await log.append_fetched(sent(batch([b"old"])), EPOCH)
+        log.listeners.flushed.append(lambda end: setattr(log, "high_watermark", end))
+    await log.appender.append_fetched(sent(batch([b"old"])), EPOCH)
     await log.flush()
     log.high_watermark = Offset(1)
     retaining: list[asyncio.Task[int]] = []
 
     async def publish() -> None:
         if not retaining:
-            retaining.append(asyncio.ensure_future(log.apply_retention(1_000_000)))
+            retaining.append(asyncio.ensure_future(log.operations.apply_retention(1_000_000)))
             for _ in range(5):
                 await asyncio.sleep(0)
 
-    log.core._publish = publish
-    await log.append_fetched(sent(batch([b"new"]), base_offset=7), EPOCH)
+    log._publish = publish
+    await log.appender.append_fetched(sent(batch([b"new"]), base_offset=7), EPOCH)
     await retaining[0]
-    result = await log.read(Offset(7), end=Offset(8), max_bytes=1)
+    result = await log.reader.read(Offset(7), end=Offset(8), max_bytes=1)
     assert result.next_offset == 8
 
 
@@ -230,14 +232,14 @@ async def test_epochs_that_were_deleted_do_not_count_as_an_older_one_after_a_sta
     """The history written down ends before them; a follower would be told to cut far too much."""
     disk = SimulatedDisk()
     log = new_log(disk, SMALL)
-    await log.append([batch([b"a"])], LeaderEpoch(1))
-    await log.checkpoint()
+    await log.appender.append([batch([b"a"])], LeaderEpoch(1))
+    await log.operations.checkpoint()
     for number in range(20):
-        await log.append([batch([b"x" * 60])], LeaderEpoch(2 + number))
+        await log.appender.append([batch([b"x" * 60])], LeaderEpoch(2 + number))
     await log.flush()
     log.high_watermark = log.flushed_offset
-    await log.delete_records_before(Offset(20))
-    await log.append([batch([b"z"])], LeaderEpoch(50))
+    await log.operations.delete_records_before(Offset(20))
+    await log.appender.append([batch([b"z"])], LeaderEpoch(50))
     await log.flush()
     checkpoint = log.current_checkpoint()
     disk.crash(power=False)

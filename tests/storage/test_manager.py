@@ -11,12 +11,11 @@ from raftlog.record.types import Offset, PartitionId, TopicId
 from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, STARTED_NAME, UNREADABLE_NAME
 from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint
 from raftlog.storage.compaction_rewrite import CompactionPass
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager, StorageSettings
 from raftlog.storage.reader import LogReader
-from raftlog.storage.results import LogState, ReadResult
 from raftlog.storage.scan import scan
+from raftlog.storage.types import FlushMode, LogConfig, LogState, ReadResult
 from raftlog.world import DiskError, DiskFullError
 from raftlog.world.real_disk import FileSystemDisk
 from raftlog.world.time import SystemClock
@@ -53,7 +52,7 @@ async def test_logs_are_found_again_after_a_clean_stop_without_a_scan(
 ) -> None:
     node = Node()
     manager, log = await node.start_with_log()
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     log.high_watermark = Offset(1)
     await manager.close()
     assert node.checkpoint().clean_shutdown
@@ -67,7 +66,7 @@ async def test_logs_are_found_again_after_a_clean_stop_without_a_scan(
 async def test_the_clean_marker_is_taken_away_before_anything_else_is_done() -> None:
     node = Node()
     manager, log = await node.start_with_log()
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     await manager.close()
     node.disk.crash(power=False)
     await node.start()
@@ -80,10 +79,10 @@ async def test_a_crash_after_the_marker_is_gone_is_an_unclean_stop(
 ) -> None:
     node = Node()
     manager, log = await node.start_with_log()
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     await manager.close()
     manager, log = await node.start_with_log()
-    await log.append([batch([b"b"])], EPOCH)
+    await log.appender.append([batch([b"b"])], EPOCH)
     await log.flush()
     node.disk.crash(power=True)
     manager, log = await node.start_with_log()
@@ -95,9 +94,9 @@ async def test_a_replica_not_opened_for_a_whole_run_keeps_its_unclean_state() ->
     node = Node()
     manager, _ = await node.start_with_log()
     other = await manager.open_replica(TOPIC, PartitionId(1), CONFIG, create=True)
-    await other.append([batch([b"other"])], EPOCH)
+    await other.appender.append([batch([b"other"])], EPOCH)
     await other.flush()
-    await other.append([batch([b"unsynced"])], EPOCH)
+    await other.appender.append([batch([b"unsynced"])], EPOCH)
     node.disk.crash(power=True)
     manager, _ = await node.start_with_log()
     assert manager.strays() == [f"{TOPIC}/1"]
@@ -112,7 +111,7 @@ async def test_a_replica_not_opened_for_a_whole_run_keeps_its_unclean_state() ->
 async def test_strays_are_reported_and_never_deleted() -> None:
     node = Node()
     manager, log = await node.start_with_log()
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     await manager.close()
     for _ in range(3):
         manager = await node.start()
@@ -157,7 +156,7 @@ async def test_an_unreadable_checkpoint_file_is_kept_aside_and_all_is_scanned() 
     node = Node()
     manager, log = await node.start_with_log()
     for number in range(100):
-        await log.append([batch([b"%d" % number])], EPOCH)
+        await log.appender.append([batch([b"%d" % number])], EPOCH)
     await manager.close()
     content = bytearray(node.disk.contents(CHECKPOINT_NAME))
     content[len(content) // 2] ^= 4
@@ -171,13 +170,13 @@ async def test_a_deleted_topic_is_gone_at_once_and_removed_in_steps() -> None:
     node = Node()
     manager, log = await node.start_with_log()
     for number in range(100):
-        await log.append([batch([b"%d" % number])], EPOCH)
+        await log.appender.append([batch([b"%d" % number])], EPOCH)
     await log.flush()
-    waiting = asyncio.ensure_future(log.append([batch([b"x"])], EPOCH))
+    waiting = asyncio.ensure_future(log.appender.append([batch([b"x"])], EPOCH))
     await waiting
     await manager.delete_topic(TOPIC)
     with pytest.raises(LogError) as refused:
-        await log.append([batch([b"x"])], EPOCH)
+        await log.appender.append([batch([b"x"])], EPOCH)
     assert refused.value.entry is UNKNOWN_TOPIC
     assert manager.logs() == {}
     assert node.checkpoint().replicas == {}
@@ -191,7 +190,7 @@ async def test_a_deleted_topic_is_gone_at_once_and_removed_in_steps() -> None:
 async def test_deleting_a_topic_makes_room_on_a_full_disk() -> None:
     node = Node()
     manager, log = await node.start_with_log()
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     await log.flush()
     node.disk.capacity_bytes = node.disk.used_bytes()
     await manager.delete_topic(TOPIC)
@@ -206,7 +205,7 @@ async def test_deleting_a_topic_makes_room_on_a_full_disk() -> None:
 async def test_a_topic_deletion_that_was_interrupted_goes_on_at_the_next_start() -> None:
     node = Node()
     manager, log = await node.start_with_log()
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     await log.flush()
     await manager.delete_topic(TOPIC)
     node.disk.crash(power=True)
@@ -222,12 +221,12 @@ async def test_ticks_advance_the_recovery_point_and_write_it_down() -> None:
     node = Node()
     manager, log = await node.start_with_log()
     for number in range(10):
-        await log.append([batch([b"%d" % number, b"x" * 100])], EPOCH)
+        await log.appender.append([batch([b"%d" % number, b"x" * 100])], EPOCH)
     await log.flush()
-    assert log.recovery_point == 0
+    assert log.recovery.recovery_point == 0
     node.clock.advance(2)
     await manager.tick()
-    assert log.recovery_point == log.log_end_offset == 20
+    assert log.recovery.recovery_point == log.log_end_offset == 20
     checkpoint = node.checkpoint().replicas[f"{TOPIC}/0"]
     assert (checkpoint.recovery_point, checkpoint.flushed_offset) == (20, 20)
     writes = node.disk.operations["rename"]
@@ -239,7 +238,7 @@ async def test_ticks_advance_the_recovery_point_and_write_it_down() -> None:
 async def test_ticks_sync_async_logs_once_their_interval_is_over() -> None:
     node = Node()
     manager, log = await node.start_with_log(LogConfig(flush=FlushMode.ASYNC))
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     await manager.tick()
     assert log.flushed_offset == 0
     node.clock.advance(1.1)
@@ -255,19 +254,19 @@ async def test_appends_leave_a_reserve_of_the_disk() -> None:
     manager, log = await node.start_with_log(LogConfig())
     with pytest.raises(LogError):
         while True:
-            await log.append([batch([b"x" * 100_000])], EPOCH)
+            await log.appender.append([batch([b"x" * 100_000])], EPOCH)
             await manager.tick()
     assert node.disk.free_bytes() > 3 << 20
     node.disk.capacity_bytes = None
     await manager.tick()
-    await log.append([batch([b"x"])], EPOCH)
+    await log.appender.append([batch([b"x"])], EPOCH)
 
 
 @pytest.mark.parametrize("clean", [False, True])
 async def test_a_node_starts_and_serves_reads_on_a_full_disk(clean: bool) -> None:
     node = Node()
     manager, log = await node.start_with_log()
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     await log.flush()
     if clean:
         await manager.close()
@@ -276,7 +275,7 @@ async def test_a_node_starts_and_serves_reads_on_a_full_disk(clean: bool) -> Non
     manager, log = await node.start_with_log()
     assert await read_all(log) == [b"a"]
     with pytest.raises(LogError) as refused:
-        await log.append([batch([b"b"])], EPOCH)
+        await log.appender.append([batch([b"b"])], EPOCH)
     assert refused.value.entry is DISK_FULL
     with pytest.raises(LogError) as refused:
         await manager.open_replica(TOPIC, PartitionId(1), CONFIG, create=True)
@@ -285,7 +284,7 @@ async def test_a_node_starts_and_serves_reads_on_a_full_disk(clean: bool) -> Non
     assert node.disk.exists(STARTED_NAME)
     node.disk.capacity_bytes = None
     manager, log = await node.start_with_log()
-    await log.append([batch([b"b"])], EPOCH)
+    await log.appender.append([batch([b"b"])], EPOCH)
     assert await read_all(log) == [b"a", b"b"]
     assert not node.disk.exists(STARTED_NAME)
     log = await manager.open_replica(TOPIC, PartitionId(1), CONFIG, create=True)
@@ -295,7 +294,7 @@ async def test_a_node_starts_and_serves_reads_on_a_full_disk(clean: bool) -> Non
 async def test_a_full_disk_delays_checkpoints_and_nothing_else() -> None:
     node = Node()
     manager, log = await node.start_with_log()
-    await log.append([batch([b"x" * 600])], EPOCH)
+    await log.appender.append([batch([b"x" * 600])], EPOCH)
     await log.flush()
     node.disk.fail_next("append", ".tmp", DiskFullError)
     node.clock.advance(2)
@@ -303,14 +302,14 @@ async def test_a_full_disk_delays_checkpoints_and_nothing_else() -> None:
     assert log.state is LogState.ONLINE
     node.clock.advance(2)
     await manager.tick()
-    assert log.recovery_point == 1
+    assert log.recovery.recovery_point == 1
 
 
 async def test_a_checkpoint_file_that_fails_ends_maintenance_and_is_told() -> None:
     node = Node()
     manager, log = await node.start_with_log()
     await manager.start()
-    await log.append([batch([b"x"])], EPOCH)
+    await log.appender.append([batch([b"x"])], EPOCH)
     await log.flush()
     node.disk.fail_next("sync", CHECKPOINT_NAME, DiskError)
     for _ in range(200):
@@ -324,10 +323,12 @@ async def test_a_failed_log_leaves_the_others_alone_and_is_scanned_at_the_next_s
     node = Node()
     manager, log = await node.start_with_log()
     other = await manager.open_replica(TOPIC, PartitionId(1), CONFIG, create=True)
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     await log.flush()
     node.disk.fail_next("sync", "/0/")
-    await asyncio.gather(log.append([batch([b"b"])], EPOCH), other.append([batch([b"c"])], EPOCH))
+    await asyncio.gather(
+        log.appender.append([batch([b"b"])], EPOCH), other.appender.append([batch([b"c"])], EPOCH)
+    )
     await other.flush()
     assert (log.state, other.state) == (LogState.FAILED, LogState.ONLINE)
     assert manager.totals().failed == 1
@@ -357,7 +358,7 @@ async def test_many_logs_work_on_a_real_disk(tmp_path: Path) -> None:
     await manager.start()
     for number in range(10):
         one = batch([b"%d" % number, b"x" * 300])
-        await asyncio.gather(*(log.append([one], EPOCH) for log in logs))
+        await asyncio.gather(*(log.appender.append([one], EPOCH) for log in logs))
     await asyncio.gather(*(log.flush() for log in logs))
     await manager.close()
     disk.close()
@@ -380,29 +381,29 @@ async def test_neither_ticks_nor_deletions_wait_for_a_compaction(
         LogConfig(segment_bytes=400, cleanup_policy=frozenset({"compact"}))
     )
     for number in range(20):
-        await log.append([batch([b"%d" % number], keys=[b"a"])], EPOCH)
+        await log.appender.append([batch([b"%d" % number], keys=[b"a"])], EPOCH)
     await log.flush()
     log.high_watermark = log.flushed_offset
     gate = asyncio.Event()
-    read = LogReader.read
+    read = LogReader.read_raw
 
     async def slowly(self: LogReader, start: Offset, *, end: Offset, max_bytes: int) -> ReadResult:
         await gate.wait()
         return await read(self, start, end=end, max_bytes=max_bytes)
 
-    monkeypatch.setattr(LogReader, "read", slowly)
+    monkeypatch.setattr(LogReader, "read_raw", slowly)
     compaction = asyncio.ensure_future(log.compact(node.clock.time_ms()))
     await asyncio.sleep(0)
-    segments = log.segment_count
+    segments = len(log.segments)
     node.clock.advance(100)
     await asyncio.wait_for(manager.tick(), 5)
-    assert await asyncio.wait_for(log.delete_records_before(Offset(10)), 5) == 10
+    assert await asyncio.wait_for(log.operations.delete_records_before(Offset(10)), 5) == 10
     assert node.checkpoint().replicas[f"{TOPIC}/0"].log_start_offset == 10
     assert not compaction.done()
     gate.set()
     await compaction
-    assert await log.apply_retention(node.clock.time_ms()) > 0
-    assert log.segment_count < segments
+    assert await log.operations.apply_retention(node.clock.time_ms()) > 0
+    assert len(log.segments) < segments
     await manager.close()
 
 
@@ -411,14 +412,14 @@ async def test_the_snapshot_that_the_checkpoint_file_names_stays(
 ) -> None:
     node = Node()
     manager, log = await node.start_with_log()
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     node.clock.advance(11)
     await manager.tick()
     named = node.checkpoint().replicas[f"{TOPIC}/0"].recovery_point
     assert named == 1
     for _ in range(6):
-        await log.append([batch([b"b"])], EPOCH)
-        await log.checkpoint()
+        await log.appender.append([batch([b"b"])], EPOCH)
+        await log.operations.checkpoint()
     node.disk.crash(power=True)
     scanned: list[int] = []
     monkeypatch.setattr(
@@ -434,7 +435,7 @@ async def test_snapshots_that_the_checkpoint_file_has_passed_go() -> None:
     node = Node()
     manager, log = await node.start_with_log()
     for _ in range(20):
-        await log.append([batch([b"b"])], EPOCH)
+        await log.appender.append([batch([b"b"])], EPOCH)
         node.clock.advance(11)
         await manager.tick()
     names = node.disk.list_directory(f"replicas/{TOPIC}/0")
@@ -456,12 +457,12 @@ async def test_maintenance_goes_on_until_all_of_a_log_is_compacted(
         )
     )
     for number in range(60):
-        await log.append([batch([b"x"], keys=[b"%d" % (number % 30)])], EPOCH)
+        await log.appender.append([batch([b"x"], keys=[b"%d" % (number % 30)])], EPOCH)
     await log.flush()
     log.high_watermark = log.flushed_offset
     await manager.tick()
     for _ in range(1000):
         await asyncio.sleep(0)
-    end_offset = log.core.segments.active.base_offset
+    end_offset = log.segments.active.base_offset
     assert log.current_checkpoint().compaction.first_dirty_offset == end_offset
     await manager.close()

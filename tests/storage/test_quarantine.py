@@ -15,11 +15,10 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import Offset, PartitionId, TopicId
 from raftlog.storage.checkpoints import StartKind, start_kind
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.quarantine import DAMAGED_KEPT_MAX, free_number
-from raftlog.storage.results import LogState, PossibleLoss
+from raftlog.storage.types import FlushMode, LogConfig, LogState, PossibleLoss
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
@@ -42,10 +41,10 @@ async def filled(disk: SimulatedDisk, config: LogConfig = CONFIG) -> tuple[LogMa
     manager = await start(disk)
     log = await open_log(manager, config)
     for number in range(9):
-        await log.append([batch([b"v%d" % number + b"x" * 60])], EPOCH)
+        await log.appender.append([batch([b"v%d" % number + b"x" * 60])], EPOCH)
     await log.flush()
     log.high_watermark = Offset(9)
-    await log.core.publish()
+    await log.publish()
     return manager, log
 
 
@@ -71,7 +70,7 @@ async def test_a_known_replica_without_its_directory_is_damaged_and_not_begun_an
         assert log.failure is not None and "its directory is missing" in log.failure.message
         assert not disk.exists(missing)
         with pytest.raises(LogError) as caught:
-            await log.append([batch([b"x"])], EPOCH)
+            await log.appender.append([batch([b"x"])], EPOCH)
         assert caught.value.entry is STORAGE_FAILED
         await manager.close()
     manager = await start(disk)
@@ -79,7 +78,7 @@ async def test_a_known_replica_without_its_directory_is_damaged_and_not_begun_an
     log = await manager.renew_replica(TOPIC, PARTITION, CONFIG)
     assert log.state is LogState.ONLINE
     assert log.log_end_offset == 0
-    assert manager.set_aside() == [], "there was nothing to keep"
+    assert manager.quarantined() == [], "there was nothing to keep"
 
 
 async def test_a_damaged_replica_is_kept_aside_and_begun_anew() -> None:
@@ -90,22 +89,22 @@ async def test_a_damaged_replica_is_kept_aside_and_begun_anew() -> None:
     new = await manager.renew_replica(TOPIC, PARTITION, CONFIG)
     assert (new.state, new.log_end_offset, new.high_watermark) == (LogState.ONLINE, 0, 0)
     assert manager.logs()[TOPIC, PARTITION] is new
-    assert manager.set_aside() == [f"{TOPIC}/0-0"]
+    assert manager.quarantined() == [f"{TOPIC}/0-0"]
     assert disk.list_directory(f"damaged/{TOPIC}/0-0") == names
-    await new.append([batch([b"new"])], EPOCH)
+    await new.appender.append([batch([b"new"])], EPOCH)
     await new.flush()
     disk.crash(power=True)
     manager = await start(disk)
     log = await open_log(manager)
     assert await read_all(log) == [b"new"]
-    assert manager.set_aside() == [f"{TOPIC}/0-0"]
+    assert manager.quarantined() == [f"{TOPIC}/0-0"]
     assert manager.strays() == []
     disk.fail_next("append", ".log")
     with suppress(LogError):
-        await log.append([batch([b"x"])], EPOCH)
+        await log.appender.append([batch([b"x"])], EPOCH)
     assert log.state is LogState.FAILED
     await manager.renew_replica(TOPIC, PARTITION, CONFIG)
-    assert manager.set_aside() == [f"{TOPIC}/0-0", f"{TOPIC}/0-1"]
+    assert manager.quarantined() == [f"{TOPIC}/0-0", f"{TOPIC}/0-1"]
 
 
 async def test_a_replica_in_service_is_not_renewed() -> None:
@@ -137,13 +136,13 @@ async def test_a_renewal_that_finds_no_room_keeps_only_what_was_damaged(step: st
                 await manager.renew_replica(TOPIC, PARTITION, config)
         assert caught.value.entry is DISK_FULL
     log = await manager.renew_replica(TOPIC, PARTITION, config)
-    assert manager.set_aside() == [f"{TOPIC}/0-0"]
+    assert manager.quarantined() == [f"{TOPIC}/0-0"]
     assert disk.list_directory(f"damaged/{TOPIC}/0-0") == names
     assert (log.log_end_offset, log.possible_loss) == (0, None)
-    await log.append([batch([b"x"])], EPOCH)
+    await log.appender.append([batch([b"x"])], EPOCH)
     log.declare_damaged("another one")
     await manager.renew_replica(TOPIC, PARTITION, config)
-    assert manager.set_aside() == [f"{TOPIC}/0-0", f"{TOPIC}/0-1"]
+    assert manager.quarantined() == [f"{TOPIC}/0-0", f"{TOPIC}/0-1"]
 
 
 async def test_no_damaged_copy_is_ever_removed_to_make_room_for_another() -> None:
@@ -157,7 +156,7 @@ async def test_no_damaged_copy_is_ever_removed_to_make_room_for_another() -> Non
         with pytest.raises(LogError) as caught:
             await manager.renew_replica(TOPIC, PARTITION, CONFIG)
         assert caught.value.entry is ILLEGAL_STATE
-    assert len(manager.set_aside()) == DAMAGED_KEPT_MAX
+    assert len(manager.quarantined()) == DAMAGED_KEPT_MAX
     assert manager.logs()[TOPIC, PARTITION] is log
     disk.rename(f"damaged/{TOPIC}/0-4", "elsewhere")
     await manager.renew_replica(TOPIC, PARTITION, CONFIG)
@@ -181,7 +180,7 @@ async def test_a_crash_in_a_renewal_leaves_the_old_one_a_damaged_one_or_an_empty
         if how == "damaged":
             log.declare_damaged("a bit has flipped")
         elif how == "failed":
-            log.core.fail(DiskError("gone"))
+            log.fail(DiskError("gone"))
         else:
             disk.crash(power=False)
             manager = await start(disk)
@@ -205,7 +204,7 @@ async def test_a_crash_in_a_renewal_leaves_the_old_one_a_damaged_one_or_an_empty
         if not log.log_end_offset:
             assert any(
                 f"{name}/00000000000000000000.log" in path
-                for name in manager.set_aside()
+                for name in manager.quarantined()
                 for path in disk.paths()
             ), "the old files are gone"
             assert len(disk.list_directory(DIRECTORY)) == 1
@@ -222,7 +221,7 @@ async def test_work_on_the_way_does_not_reach_into_the_new_directory(
     disk = SimulatedDisk()
     manager, log = await filled(disk)
     gate = Gate(disk, "_write_derived", monkeypatch)
-    checkpoint = asyncio.ensure_future(log.checkpoint())
+    checkpoint = asyncio.ensure_future(log.operations.checkpoint())
     await gate.reached.wait()
     log.declare_damaged("now")
     renewal = asyncio.ensure_future(manager.renew_replica(TOPIC, PARTITION, CONFIG))
@@ -239,7 +238,7 @@ async def test_a_read_on_the_way_gives_nothing_of_the_new_files() -> None:
     disk = SimulatedDisk(1, yields=True)
     _, log = await filled(disk)
     disk.cold = True
-    reading = asyncio.ensure_future(log.read(Offset(0), end=Offset(3), max_bytes=1))
+    reading = asyncio.ensure_future(log.reader.read(Offset(0), end=Offset(3), max_bytes=1))
     await asyncio.sleep(0)
     log.discard(LogError(ILLEGAL_STATE, "renewed"))
     with pytest.raises(LogError, match="renewed"):
@@ -250,18 +249,18 @@ async def test_a_log_that_was_put_aside_asks_for_no_maintenance() -> None:
     manager, log = await filled(SimulatedDisk())
     log.declare_damaged("a bit has flipped")
     await manager.renew_replica(TOPIC, PARTITION, CONFIG)
-    log.core.possible_loss = PossibleLoss(Offset(0), 0)
+    log.possible_loss = PossibleLoss(Offset(0), 0)
     await log.forget_possible_loss()
     await manager.tick()
-    assert log.core not in manager._shared.changed
+    assert log not in manager._shared.changed
 
 
 async def test_a_log_that_is_declared_damaged_stays_so_and_keeps_what_was_promised() -> None:
     disk = SimulatedDisk()
     manager, log = await filled(disk)
     told: list[str] = []
-    log.on_failed(lambda error: told.append(error.message))
-    await log.delete_records_before(Offset(2))
+    log.listeners.failed.append(lambda error: told.append(error.message))
+    await log.operations.delete_records_before(Offset(2))
     log.declare_damaged("a bit has flipped")
     log.declare_damaged("twice")
     assert len(told) == 1
@@ -297,7 +296,7 @@ async def test_a_deleted_replica_goes_and_can_come_back_empty() -> None:
     other = await manager.open_replica(TOPIC, PartitionId(1), CONFIG, create=True)
     await manager.delete_replica(TOPIC, PARTITION)
     with pytest.raises(LogError) as caught:
-        await log.append([batch([b"x"])], EPOCH)
+        await log.appender.append([batch([b"x"])], EPOCH)
     assert caught.value.entry is ILLEGAL_STATE
     assert not disk.exists(DIRECTORY)
     assert other.state is LogState.ONLINE
@@ -340,13 +339,13 @@ async def test_a_topic_that_is_released_is_left_alone_until_it_is_opened_again()
     await manager.close()
     manager = await start(disk)
     log = await open_log(manager, LogConfig(segment_bytes=300, retention_ms=1))
-    await log.append([batch([b"more"])], EPOCH)
+    await log.appender.append([batch([b"more"])], EPOCH)
     files = disk.list_directory(DIRECTORY)
     await manager.release_topic(TOPIC)
     assert manager.strays() == [f"{TOPIC}/0"]
     assert manager.logs() == {}
     with pytest.raises(LogError) as caught:
-        await log.append([batch([b"x"])], EPOCH)
+        await log.appender.append([batch([b"x"])], EPOCH)
     assert caught.value.entry is ILLEGAL_STATE
     for _ in range(10):
         assert isinstance(manager._shared.clock, ManualClock)
@@ -384,7 +383,7 @@ async def test_a_possible_loss_is_told_at_every_start_until_it_is_forgotten() ->
     assert found is not None and found.from_offset == 9
     # The second power cut adds to what is known; the others change nothing.
     for power, expected in ((False, 9), (False, 9), (True, 9)):
-        await log.append([batch([b"after"])], EPOCH)
+        await log.appender.append([batch([b"after"])], EPOCH)
         await log.flush()
         disk.crash(power=power)
         manager = await start(disk)

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 
 from raftlog.record.errors import LogError
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
-from raftlog.storage.config import LogConfig, StorageSettings
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
-from raftlog.storage.results import LogState
+from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from raftlog.world import DiskError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
@@ -48,8 +47,8 @@ class Replica:
         self.manager = await LogManager.open(self.disk, self.clock, SETTINGS)
         self.log = await self.manager.open_replica(TOPIC, PARTITION, CONFIG, create=True)
         assert self.log.state is LogState.ONLINE, self.log.failure
-        self.log.on_damaged(self._damaged)
-        self.log.on_appended(self._appended)
+        self.log.listeners.damaged.append(self._damaged)
+        self.log.listeners.appended.append(self._appended)
 
     def _damaged(self, reason: str) -> None:
         raise AssertionError(reason)
@@ -109,7 +108,7 @@ class Pair:
         self.durable = Offset(0)
         for replica in self.replicas:
             replica.pushed.clear()
-        self.leader.become_leader(self.epoch)
+        self.leader.appender.become_leader(self.epoch)
 
     # What may happen
 
@@ -133,7 +132,7 @@ class Pair:
             producer_epoch=ProducerEpoch(epoch),
             sequence=sequence,
         )
-        await self.leader.append([new], self.epoch)
+        await self.leader.appender.append([new], self.epoch)
 
     async def push(self) -> None:
         """As appended, from memory."""
@@ -152,16 +151,16 @@ class Pair:
             self.agreed = False
             return
         limit = self.random.choice((1, 300, 2000, 1 << 20))
-        result = await self.leader.read(offset, end=end, max_bytes=limit)
+        result = await self.leader.reader.read(offset, end=end, max_bytes=limit)
         if result.data:
             await self._take(result.data)
         start = min(self.leader.log_start_offset, self.follower.high_watermark)
         if start > self.follower.log_start_offset:
-            await self.follower.delete_records_before(start)
+            await self.follower.operations.delete_records_before(start)
 
     async def _take(self, data: bytes | memoryview) -> None:
-        if not self.follower.append_fetched_now(data, self.epoch):
-            await self.follower.append_fetched(data, self.epoch)
+        if not self.follower.appender.append_fetched_now(data, self.epoch):
+            await self.follower.appender.append_fetched(data, self.epoch)
 
     async def subscribe(self) -> None:
         leader, follower = self.leader, self.follower
@@ -180,7 +179,7 @@ class Pair:
                     await self.begin_anew()
                 elif cut < end:
                     assert cut >= follower.high_watermark, "committed records would be cut"
-                    await follower.truncate_to(cut)
+                    await follower.operations.truncate_to(cut)
                     return
         elif end > leader.log_end_offset:
             await self.begin_anew()
@@ -188,7 +187,7 @@ class Pair:
 
     async def begin_anew(self) -> None:
         start = self.leader.log_start_offset
-        await self.follower.restart_at(start, self.leader.producers_below(start))
+        await self.follower.operations.restart_at(start, self.leader.producers_below(start))
 
     async def commit(self) -> None:
         if self.agreed:
@@ -202,7 +201,7 @@ class Pair:
         if end > self.leader.high_watermark:
             offset = max(self.leader.high_watermark, self.leader.log_start_offset)
             while offset < end:
-                result = await self.leader.read(offset, end=end, max_bytes=1)
+                result = await self.leader.reader.read(offset, end=end, max_bytes=1)
                 self.committed[offset] = bytes(result.data)
                 offset = result.next_offset
             self.leader.high_watermark = end
@@ -227,7 +226,7 @@ class Pair:
     async def delete_records(self) -> None:
         to = self.random.randint(self.leader.log_start_offset, self.leader.high_watermark)
         self.deleted_to = max(self.deleted_to, to)
-        await self.leader.delete_records_before(Offset(to))
+        await self.leader.operations.delete_records_before(Offset(to))
 
     async def tick(self) -> None:
         replica = self.random.choice(self.replicas)
@@ -267,8 +266,8 @@ class Pair:
         start = max(leader.log_start_offset, follower.log_start_offset)
         offset = start
         while offset < leader.log_end_offset:
-            ours = await leader.read(offset, end=leader.log_end_offset, max_bytes=1)
-            theirs = await follower.read(offset, end=leader.log_end_offset, max_bytes=1)
+            ours = await leader.reader.read(offset, end=leader.log_end_offset, max_bytes=1)
+            theirs = await follower.reader.read(offset, end=leader.log_end_offset, max_bytes=1)
             assert bytes(ours.data) == bytes(theirs.data)
             assert leader.leader_epochs.epoch_for(offset) == follower.leader_epochs.epoch_for(
                 offset

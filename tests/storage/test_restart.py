@@ -9,11 +9,10 @@ import pytest
 
 from raftlog.record.errors import DISK_FULL, OFFSET_OUT_OF_RANGE, STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch, Offset
-from raftlog.storage.config import FlushMode, LogConfig
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.producer_state import ProducerStates
-from raftlog.storage.results import LogState, PossibleLoss
+from raftlog.storage.types import FlushMode, LogConfig, LogState, PossibleLoss
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
@@ -32,13 +31,13 @@ async def open_log(disk: SimulatedDisk, config: LogConfig = CONFIG) -> tuple[Log
 async def fill(log: Log) -> None:
     """Offsets 0 to 8, in several segments, of two epochs."""
     for number in range(9):
-        await log.append(
+        await log.appender.append(
             [numbered([b"v%d" % number + b"x" * 60], number)], LeaderEpoch(number // 5)
         )
     await log.flush()
     log.high_watermark = Offset(7)
-    await log.checkpoint()
-    await log.core.publish()
+    await log.operations.checkpoint()
+    await log.publish()
 
 
 @pytest.mark.parametrize("offset", [0, 3, 4, 9, 100])
@@ -46,20 +45,20 @@ async def test_a_restarted_log_is_empty_and_knows_nothing_of_before(offset: int)
     disk = SimulatedDisk()
     manager, log = await open_log(disk)
     await fill(log)
-    assert log.segment_count > 2
-    await log.restart_at(Offset(offset))
+    assert len(log.segments) > 2
+    await log.operations.restart_at(Offset(offset))
     for _ in range(3):
         ends = (log.log_start_offset, log.log_end_offset, log.flushed_offset, log.high_watermark)
         assert ends == (offset,) * 4
-        assert (log.size_bytes, log.segment_count, len(log.producers)) == (0, 1, 0)
+        assert (log.size_bytes, len(log.segments), len(log.producers)) == (0, 1, 0)
         assert log.leader_epochs.entries == ()
         assert log.last_epoch == -1
         with pytest.raises(LogError) as caught:
-            await log.read(Offset(offset + 1), end=Offset(200), max_bytes=100)
+            await log.reader.read(Offset(offset + 1), end=Offset(200), max_bytes=100)
         assert caught.value.entry is OFFSET_OUT_OF_RANGE
         disk.crash(power=True)
         manager, log = await open_log(disk)
-    await log.append_fetched(sent(batch([b"new"]), base_offset=offset, epoch=1), EPOCH)
+    await log.appender.append_fetched(sent(batch([b"new"]), base_offset=offset, epoch=1), EPOCH)
     await log.flush()
     disk.crash(power=True)
     manager, log = await open_log(disk)
@@ -81,9 +80,9 @@ async def test_a_crash_leaves_the_old_log_or_an_empty_one(offset: int, power: bo
         disk.crash_in(step)
         done = False
         with suppress(*STOPPED):
-            await log.restart_at(Offset(offset))
+            await log.operations.restart_at(Offset(offset))
             done = True
-            await log.append_fetched(sent(batch([b"n"]), base_offset=offset), EPOCH)
+            await log.appender.append_fetched(sent(batch([b"n"]), base_offset=offset), EPOCH)
             await log.flush()
         disk.stopped = True
         for _ in range(20):
@@ -102,7 +101,7 @@ async def test_a_crash_leaves_the_old_log_or_an_empty_one(offset: int, power: bo
             seen.add("new" if values else "empty")
             assert log.log_start_offset == offset
         # Whatever it is, it can be used, and nothing of it goes at a later start.
-        await log.append([batch([b"after"])], LeaderEpoch(9))
+        await log.appender.append([batch([b"after"])], LeaderEpoch(9))
         await log.flush()
         disk.crash(power=True)
         _, log = await open_log(disk)
@@ -139,11 +138,11 @@ async def test_no_crash_parts_an_emptied_log_from_the_producers_it_was_told(
             # An earlier attempt, which found no room behind its first step.
             disk.fail_next("append", "checkpoints", DiskFullError)
             with pytest.raises(LogError):
-                await log.restart_at(Offset(offset))
+                await log.operations.restart_at(Offset(offset))
         disk.crash_in(step)
         done = False
         with suppress(*STOPPED):
-            await log.restart_at(Offset(offset), told(100) if offset == 100 else b"")
+            await log.operations.restart_at(Offset(offset), told(100) if offset == 100 else b"")
             done = True
         disk.stopped = True
         for _ in range(20):
@@ -173,7 +172,7 @@ async def test_a_restart_without_room_for_what_it_is_told_changes_nothing(failin
     await fill(log)
     disk.fail_next("append", failing, DiskFullError)
     with pytest.raises(LogError) as caught:
-        await log.restart_at(Offset(100), told(100))
+        await log.operations.restart_at(Offset(100), told(100))
     assert caught.value.entry is DISK_FULL
     assert (log.log_end_offset, known_producers(log)) == (9, {7: 9})
     await log.flush()
@@ -192,10 +191,10 @@ async def test_a_batch_around_the_log_start_takes_no_producers_with_it() -> None
     leader.update(header(7, 0, 1, base_offset=90), now_ms=0)
     leader.update(header(7, 1, 3, base_offset=98), now_ms=0)
     told_all = leader.below(Offset(100)).to_bytes(Offset(100), now_ms=0)
-    await log.restart_at(Offset(100), told_all)
+    await log.operations.restart_at(Offset(100), told_all)
     assert "producers.restart" not in disk.list_directory(log.directory)
     around = sent(numbered([b"a", b"b", b"c"], 1), base_offset=98)
-    await log.append_fetched(around, EPOCH)
+    await log.appender.append_fetched(around, EPOCH)
     for _ in range(2):
         assert (log.log_start_offset, log.log_end_offset) == (100, 101)
         assert known_producers(log) == {5: 40, 7: 4}
@@ -213,16 +212,16 @@ async def test_no_crash_parts_the_producers_of_deleted_records_from_the_log(
         _, log = await open_log(disk, CONFIG)
         for number in range(20):
             if number == recovery_point > 0:
-                await log.checkpoint()
-            await log.append([numbered([b"x" * 60], number)], EPOCH)
+                await log.operations.checkpoint()
+            await log.appender.append([numbered([b"x" * 60], number)], EPOCH)
         await log.flush()
-        assert log.core.segments.active.base_offset in (18, 19)
+        assert log.segments.active.base_offset in (18, 19)
         log.high_watermark = Offset(20)
-        await log.core.publish()
+        await log.publish()
         disk.crash_in(step)
         done = False
         with suppress(*STOPPED):
-            await log.delete_records_before(Offset(to))
+            await log.operations.delete_records_before(Offset(to))
             done = True
         disk.stopped = True
         for _ in range(20):
@@ -243,27 +242,27 @@ async def test_truncation_does_not_forget_the_producers_of_records_that_are_dele
     for step in range(1, 60):
         disk = SimulatedDisk(step)
         _, log = await open_log(disk, LogConfig(segment_bytes=600))
-        await log.append([numbered([b"x" * 60] * 3, 0)], LeaderEpoch(1))
+        await log.appender.append([numbered([b"x" * 60] * 3, 0)], LeaderEpoch(1))
         for number in range(20):
-            await log.append([batch([b"%d" % number + b"x" * 60])], LeaderEpoch(1))
+            await log.appender.append([batch([b"%d" % number + b"x" * 60])], LeaderEpoch(1))
         if not is_uncommitted:
-            await log.checkpoint()
-        await log.append([numbered([b"a"], 3)], LeaderEpoch(2))
+            await log.operations.checkpoint()
+        await log.appender.append([numbered([b"a"], 3)], LeaderEpoch(2))
         await log.flush()
         log.high_watermark = Offset(20)
-        await log.checkpoint()
-        await log.core.publish()
-        await log.delete_records_before(Offset(20))
-        assert log.core.segments.all[0].base_offset > 3
+        await log.operations.checkpoint()
+        await log.publish()
+        await log.operations.delete_records_before(Offset(20))
+        assert log.segments.all[0].base_offset > 3
         for number in range(2):
-            await log.append([numbered([b"b"], 4 + number)], LeaderEpoch(2))
-            await log.checkpoint()
-            await log.core.publish()
+            await log.appender.append([numbered([b"b"], 4 + number)], LeaderEpoch(2))
+            await log.operations.checkpoint()
+            await log.publish()
         if crash is not None:
             disk.crash_in(step)
         done = False
         with suppress(*STOPPED):
-            await log.truncate_to(Offset(22))
+            await log.operations.truncate_to(Offset(22))
             done = True
         if crash is not None:
             disk.stopped = True
@@ -272,7 +271,7 @@ async def test_truncation_does_not_forget_the_producers_of_records_that_are_dele
             disk.crash(power=crash)
             _, log = await open_log(disk, LogConfig(segment_bytes=600))
             if log.log_end_offset > 22:
-                await log.truncate_to(Offset(22))
+                await log.operations.truncate_to(Offset(22))
         assert (log.log_end_offset, known_producers(log)) == (22, {7: 3})
         if done:
             break
@@ -285,11 +284,11 @@ async def test_a_restart_that_cannot_be_written_down_changes_nothing() -> None:
     await fill(log)
     disk.fail_next("append", "checkpoints", DiskFullError)
     with pytest.raises(LogError) as caught:
-        await log.restart_at(Offset(50))
+        await log.operations.restart_at(Offset(50))
     assert caught.value.entry is DISK_FULL
     assert log.log_end_offset == 9
-    await log.append([batch([b"after"])], EPOCH)
-    await log.core.publish()
+    await log.appender.append([batch([b"after"])], EPOCH)
+    await log.publish()
     await log.flush()
     disk.crash(power=True)
     _, log = await open_log(disk)
@@ -301,15 +300,15 @@ async def test_no_append_is_taken_before_the_end_of_a_restart_is_written_down() 
     disk = SimulatedDisk()
     _, log = await open_log(disk)
     await fill(log)
-    publish = log.core._publish
+    publish = log._publish
 
     async def then_full() -> None:
         await publish()
         disk.fail_next("append", "checkpoints", DiskFullError)
 
-    log.core._publish = then_full
+    log._publish = then_full
     with pytest.raises(LogError) as caught:
-        await log.restart_at(Offset(50))
+        await log.operations.restart_at(Offset(50))
     assert caught.value.entry is STORAGE_FAILED
     assert log.state is LogState.FAILED
     disk.crash(power=False)
@@ -321,10 +320,10 @@ async def test_a_start_that_cannot_end_a_restart_does_not_open_the_log() -> None
     disk = SimulatedDisk()
     _, log = await open_log(disk)
     await fill(log)
-    log.core.possible_loss = PossibleLoss(Offset(3), 7)
+    log.possible_loss = PossibleLoss(Offset(3), 7)
     disk.fail_next("remove", ".log")
     with pytest.raises(LogError):
-        await log.restart_at(Offset(50))
+        await log.operations.restart_at(Offset(50))
     disk.crash(power=False)
     manager = await LogManager.open(disk, ManualClock())
     for _ in range(2):
@@ -334,7 +333,7 @@ async def test_a_start_that_cannot_end_a_restart_does_not_open_the_log() -> None
         assert caught.value.entry is DISK_FULL
     log = await manager.open_replica(TOPIC, PARTITION, CONFIG, create=True)
     assert log.possible_loss == PossibleLoss(Offset(3), 7), "what was known stays known"
-    await log.append([batch([b"after"])], EPOCH)
+    await log.appender.append([batch([b"after"])], EPOCH)
     await log.flush()
     disk.crash(power=False)
     _, log = await open_log(disk)
@@ -343,26 +342,26 @@ async def test_a_start_that_cannot_end_a_restart_does_not_open_the_log() -> None
 
 async def test_truncation_lowers_the_high_watermark_to_the_end_that_is_left() -> None:
     log = (await open_log(SimulatedDisk()))[1]
-    await log.append([numbered([b"a", b"b"], 0)], LeaderEpoch(1))
-    await log.append([numbered([b"c", b"d"], 2)], LeaderEpoch(2))
+    await log.appender.append([numbered([b"a", b"b"], 0)], LeaderEpoch(1))
+    await log.appender.append([numbered([b"c", b"d"], 2)], LeaderEpoch(2))
     await log.flush()
     log.high_watermark = Offset(4)
-    await log.truncate_to(Offset(3))
+    await log.operations.truncate_to(Offset(3))
     assert log.log_end_offset == log.high_watermark == log.flushed_offset == 2
     assert [entry.epoch for entry in log.leader_epochs.entries] == [1]
     with pytest.raises(LogError, match="2 is next"):
-        await log.append([numbered([b"z"], 4)], LeaderEpoch(3))
-    results = await log.append([numbered([b"c"], 2)], LeaderEpoch(3))
+        await log.appender.append([numbered([b"z"], 4)], LeaderEpoch(3))
+    results = await log.appender.append([numbered([b"c"], 2)], LeaderEpoch(3))
     assert results[0].base_offset == 2
 
 
 async def test_a_log_emptied_by_truncation_has_its_high_watermark_at_its_start() -> None:
     log = (await open_log(SimulatedDisk()))[1]
-    await log.append([batch([b"a", b"b", b"c"])], EPOCH)
+    await log.appender.append([batch([b"a", b"b", b"c"])], EPOCH)
     await log.flush()
     log.high_watermark = Offset(3)
-    await log.delete_records_before(Offset(2))
-    await log.truncate_to(Offset(2))
+    await log.operations.delete_records_before(Offset(2))
+    await log.operations.truncate_to(Offset(2))
     assert log.log_start_offset == log.log_end_offset == log.high_watermark == 2
 
 
@@ -370,11 +369,11 @@ async def test_a_start_takes_no_high_watermark_beyond_the_log_it_finds() -> None
     disk = SimulatedDisk(3)
     config = LogConfig(flush=FlushMode.ASYNC)
     _, log = await open_log(disk, config)
-    await log.append([batch([b"a"])], EPOCH)
+    await log.appender.append([batch([b"a"])], EPOCH)
     await log.flush()
-    await log.append([batch([b"b"])], EPOCH)
+    await log.appender.append([batch([b"b"])], EPOCH)
     log.high_watermark = Offset(2)
-    await log.core.publish()
+    await log.publish()
     name = f"replicas/{TOPIC}/0/00000000000000000000.log"
     kept = disk.contents(name)[: log.size_bytes // 2]
     disk.crash(power=True)

@@ -9,11 +9,10 @@ import pytest
 
 from raftlog.record.errors import OVERLOADED, STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch, Offset, PartitionId
-from raftlog.storage.config import LogConfig, StorageSettings
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.reader import LogReader
-from raftlog.storage.results import LogState
+from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import PARTITION, TOPIC, Gate, batch, read_all, sent
@@ -36,9 +35,11 @@ class Node:
 
     async def log(self, partition: int = 0, batches: int = 20) -> Log:
         log = await self.manager.open_replica(TOPIC, PartitionId(partition), CONFIG, create=True)
-        log.on_damaged(self.told.append)
+        log.listeners.damaged.append(self.told.append)
         for number in range(batches):
-            await log.append([batch([b"%d" % number + b"x" * 100])], LeaderEpoch(1 + number // 7))
+            await log.appender.append(
+                [batch([b"%d" % number + b"x" * 100])], LeaderEpoch(1 + number // 7)
+            )
         await log.flush()
         return log
 
@@ -60,7 +61,7 @@ async def node_with_log(**settings: int) -> tuple[Node, Log]:
 async def test_each_finished_segment_is_read_once_in_the_interval() -> None:
     node, log = await node_with_log()
     other = await node.log(1)
-    cold = sum(s.size_bytes for one in (log, other) for s in one.core.segments.all[:-1])
+    cold = sum(s.size_bytes for one in (log, other) for s in one.segments.all[:-1])
     assert cold
     for _ in range(5):
         await node.tick(1)
@@ -75,7 +76,7 @@ async def test_each_finished_segment_is_read_once_in_the_interval() -> None:
 
 async def test_the_rate_is_kept_whatever_the_pauses() -> None:
     node, log = await node_with_log(scrub_bytes_per_s=200)
-    piece = max(segment.size_bytes for segment in log.core.segments.all)
+    piece = max(segment.size_bytes for segment in log.segments.all)
     for ticks in range(1, 6):
         await node.tick(1)
         assert node.scrubbed_bytes <= ticks * 200 + piece
@@ -95,7 +96,7 @@ async def test_it_can_be_turned_off() -> None:
 @pytest.mark.parametrize("batch_number", [0, 2])
 async def test_any_flipped_bit_is_found_and_told_once(byte: int, batch_number: int) -> None:
     node, log = await node_with_log()
-    segment = log.core.segments.all[1]
+    segment = log.segments.all[1]
     size = segment.size_bytes // 4
     node.disk.flip_bit(segment.path, 8 * (batch_number * size + byte))
     for _ in range(3):
@@ -106,19 +107,19 @@ async def test_any_flipped_bit_is_found_and_told_once(byte: int, batch_number: i
     assert log.state is LogState.ONLINE, "the owner decides"
     assert node.manager.totals().scrub_damage >= 3
     # What is whole goes on being served, the rest of the log was looked at, too.
-    assert (await log.read(Offset(0), end=Offset(2), max_bytes=1)).next_offset == 1
+    assert (await log.reader.read(Offset(0), end=Offset(2), max_bytes=1)).next_offset == 1
     assert node.scrubbed_bytes > segment.size_bytes
 
 
 async def test_a_part_that_cannot_be_read_and_a_segment_that_lost_its_end_are_damage() -> None:
     node, log = await node_with_log()
-    node.disk.fail_next("read", log.core.segments.all[0].path)
+    node.disk.fail_next("read", log.segments.all[0].path)
     await node.tick(1)
     assert "cannot be read" in node.told[0]
     node, log = await node_with_log()
-    path = log.core.segments.all[1].path
+    path = log.segments.all[1].path
     node.disk.put(path, node.disk.contents(path)[:-1])
-    log.core.shared.files.forget(path)
+    log.shared.files.forget(path)
     await node.tick(1)
     assert len(node.told) == 1
 
@@ -126,7 +127,7 @@ async def test_a_part_that_cannot_be_read_and_a_segment_that_lost_its_end_are_da
 async def test_a_segment_that_lost_its_last_batch_while_the_node_was_down_is_damage() -> None:
     """A start after a clean stop trusts the index, and scans nothing."""
     node, log = await node_with_log()
-    segment = log.core.segments.all[1]
+    segment = log.segments.all[1]
     path, size = segment.path, segment.size_bytes
     await node.manager.close()
     node.disk.put(path, node.disk.contents(path)[: size - size // 4])
@@ -144,7 +145,7 @@ async def test_files_that_go_under_a_read_are_no_damage(monkeypatch: pytest.Monk
     gate = Gate(node.disk, "_read_piece", monkeypatch)
     ticking = asyncio.ensure_future(node.manager.tick())
     await gate.reached.wait()
-    await log.restart_at(Offset(0))
+    await log.operations.restart_at(Offset(0))
     gate.opened.set()
     await ticking
     assert node.told == []
@@ -155,16 +156,20 @@ async def test_files_that_are_rearranged_meanwhile_are_no_damage() -> None:
     await node.tick(1)
     assert 0 < node.scrubbed_bytes < log.size_bytes
     log.high_watermark = log.flushed_offset
-    await log.truncate_to(Offset(6))
+    await log.operations.truncate_to(Offset(6))
     await node.tick(1)
-    await log.append([batch([b"z" * 400]), batch([b"z" * 400])], LeaderEpoch(9))
-    await log.append([batch([b"z" * 400])], LeaderEpoch(9))
-    await log.delete_records_before(Offset(5))
+    await log.appender.append([batch([b"z" * 400]), batch([b"z" * 400])], LeaderEpoch(9))
+    await log.appender.append([batch([b"z" * 400])], LeaderEpoch(9))
+    await log.operations.delete_records_before(Offset(5))
     for _ in range(20):
         await node.tick(1)
-    await log.restart_at(Offset(90))
-    await log.append_fetched(sent(batch([b"a" * 700]), base_offset=90, epoch=9), LeaderEpoch(9))
-    await log.append_fetched(sent(batch([b"b" * 700]), base_offset=95, epoch=9), LeaderEpoch(9))
+    await log.operations.restart_at(Offset(90))
+    await log.appender.append_fetched(
+        sent(batch([b"a" * 700]), base_offset=90, epoch=9), LeaderEpoch(9)
+    )
+    await log.appender.append_fetched(
+        sent(batch([b"b" * 700]), base_offset=95, epoch=9), LeaderEpoch(9)
+    )
     await node.tick(INTERVAL_S)
     for _ in range(20):
         await node.tick(1)
@@ -181,17 +186,17 @@ async def test_a_log_that_is_deleted_or_renewed_in_the_middle_is_left_alone() ->
     await node.manager.delete_replica(TOPIC, PARTITION)
     for _ in range(40):
         await node.tick(1)
-    assert node.scrubbed_bytes >= sum(s.size_bytes for s in other.core.segments.all[:-1])
+    assert node.scrubbed_bytes >= sum(s.size_bytes for s in other.segments.all[:-1])
     assert node.told == []
 
 
 async def test_a_readers_find_is_told_too_and_once_for_all() -> None:
     node, log = await node_with_log()
-    path = log.core.segments.all[0].path
+    path = log.segments.all[0].path
     node.disk.flip_bit(path, 8 * 80)
     for _ in range(2):
         with pytest.raises(LogError) as caught:
-            await log.read(Offset(0), end=Offset(1), max_bytes=1)
+            await log.reader.read(Offset(0), end=Offset(1), max_bytes=1)
         assert caught.value.entry is STORAGE_FAILED
     await node.tick(1)
     assert len(node.told) == 1
@@ -201,8 +206,8 @@ async def test_a_readers_find_is_told_too_and_once_for_all() -> None:
 
 async def test_damage_that_went_with_a_restart_is_forgotten() -> None:
     _, log = await node_with_log()
-    log.core.found_damage("a bit has flipped")
-    await log.restart_at(Offset(0))
+    log.report_damage("a bit has flipped")
+    await log.operations.restart_at(Offset(0))
     assert log.damage_found is None
 
 
@@ -211,7 +216,7 @@ async def test_a_read_error_of_a_reader_is_told() -> None:
     node.disk.cold = True
     node.disk.fail_next("read", ".log")
     with pytest.raises(LogError):
-        await log.read(Offset(0), end=Offset(1), max_bytes=1)
+        await log.reader.read(Offset(0), end=Offset(1), max_bytes=1)
     assert len(node.told) == 1
     assert len(await read_all(log)) == 20
 
@@ -219,7 +224,7 @@ async def test_a_read_error_of_a_reader_is_told() -> None:
 async def test_nothing_is_told_of_a_log_whose_service_has_ended() -> None:
     node, log = await node_with_log()
     log.declare_damaged("first")
-    log.core.found_damage("second")
+    log.report_damage("second")
     assert node.told == []
 
 
@@ -230,11 +235,11 @@ async def test_files_that_keep_changing_under_a_reader_are_no_damage(
     chunk = LogReader._chunk
 
     async def changing(self: LogReader, *arguments: Any) -> Any:
-        log.core.segments.generation += 1
+        log.segments.generation += 1
         return await chunk(self, *arguments)
 
     monkeypatch.setattr(LogReader, "_chunk", changing)
     with pytest.raises(LogError) as caught:
-        await log.read(Offset(0), end=Offset(1), max_bytes=1)
+        await log.reader.read(Offset(0), end=Offset(1), max_bytes=1)
     assert caught.value.entry is OVERLOADED
     assert node.told == []

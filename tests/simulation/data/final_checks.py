@@ -79,7 +79,7 @@ def _content(data: DataWorld, node_id: int, part: Part, start: int) -> bytes:
     followed = data.replicas.replicas[node_id, data.key(part)]
     disk = data.world.disk(node_id)
     content = b""
-    for segment in replica.log.core.segments.all:
+    for segment in replica.log.segments.all:
         content += disk.contents(segment.path)
         # Damage where nobody can read any more is not repaired; nor must it be parsed.
         written, position = followed.as_written(disk._inode(segment.path)), 0

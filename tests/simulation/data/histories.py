@@ -20,7 +20,7 @@ from raftlog.metadata.configs import THROTTLED_RATE
 from raftlog.raft.settings import MemberSettings
 from raftlog.replication.partition import Acks
 from raftlog.storage import manager
-from raftlog.storage.config import StorageSettings
+from raftlog.storage.types import StorageSettings
 from tests.simulation import runner
 from tests.simulation.data.clients import Part, Producer
 from tests.simulation.data.consumers import Consumer

@@ -30,7 +30,8 @@ from raftlog.node.assembly import Core
 from raftlog.record.types import PartitionId, TopicId
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import LogCore
-from raftlog.storage.results import LogState
+from raftlog.storage.log_operations import LogOperations
+from raftlog.storage.types import LogState
 from tests.simulation.data.replicas import UNKNOWN, Batch, Key, Replica
 from tests.simulation.life import Life
 from tests.simulation.node_checker import InvariantError
@@ -54,23 +55,21 @@ def watching() -> Iterator[None]:
         return mock.patch.object(LogCore, name, noted)
 
     def noting_after(name: str) -> Any:
-        original: Callable[..., Any] = getattr(Log, name)
+        original: Callable[..., Any] = getattr(LogOperations, name)
 
-        async def noted(self: Log, *arguments: Any, **named: Any) -> Any:
+        async def noted(self: LogOperations, *arguments: Any, **named: Any) -> Any:
             try:
                 return await original(self, *arguments, **named)
             finally:
-                MOVED.append(self.core)
+                MOVED.append(self._core)
 
-        return mock.patch.object(Log, name, noted)
-
-    known: Any = Log.__dict__["high_watermark"]
+        return mock.patch.object(LogOperations, name, noted)
 
     def set_and_note(self: Log, offset: Any) -> None:
-        MOVED.append(self.core)
-        known.fset(self, offset)
+        MOVED.append(self)
+        vars(self)["high_watermark"] = offset
 
-    noted_property = property(known.fget, set_and_note)
+    noted_property = property(lambda self: vars(self)["high_watermark"], set_and_note)
     MOVED.clear()
     with (
         noting("wrote"),
@@ -79,7 +78,7 @@ def watching() -> Iterator[None]:
         noting("mark_changed"),
         noting_after("truncate_to"),
         noting_after("restart_at"),
-        mock.patch.object(Log, "high_watermark", noted_property),
+        mock.patch.object(Log, "high_watermark", noted_property, create=True),
     ):
         yield
     MOVED.clear()
@@ -209,7 +208,7 @@ class ReplicaChecker:
         parts = log.directory.split("/")
         key = (parts[1], int(parts[2]))
         found = core.services.logs.logs().get((TopicId(key[0]), PartitionId(key[1])))
-        if found is None or found.core is not log:
+        if found is None or found is not log:
             # It is being opened, or has been given up.
             return
         replica = self._follow(life.node_id, key, log)
@@ -261,7 +260,7 @@ class ReplicaChecker:
         if core is not None:
             log = core.services.logs.logs().get((TopicId(key[0]), PartitionId(key[1])))
             if log is not None:
-                return self._follow(node_id, key, log.core)
+                return self._follow(node_id, key, log)
         replica = self.replicas.get((node_id, key))
         if replica is not None:
             self._look_at_disk(replica)

@@ -64,7 +64,7 @@ def _truncating_to_high_watermark(right: Callable[..., Any]) -> Any:
         if log.failure is None and log not in known.values():
             end = max(log.high_watermark, log.log_start_offset)
             if end < log.log_end_offset:
-                await log.truncate_to(end)
+                await log.operations.truncate_to(end)
         return log
 
     return open_replica

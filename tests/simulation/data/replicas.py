@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 from raftlog.record.errors import LogError
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset
-from raftlog.storage.config import FlushMode
 from raftlog.storage.log_core import LogCore
-from raftlog.storage.results import LogState
+from raftlog.storage.types import FlushMode, LogState
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.disk_tree import Inode
 

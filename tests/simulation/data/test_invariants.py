@@ -48,7 +48,7 @@ def test_two_batches_at_one_offset_of_one_epoch_are_noticed() -> None:
             replica = data.replica(2, T)
             assert replica is not None
             fetched = b"".join(map(bytes, stamped(batch, Offset(4), LeaderEpoch(0))))
-            assert replica.log.append_fetched_now(fetched, LeaderEpoch(0))
+            assert replica.log.appender.append_fetched_now(fetched, LeaderEpoch(0))
 
         await data.nodes.call(2, append)
 
@@ -63,7 +63,7 @@ def test_a_replica_in_sync_that_is_cut_short_is_noticed() -> None:
         async def cut(_: object) -> None:
             replica = data.replica(3, T)
             assert replica is not None
-            await replica.log.truncate_to(Offset(0))
+            await replica.log.operations.truncate_to(Offset(0))
 
         await data.nodes.call(3, cut)
 
