@@ -7,18 +7,23 @@ far as this node knows.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
+from raftlog.api.cluster import (
+    DecommissionView,
+    LeaderWish,
+    ReassignmentList,
+    Reassignments,
+    ReassignmentView,
+)
 from raftlog.http.body import read_json
 from raftlog.http.context import ServerContext
 from raftlog.http.request import Request, partition_parameter
 from raftlog.http.responses import empty_response, json_response
 from raftlog.http.routing import QueryParameter, Route
-from raftlog.metadata.apply import BROKERS_MAX
 from raftlog.metadata.decommission import evacuation_progress
 from raftlog.metadata.image import TopicImage
 from raftlog.metadata.reassignment import Move
@@ -35,69 +40,10 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import BrokerId
-from raftlog.rest.v1_quorum import NodeNumber, node_number
+from raftlog.rest.v1_quorum import node_number
 
 REASSIGNMENTS_LISTED_MAX: Final = 1_000
 """In one answer; `total` says how many there are."""
-
-PartitionNumber = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-
-
-class LeaderWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who is to lead a partition, until the preferred replica (the first one) is given it back.
-
-    For another preferred replica, reassign the partition to the same nodes in another order.
-    """
-
-    broker: NodeNumber | None = None
-    """A replica; null: the best one, but for the present leader."""
-    unclean: bool = False
-    """Elect a replica that may lack records, where nobody leads: what it lacks is lost for good."""
-
-
-class Reassignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A partition, and the nodes that are to hold it, the preferred leader first."""
-
-    topic: str
-    partition: PartitionNumber
-    replicas: Annotated[tuple[NodeNumber, ...], Meta(min_length=1, max_length=BROKERS_MAX)]
-
-
-class Reassignments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All are checked before the first is begun."""
-
-    reassignments: Annotated[list[Reassignment], Meta(min_length=1)]
-
-
-class ReassignmentView(msgspec.Struct, frozen=True):
-    """A partition that is being moved: `adding` are still to join, `removing` leave after that."""
-
-    topic: str
-    partition: int
-    leader: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
-    adding: tuple[int, ...]
-    removing: tuple[int, ...]
-
-
-class ReassignmentList(msgspec.Struct, frozen=True):
-    """Partitions that are being moved, by topic and number; of `total` as many as fit."""
-
-    total: int
-    reassignments: list[ReassignmentView]
-
-
-class DecommissionView(msgspec.Struct, frozen=True):
-    """How far a node's decommission is."""
-
-    node_id: int
-    decommissioning: bool
-    partitions_left: int
-    """Partitions that it still holds; at 0 it may be stopped, and removed."""
-    partitions_moving: int
-    """Those of them that are being copied to other nodes."""
-    is_empty: bool
 
 
 _LEADER = msgspec.json.Decoder(LeaderWish)

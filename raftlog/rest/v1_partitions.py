@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
 from aiohttp import web
 
+from raftlog.api.cluster import PartitionsView, PartitionView, ReplicaView
 from raftlog.http.context import ServerContext
 from raftlog.http.request import Request
 from raftlog.http.responses import json_response
@@ -14,34 +14,6 @@ from raftlog.http.routing import Route
 from raftlog.metadata.image import PartitionImage
 from raftlog.record.errors import UNKNOWN_TOPIC
 from raftlog.replication.partition import Partition
-
-
-class ReplicaView(msgspec.Struct, frozen=True):
-    """One replica. `log_end_offset` and `lag` (records behind the leader's end) are null if this
-    node does not lead the partition, or has not heard of the replica yet."""
-
-    broker_id: int
-    in_sync: bool
-    log_end_offset: int | None
-    lag: int | None
-
-
-class PartitionView(msgspec.Struct, frozen=True):
-    """A partition. `elr`: replicas that are not in sync, but have all that was committed."""
-
-    partition: int
-    leader: int
-    leader_epoch: int
-    replicas: tuple[ReplicaView, ...]
-    elr: tuple[int, ...]
-    high_watermark: int | None
-    """Null if this node does not lead it."""
-
-
-class PartitionsView(msgspec.Struct, frozen=True):
-    """The partitions of a topic, in order."""
-
-    partitions: list[PartitionView]
 
 
 async def list_partitions(request: Request, context: ServerContext) -> web.StreamResponse:
