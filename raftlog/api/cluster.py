@@ -25,7 +25,7 @@ class MetadataBroker(msgspec.Struct, frozen=True):
     broker_id: int
     host: str
     port: int
-    rack: str | None
+    rack: str | None = None
 
 
 class MetadataPartition(msgspec.Struct, frozen=True):
@@ -42,12 +42,12 @@ class MetadataTopic(msgspec.Struct, frozen=True):
     """A topic, or the error code that says why there is none of that name."""
 
     name: str
-    topic_id: str | None
-    error_code: int | None
-    partitions: list[MetadataPartition]
+    topic_id: str | None = None
+    error_code: int | None = None
+    partitions: list[MetadataPartition] = []
 
 
-class ClusterView(msgspec.Struct, frozen=True):
+class MetadataResponse(msgspec.Struct, frozen=True):
     """Nodes and partition leaders, as one node has applied them."""
 
     cluster_id: str
@@ -57,7 +57,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     topics: list[MetadataTopic]
 
 
-class LeaderWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LeaderElection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The replica to lead a partition, until the preferred replica (the first one) leads again.
 
     For another preferred replica, reassign the partition to the same nodes in another order.
@@ -69,7 +69,7 @@ class LeaderWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether a replica may lead that lacks records, if no other can: they are lost for good."""
 
 
-class ReplicaView(msgspec.Struct, frozen=True):
+class ReplicaStatus(msgspec.Struct, frozen=True):
     """One replica. `log_end_offset` and `lag` are null if this node does not lead the partition, or
     has not heard from the replica yet."""
 
@@ -80,26 +80,26 @@ class ReplicaView(msgspec.Struct, frozen=True):
     """Records behind the leader's log end."""
 
 
-class PartitionView(msgspec.Struct, frozen=True):
+class PartitionStatus(msgspec.Struct, frozen=True):
     """A partition and its replicas."""
 
     partition: int
     leader: int
     leader_epoch: int
-    replicas: tuple[ReplicaView, ...]
+    replicas: tuple[ReplicaStatus, ...]
     elr: tuple[int, ...]
     """Eligible leader replicas: not in sync, but with all committed records (KIP-966)."""
     high_watermark: int | None
     """Null if this node does not lead the partition."""
 
 
-class PartitionsView(msgspec.Struct, frozen=True):
+class PartitionStatusList(msgspec.Struct, frozen=True):
     """The partitions of a topic, in order."""
 
-    partitions: list[PartitionView]
+    partitions: list[PartitionStatus]
 
 
-class Reassignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NewReassignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A partition and its new replicas, the preferred leader first."""
 
     topic: str
@@ -107,13 +107,13 @@ class Reassignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicas: Annotated[tuple[NodeNumber, ...], Meta(min_length=1, max_length=REPLICAS_MAX)]
 
 
-class Reassignments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NewReassignments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Partitions to move. All are checked before the first is begun."""
 
-    reassignments: Annotated[list[Reassignment], Meta(min_length=1)]
+    reassignments: Annotated[list[NewReassignment], Meta(min_length=1)]
 
 
-class ReassignmentView(msgspec.Struct, frozen=True):
+class Reassignment(msgspec.Struct, frozen=True):
     """A partition that is being moved."""
 
     topic: str
@@ -131,10 +131,10 @@ class ReassignmentList(msgspec.Struct, frozen=True):
     """Partitions that are being moved, by topic and number; of `total` as many as fit."""
 
     total: int
-    reassignments: list[ReassignmentView]
+    reassignments: tuple[Reassignment, ...]
 
 
-class DecommissionView(msgspec.Struct, frozen=True):
+class DecommissionProgress(msgspec.Struct, frozen=True):
     """Progress of a node's decommission."""
 
     node_id: int
@@ -146,7 +146,7 @@ class DecommissionView(msgspec.Struct, frozen=True):
     is_empty: bool
 
 
-class NodeView(msgspec.Struct, frozen=True):
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A node of the cluster. Null: not known to the node that answers."""
 
     node_id: int
@@ -158,16 +158,16 @@ class NodeView(msgspec.Struct, frozen=True):
     """Of its last start; null if it never registered."""
     fenced: bool | None
     """Whether the controller keeps it from leading partitions; null if it never registered."""
-    maintenance: bool | None
+    maintenance: bool | None = None
     """Whether it leads only partitions without another leader; null if it never registered."""
-    can_write: bool | None
+    can_write: bool | None = None
     """Whether its disk takes writes: while it is full or stalled, other nodes lead its partitions
     if they can. Null if the node never registered."""
-    decommissioning: bool | None
+    decommissioning: bool | None = None
     """Whether all its replicas are to move to other nodes; null if it never registered."""
-    led: int
+    led: int | None = None
     """Partitions that it leads."""
-    held: int
+    held: int | None = None
     """Partitions of which it has a replica."""
     is_voter: bool
     is_controller: bool
@@ -178,7 +178,7 @@ class NodeView(msgspec.Struct, frozen=True):
 class NodeList(msgspec.Struct, frozen=True):
     """The nodes of the cluster, by number."""
 
-    nodes: list[NodeView]
+    nodes: tuple[NodeInfo, ...]
 
 
 class QuorumMember(msgspec.Struct, frozen=True):
@@ -200,7 +200,7 @@ class QuorumMember(msgspec.Struct, frozen=True):
     """Milliseconds since its last message; 0 for the node that answers."""
 
 
-class QuorumView(msgspec.Struct, frozen=True):
+class QuorumInfo(msgspec.Struct, frozen=True):
     """The metadata quorum as the node `node_id` sees it."""
 
     cluster_id: str
@@ -212,8 +212,8 @@ class QuorumView(msgspec.Struct, frozen=True):
     last_index: int
     commit_index: int
     applied_index: int
-    voters: list[QuorumMember]
-    observers: list[QuorumMember]
+    voters: tuple[QuorumMember, ...]
+    observers: tuple[QuorumMember, ...]
     """Members without a vote that this node is connected to, and itself if it has none."""
 
 

@@ -106,7 +106,7 @@ class OffsetsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     may have an error of its own, instead of one for all."""
 
 
-class PartitionOffsets(msgspec.Struct, frozen=True):
+class ReadableOffsets(msgspec.Struct, frozen=True):
     """Readable offsets of a partition. All are -1 beside an error."""
 
     beginning_offset: Offset
@@ -125,7 +125,7 @@ class TopicOffsets(msgspec.Struct, frozen=True):
     """One topic's partitions, by number."""
 
     topic_id: str
-    partitions: dict[str, PartitionOffsets]
+    partitions: dict[str, ReadableOffsets]
 
 
 class OffsetsResponse(msgspec.Struct, frozen=True):
@@ -174,8 +174,8 @@ class DeletedPartition(msgspec.Struct, frozen=True):
     partition: int
     log_start_offset: int
     """Where the partition begins now; -1 beside an error."""
-    error_code: int | None
-    message: str | None
+    error_code: int | None = None
+    message: str | None = None
 
 
 class DeletedRecords(msgspec.Struct, frozen=True):

@@ -10,9 +10,9 @@ from aiohttp import web
 
 from raftlog.api.cluster import (
     BrokerIds,
-    ClusterView,
     MetadataBroker,
     MetadataPartition,
+    MetadataResponse,
     MetadataTopic,
 )
 from raftlog.api.records import DeletedPartition, DeletedRecords, DeleteRecords, ProducerIdentity
@@ -55,7 +55,7 @@ async def get_metadata(request: Request, context: ServerContext) -> web.StreamRe
     else:
         asked = list(dict.fromkeys(name for name in names.split(",") if name))
     return json_response(
-        ClusterView(
+        MetadataResponse(
             cluster_id=context.services.cluster_id,
             controller_id=NO_CONTROLLER_ID if controller_id is None else controller_id,
             brokers=[
@@ -122,7 +122,7 @@ ROUTES = (
         query=(
             QueryParameter("topics", str, "Topic names, separated by commas; all if left out."),
         ),
-        response_type=ClusterView,
+        response_type=MetadataResponse,
     ),
     Route(
         "POST",

@@ -13,11 +13,11 @@ import msgspec
 from aiohttp import web
 
 from raftlog.api.cluster import (
-    DecommissionView,
-    LeaderWish,
+    DecommissionProgress,
+    LeaderElection,
+    NewReassignments,
+    Reassignment,
     ReassignmentList,
-    Reassignments,
-    ReassignmentView,
 )
 from raftlog.http.body import read_json
 from raftlog.http.context import ServerContext
@@ -46,8 +46,8 @@ REASSIGNMENTS_LISTED_MAX: Final = 1_000
 """In one answer; `total` says how many there are."""
 
 
-_LEADER = msgspec.json.Decoder(LeaderWish)
-_REASSIGNMENTS = msgspec.json.Decoder(Reassignments)
+_LEADER = msgspec.json.Decoder(LeaderElection)
+_REASSIGNMENTS = msgspec.json.Decoder(NewReassignments)
 
 
 async def set_leader(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -80,7 +80,7 @@ async def list_reassignments(request: Request, context: ServerContext) -> web.St
     image = context.services.metadata.image
     name = request.query_parameters.get("topic")
     topics = [image.topic(name)] if name is not None else _by_name(image.topics_by_name)
-    views: list[ReassignmentView] = []
+    views: list[Reassignment] = []
     total = 0
     for topic in topics:
         for row in topic.partitions:
@@ -89,7 +89,7 @@ async def list_reassignments(request: Request, context: ServerContext) -> web.St
             total += 1
             if total <= REASSIGNMENTS_LISTED_MAX:
                 views.append(
-                    ReassignmentView(
+                    Reassignment(
                         topic=topic.name,
                         partition=row.partition,
                         leader=row.leader,
@@ -99,7 +99,7 @@ async def list_reassignments(request: Request, context: ServerContext) -> web.St
                         removing=row.removing,
                     )
                 )
-    return json_response(ReassignmentList(total, views))
+    return json_response(ReassignmentList(total, tuple(views)))
 
 
 async def cancel_reassignment(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -148,10 +148,10 @@ def _by_name(topics: dict[str, TopicImage]) -> list[TopicImage]:
     return [topics[name] for name in sorted(topics)]
 
 
-def _progress(broker_id: BrokerId, context: ServerContext) -> DecommissionView:
+def _progress(broker_id: BrokerId, context: ServerContext) -> DecommissionProgress:
     image = context.services.metadata.image
     progress = evacuation_progress(image, broker_id)
-    return DecommissionView(
+    return DecommissionProgress(
         node_id=broker_id,
         decommissioning=image.brokers[broker_id].decommissioning,
         partitions_left=progress.left,
@@ -170,7 +170,7 @@ ROUTES: Final = (
         set_leader,
         "Let another replica lead a partition",
         tag="v1",
-        request_type=LeaderWish,
+        request_type=LeaderElection,
         status=204,
         errors=(*_PARTITION_ERRORS, NOT_FOUND, NO_LEADER, *_CHANGE_ERRORS),
     ),
@@ -180,7 +180,7 @@ ROUTES: Final = (
         reassign,
         "Move partitions to other nodes",
         tag="v1",
-        request_type=Reassignments,
+        request_type=NewReassignments,
         status=204,
         errors=(*_PARTITION_ERRORS, INVALID_PARTITIONS, *_CHANGE_ERRORS),
     ),
@@ -209,7 +209,7 @@ ROUTES: Final = (
         decommission,
         "Empty a node for good",
         tag="v1",
-        response_type=DecommissionView,
+        response_type=DecommissionProgress,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),
     ),
     Route(
@@ -218,7 +218,7 @@ ROUTES: Final = (
         get_decommission,
         "How far a node's decommission is",
         tag="v1",
-        response_type=DecommissionView,
+        response_type=DecommissionProgress,
         errors=(NOT_FOUND,),
     ),
     Route(

@@ -19,7 +19,7 @@ from raftlog.api.records import (
     FoundOffset,
     OffsetsRequest,
     OffsetsResponse,
-    PartitionOffsets,
+    ReadableOffsets,
     TimesRequest,
     TimesResponse,
     TopicOffsets,
@@ -127,11 +127,11 @@ def _require_all(rows: Iterable[object]) -> None:
             raise row
 
 
-def _offsets(row: PartitionBounds | LogError) -> PartitionOffsets:
+def _offsets(row: PartitionBounds | LogError) -> ReadableOffsets:
     if isinstance(row, LogError):
         none = NO_OFFSET
-        return PartitionOffsets(none, none, none, none, row.entry.code, row.message)
-    return PartitionOffsets(
+        return ReadableOffsets(none, none, none, none, row.entry.code, row.message)
+    return ReadableOffsets(
         row.log_start_offset, row.high_watermark, row.high_watermark, row.last_stable_offset
     )
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
-from raftlog.api.cluster import PartitionsView, PartitionView, ReplicaView
+from raftlog.api.cluster import PartitionStatus, PartitionStatusList, ReplicaStatus
 from raftlog.http.context import ServerContext
 from raftlog.http.request import Request
 from raftlog.http.responses import json_response
@@ -24,10 +24,10 @@ async def list_partitions(request: Request, context: ServerContext) -> web.Strea
         _view(row, services.replicas.replica(topic.topic_id, row.partition))
         for row in topic.partitions
     ]
-    return json_response(PartitionsView(views))
+    return json_response(PartitionStatusList(views))
 
 
-def _view(row: PartitionImage, here: Partition | None) -> PartitionView:
+def _view(row: PartitionImage, here: Partition | None) -> PartitionStatus:
     led = here if here is not None and here.is_leader else None
     ends: dict[int, int] = {}
     log_end = 0
@@ -39,12 +39,12 @@ def _view(row: PartitionImage, here: Partition | None) -> PartitionView:
             if follower.durable_end >= 0
         }
         ends[row.leader] = log_end
-    return PartitionView(
+    return PartitionStatus(
         partition=row.partition,
         leader=row.leader,
         leader_epoch=row.leader_epoch,
         replicas=tuple(
-            ReplicaView(
+            ReplicaStatus(
                 broker_id=broker_id,
                 in_sync=broker_id in row.isr,
                 log_end_offset=ends.get(broker_id),
@@ -64,7 +64,7 @@ ROUTES: Final = (
         list_partitions,
         "How far the replicas of a topic are, as far as this node leads it",
         tag="v1",
-        response_type=PartitionsView,
+        response_type=PartitionStatusList,
         errors=(UNKNOWN_TOPIC,),
     ),
 )

@@ -16,10 +16,10 @@ from aiohttp import web
 from raftlog.api.cluster import (
     LeadershipTransfer,
     NewVoter,
+    NodeInfo,
     NodeList,
-    NodeView,
+    QuorumInfo,
     QuorumMember,
-    QuorumView,
 )
 from raftlog.http.body import read_json
 from raftlog.http.context import ServerContext
@@ -89,11 +89,11 @@ class _Members:
         self._brokers = self._image.brokers
         self._unwritable = services.metadata.unwritable
 
-    def view(self) -> QuorumView:
+    def view(self) -> QuorumInfo:
         status = self._status
         voter_ids = self._voters.ids
         others = (self._peers.keys() | {self._node_id}) - voter_ids
-        return QuorumView(
+        return QuorumInfo(
             cluster_id=self._cluster_id,
             node_id=self._node_id,
             leader_id=status.leader_id,
@@ -102,8 +102,8 @@ class _Members:
             last_index=status.last_index,
             commit_index=status.commit_index,
             applied_index=status.applied_index,
-            voters=[self._member(node_id) for node_id in sorted(voter_ids)],
-            observers=[self._member(node_id) for node_id in sorted(others)],
+            voters=tuple(self._member(node_id) for node_id in sorted(voter_ids)),
+            observers=tuple(self._member(node_id) for node_id in sorted(others)),
         )
 
     def nodes(self) -> NodeList:
@@ -120,7 +120,7 @@ class _Members:
             led[leader] += count
             for broker_id in replicas:
                 held[broker_id] += count
-        return NodeList([self._node(each, led[each], held[each]) for each in sorted(known)])
+        return NodeList(tuple(self._node(each, led[each], held[each]) for each in sorted(known)))
 
     def _member(self, node_id: int) -> QuorumMember:
         status, peer = self._status, self._peers.get(node_id)
@@ -140,10 +140,10 @@ class _Members:
             last_heard_ms=heard_ms,
         )
 
-    def _node(self, node_id: int, led: int, held: int) -> NodeView:
+    def _node(self, node_id: int, led: int, held: int) -> NodeInfo:
         broker = self._broker(node_id)
         host, port = self._address(node_id)
-        return NodeView(
+        return NodeInfo(
             node_id=node_id,
             host=host,
             port=port,
@@ -203,7 +203,7 @@ ROUTES: Final = (
         get_quorum,
         "The metadata quorum, as this node sees it",
         tag="v1",
-        response_type=QuorumView,
+        response_type=QuorumInfo,
         serves_always=True,
     ),
     Route(
