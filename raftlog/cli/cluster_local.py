@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
+from raftlog.api.manager import (
+    AddNode,
+    AwaitReady,
+    ControlRequest,
+    GetStatus,
+    ReplaceNode,
+    StartNode,
+    StopNode,
+)
 from raftlog.cli import output
 from raftlog.cli.errors import CommandError, ExitCode
 from raftlog.cli.options import format_option
 from raftlog.cluster import commands, manifest
-from raftlog.cluster.control import (
-    AddNode,
-    AwaitReady,
-    GetStatus,
-    ReplaceNode,
-    Request,
-    StartNode,
-    StopNode,
-)
 from raftlog.cluster.errors import AlreadyManagedError, ClusterError
 from raftlog.cluster.layout import Layout, manager_pid
 from raftlog.cluster.manifest import Plan
@@ -32,7 +32,7 @@ from raftlog.cluster.service import ManagerService
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from raftlog.cluster.status import ClusterStatus
+    from raftlog.api.manager import ClusterStatus
 
 _Result = TypeVar("_Result")
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
@@ -230,7 +230,7 @@ def start_node(node: int, directory: Path, output_format: str) -> None:
     _tell_node(node, output_format, is_running=True)
 
 
-def _change_nodes(directory: Path, change: Request, output_format: str) -> None:
+def _change_nodes(directory: Path, change: ControlRequest, output_format: str) -> None:
     node_id = _ask(directory, change)
     servers = ",".join(Layout.at(directory).require_manifest().addresses)
     if output_format == "json":
@@ -246,7 +246,7 @@ def _tell_node(node: int, output_format: str, *, is_running: bool) -> None:
         output.message(f"node {node} {'is ready' if is_running else 'is stopped'}")
 
 
-def _ask(directory: Path, what: Request) -> Any:
+def _ask(directory: Path, what: ControlRequest) -> Any:
     return _run(commands.request(Layout.at(directory), what, output.message))
 
 

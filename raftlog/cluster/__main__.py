@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from raftlog.cluster.control import Answer, Done, Failed, Step, answer_line
+from raftlog.api.manager import ClusterStatus, ControlAnswer, Done, Failed, Step
+from raftlog.cluster.control import answer_line
 from raftlog.cluster.errors import ClusterError
 from raftlog.cluster.manifest import Plan
 from raftlog.cluster.service import ManagerService
-from raftlog.cluster.status import ClusterStatus
 
 EXIT_FAILED = 1
 ARGUMENTS = 3
@@ -63,7 +63,7 @@ class _Starter:
     def __init__(self) -> None:
         self._descriptor = 1
 
-    def say(self, answer: Answer) -> None:
+    def say(self, answer: ControlAnswer) -> None:
         if self._descriptor < 0:
             return
         try:

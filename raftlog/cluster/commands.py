@@ -11,7 +11,17 @@ from typing import Any, Final
 
 import msgspec
 
-from raftlog.cluster.control import Answer, Done, Failed, Request, Step, StopCluster, answers, ask
+from raftlog.api.manager import (
+    ClusterStatus,
+    ControlAnswer,
+    ControlRequest,
+    Done,
+    Failed,
+    NodeStatus,
+    Step,
+    StopCluster,
+)
+from raftlog.cluster.control import answers, ask
 from raftlog.cluster.errors import ClusterError
 from raftlog.cluster.layout import Layout, ManagerLock, manager_pid, tail
 from raftlog.cluster.manifest import NODES_MAX, Plan
@@ -22,7 +32,6 @@ from raftlog.cluster.process import (
     load_records,
     spawn,
 )
-from raftlog.cluster.status import ClusterStatus, NodeStatus
 from raftlog.cluster.supervisor import STOP_TIMEOUT_S
 
 MANAGER: Final = (sys.executable, "-m", "raftlog.cluster")
@@ -61,7 +70,7 @@ async def start_detached(layout: Layout, plan: Plan, tell: Tell) -> ClusterStatu
     return status_from(result)
 
 
-async def request(layout: Layout, what: Request, tell: Tell) -> Any:
+async def request(layout: Layout, what: ControlRequest, tell: Tell) -> Any:
     """Ask the manager, which must run; its result. Raises ClusterError, OSError."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + LISTEN_TIMEOUT_S
@@ -157,7 +166,7 @@ def status_from(document: Any) -> ClusterStatus:
         raise ClusterError(f"the manager's answer cannot be read: {error}") from error
 
 
-async def _result(said: AsyncIterator[Answer], tell: Tell) -> Any:
+async def _result(said: AsyncIterator[ControlAnswer], tell: Tell) -> Any:
     async for answer in said:
         match answer:
             case Step(text=text):

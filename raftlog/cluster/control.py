@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
+from raftlog.api.manager import ControlAnswer, ControlRequest, Done, Failed, Step
 from raftlog.cluster.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -34,73 +35,11 @@ PATH_BYTES_MAX: Final = 100
 CLOSE_TIMEOUT_S: Final = 2.0
 
 
-class GetStatus(msgspec.Struct, frozen=True, tag="status"):
-    """What runs? The answer is a `ClusterStatus` (status.py)."""
-
-
-class AwaitReady(msgspec.Struct, frozen=True, tag="await_ready"):
-    """Answer once the cluster serves, with its status."""
-
-
-class StopCluster(msgspec.Struct, frozen=True, tag="stop_cluster"):
-    """Stop all nodes, and then yourself."""
-
-
-class AddNode(msgspec.Struct, frozen=True, tag="add_node"):
-    """Add a node, with a vote or without."""
-
-    voter: bool = False
-
-
-class ReplaceNode(msgspec.Struct, frozen=True, tag="replace_node"):
-    """Put a new, empty node in the place of one whose data is lost."""
-
-    node_id: int
-
-
-class StopNode(msgspec.Struct, frozen=True, tag="stop_node"):
-    """Stop a node until it is started again; `forget`: it will not be, and is not the cluster's."""
-
-    node_id: int
-    forget: bool = False
-
-
-class StartNode(msgspec.Struct, frozen=True, tag="start_node"):
-    """Start a node that was stopped."""
-
-    node_id: int
-
-
-Request: TypeAlias = (
-    GetStatus | AwaitReady | StopCluster | AddNode | ReplaceNode | StopNode | StartNode
-)
-
-
-class Step(msgspec.Struct, frozen=True, tag="step"):
-    """Something was done, or happened."""
-
-    text: str
-
-
-class Done(msgspec.Struct, frozen=True, tag="done"):
-    """The request is carried out; `result` is JSON."""
-
-    result: Any = None
-
-
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The request cannot be carried out."""
-
-    message: str
-    hint: str | None = None
-
-
-Answer: TypeAlias = Step | Done | Failed
 Tell: TypeAlias = Callable[[str], None]
-Handler: TypeAlias = Callable[[Request], Awaitable[Any]]
+Handler: TypeAlias = Callable[[ControlRequest], Awaitable[Any]]
 
-_REQUEST: Final = msgspec.json.Decoder(Request)
-_ANSWER: Final = msgspec.json.Decoder(Answer)
+_REQUEST: Final = msgspec.json.Decoder(ControlRequest)
+_ANSWER: Final = msgspec.json.Decoder(ControlAnswer)
 
 
 class ControlServer:
@@ -187,7 +126,7 @@ class ControlServer:
         while True:
             await _write(writer, Step(await steps.get()))
 
-    async def _answer(self, request: Request) -> Done | Failed:
+    async def _answer(self, request: ControlRequest) -> Done | Failed:
         try:
             return Done(await self._handle(request))
         except ClusterError as error:
@@ -201,7 +140,7 @@ class ControlServer:
             return Failed(f"the manager failed: {error!r}", "Its log has more.")
 
 
-async def ask(path: Path, request: Request) -> AsyncIterator[Answer]:
+async def ask(path: Path, request: ControlRequest) -> AsyncIterator[ControlAnswer]:
     """Send the manager a request; its answers, the last of which is Done or Failed.
 
     Raises OSError if nobody listens, and ClusterError if the manager ends without an answer.
@@ -217,7 +156,7 @@ async def ask(path: Path, request: Request) -> AsyncIterator[Answer]:
         writer.close()
 
 
-async def answers(reader: asyncio.StreamReader) -> AsyncIterator[Answer]:
+async def answers(reader: asyncio.StreamReader) -> AsyncIterator[ControlAnswer]:
     """The answers on a stream, the last of which is Done or Failed. Raises ClusterError."""
     while True:
         try:
@@ -235,18 +174,18 @@ async def answers(reader: asyncio.StreamReader) -> AsyncIterator[Answer]:
             return
 
 
-def answer_line(answer: Answer) -> bytes:
+def answer_line(answer: ControlAnswer) -> bytes:
     """An answer as a line. Steps are cut to what a line may hold."""
     line = msgspec.json.encode(answer) + b"\n"
     if len(line) < LINE_BYTES_MAX:
         return line
-    shorter: Answer = (
+    shorter: ControlAnswer = (
         Step(answer.text[:1_000]) if isinstance(answer, Step) else Failed("the answer is too long")
     )
     return msgspec.json.encode(shorter) + b"\n"
 
 
-async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
+async def _write(writer: asyncio.StreamWriter, answer: ControlAnswer) -> None:
     writer.write(answer_line(answer))
     await writer.drain()
 

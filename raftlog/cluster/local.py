@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from raftlog.api.manager import ClusterStatus, NodeStatus
 from raftlog.cluster import manifest as manifests
 from raftlog.cluster.errors import ClusterError
 from raftlog.cluster.layout import LOG_BYTES_MAX, Layout, ManagerLock, rotate, tail
@@ -38,7 +39,6 @@ from raftlog.cluster.process import (
     require_free,
     save_records,
 )
-from raftlog.cluster.status import ClusterStatus, NodeStatus
 from raftlog.cluster.supervisor import STOP_TIMEOUT_S, Supervisor
 
 logger = logging.getLogger(__name__)

@@ -11,22 +11,22 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
-from raftlog.cluster import changes
-from raftlog.cluster.control import (
+from raftlog.api.manager import (
     AddNode,
     AwaitReady,
-    ControlServer,
+    ClusterStatus,
+    ControlRequest,
     GetStatus,
     ReplaceNode,
-    Request,
     StartNode,
     StopCluster,
     StopNode,
 )
+from raftlog.cluster import changes
+from raftlog.cluster.control import ControlServer
 from raftlog.cluster.errors import ClusterError
 from raftlog.cluster.local import LocalCluster
 from raftlog.cluster.manifest import Plan
-from raftlog.cluster.status import ClusterStatus
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -119,7 +119,7 @@ class ManagerService:
             self._killing.set()
         self._stopping.set()
 
-    async def _handle(self, request: Request) -> Any:
+    async def _handle(self, request: ControlRequest) -> Any:
         if isinstance(request, StopCluster):
             # A second `down` waits with the first one; only a signal means hurry.
             self._stopping.set()

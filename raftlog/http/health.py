@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from raftlog.api.common import Status
 from raftlog.http.context import ServerContext
 from raftlog.http.request import Request
 from raftlog.http.responses import bytes_response, json_response
@@ -28,14 +28,6 @@ if TYPE_CHECKING:
     from raftlog.broker.service import Services
 
 METRICS_MEDIA_TYPE = "text/plain"
-
-
-class Status(msgspec.Struct, frozen=True):
-    """The answer of a node that is well."""
-
-    status: str
-    node_id: int
-    cluster_id: str
 
 
 def _status(context: ServerContext, status: str) -> web.StreamResponse:

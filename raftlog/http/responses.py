@@ -17,6 +17,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http_writer import StreamWriter
 
+from raftlog.api.common import ErrorBody
 from raftlog.record.errors import (
     METHOD_NOT_ALLOWED,
     NOT_READY,
@@ -42,15 +43,6 @@ REASONS = {status.value: status.phrase for status in HTTPStatus}
 _encode = msgspec.json.Encoder().encode
 _RETRY_LATER = (QUOTA_EXCEEDED, OVERLOADED, NOT_READY)
 _NOT_IN_HEADERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-
-
-class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every error answer."""
-
-    error_code: int
-    """HTTP status and two digits; they never change their meaning."""
-    message: str
-    """What went wrong, and where it helps, what to do."""
 
 
 class Answer(web.StreamResponse):

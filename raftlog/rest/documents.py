@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from raftlog.rest.json_records import JsonHeader, Milliseconds, PartitionNumber, ProduceBody
+from raftlog.api.common import Milliseconds, PartitionNumber
+from raftlog.rest.json_records import JsonHeader, ProduceBody
 from raftlog.rest.json_records_v3 import BinaryData, EntryId, HeaderV3, StringData, TimestampV3
 
 

@@ -14,19 +14,13 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from raftlog.api.common import EPOCH_MAX, INT32_MAX, INT64_MAX, Milliseconds, PartitionNumber
 from raftlog.http.body import check_json_depth
 from raftlog.record.codec import Headers
 from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, LogError
-from raftlog.record.types import Offset
 
-INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
-EPOCH_MAX = 2**15 - 1
 JSON_NULL = b"null"
 
-PartitionNumber: TypeAlias = Annotated[int, Meta(ge=0, le=INT32_MAX)]
-OffsetNumber: TypeAlias = Annotated[Offset, Meta(ge=0, le=INT64_MAX)]
-Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 
 StoredRecord: TypeAlias = tuple[int, bytes | None, bytes | None, Headers | None]
 """Timestamp (ms), key, value, headers, as the codec takes them."""

@@ -8,12 +8,11 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from raftlog.api.common import Milliseconds, PartitionNumber
 from raftlog.http.body import check_json_depth
 from raftlog.record.errors import INVALID_BODY, LogError
 from raftlog.rest.json_records import (
     JSON_NULL,
-    Milliseconds,
-    PartitionNumber,
     StoredRecord,
     check_utf8,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from raftlog.api.common import EPOCH_MAX, INT32_MAX
 from raftlog.http.request import Request, choice_parameter, integer_parameter
 from raftlog.http.routing import QueryParameter
 from raftlog.http.settings import ServerLimits
@@ -20,7 +21,7 @@ from raftlog.record.types import (
     ProducerId,
 )
 from raftlog.replication.partition import Acks
-from raftlog.rest.json_records import EPOCH_MAX, INT32_MAX, ProduceBody
+from raftlog.rest.json_records import ProduceBody
 
 ACKS = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NONE}
 

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from raftlog.api.records import (
+    FetchRequest,
+    OffsetsRequest,
+    OffsetsResponse,
+    ProduceResults,
+    TimesRequest,
+    TimesResponse,
+)
 from raftlog.http.routing import QueryParameter, Route
 from raftlog.record.errors import (
     BAD_REQUEST,
@@ -231,7 +239,7 @@ def _v1() -> tuple[Route, ...]:
             query=produce_options.QUERY,
             request_type=bytes,
             request_media_types=(BATCHES_MEDIA_TYPE,),
-            response_type=v1_batches.ProduceResults,
+            response_type=ProduceResults,
             errors=(BODY_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, INVALID_BODY, CORRUPT_BATCH),
         ),
         Route(
@@ -241,7 +249,7 @@ def _v1() -> tuple[Route, ...]:
             "Read record batches of many partitions. The answer is frames "
             "(raftlog.record.frames), one or more for each partition, errors included.",
             tag="batches",
-            request_type=v1_batches.FetchRequest,
+            request_type=FetchRequest,
             response_media_types=(BATCHES_MEDIA_TYPE,),
             errors=(INVALID_BODY,),
             cancel_on_disconnect=True,
@@ -254,8 +262,8 @@ def _v1() -> tuple[Route, ...]:
             "object with the partitions of each. This node must lead them all, unless `any_node` "
             "is true: then each partition has offsets, or an error_code of its own.",
             tag="offsets",
-            request_type=v1_offsets.OffsetsRequest,
-            response_type=v1_offsets.OffsetsResponse,
+            request_type=OffsetsRequest,
+            response_type=OffsetsResponse,
             errors=(INVALID_BODY, *_READ_ERRORS),
         ),
         Route(
@@ -266,8 +274,8 @@ def _v1() -> tuple[Route, ...]:
             "must lead them all, unless `any_node` is true: then each partition has an offset, "
             "null, or an error_code of its own.",
             tag="offsets",
-            request_type=v1_offsets.TimesRequest,
-            response_type=v1_offsets.TimesResponse,
+            request_type=TimesRequest,
+            response_type=TimesResponse,
             errors=(INVALID_BODY, *_READ_ERRORS),
         ),
         Route(

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
+from raftlog.api.cluster import (
+    BrokerIds,
+    MetadataBroker,
+    MetadataPartition,
+    MetadataResponse,
+    MetadataTopic,
+)
+from raftlog.api.records import DeletedPartition, DeletedRecords, DeleteRecords, ProducerIdentity
 from raftlog.http.body import read_json
 from raftlog.http.context import ServerContext
 from raftlog.http.request import Request
@@ -30,85 +37,6 @@ DELETIONS_AT_ONCE: Final = 32
 NO_CONTROLLER_ID: Final = -1
 
 
-class BrokerIds(msgspec.Struct, frozen=True):
-    """The brokers of the cluster, by number."""
-
-    brokers: list[int]
-
-
-class MetadataBroker(msgspec.Struct, frozen=True):
-    """A broker, and where to reach it."""
-
-    broker_id: int
-    host: str
-    port: int
-    rack: str | None
-
-
-class MetadataPartition(msgspec.Struct, frozen=True):
-    """Who holds a partition, who is in sync, and who leads it (-1: nobody)."""
-
-    partition: int
-    leader: int
-    leader_epoch: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
-
-
-class MetadataTopic(msgspec.Struct, frozen=True):
-    """A topic, or why there is none of that name."""
-
-    name: str
-    topic_id: str | None
-    error_code: int | None
-    partitions: list[MetadataPartition]
-
-
-class ClusterView(msgspec.Struct, frozen=True):
-    """What a client needs to find the leader of each partition.
-
-    `controller_id` is -1 while this node knows of no active controller.
-    """
-
-    cluster_id: str
-    controller_id: int
-    brokers: list[MetadataBroker]
-    topics: list[MetadataTopic]
-
-
-class ProducerIdentity(msgspec.Struct, frozen=True):
-    """A producer id that nobody else was ever given, and its first epoch."""
-
-    producer_id: int
-    producer_epoch: int
-
-
-PartitionNumber = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-OffsetOrEnd = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
-
-
-class DeleteRecords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """By topic and partition: the offset below which records are deleted; -1 for all of them."""
-
-    offsets: dict[str, dict[PartitionNumber, OffsetOrEnd]]
-
-
-class DeletedPartition(msgspec.Struct, frozen=True):
-    """What became of one partition's deletion."""
-
-    topic: str
-    partition: int
-    log_start_offset: int
-    error_code: int | None
-    message: str | None
-
-
-class DeletedRecords(msgspec.Struct, frozen=True):
-    """What became of each deletion, in the order of the request."""
-
-    results: list[DeletedPartition]
-
-
 _DELETE_RECORDS = msgspec.json.Decoder(DeleteRecords)
 
 
@@ -127,7 +55,7 @@ async def get_metadata(request: Request, context: ServerContext) -> web.StreamRe
     else:
         asked = list(dict.fromkeys(name for name in names.split(",") if name))
     return json_response(
-        ClusterView(
+        MetadataResponse(
             cluster_id=context.services.cluster_id,
             controller_id=NO_CONTROLLER_ID if controller_id is None else controller_id,
             brokers=[
@@ -194,7 +122,7 @@ ROUTES = (
         query=(
             QueryParameter("topics", str, "Topic names, separated by commas; all if left out."),
         ),
-        response_type=ClusterView,
+        response_type=MetadataResponse,
     ),
     Route(
         "POST",

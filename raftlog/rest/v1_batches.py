@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
+from raftlog.api.records import (
+    NO_OFFSET,
+    FetchPartition,
+    FetchRequest,
+    LeaderAddress,
+    ProduceResult,
+    ProduceResults,
+)
 from raftlog.http.body import read_body, read_json
 from raftlog.http.context import ServerContext
 from raftlog.http.request import Request
@@ -33,73 +39,12 @@ from raftlog.record.frames import (
 from raftlog.record.types import Buffer, Offset, PartitionId
 from raftlog.replication.partition import Partition
 from raftlog.rest.append import topic_for_produce
-from raftlog.rest.json_records import INT32_MAX, INT64_MAX, OffsetNumber, PartitionNumber
 from raftlog.rest.produce_options import ProduceOptions, produce_options
 from raftlog.rest.v1_offsets import check_partition_count
 from raftlog.rest.waiting import wait_for_data
 
-PARTITION_BYTES_DEFAULT = 1024 * 1024
-MAX_WAIT_MS_DEFAULT = 500
 FETCH_CHUNK_BYTES = 256 * 1024
 """Batches are read and sent in chunks of this size: about what a slow reader makes us hold."""
-NO_OFFSET = -1
-NO_TIMESTAMP = -1
-
-
-class LeaderAddress(msgspec.Struct, frozen=True):
-    """A node that leads, and where to reach it."""
-
-    node_id: int
-    host: str
-    port: int
-
-
-class ProduceResult(msgspec.Struct, frozen=True):
-    """What became of one frame."""
-
-    topic: str
-    partition: int
-    base_offset: int = NO_OFFSET
-    """Offset of the frame's first record; of a repeated batch: where it was written first."""
-    last_offset: int = NO_OFFSET
-    log_append_time: int = NO_TIMESTAMP
-    log_start_offset: int = NO_OFFSET
-    error_code: int | None = None
-    message: str | None = None
-    leader: LeaderAddress | msgspec.UnsetType = msgspec.UNSET
-    """With error 50301: who leads the partition, as far as this node knows."""
-    leader_epoch: int | msgspec.UnsetType = msgspec.UNSET
-    """With error 50301: the newest one that this node knows."""
-
-
-class ProduceResults(msgspec.Struct, frozen=True):
-    """One result for each frame, in the request's order."""
-
-    results: list[ProduceResult]
-
-
-class FetchPartition(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Where to read one partition from."""
-
-    topic: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
-    partition: PartitionNumber
-    offset: OffsetNumber
-    max_bytes: Annotated[int, Meta(ge=1, le=INT32_MAX)] = PARTITION_BYTES_DEFAULT
-    end_offset: OffsetNumber | None = None
-    """No batch that begins at or after it is sent. One that holds records on both sides is."""
-    topic_id: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    """Which topic of that name is meant: 40401 if it is another one by now."""
-
-
-class FetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which batches to send, how many, and how long to wait for the first."""
-
-    partitions: list[FetchPartition]
-    max_bytes: Annotated[int, Meta(ge=1, le=INT64_MAX)] | None = None
-    min_bytes: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 1
-    max_wait_ms: Annotated[int, Meta(ge=0, le=INT64_MAX)] = MAX_WAIT_MS_DEFAULT
-    any_replica: bool = False
-    """Whether this node may answer from what it follows, up to what it knows to be committed."""
 
 
 _fetch_decoder = msgspec.json.Decoder(FetchRequest)

@@ -7,18 +7,23 @@ far as this node knows.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
+from raftlog.api.cluster import (
+    DecommissionProgress,
+    LeaderElection,
+    NewReassignments,
+    Reassignment,
+    ReassignmentList,
+)
 from raftlog.http.body import read_json
 from raftlog.http.context import ServerContext
 from raftlog.http.request import Request, partition_parameter
 from raftlog.http.responses import empty_response, json_response
 from raftlog.http.routing import QueryParameter, Route
-from raftlog.metadata.apply import BROKERS_MAX
 from raftlog.metadata.decommission import evacuation_progress
 from raftlog.metadata.image import TopicImage
 from raftlog.metadata.reassignment import Move
@@ -35,73 +40,14 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import BrokerId
-from raftlog.rest.v1_quorum import NodeNumber, node_number
+from raftlog.rest.v1_quorum import node_number
 
 REASSIGNMENTS_LISTED_MAX: Final = 1_000
 """In one answer; `total` says how many there are."""
 
-PartitionNumber = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
-
-class LeaderWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who is to lead a partition, until the preferred replica (the first one) is given it back.
-
-    For another preferred replica, reassign the partition to the same nodes in another order.
-    """
-
-    broker: NodeNumber | None = None
-    """A replica; null: the best one, but for the present leader."""
-    unclean: bool = False
-    """Elect a replica that may lack records, where nobody leads: what it lacks is lost for good."""
-
-
-class Reassignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A partition, and the nodes that are to hold it, the preferred leader first."""
-
-    topic: str
-    partition: PartitionNumber
-    replicas: Annotated[tuple[NodeNumber, ...], Meta(min_length=1, max_length=BROKERS_MAX)]
-
-
-class Reassignments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All are checked before the first is begun."""
-
-    reassignments: Annotated[list[Reassignment], Meta(min_length=1)]
-
-
-class ReassignmentView(msgspec.Struct, frozen=True):
-    """A partition that is being moved: `adding` are still to join, `removing` leave after that."""
-
-    topic: str
-    partition: int
-    leader: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
-    adding: tuple[int, ...]
-    removing: tuple[int, ...]
-
-
-class ReassignmentList(msgspec.Struct, frozen=True):
-    """Partitions that are being moved, by topic and number; of `total` as many as fit."""
-
-    total: int
-    reassignments: list[ReassignmentView]
-
-
-class DecommissionView(msgspec.Struct, frozen=True):
-    """How far a node's decommission is."""
-
-    node_id: int
-    decommissioning: bool
-    partitions_left: int
-    """Partitions that it still holds; at 0 it may be stopped, and removed."""
-    partitions_moving: int
-    """Those of them that are being copied to other nodes."""
-    is_empty: bool
-
-
-_LEADER = msgspec.json.Decoder(LeaderWish)
-_REASSIGNMENTS = msgspec.json.Decoder(Reassignments)
+_LEADER = msgspec.json.Decoder(LeaderElection)
+_REASSIGNMENTS = msgspec.json.Decoder(NewReassignments)
 
 
 async def set_leader(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -134,7 +80,7 @@ async def list_reassignments(request: Request, context: ServerContext) -> web.St
     image = context.services.metadata.image
     name = request.query_parameters.get("topic")
     topics = [image.topic(name)] if name is not None else _by_name(image.topics_by_name)
-    views: list[ReassignmentView] = []
+    views: list[Reassignment] = []
     total = 0
     for topic in topics:
         for row in topic.partitions:
@@ -143,7 +89,7 @@ async def list_reassignments(request: Request, context: ServerContext) -> web.St
             total += 1
             if total <= REASSIGNMENTS_LISTED_MAX:
                 views.append(
-                    ReassignmentView(
+                    Reassignment(
                         topic=topic.name,
                         partition=row.partition,
                         leader=row.leader,
@@ -153,7 +99,7 @@ async def list_reassignments(request: Request, context: ServerContext) -> web.St
                         removing=row.removing,
                     )
                 )
-    return json_response(ReassignmentList(total, views))
+    return json_response(ReassignmentList(total, tuple(views)))
 
 
 async def cancel_reassignment(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -202,10 +148,10 @@ def _by_name(topics: dict[str, TopicImage]) -> list[TopicImage]:
     return [topics[name] for name in sorted(topics)]
 
 
-def _progress(broker_id: BrokerId, context: ServerContext) -> DecommissionView:
+def _progress(broker_id: BrokerId, context: ServerContext) -> DecommissionProgress:
     image = context.services.metadata.image
     progress = evacuation_progress(image, broker_id)
-    return DecommissionView(
+    return DecommissionProgress(
         node_id=broker_id,
         decommissioning=image.brokers[broker_id].decommissioning,
         partitions_left=progress.left,
@@ -224,7 +170,7 @@ ROUTES: Final = (
         set_leader,
         "Let another replica lead a partition",
         tag="v1",
-        request_type=LeaderWish,
+        request_type=LeaderElection,
         status=204,
         errors=(*_PARTITION_ERRORS, NOT_FOUND, NO_LEADER, *_CHANGE_ERRORS),
     ),
@@ -234,7 +180,7 @@ ROUTES: Final = (
         reassign,
         "Move partitions to other nodes",
         tag="v1",
-        request_type=Reassignments,
+        request_type=NewReassignments,
         status=204,
         errors=(*_PARTITION_ERRORS, INVALID_PARTITIONS, *_CHANGE_ERRORS),
     ),
@@ -263,7 +209,7 @@ ROUTES: Final = (
         decommission,
         "Empty a node for good",
         tag="v1",
-        response_type=DecommissionView,
+        response_type=DecommissionProgress,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),
     ),
     Route(
@@ -272,7 +218,7 @@ ROUTES: Final = (
         get_decommission,
         "How far a node's decommission is",
         tag="v1",
-        response_type=DecommissionView,
+        response_type=DecommissionProgress,
         errors=(NOT_FOUND,),
     ),
     Route(

@@ -9,20 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from typing import Annotated
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
+from raftlog.api.records import (
+    NO_OFFSET,
+    NO_TIMESTAMP,
+    FoundOffset,
+    OffsetsRequest,
+    OffsetsResponse,
+    ReadableOffsets,
+    TimesRequest,
+    TimesResponse,
+    TopicOffsets,
+)
 from raftlog.http.body import read_json
 from raftlog.http.context import ServerContext
 from raftlog.http.request import Request, whole_number
 from raftlog.http.responses import json_response
 from raftlog.metadata.image import TopicImage
 from raftlog.record.errors import BAD_REQUEST, INVALID_BODY, LogError
-from raftlog.record.types import Offset, PartitionId
-from raftlog.rest.json_records import INT64_MAX, PartitionNumber
+from raftlog.record.types import PartitionId
 from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.many import (
     FoundRecord,
@@ -32,73 +40,6 @@ from raftlog.routing.many import (
     times_here,
     times_of_many,
 )
-
-NO_OFFSET = Offset(-1)
-NO_TIMESTAMP = -1
-
-
-class OffsetsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which offsets are wanted: of topics, with all partitions; or of some partitions of each."""
-
-    topics: list[str] | dict[str, list[PartitionNumber]]
-    any_node: bool = False
-    """Whether this node asks the leaders of what it does not lead. Then each partition may have an
-    error of its own, instead of one for all."""
-
-
-class PartitionOffsets(msgspec.Struct, frozen=True):
-    """What can be read of a partition. All offsets are -1 beside an error."""
-
-    beginning_offset: Offset
-    end_offset: Offset
-    """Offset after the last record that can be read."""
-    high_watermark: Offset
-    """First offset that is not committed yet; readers go no further."""
-    last_stable_offset: Offset
-    """First offset that may belong to an open transaction; who reads committed transactions only
-    goes no further. At most the high watermark."""
-    error_code: int | msgspec.UnsetType = msgspec.UNSET
-    message: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class TopicOffsets(msgspec.Struct, frozen=True):
-    """One topic's partitions, by number."""
-
-    topic_id: str
-    partitions: dict[str, PartitionOffsets]
-
-
-class OffsetsResponse(msgspec.Struct, frozen=True):
-    """Offsets by topic."""
-
-    topics: dict[str, TopicOffsets]
-
-
-class TimesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A timestamp (ms) for each partition, by topic and partition number."""
-
-    timestamps: dict[str, dict[str, Annotated[int, Meta(ge=0, le=INT64_MAX)]]]
-    any_node: bool = False
-    """Whether this node asks the leaders of what it does not lead. Then each partition may have an
-    error of its own, instead of one for all."""
-
-
-class FoundOffset(msgspec.Struct, frozen=True):
-    """The first record at or after the timestamp asked for. Both are -1 beside an error."""
-
-    offset: Offset
-    timestamp: int
-    error_code: int | msgspec.UnsetType = msgspec.UNSET
-    message: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class TimesResponse(msgspec.Struct, frozen=True):
-    """Offsets by topic and partition number; null: no record is that young."""
-
-    offsets: dict[str, dict[str, FoundOffset | None]]
-    topic_ids: dict[str, str]
-    """Of each topic: which topic of that name this is of."""
-
 
 _offsets_decoder = msgspec.json.Decoder(OffsetsRequest)
 _times_decoder = msgspec.json.Decoder(TimesRequest)
@@ -186,11 +127,11 @@ def _require_all(rows: Iterable[object]) -> None:
             raise row
 
 
-def _offsets(row: PartitionBounds | LogError) -> PartitionOffsets:
+def _offsets(row: PartitionBounds | LogError) -> ReadableOffsets:
     if isinstance(row, LogError):
         none = NO_OFFSET
-        return PartitionOffsets(none, none, none, none, row.entry.code, row.message)
-    return PartitionOffsets(
+        return ReadableOffsets(none, none, none, none, row.entry.code, row.message)
+    return ReadableOffsets(
         row.log_start_offset, row.high_watermark, row.high_watermark, row.last_stable_offset
     )
 

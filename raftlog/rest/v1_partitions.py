@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
 from aiohttp import web
 
+from raftlog.api.cluster import PartitionStatus, PartitionStatusList, ReplicaStatus
 from raftlog.http.context import ServerContext
 from raftlog.http.request import Request
 from raftlog.http.responses import json_response
@@ -14,34 +14,6 @@ from raftlog.http.routing import Route
 from raftlog.metadata.image import PartitionImage
 from raftlog.record.errors import UNKNOWN_TOPIC
 from raftlog.replication.partition import Partition
-
-
-class ReplicaView(msgspec.Struct, frozen=True):
-    """One replica. `log_end_offset` and `lag` (records behind the leader's end) are null if this
-    node does not lead the partition, or has not heard of the replica yet."""
-
-    broker_id: int
-    in_sync: bool
-    log_end_offset: int | None
-    lag: int | None
-
-
-class PartitionView(msgspec.Struct, frozen=True):
-    """A partition. `elr`: replicas that are not in sync, but have all that was committed."""
-
-    partition: int
-    leader: int
-    leader_epoch: int
-    replicas: tuple[ReplicaView, ...]
-    elr: tuple[int, ...]
-    high_watermark: int | None
-    """Null if this node does not lead it."""
-
-
-class PartitionsView(msgspec.Struct, frozen=True):
-    """The partitions of a topic, in order."""
-
-    partitions: list[PartitionView]
 
 
 async def list_partitions(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -52,10 +24,10 @@ async def list_partitions(request: Request, context: ServerContext) -> web.Strea
         _view(row, services.replicas.replica(topic.topic_id, row.partition))
         for row in topic.partitions
     ]
-    return json_response(PartitionsView(views))
+    return json_response(PartitionStatusList(views))
 
 
-def _view(row: PartitionImage, here: Partition | None) -> PartitionView:
+def _view(row: PartitionImage, here: Partition | None) -> PartitionStatus:
     led = here if here is not None and here.is_leader else None
     ends: dict[int, int] = {}
     log_end = 0
@@ -67,12 +39,12 @@ def _view(row: PartitionImage, here: Partition | None) -> PartitionView:
             if follower.durable_end >= 0
         }
         ends[row.leader] = log_end
-    return PartitionView(
+    return PartitionStatus(
         partition=row.partition,
         leader=row.leader,
         leader_epoch=row.leader_epoch,
         replicas=tuple(
-            ReplicaView(
+            ReplicaStatus(
                 broker_id=broker_id,
                 in_sync=broker_id in row.isr,
                 log_end_offset=ends.get(broker_id),
@@ -92,7 +64,7 @@ ROUTES: Final = (
         list_partitions,
         "How far the replicas of a topic are, as far as this node leads it",
         tag="v1",
-        response_type=PartitionsView,
+        response_type=PartitionStatusList,
         errors=(UNKNOWN_TOPIC,),
     ),
 )

@@ -8,12 +8,19 @@ far the others are: elsewhere `match_index` and `lag` are null for all but the n
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
+from raftlog.api.cluster import (
+    LeadershipTransfer,
+    NewVoter,
+    NodeInfo,
+    NodeList,
+    QuorumInfo,
+    QuorumMember,
+)
 from raftlog.http.body import read_json
 from raftlog.http.context import ServerContext
 from raftlog.http.request import Request, whole_number
@@ -24,92 +31,6 @@ from raftlog.raft import PeerStatus, QuorumStatus
 from raftlog.raft.voters import NODE_ID_MAX
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, NOT_FOUND, RETRIABLE, LogError
 from raftlog.record.types import BrokerId
-
-NodeNumber = Annotated[int, Meta(ge=1, le=NODE_ID_MAX)]
-
-
-class QuorumMember(msgspec.Struct, frozen=True):
-    """A member of the quorum. What is not known here is null."""
-
-    node_id: int
-    host: str | None
-    port: int | None
-    directory_id: str | None
-    """Identity of its data directory."""
-    is_leader: bool
-    connected: bool
-    """Whether this node is in touch with it; true for the node itself."""
-    match_index: int | None
-    """Newest log entry known to be durable there."""
-    lag: int | None
-    """Entries of the log that it has not been seen to hold."""
-    last_heard_ms: int | None
-    """Milliseconds since anything came from it; 0 for the node itself."""
-
-
-class QuorumView(msgspec.Struct, frozen=True):
-    """The quorum as the node `node_id` sees it."""
-
-    cluster_id: str
-    node_id: int
-    leader_id: int | None
-    term: int
-    is_active: bool
-    """Whether this node is the active controller."""
-    last_index: int
-    commit_index: int
-    applied_index: int
-    voters: list[QuorumMember]
-    observers: list[QuorumMember]
-    """Members without a vote that this node is in touch with, and itself if it has none."""
-
-
-class NodeView(msgspec.Struct, frozen=True):
-    """A node of the cluster. What is not known here is null."""
-
-    node_id: int
-    host: str | None
-    port: int | None
-    rack: str | None
-    directory_id: str | None
-    broker_epoch: int | None
-    """Of its last start; null if it never registered."""
-    fenced: bool | None
-    """Whether the controller keeps it from leading partitions; null if it never registered."""
-    maintenance: bool | None
-    """Whether it is to lead nothing that others can; null if it never registered."""
-    can_write: bool | None
-    """Whether its disk takes writes, as far as is known here: if it is full or hangs, others lead
-    what they can. Null if it never registered."""
-    decommissioning: bool | None
-    """Whether all it holds is to move to others; null if it never registered."""
-    led: int
-    """Partitions that it leads."""
-    held: int
-    """Partitions of which it has a replica."""
-    is_voter: bool
-    is_controller: bool
-    connected: bool
-    software_version: str | None
-
-
-class NodeList(msgspec.Struct, frozen=True):
-    """The nodes of the cluster, by number."""
-
-    nodes: list[NodeView]
-
-
-class NewVoter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The node to be given a vote. It must be connected, as an observer."""
-
-    node_id: NodeNumber
-
-
-class LeadershipTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The voter that shall lead; null: whichever is furthest, of the others."""
-
-    node_id: NodeNumber | None = None
-
 
 _NEW_VOTER = msgspec.json.Decoder(NewVoter)
 _TRANSFER = msgspec.json.Decoder(LeadershipTransfer)
@@ -168,11 +89,11 @@ class _Members:
         self._brokers = self._image.brokers
         self._unwritable = services.metadata.unwritable
 
-    def view(self) -> QuorumView:
+    def view(self) -> QuorumInfo:
         status = self._status
         voter_ids = self._voters.ids
         others = (self._peers.keys() | {self._node_id}) - voter_ids
-        return QuorumView(
+        return QuorumInfo(
             cluster_id=self._cluster_id,
             node_id=self._node_id,
             leader_id=status.leader_id,
@@ -181,8 +102,8 @@ class _Members:
             last_index=status.last_index,
             commit_index=status.commit_index,
             applied_index=status.applied_index,
-            voters=[self._member(node_id) for node_id in sorted(voter_ids)],
-            observers=[self._member(node_id) for node_id in sorted(others)],
+            voters=tuple(self._member(node_id) for node_id in sorted(voter_ids)),
+            observers=tuple(self._member(node_id) for node_id in sorted(others)),
         )
 
     def nodes(self) -> NodeList:
@@ -199,7 +120,7 @@ class _Members:
             led[leader] += count
             for broker_id in replicas:
                 held[broker_id] += count
-        return NodeList([self._node(each, led[each], held[each]) for each in sorted(known)])
+        return NodeList(tuple(self._node(each, led[each], held[each]) for each in sorted(known)))
 
     def _member(self, node_id: int) -> QuorumMember:
         status, peer = self._status, self._peers.get(node_id)
@@ -219,10 +140,10 @@ class _Members:
             last_heard_ms=heard_ms,
         )
 
-    def _node(self, node_id: int, led: int, held: int) -> NodeView:
+    def _node(self, node_id: int, led: int, held: int) -> NodeInfo:
         broker = self._broker(node_id)
         host, port = self._address(node_id)
-        return NodeView(
+        return NodeInfo(
             node_id=node_id,
             host=host,
             port=port,
@@ -282,7 +203,7 @@ ROUTES: Final = (
         get_quorum,
         "The metadata quorum, as this node sees it",
         tag="v1",
-        response_type=QuorumView,
+        response_type=QuorumInfo,
         serves_always=True,
     ),
     Route(

@@ -7,36 +7,18 @@ before the request (linearizable); it fails where there is no quorum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
+from raftlog.api.cluster import ClusterSettings, ClusterSettingsChange
 from raftlog.http.body import read_json
 from raftlog.http.context import ServerContext
 from raftlog.http.request import Request, choice_parameter
 from raftlog.http.responses import json_response
 from raftlog.http.routing import QueryParameter, Route
 from raftlog.record.errors import INVALID_CONFIG, NO_CONTROLLER, RETRIABLE
-
-SETTINGS_PER_REQUEST_MAX: Final = 1_000
-
-
-class ClusterSettings(msgspec.Struct, frozen=True):
-    """What is set for the whole cluster, as of an index of the metadata log."""
-
-    values: Mapping[str, str]
-    index: int
-
-
-class ClusterSettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Topic configs to set for all topics, and names to return to their defaults: all or none."""
-
-    values: Annotated[dict[str, str], Meta(max_length=SETTINGS_PER_REQUEST_MAX)] = {}
-    removals: Annotated[list[str], Meta(max_length=SETTINGS_PER_REQUEST_MAX)] = []
-
 
 _CHANGE = msgspec.json.Decoder(ClusterSettingsChange)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
+from raftlog.api.records import TailError
 from raftlog.http.context import ServerContext
 from raftlog.http.request import Request, choice_parameter, whole_number
 from raftlog.http.responses import WRITE_SLICE_BYTES, negotiate, stream_response
@@ -39,15 +40,6 @@ TAIL_PARTITIONS_MAX = 256
 """Partitions of one tail: an event's id names them all."""
 
 _encode = msgspec.json.Encoder().encode
-
-
-class TailError(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is said in place of a record that cannot be given."""
-
-    error_code: int
-    message: str
-    partition: int | None = None
-    offset: int | None = None
 
 
 @dataclass(slots=True)

@@ -11,6 +11,19 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from raftlog.api.v3 import (
+    Broker,
+    Cluster,
+    ConfigChanges,
+    Listing,
+    NewConfigValue,
+    NewTopic,
+    Partition,
+    Replica,
+    Topic,
+    TopicChange,
+    TopicConfig,
+)
 from raftlog.http.body import read_json
 from raftlog.http.context import ServerContext
 from raftlog.http.request import Request, partition_parameter, whole_number
@@ -33,20 +46,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import BrokerId, TopicId
-from raftlog.rest.v3_shapes import (
-    Broker,
-    Cluster,
-    ConfigChanges,
-    Listing,
-    NewConfigValue,
-    NewTopic,
-    Partition,
-    Replica,
-    Shaper,
-    Topic,
-    TopicChange,
-    TopicConfig,
-)
+from raftlog.rest.v3_shapes import Shaper
 
 NO_TOPIC_ID: Final = TopicId("0" * 32)
 """Stands for the id of a topic that is only validated."""

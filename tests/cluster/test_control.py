@@ -9,24 +9,22 @@ from typing import Any
 
 import pytest
 
-from raftlog.cluster import control
-from raftlog.cluster.control import (
+from raftlog.api.manager import (
     AddNode,
-    Answer,
-    ControlServer,
+    ControlAnswer,
+    ControlRequest,
     Done,
     Failed,
     GetStatus,
     ReplaceNode,
-    Request,
     Step,
-    answer_line,
-    ask,
 )
+from raftlog.cluster import control
+from raftlog.cluster.control import ControlServer, answer_line, ask
 from raftlog.cluster.errors import ClusterError
 from tests.cluster.waiting import PATIENCE_S, until
 
-Handler = Callable[[Request], Awaitable[Any]]
+Handler = Callable[[ControlRequest], Awaitable[Any]]
 
 
 @asynccontextmanager
@@ -39,19 +37,19 @@ async def serving(path: Path, handle: Handler) -> AsyncIterator[ControlServer]:
         await server.close(path)
 
 
-async def answers(path: Path, request: Request) -> list[Answer]:
+async def answers(path: Path, request: ControlRequest) -> list[ControlAnswer]:
     async with asyncio.timeout(PATIENCE_S):
         return [answer async for answer in ask(path, request)]
 
 
-async def echo(request: Request) -> Any:
+async def echo(request: ControlRequest) -> Any:
     return repr(request)
 
 
 async def test_request_is_answered_with_steps_and_a_result(tmp_path: Path) -> None:
     path = tmp_path / "s"
 
-    async def handle(request: Request) -> Any:
+    async def handle(request: ControlRequest) -> Any:
         assert request == ReplaceNode(3)
         server.tell("one")
         await asyncio.sleep(0)
@@ -68,7 +66,7 @@ async def test_failures_are_answers(tmp_path: Path, caplog: pytest.LogCaptureFix
     path = tmp_path / "s"
     failures = iter([ClusterError("no", "do this"), OSError("disk"), KeyError("bug")])
 
-    async def handle(_: Request) -> Any:
+    async def handle(_: ControlRequest) -> Any:
         raise next(failures)
 
     async with serving(path, handle):
@@ -120,7 +118,7 @@ async def test_change_goes_on_when_its_spectator_leaves(tmp_path: Path) -> None:
     path = tmp_path / "s"
     began, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def handle(_: Request) -> Any:
+    async def handle(_: ControlRequest) -> Any:
         began.set()
         await go_on.wait()
         done.set()
@@ -142,7 +140,7 @@ async def test_end_of_the_manager_is_an_error_to_whoever_waits(
     path = tmp_path / "s"
     began = asyncio.Event()
 
-    async def handle(_: Request) -> Any:
+    async def handle(_: ControlRequest) -> Any:
         began.set()
         await asyncio.Event().wait()
 
@@ -160,7 +158,7 @@ async def test_number_of_commands_at_once_is_bounded(
     path = tmp_path / "s"
     began, go_on = asyncio.Event(), asyncio.Event()
 
-    async def handle(_: Request) -> Any:
+    async def handle(_: ControlRequest) -> Any:
         began.set()
         await go_on.wait()
 
@@ -185,7 +183,7 @@ async def test_steps_for_a_slow_reader_are_bounded(
     path = tmp_path / "s"
     began, go_on = asyncio.Event(), asyncio.Event()
 
-    async def handle(_: Request) -> Any:
+    async def handle(_: ControlRequest) -> Any:
         began.set()
         await go_on.wait()
         return "done"

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
+from raftlog.api.manager import AddNode, AwaitReady, ClusterStatus, GetStatus, StartNode, StopNode
 from raftlog.cluster import changes, commands
-from raftlog.cluster.control import AddNode, AwaitReady, GetStatus, StartNode, StopNode
 from raftlog.cluster.errors import AlreadyManagedError, ClusterError
 from raftlog.cluster.layout import Layout, manager_pid
 from raftlog.cluster.manifest import Plan
 from raftlog.cluster.service import ManagerService
-from raftlog.cluster.status import ClusterStatus
 from tests.cluster.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("fake_nodes")

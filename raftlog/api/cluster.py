@@ -1,0 +1,243 @@
+"""Shapes about the cluster: metadata, leaders, replicas, reassignments, nodes, quorum, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from raftlog.api.common import REPLICAS_MAX, NodeNumber, PartitionNumber
+
+SETTINGS_PER_REQUEST_MAX: Final = 1_000
+
+
+class BrokerIds(msgspec.Struct, frozen=True):
+    """The brokers of the cluster, by number."""
+
+    brokers: list[int]
+
+
+class MetadataBroker(msgspec.Struct, frozen=True):
+    """A broker and its address."""
+
+    broker_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+class MetadataPartition(msgspec.Struct, frozen=True):
+    """A partition's leader (-1: none), replicas, and the replicas in sync."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+class MetadataTopic(msgspec.Struct, frozen=True):
+    """A topic, or the error code that says why there is none of that name."""
+
+    name: str
+    topic_id: str | None = None
+    error_code: int | None = None
+    partitions: list[MetadataPartition] = []
+
+
+class MetadataResponse(msgspec.Struct, frozen=True):
+    """Nodes and partition leaders, as one node has applied them."""
+
+    cluster_id: str
+    controller_id: int
+    """The active controller; -1 while this node knows of none."""
+    brokers: list[MetadataBroker]
+    topics: list[MetadataTopic]
+
+
+class LeaderElection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The replica to lead a partition, until the preferred replica (the first one) leads again.
+
+    For another preferred replica, reassign the partition to the same nodes in another order.
+    """
+
+    broker: NodeNumber | None = None
+    """A replica; null: the best one, but for the present leader."""
+    unclean: bool = False
+    """Whether a replica may lead that lacks records, if no other can: they are lost for good."""
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True):
+    """One replica. `log_end_offset` and `lag` are null if this node does not lead the partition, or
+    has not heard from the replica yet."""
+
+    broker_id: int
+    in_sync: bool
+    log_end_offset: int | None
+    lag: int | None
+    """Records behind the leader's log end."""
+
+
+class PartitionStatus(msgspec.Struct, frozen=True):
+    """A partition and its replicas."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[ReplicaStatus, ...]
+    elr: tuple[int, ...]
+    """Eligible leader replicas: not in sync, but with all committed records (KIP-966)."""
+    high_watermark: int | None
+    """Null if this node does not lead the partition."""
+
+
+class PartitionStatusList(msgspec.Struct, frozen=True):
+    """The partitions of a topic, in order."""
+
+    partitions: list[PartitionStatus]
+
+
+class NewReassignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A partition and its new replicas, the preferred leader first."""
+
+    topic: str
+    partition: PartitionNumber
+    replicas: Annotated[tuple[NodeNumber, ...], Meta(min_length=1, max_length=REPLICAS_MAX)]
+
+
+class NewReassignments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Partitions to move. All are checked before the first is begun."""
+
+    reassignments: Annotated[list[NewReassignment], Meta(min_length=1)]
+
+
+class Reassignment(msgspec.Struct, frozen=True):
+    """A partition that is being moved."""
+
+    topic: str
+    partition: int
+    leader: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    adding: tuple[int, ...]
+    """Nodes that are still to join the ISR."""
+    removing: tuple[int, ...]
+    """Nodes that leave once the added ones are in sync."""
+
+
+class ReassignmentList(msgspec.Struct, frozen=True):
+    """Partitions that are being moved, by topic and number; of `total` as many as fit."""
+
+    total: int
+    reassignments: tuple[Reassignment, ...]
+
+
+class DecommissionProgress(msgspec.Struct, frozen=True):
+    """Progress of a node's decommission."""
+
+    node_id: int
+    decommissioning: bool
+    partitions_left: int
+    """Partitions that the node still holds; at 0 it may be stopped and removed."""
+    partitions_moving: int
+    """Of those: partitions that are being copied to other nodes."""
+    is_empty: bool
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of the cluster. Null: not known to the node that answers."""
+
+    node_id: int
+    host: str | None
+    port: int | None
+    rack: str | None
+    directory_id: str | None
+    broker_epoch: int | None
+    """Of its last start; null if it never registered."""
+    fenced: bool | None
+    """Whether the controller keeps it from leading partitions; null if it never registered."""
+    maintenance: bool | None = None
+    """Whether it leads only partitions without another leader; null if it never registered."""
+    can_write: bool | None = None
+    """Whether its disk takes writes: while it is full or stalled, other nodes lead its partitions
+    if they can. Null if the node never registered."""
+    decommissioning: bool | None = None
+    """Whether all its replicas are to move to other nodes; null if it never registered."""
+    led: int | None = None
+    """Partitions that it leads."""
+    held: int | None = None
+    """Partitions of which it has a replica."""
+    is_voter: bool
+    is_controller: bool
+    connected: bool
+    software_version: str | None
+
+
+class NodeList(msgspec.Struct, frozen=True):
+    """The nodes of the cluster, by number."""
+
+    nodes: tuple[NodeInfo, ...]
+
+
+class QuorumMember(msgspec.Struct, frozen=True):
+    """A member of the metadata quorum. Null: not known to the node that answers."""
+
+    node_id: int
+    host: str | None
+    port: int | None
+    directory_id: str | None
+    """Identity of its data directory."""
+    is_leader: bool
+    connected: bool
+    """Whether the node that answers is connected to it; true for that node itself."""
+    match_index: int | None
+    """Newest entry of the metadata log known to be durable on the member."""
+    lag: int | None
+    """Entries of the metadata log not known to be durable on the member."""
+    last_heard_ms: int | None
+    """Milliseconds since its last message; 0 for the node that answers."""
+
+
+class QuorumInfo(msgspec.Struct, frozen=True):
+    """The metadata quorum as the node `node_id` sees it."""
+
+    cluster_id: str
+    node_id: int
+    leader_id: int | None
+    term: int
+    is_active: bool
+    """Whether this node is the active controller."""
+    last_index: int
+    commit_index: int
+    applied_index: int
+    voters: tuple[QuorumMember, ...]
+    observers: tuple[QuorumMember, ...]
+    """Members without a vote that this node is connected to, and itself if it has none."""
+
+
+class NewVoter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The node to get a vote. It must be connected, as an observer."""
+
+    node_id: NodeNumber
+
+
+class LeadershipTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The voter to lead the quorum; null: the other voter with the longest log."""
+
+    node_id: NodeNumber | None = None
+
+
+class ClusterSettings(msgspec.Struct, frozen=True):
+    """Topic configs set for the whole cluster, as of an index of the metadata log."""
+
+    values: Mapping[str, str]
+    index: int
+
+
+class ClusterSettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Topic configs to set for all topics, and names to return to their defaults: all or none."""
+
+    values: Annotated[dict[str, str], Meta(max_length=SETTINGS_PER_REQUEST_MAX)] = {}
+    removals: Annotated[list[str], Meta(max_length=SETTINGS_PER_REQUEST_MAX)] = []

@@ -1,0 +1,42 @@
+"""Bounded numbers and the bodies that every call shares: errors, health, empty answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from raftlog.record.types import Offset
+
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
+EPOCH_MAX: Final = 2**15 - 1
+"""Of a producer epoch."""
+NODE_ID_MAX: Final = INT32_MAX
+REPLICAS_MAX: Final = 1_000
+"""Replicas that one reassignment may name: as many as a cluster may have nodes."""
+
+PartitionNumber: TypeAlias = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+OffsetNumber: TypeAlias = Annotated[Offset, Meta(ge=0, le=INT64_MAX)]
+OffsetOrEnd: TypeAlias = Annotated[int, Meta(ge=-1, le=INT64_MAX)]
+"""An offset, or -1 for the end."""
+Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+NodeNumber: TypeAlias = Annotated[int, Meta(ge=1, le=NODE_ID_MAX)]
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every error answer."""
+
+    error_code: int
+    """HTTP status and two digits; they never change their meaning."""
+    message: str
+    """What went wrong, and where it helps, what to do."""
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The answer of `/health` and `/ready` of a node that is well."""
+
+    status: str
+    node_id: int
+    cluster_id: str

@@ -1,0 +1,112 @@
+"""Shapes of the local cluster manager's control socket: requests, progress, results, status."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+
+class GetStatus(msgspec.Struct, frozen=True, tag="status"):
+    """Answered with a `ClusterStatus` at once."""
+
+
+class AwaitReady(msgspec.Struct, frozen=True, tag="await_ready"):
+    """Answered with a `ClusterStatus` once the cluster serves."""
+
+
+class StopCluster(msgspec.Struct, frozen=True, tag="stop_cluster"):
+    """Stop all nodes, then the manager."""
+
+
+class AddNode(msgspec.Struct, frozen=True, tag="add_node"):
+    """Add a node, with a vote or without."""
+
+    voter: bool = False
+
+
+class ReplaceNode(msgspec.Struct, frozen=True, tag="replace_node"):
+    """Put a new, empty node in the place of one whose data is lost."""
+
+    node_id: int
+
+
+class StopNode(msgspec.Struct, frozen=True, tag="stop_node"):
+    """Stop a node until a `StartNode`."""
+
+    node_id: int
+    forget: bool = False
+    """Whether the node leaves the cluster's manifest for good."""
+
+
+class StartNode(msgspec.Struct, frozen=True, tag="start_node"):
+    """Start a node that was stopped."""
+
+    node_id: int
+
+
+ControlRequest: TypeAlias = (
+    GetStatus | AwaitReady | StopCluster | AddNode | ReplaceNode | StopNode | StartNode
+)
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """Progress of the request, or an event in the cluster; more answers follow."""
+
+    text: str
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The last answer: the request succeeded; `result` is JSON."""
+
+    result: Any = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The last answer: the request failed; `hint` names the next step, if there is one."""
+
+    message: str
+    hint: str | None = None
+
+
+ControlAnswer: TypeAlias = Step | Done | Failed
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """One node, as the manager sees it."""
+
+    node_id: int
+    address: str
+    pid: int | None
+    state: str
+    """running, paused, restarting, failing or stopped; unmanaged: it runs without a manager."""
+    ready: bool
+    why: str | None
+    """Why it is not ready."""
+    restarts: int
+    last_end: str | None
+    """How its last process ended, if one has."""
+    log: str
+    """Path of its log file."""
+
+
+class ClusterStatus(msgspec.Struct, frozen=True):
+    """The cluster, as its manager sees it; also the document of `--format json`."""
+
+    directory: str
+    manager_pid: int | None
+    """None: no manager runs."""
+    flush: str
+    servers: str
+    """The nodes' addresses, as RAFTLOG_SERVERS takes them."""
+    controller_id: int | None
+    nodes: tuple[NodeStatus, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every node that should run is managed and ready, and a controller is active."""
+        return (
+            self.manager_pid is not None
+            and self.controller_id is not None
+            and all(node.ready for node in self.nodes if node.state != "stopped")
+        )

@@ -1,0 +1,174 @@
+"""Shapes of the v3 admin convention: objects with `kind` and `metadata`, lists with `data`.
+
+As the Confluent REST Proxy's API v3 shapes it, as far as raftlog has the thing: links are given
+only to paths that a node serves.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """Where an object is found, and its name."""
+
+    self_: str = msgspec.field(name="self")
+    resource_name: str
+
+
+class ListMetadata(msgspec.Struct, frozen=True):
+    """Where a list is found. Lists come whole: there never is a next page."""
+
+    self_: str = msgspec.field(name="self")
+    next: None = None
+
+
+class Link(msgspec.Struct, frozen=True):
+    """Where a related object or list is found."""
+
+    related: str
+
+
+class Listing(msgspec.Struct, Generic[T], frozen=True):
+    """A list of objects of one kind."""
+
+    kind: str
+    metadata: ListMetadata
+    data: list[T]
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """The cluster that this node belongs to."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    controller: Link | None
+    brokers: Link
+    topics: Link
+
+
+class Broker(msgspec.Struct, frozen=True):
+    """A node of the cluster."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    broker_id: int
+    host: str | None
+    port: int | None
+    rack: str | None
+
+
+class Topic(msgspec.Struct, frozen=True):
+    """A topic."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    topic_name: str
+    topic_id: str
+    is_internal: bool
+    replication_factor: int
+    partitions_count: int
+    partitions: Link
+    configs: Link
+    authorized_operations: list[str] = []
+
+
+class Synonym(msgspec.Struct, frozen=True):
+    """A place where a config's value may come from, and the value there."""
+
+    name: str
+    value: str
+    source: str
+
+
+class TopicConfig(msgspec.Struct, frozen=True):
+    """One config of a topic: the value in force, and where it comes from."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    topic_name: str
+    name: str
+    value: str
+    is_default: bool
+    is_read_only: bool
+    is_sensitive: bool
+    source: str
+    synonyms: list[Synonym]
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """A partition of a topic."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    topic_name: str
+    partition_id: int
+    leader: Link | None
+    replicas: Link
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """One replica of a partition."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    topic_name: str
+    partition_id: int
+    broker_id: int
+    is_leader: bool
+    is_in_sync: bool
+    broker: Link
+
+
+class ConfigValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A config to set when a topic is created."""
+
+    name: str
+    value: str
+
+
+class NewTopic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A topic to create."""
+
+    topic_name: str
+    partitions_count: int | None = None
+    replication_factor: int | None = None
+    configs: list[ConfigValue] = []
+    validate_only: bool = False
+
+
+class TopicChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A topic to grow: `partitions_count` is the number it shall have in all."""
+
+    partitions_count: int
+
+
+class NewConfigValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The value to give to the config that the path names."""
+
+    value: str
+
+
+class ConfigChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One config to set, or to return to its default."""
+
+    name: str
+    value: str | None = None
+    operation: Literal["SET", "DELETE"] = "SET"
+
+
+class ConfigChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Configs to change at once: all of them, or none."""
+
+    data: list[ConfigChange]
+    validate_only: bool = False
