@@ -15,6 +15,8 @@ Must not know: what a command means. Imports nothing of raftlog but record.error
 from raftlog.raft.interface import (
     Applied,
     ConnectionEvent,
+    MemberIdentity,
+    MemberSettings,
     Outcome,
     PeerStatus,
     Quorum,
@@ -26,7 +28,6 @@ from raftlog.raft.interface import (
     Unknown,
 )
 from raftlog.raft.member import RaftMember
-from raftlog.raft.settings import MemberIdentity, MemberSettings
 
 __all__ = [
     "Applied",

@@ -1,38 +1,26 @@
-"""One Raft member's decisions: pysyncobj's SyncObj, with its unsafe parts replaced.
+"""One Raft member's decisions: pysyncobj's kernel, with its unsafe parts replaced.
 
-SyncObj keeps: terms and votes, elections, the commit index, comparing and adding entries, stepping
-down without a majority. Ours: the log (`RaftLog`), messages and their guards, the pre-vote before
-an election, when and what is sent to whom, applying, snapshots, the set of voters.
+The kernel keeps terms and votes, elections, the commit index, comparing and adding entries, and
+stepping down without a majority. The core has the log (`RaftLog`), messages and their guards, the
+pre-vote before an election, when and which entries leave for each peer, applying, snapshots, and
+the set of voters.
 
-Plain synchronous code: a message or a tick in; out come calls of `CoreHost`. Nothing here waits,
-reads a clock of its own, or touches the disk. What is said through `CoreHost.send_message` rests on
-what is in the log by then, and may leave the node only when that is durable (the host's duty); so
-"in the log" means "durable" wherever another node is concerned. A leader counts itself only for
-what is durable here, and nobody applies more than that.
-
-Methods of SyncObj are replaced on the instance (`_replace`), attributes are reached by their
-mangled names; binding.py checks both.
+Plain synchronous code: a message or a tick in; messages, applied entries and requests for snapshots
+out, by the callbacks that the owner gives. Nothing here waits, reads a clock of its own, or touches
+the disk. Each message rests on the log as it is when `send` is called, and may leave the node only
+once that is durable (the owner's duty); so "in the log" means "durable" wherever another node is
+concerned. A leader counts itself only for entries that are durable here, and no member applies
+more than that.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-from raftlog.raft.core_host import (
-    CoreHost,
-    Outlet,
-    Timing,
-    UnknownEntryError,
-    after_death_s,
-)
-from raftlog.raft.kernel import (
-    ATTRIBUTES_RELIED_ON,
-    Node,
-    Scoped,
-    SyncObj,
-    configuration,
-)
+from raftlog.raft.journal import LogEntry
+from raftlog.raft.kernel import PySyncObjKernel
 from raftlog.raft.log import RaftLog
 from raftlog.raft.messages import (
     APPEND_BYTES_MAX,
@@ -46,19 +34,36 @@ from raftlog.raft.messages import (
     TimeoutNow,
     Vote,
 )
-from raftlog.raft.rules import Confirmations, Guards, PreVoteRounds, would_vote
+from raftlog.raft.rules import (
+    Confirmations,
+    Guards,
+    PreVoteRounds,
+    Timing,
+    after_death_s,
+    would_vote,
+)
 from raftlog.world import Clock, Randomness
 
-__all__ = ["CoreHost", "RaftCore", "Timing", "UnknownEntryError"]
-
 APPLIES_PER_TICK_MAX: Final = 2_000
-"""Entries applied before others get their turn on the event loop."""
+"""Entries applied before other tasks of the event loop get their turn."""
 ENTRIES_IN_FLIGHT_MAX: Final = 16_384
-"""Entries sent to a peer and not yet answered; above it, it gets heartbeats only."""
+"""Entries sent to a peer and not yet answered; at this bound, it gets heartbeats only."""
 
 
-class RaftCore:
-    """One member. `receive`, `tick` and the rest are for one owner, on one event loop."""
+class UnknownEntryError(Exception):
+    """The log holds an entry of a kind that this version does not know: the node must stop."""
+
+
+class RaftCore(PySyncObjKernel):
+    """One member. `receive`, `tick` and the rest are for one owner, on one event loop.
+
+    The owner's callbacks must not call back into the core:
+    `send` sends a message to a peer once everything in the log is durable, and drops it if the
+    connection ends before;
+    `apply` applies a committed entry: index, term, and the command after its kind's byte;
+    `snapshot_wanted` names a peer whose next entry is only in the snapshot, at each heartbeat until
+    that is no longer so.
+    """
 
     def __init__(
         self,
@@ -66,20 +71,19 @@ class RaftCore:
         log: RaftLog,
         applied_index: int,
         *,
-        host: CoreHost,
+        send: Callable[[int, Message], None],
+        apply: Callable[[int, int, bytes], None],
+        snapshot_wanted: Callable[[int], None],
         clock: Clock,
         randomness: Randomness,
         timing: Timing,
     ) -> None:
-        self.me = me
-        self.log = log
+        super().__init__(me, log, applied_index, clock=clock, randomness=randomness, timing=timing)
         self.elections = 0
         """Begun by this member since it was made."""
-        self._host = host
-        self._clock = clock
-        self._randomness = randomness
-        self._timing = timing
-        self._entered = Scoped(clock, randomness)
+        self._send = send
+        self._apply = apply
+        self._snapshot_wanted = snapshot_wanted
         self._guards = Guards()
         self._connected: set[int] = set()
         self._answering = 0
@@ -88,63 +92,20 @@ class RaftCore:
         self._announced = (0, 0)
         self._leader_heard_at = -math.inf
         self._prevotes = PreVoteRounds(timing.election_min_s / 2)
-        with self._entered:
-            self._so: Any = SyncObj(
-                Node(me), [], configuration(timing, log), nodeClass=Node, transport=Outlet(self)
-            )
-            missing = [name for name in ATTRIBUTES_RELIED_ON if not hasattr(self._so, name)]
-            assert not missing, f"pysyncobj lacks {missing}"
-            self._replace("_SyncObj__applyLogEntries", self._apply_entries)
-            self._replace("_SyncObj__connectedToAnyone", self._may_campaign)
-            self._replace("_SyncObj__generateRaftTimeout", self._patience_s)
-            self._replace("_SyncObj__getEntries", self._entries)
-            self._replace("_SyncObj__sendAppendEntries", self._send_appends)
-            self._replace("_SyncObj__tryLogCompaction", _nothing)
-            self._replace("_checkCommandsToApply", _nothing)
-            self._so._SyncObj__needLoadDumpFile = False
-            self._so._SyncObj__raftLastApplied = applied_index
-            self._so._SyncObj__raftCommitIndex = applied_index
-            log.setRaftCommitIndex(applied_index)
         log.on_voters_changed = self.refresh_members
         self.refresh_members()
         if self.log.voters.ids == {self.me}:
-            # All that is durable is on the one voter there is: committed. It need not win an
+            # All durable entries are on the one voter there is: committed. It need not win an
             # election first, which takes room on the disk.
             self._set_commit_index(log.last_index)
-            self._so._SyncObj__raftElectionDeadline = -math.inf
+            self.election_deadline = -math.inf
 
     # State
 
     @property
-    def term(self) -> int:
-        """The newest term this member knows."""
-        return int(self._so._SyncObj__raftCurrentTerm)
-
-    @property
-    def commit_index(self) -> int:
-        """The newest entry known to be committed."""
-        return int(self._so._SyncObj__raftCommitIndex)
-
-    @property
-    def applied_index(self) -> int:
-        """The newest entry applied."""
-        return int(self._so._SyncObj__raftLastApplied)
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this member takes itself for the leader."""
-        return bool(self._so._isLeader())
-
-    @property
     def is_active(self) -> bool:
-        """Whether it has, as the leader, applied an entry of its own term."""
+        """Whether this member has, as the leader, applied an entry of its own term."""
         return self.is_leader and self.log.term_at(self.applied_index) == self.term
-
-    @property
-    def leader_id(self) -> int | None:
-        """Whom this member takes for the leader of its term."""
-        leader = self._so._SyncObj__raftLeader
-        return None if leader is None else int(leader.id)
 
     @property
     def is_voter(self) -> bool:
@@ -152,50 +113,58 @@ class RaftCore:
         return self.me in self.log.voters.ids
 
     def match_index(self, peer: int) -> int | None:
-        """As the leader: up to where a peer's log is known to match; None for a stranger."""
-        return self._so._SyncObj__raftMatchIndex.get(Node(peer)) if self.is_leader else None
+        """As the leader: up to where a peer's log is known to match; None for an unknown node."""
+        return self._match_index(peer) if self.is_leader else None
 
     def confirmed_age_s(self, peer: int) -> float:
-        """For how long, at most, a voter can have followed another leader; inf if nobody knows."""
+        """Upper bound on how long a voter may have followed another leader; inf when unknown."""
         return self._confirmations.age_s(peer, self._clock.monotonic())
 
     def heard_ago_s(self, peer: int) -> float | None:
-        """As the leader: how long ago a peer answered."""
-        at = self._so._SyncObj__lastResponseTime.get(Node(peer))
+        """As the leader: time since a peer's last answer."""
+        at = self._response_time(peer)
         return None if at is None or not self.is_leader else self._clock.monotonic() - at
 
     def is_fresh(self, node_id: int) -> bool:
-        """As the leader: whether a member has answered of late; it does itself."""
+        """As the leader: whether a member answered within the fallback time; itself always."""
         if node_id == self.me:
             return True
         ago_s = self.heard_ago_s(node_id)
         return ago_s is not None and node_id in self._connected and ago_s < self._timing.fallback_s
 
     def is_connected(self, peer: int) -> bool:
-        """Whether what is said to a peer has a way to it."""
+        """Whether there is a connection to a peer."""
         return peer in self._connected
 
     def is_isolated(self, seconds: float) -> bool:
-        """Whether neither a leader nor, as the leader, a majority was heard for so long."""
+        """Whether neither a leader nor, as the leader, a majority was heard for `seconds`."""
         if self.is_leader:
             return not self.has_majority()
         return self._clock.monotonic() - self._leader_heard_at > seconds
 
     def has_majority(self) -> bool:
-        """As the leader: whether a majority has answered of late."""
+        """As the leader: whether a majority answered within the fallback time."""
         voters = self.log.voters
         return self.is_leader and sum(map(self.is_fresh, voters.ids)) >= voters.majority
 
     def is_confirmed(self, after: int) -> bool:
-        """As the leader: whether a majority has answered appends that were sent after that one."""
+        """As the leader: whether a majority answered appends sent after append `after`."""
         return self._confirmations.by_majority(self.log.voters, self.me, after)
 
-    # What happens
+    def covers(self, index: int, term: int) -> int | None:
+        """Up to where this log matches a snapshot of that entry, if all of it is here already."""
+        if index < self.log.first_index:
+            return self.log.first_index
+        if index <= self.log.last_index and self.log.term_at(index) == term:
+            return index
+        return None
 
-    def tick(self) -> None:
-        """Let time pass: elections, commitment, applying, heartbeats."""
-        with self._entered:
-            self._so.doTick(0)
+    def needs_snapshot(self, peer: int) -> bool:
+        """As the leader: whether a peer's next entry is only in the snapshot."""
+        next_index = self._next_index(peer)
+        return self.is_leader and next_index is not None and next_index <= self.log.first_index
+
+    # Input from the owner
 
     def append(self, kind: int, command: bytes) -> tuple[int, int]:
         """As the leader, add an entry; return its index and term. `tick` sends it."""
@@ -205,52 +174,51 @@ class RaftCore:
         return index, term
 
     def send_round(self) -> int:
-        """As the leader, append to all at once; the number of the last append before these."""
+        """As the leader, append to all at once; return the last append's number before these."""
         before = self._sequence
-        with self._entered:
+        with self._scope:
             self._send_appends()
         return before
 
     def apply_durable(self) -> bool:
-        """Apply some of what is committed and durable; whether there is more."""
+        """Apply some of the committed and durable entries; return whether there are more."""
         self._apply_entries()
         return self.applied_index < min(self.commit_index, self.log.durable_index)
 
     def peer_up(self, peer: int) -> None:
-        """A connection to a peer has been opened."""
-        with self._entered:
+        """Take note of a new connection to a peer."""
+        with self._scope:
             self._connected.add(peer)
             self.refresh_members()
-            node = Node(peer)
             if self.is_leader:
-                # What was under way on the old connection is lost; what was answered is there.
-                match = self._so._SyncObj__raftMatchIndex[node]
-                if match:
-                    self._so._SyncObj__raftNextIndex[node] = match + 1
+                # Appends in flight on the old connection are lost; acknowledged entries are there.
+                match_index = self._match_index(peer)
+                if match_index:
+                    self._set_next_index(peer, match_index + 1)
                 self._replicate(peer)
 
     def peer_down(self, peer: int) -> None:
-        """The connection to a peer has ended."""
-        with self._entered:
+        """Take note that the connection to a peer has ended."""
+        with self._scope:
             self._connected.discard(peer)
             self._guards.forget(peer)
             self._confirmations.forget(peer)
             self.refresh_members()
 
     def peer_dead(self, peer: int) -> None:
-        """A peer's process is known to be gone: if it led, nobody need wait for it any longer."""
-        with self._entered:
+        """Take note that a peer's process is gone: if it led, campaign without a timeout."""
+        with self._scope:
             if self.leader_id == peer and not self.is_leader:
-                self._so._SyncObj__raftLeader = None
+                self._forget_leader()
                 self._leader_heard_at = -math.inf
                 wait_s = after_death_s(self._place_after(peer)[0])
-                self._so._SyncObj__raftElectionDeadline = self._clock.monotonic() + wait_s
+                self.election_deadline = self._clock.monotonic() + wait_s
 
     def receive(self, peer: int, message: Message) -> None:
         """Take a message of Raft's from a connected peer."""
         if peer not in self._connected:
             return
-        with self._entered:
+        with self._scope:
             match message:
                 case RequestVote():
                     self._on_request_vote(peer, message)
@@ -266,134 +234,94 @@ class RaftCore:
                 case AppendAnswer():
                     self._on_append_answer(peer, message)
                 case TimeoutNow():
-                    self._on_timeout_now(peer, message)
+                    if self.is_voter:
+                        self._deliver_timeout_now(peer, message.term)
                 case _:
                     raise AssertionError(f"not for the core: {message}")
 
     def hear_term(self, term: int) -> bool:
-        """Raft's rule for all servers: whoever hears of a higher term leaves the lower one.
+        """Leave the present term for a higher one (Raft's rule for all servers).
 
-        Returns whether it did. For what `receive` does not look at itself.
+        Returns whether it did. For messages that `receive` does not take.
         """
-        with self._entered:
+        with self._scope:
             return self._adopt_term(term)
 
     def heard_leader(self, peer: int, term: int) -> bool:
-        """A leader's message outside of `receive` (a part of a snapshot); False if it is stale.
+        """Take a leader's message outside of `receive` (a snapshot chunk); False if it is stale.
 
         It says nothing of this member's log, so that it moves no commit index.
         """
         if term < self.term:
             return False
-        with self._entered:
+        with self._scope:
             self._leader_heard_at = self._clock.monotonic()
             self._prevotes.end()
-            self._deliver(peer, {"type": "append_entries", "term": term, "commit_index": 0})
+            self._deliver_heartbeat(peer, term)
         return True
 
     def heard_follower(self, peer: int, term: int) -> bool:
-        """A follower's word outside of `receive`; False unless this member leads its term."""
-        with self._entered:
+        """Take a follower's message outside of `receive`; False unless this member leads `term`."""
+        with self._scope:
             if self._adopt_term(term) or not self.is_leader or term != self.term:
                 return False
-            node = Node(peer)
-            if node not in self._so._SyncObj__raftMatchIndex:
+            if self._match_index(peer) is None:
                 return False
-            self._so._SyncObj__lastResponseTime[node] = self._clock.monotonic()
+            self._set_response_time(peer, self._clock.monotonic())
             return True
 
-    def covers(self, index: int, term: int) -> int | None:
-        """Up to where this log matches a snapshot of that entry, if all of it is here already."""
-        if index < self.log.first_index:
-            return self.log.first_index
-        if index <= self.log.last_index and self.log.term_at(index) == term:
-            return index
-        return None
-
     def answer_covered(self, peer: int, index: int) -> None:
-        """Tell the leader that everything up to `index` is here."""
+        """Acknowledge to the leader that everything up to `index` is here."""
         answer = AppendAnswer(self.term, index + 1, True, False, 0)
-        self._host.send_message(peer, answer)
+        self._send(peer, answer)
 
     def installed(self, index: int) -> None:
-        """The log was reset to a snapshot of everything up to `index`, and the state is that."""
+        """Go on from a snapshot of everything up to `index`, to which the log was reset."""
         assert self.applied_index <= index == max(index, self.log.first_index)
-        self._so._SyncObj__raftLastApplied = index
+        self._set_applied_index(index)
         self._set_commit_index(max(self.commit_index, index))
 
-    def needs_snapshot(self, peer: int) -> bool:
-        """As the leader: whether a peer's next entry is only in the snapshot."""
-        next_index = self._so._SyncObj__raftNextIndex.get(Node(peer))
-        return self.is_leader and next_index is not None and next_index <= self.log.first_index
-
     def transfer_to(self, peer: int) -> bool:
-        """As the leader, hand over to a peer that has everything; False if it has not."""
+        """As the leader, hand over to a peer that has every entry; False if it has not."""
         if not self.is_leader or self.match_index(peer) != self.log.last_index:
             return False
         if peer not in self._connected or peer not in self.log.voters.ids:
             return False
-        self._host.send_message(peer, TimeoutNow(self.term))
+        self._send(peer, TimeoutNow(self.term))
         return True
 
     def refresh_members(self) -> None:
-        """Bring SyncObj's sets of nodes in step with the newest voters and the connections."""
-        so = self._so
-        others = {Node(peer) for peer in self.log.voters.ids if peer != self.me}
-        connected = {Node(peer) for peer in self._connected}
-        so._SyncObj__otherNodes = others
-        so._SyncObj__readonlyNodes = connected - others
-        so._SyncObj__connectedNodes = connected
-        followed = others | connected
-        for table in (
-            so._SyncObj__raftNextIndex,
-            so._SyncObj__raftMatchIndex,
-            so._SyncObj__lastResponseTime,
-        ):
-            for node in [node for node in table if node not in followed]:
-                del table[node]
-        now = self._clock.monotonic()
-        for node in followed:
-            so._SyncObj__raftNextIndex.setdefault(node, self.log.last_index + 1)
-            so._SyncObj__raftMatchIndex.setdefault(node, 0)
-            so._SyncObj__lastResponseTime.setdefault(node, now)
+        """Give the kernel the newest voters and the connected peers."""
+        self._set_peers(self.log.voters.ids, self._connected)
 
-    # Incoming
+    # Messages from peers
 
     def _on_request_vote(self, peer: int, message: RequestVote) -> None:
         if message.term < self.term:
             # A candidate that cannot win should know why; Raft's answers to votes carry terms too.
-            self._host.send_message(peer, AppendAnswer(self.term, 0, False, False, 0))
+            self._send(peer, AppendAnswer(self.term, 0, False, False, 0))
             return
-        self._deliver(
-            peer,
-            {
-                "type": "request_vote",
-                "term": message.term,
-                "last_log_index": message.last_index,
-                "last_log_term": message.last_term,
-            },
-        )
+        self._deliver_request_vote(peer, message)
 
     def _on_vote(self, peer: int, message: Vote) -> None:
         if peer in self.log.voters.ids and self._guards.counts_vote(message.term, peer):
-            self._deliver(peer, {"type": "response_vote", "term": message.term})
+            self._deliver_vote(peer, message.term)
 
     def _on_pre_vote(self, peer: int, message: PreVote) -> None:
         now = self._clock.monotonic()
-        has_leader = self._so._SyncObj__raftLeader is not None
-        ago_s = now - self._leader_heard_at if has_leader else math.inf
+        ago_s = now - self._leader_heard_at if self.leader_id is not None else math.inf
         if would_vote(
             candidate_log=(message.last_term, message.last_index),
             own_log=(self.log.last_term, self.log.last_index),
             leader_heard_ago_s=0.0 if self.is_leader else ago_s,
             election_min_s=self._timing.election_min_s,
         ):
-            self._host.send_message(peer, PreVoteGranted(self.term, message.round))
+            self._send(peer, PreVoteGranted(self.term, message.round))
 
     def _on_append(self, peer: int, message: Append) -> None:
         if message.term < self.term:
             answer = AppendAnswer(self.term, 0, False, False, message.sequence)
-            self._host.send_message(peer, answer)
+            self._send(peer, answer)
             return
         if not self._guards.entries_known(message):
             raise UnknownEntryError("The metadata log holds entries of a newer raftlog: upgrade.")
@@ -401,102 +329,64 @@ class RaftCore:
         self._leader_heard_at = self._clock.monotonic()
         self._prevotes.end()
         self._answering = message.sequence
-        first = message.previous_index + 1
-        self._deliver(
-            peer,
-            {
-                "type": "append_entries",
-                "term": message.term,
-                "commit_index": self._guards.commit_index(message),
-                "prevLogIdx": message.previous_index,
-                "prevLogTerm": message.previous_term,
-                "entries": [
-                    (command, first + position, term)
-                    for position, (term, command) in enumerate(message.entries)
-                ],
-            },
-        )
+        self._deliver_append(peer, message, self._guards.commit_index(message))
 
     def _on_append_answer(self, peer: int, message: AppendAnswer) -> None:
         if self._adopt_term(message.term) or not self._guards.answer_counts(message, self.term):
             return
         self._confirmations.answered(peer, message.sequence)
-        so, node = self._so, Node(peer)
-        if not self.is_leader or node not in so._SyncObj__raftMatchIndex:
+        before = self._next_index(peer)
+        if not self.is_leader or before is None:
             return
         reset = message.reset and self._guards.counts_reset(peer, message, self._sequence)
-        before = so._SyncObj__raftNextIndex[node]
-        self._deliver(
-            peer,
-            {
-                "type": "next_node_idx",
-                "next_node_idx": message.next_index,
-                "reset": reset,
-                "success": message.success,
-            },
-        )
+        self._deliver_append_answer(peer, message, reset=reset)
+        next_index = self._next_index(peer)
+        assert next_index is not None
         if message.success:
-            after = so._SyncObj__raftNextIndex[node]
-            so._SyncObj__raftNextIndex[node] = self._guards.next_index(before, after)
-        is_behind = so._SyncObj__raftNextIndex[node] <= self.log.last_index
-        # A snapshot is sent at the pace of its own answers, and asked after with each heartbeat.
+            next_index = self._guards.next_index(before, next_index)
+            self._set_next_index(peer, next_index)
+        is_behind = next_index <= self.log.last_index
+        # A snapshot is sent at the pace of its own answers, and probed with each heartbeat.
         if (reset or is_behind) and not self.needs_snapshot(peer):
             self._replicate(peer)
 
-    def _on_timeout_now(self, peer: int, message: TimeoutNow) -> None:
-        if self.is_voter:
-            self._deliver(peer, {"type": "timeout_now", "term": message.term})
-
     def _adopt_term(self, term: int) -> bool:
-        """Raft's rule for all servers: whoever hears of a higher term follows in it."""
+        """Follow in a higher term (Raft's rule for all servers); return whether it is one."""
         if term <= self.term:
             return False
-        so = self._so
-        so._SyncObj__setCurrentTerm(term, None)
-        so._SyncObj__setState(0)
-        so._SyncObj__raftLeader = None
-        so._SyncObj__transferInProgress = False
+        self._follow_in(term)
         return True
 
-    def _deliver(self, peer: int, message: dict[str, Any]) -> None:
-        self._so._SyncObj__onMessageReceived(Node(peer), message)
+    # Messages to peers
 
-    # Outgoing
+    def _send_request_vote(self, peer: int, message: RequestVote) -> None:
+        self._send(peer, message)
 
-    def say(self, peer: int, message: dict[str, Any]) -> None:
-        """Send what SyncObj says."""
-        match message["type"]:
-            case "request_vote":
-                index, term = message["last_log_index"], message["last_log_term"]
-                self._host.send_message(peer, RequestVote(message["term"], index, term))
-            case "response_vote":
-                self._host.send_message(peer, Vote(message["term"]))
-            case "next_node_idx":
-                success, reset = message["success"], message["reset"]
-                next_index = message["next_node_idx"]
-                if reset and not success:
-                    next_index = self._guards.hint(next_index, self.log, self.commit_index)
-                answer = AppendAnswer(self.term, next_index, success, reset, self._answering)
-                self._host.send_message(peer, answer)
-            case kind:
-                raise AssertionError(f"pysyncobj sends {kind}")
+    def _send_vote(self, peer: int, term: int) -> None:
+        self._send(peer, Vote(term))
+
+    def _send_append_answer(
+        self, peer: int, next_index: int, *, success: bool, reset: bool
+    ) -> None:
+        if reset and not success:
+            next_index = self._guards.hint(next_index, self.log, self.commit_index)
+        self._send(peer, AppendAnswer(self.term, next_index, success, reset, self._answering))
 
     def _send_appends(self) -> None:
-        now = self._clock.monotonic()
-        self._so._SyncObj__newAppendEntriesTime = now + self._timing.heartbeat_s
+        self._set_heartbeat_at(self._clock.monotonic() + self._timing.heartbeat_s)
         self._announced = (self.log.last_index, self.commit_index)
         for peer in sorted(self._connected):
             self._replicate(peer)
 
     def _replicate(self, peer: int) -> None:
-        """Send a peer all that it lacks, or a heartbeat."""
+        """Send a peer all entries that it lacks, or a heartbeat."""
         if peer not in self._connected:
             return
-        node, log = Node(peer), self.log
-        next_index = self._so._SyncObj__raftNextIndex[node]
-        match_index = self._so._SyncObj__raftMatchIndex[node]
+        log = self.log
+        next_index, match_index = self._next_index(peer), self._match_index(peer)
+        assert next_index is not None and match_index is not None
         if next_index <= log.first_index:
-            self._host.snapshot_wanted(peer)
+            self._snapshot_wanted(peer)
             return
         next_index = min(next_index, log.last_index + 1)
         while True:
@@ -505,7 +395,7 @@ class RaftCore:
             entries = log.entries_from(next_index, count_max=count_max, bytes_max=APPEND_BYTES_MAX)
             self._sequence += 1
             self._confirmations.sent(peer, self._sequence, self._clock.monotonic())
-            self._host.send_message(
+            self._send(
                 peer,
                 Append(
                     term=self.term,
@@ -517,51 +407,48 @@ class RaftCore:
                 ),
             )
             next_index += len(entries)
-            self._so._SyncObj__raftNextIndex[node] = next_index
+            self._set_next_index(peer, next_index)
             if not entries or next_index > log.last_index:
                 return
 
-    # In place of SyncObj's methods
-
-    def _may_campaign(self) -> bool:
-        """Whether to begin an election: asked when a leader's silence has lasted too long."""
-        others = {node.id for node in self._so._SyncObj__otherNodes}
-        if not self.is_voter:
-            return False
-        if others and not self._so._SyncObj__transferInProgress and not self._prevotes.won(others):
-            self._ask_for_prevotes(others)
-            return False
-        self._prevotes.end()
-        self.elections += 1
-        return True
-
-    def _patience_s(self) -> float:
-        """For how long to wait for a word from now on before an election is begun."""
-        before, others = self._place_after(self.leader_id)
-        return self._timing.patience_s(before, others, self._randomness.uniform(0.0, 1.0))
-
-    def _place_after(self, leader: int | None) -> tuple[int, int]:
-        """How many voters go before this member where that leader is to be replaced, and of how
-        many voters it is one."""
-        others = self.log.voters.ids - {leader}
-        return sum(voter < self.me for voter in others), len(others)
-
-    def _ask_for_prevotes(self, others: set[int]) -> None:
+    def _request_prevotes(self, others: set[int]) -> None:
         now = self._clock.monotonic()
         if self._prevotes.is_open(now):
             return
         log, number = self.log, self._prevotes.begin(now)
         for peer in sorted(others & self._connected):
-            question = PreVote(self.term, log.last_index, log.last_term, number)
-            self._host.send_message(peer, question)
+            self._send(peer, PreVote(self.term, log.last_index, log.last_term, number))
+
+    # Hooks of the kernel
+
+    def _may_campaign(self) -> bool:
+        others = self._other_voters
+        if not self.is_voter:
+            return False
+        if others and not self._is_transfer_target and not self._prevotes.won(others):
+            self._request_prevotes(others)
+            return False
+        self._prevotes.end()
+        self.elections += 1
+        return True
+
+    def _election_timeout_s(self) -> float:
+        before, others = self._place_after(self.leader_id)
+        return self._timing.election_timeout_s(before, others, self._randomness.uniform(0.0, 1.0))
+
+    def _place_after(self, leader: int | None) -> tuple[int, int]:
+        """How many voters go before this member where `leader` is to be replaced, and of how many
+        voters it is one."""
+        others = self.log.voters.ids - {leader}
+        return sum(voter < self.me for voter in others), len(others)
 
     def _entries(
         self, start: int, count: int | None = None, _bytes_max: int | None = None
-    ) -> list[tuple[bytes, int, int]]:
+    ) -> list[LogEntry]:
         """Entries from `start` on; none if that is before the log.
 
-        SyncObj looks at a single entry only to commit it, counting the leader itself: what is not
-        durable here does not count.
+        SyncObj reads a single entry only to commit it, counting the leader itself: an entry that is
+        not durable here does not count.
         """
         position = start - self.log.first_index
         if position < 0 or (count == 1 and start > self.log.durable_index):
@@ -569,24 +456,13 @@ class RaftCore:
         return self.log[position:] if count is None else self.log[position : position + count]
 
     def _apply_entries(self) -> bool:
-        """Apply what is committed and durable here; return whether there is news for others."""
-        so, log = self._so, self.log
+        """Apply committed entries that are durable here; return whether there is news for peers."""
+        log = self.log
         applied = self.applied_index
         end = min(self.commit_index, log.durable_index, applied + APPLIES_PER_TICK_MAX)
         for index in range(applied + 1, end + 1):
             command, _, term = log.entry(index)
-            # Moved first: what is told of the entry must find it applied.
-            so._SyncObj__raftLastApplied = index
-            self._host.apply(index, term, command)
+            # Moved first: callbacks about the entry must find it applied.
+            self._set_applied_index(index)
+            self._apply(index, term, command)
         return (log.last_index, self.commit_index) != self._announced
-
-    def _set_commit_index(self, index: int) -> None:
-        self._so._SyncObj__raftCommitIndex = index
-        self.log.setRaftCommitIndex(index)
-
-    def _replace(self, name: str, method: Any) -> None:
-        setattr(self._so, name, method)
-
-
-def _nothing(*_arguments: Any) -> None:
-    """In place of what SyncObj would do in a way of its own."""

@@ -26,9 +26,14 @@ from raftlog.raft.journal import (
     PendingRecord,
     VoteRecord,
 )
-from raftlog.raft.rules import NO_OP, VOTERS
 from raftlog.raft.store import Loaded
 from raftlog.raft.voters import VoterSet, decode_voters
+
+REGULAR: Final = 0
+NO_OP: Final = 1
+VOTERS: Final = 2
+ENTRY_KINDS: Final = frozenset({REGULAR, NO_OP, VOTERS})
+"""The first byte of each entry's command."""
 
 BASE_COMMAND: Final = bytes((NO_OP,))
 """Stands for the base's command, which is only in the snapshot. Never sent or applied."""

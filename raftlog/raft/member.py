@@ -22,6 +22,8 @@ from raftlog.raft.identity import KnownPeers
 from raftlog.raft.interface import (
     Applied,
     ConnectionEvent,
+    MemberIdentity,
+    MemberSettings,
     Outcome,
     PeerStatus,
     QuorumStatus,
@@ -32,7 +34,7 @@ from raftlog.raft.interface import (
 from raftlog.raft.journal_writer import JournalWriter
 from raftlog.raft.keep_alive import KeepAlive
 from raftlog.raft.kernel import PickleForbiddenError
-from raftlog.raft.log import RaftLog
+from raftlog.raft.log import REGULAR, RaftLog
 from raftlog.raft.membership import VoterChanges
 from raftlog.raft.messages import (
     CONTROL_BYTES_MAX,
@@ -53,8 +55,6 @@ from raftlog.raft.outbox import Outbox
 from raftlog.raft.peers import Peers
 from raftlog.raft.proposal_router import ProposalRouter
 from raftlog.raft.proposals import raise_unless_applied
-from raftlog.raft.rules import REGULAR
-from raftlog.raft.settings import MemberIdentity, MemberSettings
 from raftlog.raft.snapshots import SnapshotManager
 from raftlog.raft.status import member_status, peer_statuses
 from raftlog.raft.store import QuorumStore
@@ -110,7 +110,9 @@ class RaftMember(Generic[R]):
             identity.node_id,
             log,
             applied_index,
-            host=self,
+            send=self.send_message,
+            apply=self.apply,
+            snapshot_wanted=self.snapshot_wanted,
             clock=clock,
             randomness=randomness,
             timing=settings.timing,

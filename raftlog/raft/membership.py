@@ -20,7 +20,7 @@ from typing import Final
 
 from raftlog.raft.core import RaftCore
 from raftlog.raft.hello import Hello
-from raftlog.raft.rules import VOTERS
+from raftlog.raft.log import VOTERS
 from raftlog.raft.voters import Voter, VoterSet, encode_voters, parse_voters
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE, LogError
 from raftlog.world import Clock

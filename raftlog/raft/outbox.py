@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
+from raftlog.raft.log import RaftLog
 from raftlog.raft.messages import Append, Message
 
 HELD_MAX: Final = 100_000
@@ -26,31 +27,12 @@ HELD_MAX: Final = 100_000
 as on a connection that breaks."""
 
 
-class Durability(Protocol):
-    """How far a log has come: what was put into it, and what of that is durable."""
-
-    @property
-    def lsn(self) -> int:
-        """Number of the newest record."""
-        ...
-
-    @property
-    def term_lsn(self) -> int:
-        """Number of the record of the present term."""
-        ...
-
-    @property
-    def durable_lsn(self) -> int:
-        """Number of the newest durable record."""
-        ...
-
-
 class Outbox:
     """Holds messages back until they may leave."""
 
     def __init__(
         self,
-        log: Durability,
+        log: RaftLog,
         transmit: Callable[[int, Message], None],
         disk_is_stuck: Callable[[], bool] = lambda: False,
     ) -> None:

@@ -12,13 +12,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic
 
 from raftlog.raft.core import RaftCore
-from raftlog.raft.interface import Applied, Outcome, R, Refused
+from raftlog.raft.interface import Applied, MemberSettings, Outcome, R, Refused
+from raftlog.raft.log import NO_OP, REGULAR
 from raftlog.raft.membership import VoterChanges
 from raftlog.raft.messages import READ, Forward, Forwarded, Message, RequestKind, is_read
 from raftlog.raft.proposals import PendingProposals, Waiting, raise_unless_applied
 from raftlog.raft.read_index import ReadRounds
-from raftlog.raft.rules import NO_OP, REGULAR
-from raftlog.raft.settings import MemberSettings
 from raftlog.raft.store import QuorumStore
 from raftlog.record.errors import (
     BAD_REQUEST,

@@ -18,44 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
+from raftlog.raft.core import RaftCore
 from raftlog.record.errors import OVERLOADED, LogError
 
 READS_MAX: Final = 10_000
 """Questions that wait at the leader; as many as one member's node may wait for (`WISHES_MAX`)."""
-
-
-class Leader(Protocol):
-    """What is asked of the core."""
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this member takes itself for the leader."""
-        ...
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it has, as the leader, applied an entry of its own term."""
-        ...
-
-    @property
-    def term(self) -> int:
-        """The newest term this member knows."""
-        ...
-
-    @property
-    def commit_index(self) -> int:
-        """The newest entry known to be committed."""
-        ...
-
-    def send_round(self) -> int:
-        """Append to all at once; the number of the last append before these."""
-        ...
-
-    def is_confirmed(self, after: int) -> bool:
-        """Whether a majority has answered appends of higher numbers than that."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +46,10 @@ class _Round:
 
 
 class ReadRounds:
-    """The reads that wait at this member, as the leader."""
+    """The reads that wait at this member, as the core."""
 
-    def __init__(self, leader: Leader) -> None:
-        self._leader = leader
+    def __init__(self, core: RaftCore) -> None:
+        self._core = core
         self._gathering: list[_Read] = []
         self._round: _Round | None = None
 
@@ -99,17 +68,17 @@ class ReadRounds:
 
     def advance(self) -> None:
         """Answer what is confirmed and begin the next round, if either can be done by now."""
-        leader = self._leader
-        if not leader.is_leader or (self._round is not None and self._round.term != leader.term):
+        core = self._core
+        if not core.is_leader or (self._round is not None and self._round.term != core.term):
             self.give_up()
             return
         while True:
             if self._round is None:
-                if not self._gathering or not leader.is_active:
+                if not self._gathering or not core.is_active:
                     return
                 reads, self._gathering = self._gathering, []
-                self._round = _Round(leader.term, leader.commit_index, leader.send_round(), reads)
-            if not leader.is_confirmed(self._round.after):
+                self._round = _Round(core.term, core.commit_index, core.send_round(), reads)
+            if not core.is_confirmed(self._round.after):
                 return
             confirmed, self._round = self._round, None
             for read in confirmed.reads:

@@ -25,34 +25,50 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
+from raftlog.raft.log import ENTRY_KINDS, RaftLog
 from raftlog.raft.messages import Append, AppendAnswer
 from raftlog.raft.voters import VoterSet
 
-REGULAR = 0
-NO_OP = 1
-VOTERS = 2
-ENTRY_KINDS = frozenset({REGULAR, NO_OP, VOTERS})
-"""The first byte of each entry's command."""
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Election and heartbeat times. A message takes far less than `heartbeat_s`."""
+
+    election_min_s: float = 0.3
+    """A voter that has heard no leader for this long, at least, requests an election."""
+    election_max_s: float = 0.6
+    heartbeat_s: float = 0.08
+    """From a leader to each other member, if there is nothing else to send."""
+    fallback_s: float = 0.6
+    """A leader that has not heard a majority for this long steps down."""
+    tick_s: float = 0.05
+    """Interval of ticks, which only let time pass. Messages are handled at once."""
+
+    def election_timeout_s(self, before: int, others: int, chance: float) -> float:
+        """Time without a message of a leader after which a voter requests an election.
+
+        Possible successors of a leader, `others` in number, each have a part of the range between
+        the two election times, in the order of their ids (`before`: those of lower ones), and draw
+        (`chance`: 0 to 1) from the first half of it: two that begin together split the votes, and
+        lose a whole election time.
+        """
+        step_s = (self.election_max_s - self.election_min_s) / max(others, 1)
+        return self.election_min_s + step_s * (before + chance / 2)
 
 
-class Terms(Protocol):
-    """The terms of a log's entries."""
+AFTER_DEATH_STEP_S: Final = 0.08
+AFTER_DEATH_STEPS_MAX: Final = 3
 
-    @property
-    def first_index(self) -> int:
-        """Index of the base entry: the newest that is only in the snapshot."""
-        ...
 
-    @property
-    def last_index(self) -> int:
-        """Index of the newest entry."""
-        ...
+def after_death_s(before: int) -> float:
+    """How long a voter waits before its campaign once its leader's process is known to be gone.
 
-    def term_at(self, index: int) -> int:
-        """Term of the entry at `index`, from `first_index` to `last_index`."""
-        ...
+    All voters learn of it at the same moment, so each gives those of lower ids (`before` in number)
+    a start. An election takes some milliseconds; deadlines are checked once in a tick.
+    """
+    return min(before, AFTER_DEATH_STEPS_MAX) * AFTER_DEATH_STEP_S
 
 
 class Guards:
@@ -106,7 +122,7 @@ class Guards:
         """The index to send from after a success: it never goes back, as appends are pipelined."""
         return max(before, after)
 
-    def hint(self, next_index: int, log: Terms, commit_index: int) -> int:
+    def hint(self, next_index: int, log: RaftLog, commit_index: int) -> int:
         """Where a receiver that does not match tells the leader to go back to.
 
         The whole conflicting term is skipped at once (section 5.3 of the Raft paper), but never

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from raftlog.raft.core import RaftCore
-from raftlog.raft.interface import StateMachine
+from raftlog.raft.interface import MemberSettings, StateMachine
 from raftlog.raft.journal_writer import JournalWriter
 from raftlog.raft.log import RaftLog
 from raftlog.raft.messages import Message, SnapshotAnswer, SnapshotChunk
-from raftlog.raft.settings import MemberSettings
 from raftlog.raft.snapshot_format import SnapshotMeta
 from raftlog.raft.snapshot_transfer import SnapshotReceiver, SnapshotSender
 from raftlog.raft.store import QuorumStore

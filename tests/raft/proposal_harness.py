@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from raftlog.raft.interface import MemberSettings
 from raftlog.raft.messages import Message, RequestKind
 from raftlog.raft.proposal_router import ProposalRouter
-from raftlog.raft.settings import MemberSettings
 from raftlog.record.errors import LogError
 from tests.simulation.clock import ManualClock
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from pysyncobj import syncobj as original
 
-from raftlog.raft import core, kernel
+import raftlog
+from raftlog.raft import kernel
 from raftlog.raft.kernel import (
     ATTRIBUTES_RELIED_ON,
     METHODS_RELIED_ON,
@@ -97,11 +98,26 @@ def test_a_missing_attribute_is_named_by_every_new_core(
         Cores((1,))
 
 
-def test_all_names_that_the_core_reaches_are_checked() -> None:
-    """What core.py uses of pysyncobj's private names is on one of the two lists."""
-    used = set(re.findall(r"_SyncObj__\w+", Path(core.__file__).read_text(encoding="utf-8")))
+def test_each_private_name_that_the_kernel_reaches_is_checked() -> None:
+    """Each private name of pysyncobj in kernel.py is on one of the two lists."""
+    code = Path(kernel.__file__).read_text(encoding="utf-8")
+    used = set(re.findall(r"\._SyncObj__(\w+)", code))
     assert used
-    assert used <= {*METHODS_RELIED_ON, *ATTRIBUTES_RELIED_ON}
+    assert used <= {
+        name.removeprefix("_SyncObj__") for name in (*METHODS_RELIED_ON, *ATTRIBUTES_RELIED_ON)
+    }
+
+
+def test_only_the_kernel_knows_pysyncobj() -> None:
+    """No other module of the product imports it or reaches its private names."""
+    foreign = re.compile(r"_SyncObj__|^\s*(?:import|from)\s+pysyncobj\b", re.MULTILINE)
+    top = Path(raftlog.__file__).parent
+    knowing = [
+        path.relative_to(top).as_posix()
+        for path in sorted(top.rglob("*.py"))
+        if foreign.search(path.read_text(encoding="utf-8"))
+    ]
+    assert knowing == ["raft/kernel.py"]
 
 
 @pytest.mark.parametrize("name", ["loads", "dumps", "load", "dump", "to_bytes"])

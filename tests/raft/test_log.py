@@ -4,28 +4,27 @@ from collections.abc import Callable
 
 import pytest
 
-from raftlog.raft import rules
 from raftlog.raft.journal import (
     JournalContent,
     VoteRecord,
 )
-from raftlog.raft.log import BASE_COMMAND, RaftLog
+from raftlog.raft.log import BASE_COMMAND, VOTERS, RaftLog
 from raftlog.raft.snapshot_format import SnapshotMeta
 from raftlog.raft.store import Loaded
 from raftlog.raft.voters import Voter, VoterSet, encode_voters, parse_voters
 from raftlog.record.errors import LogError
 
-VOTERS = parse_voters("1@a:1,2@b:2,3@c:3")
-FOUR = VOTERS.add(Voter(4, "d", 4))
+THREE = parse_voters("1@a:1,2@b:2,3@c:3")
+FOUR = THREE.add(Voter(4, "d", 4))
 FIVE = FOUR.add(Voter(5, "e", 5))
 
 
 def voters_command(voters: VoterSet) -> bytes:
-    return bytes((rules.VOTERS,)) + encode_voters(voters)
+    return bytes((VOTERS,)) + encode_voters(voters)
 
 
 def empty(base_index: int = 1, base_term: int = 0, term: int = 0) -> RaftLog:
-    return RaftLog(Loaded(None, JournalContent(base_index, base_term, VOTERS, term, None, [])))
+    return RaftLog(Loaded(None, JournalContent(base_index, base_term, THREE, term, None, [])))
 
 
 def filled(*terms: int) -> RaftLog:
@@ -90,8 +89,8 @@ def test_committed_entry_is_never_replaced() -> None:
 
 def test_entries_of_the_snapshot_are_never_replaced() -> None:
     entries = [(b"\x00", 3, 1), (b"\x00", 4, 1), (b"\x00", 5, 1)]
-    snapshot = SnapshotMeta(4, 1, VOTERS)
-    log = RaftLog(Loaded(snapshot, JournalContent(2, 1, VOTERS, 1, None, entries)))
+    snapshot = SnapshotMeta(4, 1, THREE)
+    log = RaftLog(Loaded(snapshot, JournalContent(2, 1, THREE, 1, None, entries)))
     with pytest.raises(AssertionError, match="entry 4 is committed"):
         log.add(b"\x00", 4, 2)
     with pytest.raises(AssertionError, match="entry 2 is committed"):
@@ -175,7 +174,7 @@ def test_voters_hold_from_the_moment_they_are_added_and_go_with_their_entry() ->
     log = filled(1, 1)
     told: list[VoterSet] = []
     log.on_voters_changed = lambda: told.append(log.voters)
-    assert (log.voters, log.voters_index) == (VOTERS, 1)
+    assert (log.voters, log.voters_index) == (THREE, 1)
     log.add(voters_command(FOUR), 4, 2)
     assert (log.voters, log.voters_index) == (FOUR, 4)
     log.add(b"\x00", 5, 2)
@@ -184,8 +183,8 @@ def test_voters_hold_from_the_moment_they_are_added_and_go_with_their_entry() ->
     log.add(b"\x00", 6, 3)
     assert (log.voters, log.voters_index) == (FOUR, 4)
     log.add(b"\x00", 3, 4)
-    assert (log.voters, log.voters_index) == (VOTERS, 1)
-    assert told == [FOUR, FIVE, FOUR, VOTERS]
+    assert (log.voters, log.voters_index) == (THREE, 1)
+    assert told == [FOUR, FIVE, FOUR, THREE]
     log.add(b"\x00", 4, 4)
     assert len(told) == 4
 
@@ -195,8 +194,8 @@ def test_replacing_one_voter_set_by_another_is_one_change() -> None:
     log.add(voters_command(FOUR), 3, 1)
     told: list[VoterSet] = []
     log.on_voters_changed = lambda: told.append(log.voters)
-    log.add(voters_command(VOTERS.remove(3)), 3, 2)
-    assert told == [VOTERS.remove(3)]
+    log.add(voters_command(THREE.remove(3)), 3, 2)
+    assert told == [THREE.remove(3)]
 
 
 def test_voters_at_an_index_and_over_trims() -> None:
@@ -206,7 +205,7 @@ def test_voters_at_an_index_and_over_trims() -> None:
     log.add(voters_command(FIVE), 5, 1)
     log.written(log.lsn)
     assert [log.voters_at(index) for index in range(1, 7)] == [
-        VOTERS, VOTERS, FOUR, FOUR, FIVE, FIVE,
+        THREE, THREE, FOUR, FOUR, FIVE, FIVE,
     ]  # fmt: skip
     log.trim(4)
     assert [log.voters_at(index) for index in (4, 5)] == [FOUR, FIVE]
@@ -219,15 +218,15 @@ def test_voters_at_an_index_and_over_trims() -> None:
 
 def test_voters_are_found_in_a_loaded_log() -> None:
     entries = [(b"\x00", 3, 1), (voters_command(FOUR), 4, 1), (b"", 5, 1)]
-    log = RaftLog(Loaded(None, JournalContent(2, 1, VOTERS, 1, None, entries)))
-    assert (log.voters, log.voters_index, log.voters_at(3)) == (FOUR, 4, VOTERS)
+    log = RaftLog(Loaded(None, JournalContent(2, 1, THREE, 1, None, entries)))
+    assert (log.voters, log.voters_index, log.voters_at(3)) == (FOUR, 4, THREE)
 
 
 def test_voters_that_are_not_understood_change_nothing() -> None:
     log = filled(1, 1)
     with pytest.raises(LogError, match="does not understand"):
         log.add(b"\x02{}", 3, 2)
-    assert terms_of(log) == [1, 1] and log.voters == VOTERS
+    assert terms_of(log) == [1, 1] and log.voters == THREE
 
 
 # The way to the disk
@@ -276,7 +275,7 @@ def test_trim_needs_durable_entries() -> None:
 
 def test_reset_keeps_what_follows_the_snapshots_entry() -> None:
     log = filled(1, 1, 1, 1)
-    log.reset(3, 1, VOTERS)
+    log.reset(3, 1, THREE)
     assert (log.first_index, log.last_index, log.durable_index) == (3, 5, 5)
     log.add(b"\x00", 6, 1)
     with pytest.raises(AssertionError, match="gap"):
@@ -309,9 +308,9 @@ def test_reset_against_a_committed_entry_stops() -> None:
     log = filled(1, 1, 1)
     log.setRaftCommitIndex(3)
     with pytest.raises(AssertionError, match="committed"):
-        log.reset(3, 2, VOTERS)
+        log.reset(3, 2, THREE)
     with pytest.raises(AssertionError):
-        log.reset(0, 0, VOTERS)
+        log.reset(0, 0, THREE)
 
 
 def test_write_that_ends_after_a_reset_says_nothing_of_the_new_log() -> None:
@@ -319,7 +318,7 @@ def test_write_that_ends_after_a_reset_says_nothing_of_the_new_log() -> None:
     log.add(b"\x00", 3, 1)
     log.add(b"\x00", 4, 1)
     _, lsn = log.take_pending()
-    log.reset(3, 2, VOTERS)
+    log.reset(3, 2, THREE)
     log.add(b"\x00", 4, 2)
     log.written(lsn)
     assert log.durable_index == 3 and log.rewrite_due

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftlog.raft.core import Timing
-from raftlog.raft.interface import Applied, ConnectionEvent, Quorum, Role
+from raftlog.raft.interface import Applied, ConnectionEvent, MemberSettings, Quorum, Role
 from raftlog.raft.member import RaftMember
 from raftlog.raft.messages import (
     Control,
@@ -20,7 +19,7 @@ from raftlog.raft.messages import (
     SnapshotChunk,
     encode_message,
 )
-from raftlog.raft.settings import MemberSettings
+from raftlog.raft.rules import Timing
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from tests.simulation.quorum.member_world import QUICK, SNAPSHOTS, MemberWorld
 from tests.simulation.world import World, run

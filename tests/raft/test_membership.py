@@ -214,7 +214,7 @@ async def test_a_newcomer_that_never_catches_up_is_refused() -> None:
     table.cores.reconnect(1, 2)
     table.cores.isolate(2)
     table.mute.add(2)
-    table.core.core._so._SyncObj__raftMatchIndex.clear()
+    table.core.core._match_indexes.clear()
     table.core.core.refresh_members()
     await table.refused(table.changes.add(2), ILLEGAL_STATE, "Node 2 has not caught up in 10 s")
     assert table.slept_s == pytest.approx(CATCH_UP_S, abs=0.5)
@@ -232,7 +232,7 @@ async def test_of_two_that_wait_for_the_same_newcomer_one_is_refused() -> None:
 async def test_a_change_that_was_begun_while_one_waited_comes_first() -> None:
     table = Table(1, 2, 3, observers=(4,))
     table.cores.reconnect(1, 4)
-    table.core.core._so._SyncObj__raftMatchIndex.pop(Node(4))
+    table.core.core._match_indexes.pop(Node(4))
     table.core.core.refresh_members()
     table.cores.isolate(4)
 
@@ -252,7 +252,7 @@ async def test_a_change_that_was_begun_while_one_waited_comes_first() -> None:
 async def test_a_leader_that_loses_its_lead_while_it_waits_gives_up() -> None:
     table = Table(1, 2, 3, observers=(4,))
     table.cores.reconnect(1, 4)
-    table.core.core._so._SyncObj__raftMatchIndex.clear()
+    table.core.core._match_indexes.clear()
     table.core.core.refresh_members()
     table.mute.add(4)
     table.on_sleep = lambda: table.cores[1].core.hear_term(99)

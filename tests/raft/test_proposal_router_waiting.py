@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from raftlog.raft.interface import Applied, Refused, Unknown
+from raftlog.raft.log import NO_OP
 from raftlog.raft.messages import READ, Forward, Forwarded, RequestKind
-from raftlog.raft.rules import NO_OP
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, NOT_READY, RETRIABLE, LogError
 from tests.raft.proposal_harness import OTHER, SETTINGS, Office
 

@@ -12,17 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog.raft.log import NO_OP, REGULAR, VOTERS
 from raftlog.raft.messages import Append, AppendAnswer
-from raftlog.raft.rules import (
-    APPENDS_MAX,
-    NO_OP,
-    REGULAR,
-    VOTERS,
-    Confirmations,
-    Guards,
-    PreVoteRounds,
-    would_vote,
-)
+from raftlog.raft.rules import APPENDS_MAX, Confirmations, Guards, PreVoteRounds, would_vote
 
 INDEXES = st.integers(0, 50)
 COMMANDS = st.binary(max_size=3)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from raftlog.raft.interface import MemberSettings
 from raftlog.raft.journal_writer import JournalWriter
 from raftlog.raft.log import RaftLog
 from raftlog.raft.messages import Message, SnapshotChunk
-from raftlog.raft.settings import MemberSettings
 from raftlog.raft.snapshots import SnapshotManager
 from raftlog.raft.store import QuorumStore
 from raftlog.world import DiskFullError

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from raftlog.node.assembly import Core
-from raftlog.raft.settings import MemberSettings
+from raftlog.raft.interface import MemberSettings
 from raftlog.record.errors import LogError
 from raftlog.replication.partition import Acks
 from tests.simulation import runner

@@ -19,7 +19,7 @@ from raftlog.node.assembly import Core
 from raftlog.node.directory import IdentityError, load_state, remember
 from raftlog.node.settings import NodeSettings
 from raftlog.node.start import decide_start
-from raftlog.raft.settings import MemberSettings
+from raftlog.raft.interface import MemberSettings
 from raftlog.record.errors import LogError
 from raftlog.world import DiskError
 from tests.simulation.life import Life, NodeDiedError

@@ -17,7 +17,7 @@ from unittest import mock
 
 from raftlog.metadata.commands import AlterClusterSettings
 from raftlog.metadata.configs import THROTTLED_RATE
-from raftlog.raft.settings import MemberSettings
+from raftlog.raft.interface import MemberSettings
 from raftlog.replication.partition import Acks
 from raftlog.storage import manager
 from raftlog.storage.types import StorageSettings

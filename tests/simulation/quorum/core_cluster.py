@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from raftlog.raft.core import RaftCore
-from raftlog.raft.log import RaftLog
+from raftlog.raft.log import REGULAR, VOTERS, RaftLog
 from raftlog.raft.messages import Message
-from raftlog.raft.rules import REGULAR, VOTERS
 from raftlog.raft.snapshot_format import SnapshotMeta
 from raftlog.raft.voters import Voter, VoterSet, encode_voters
 from tests.simulation.quorum.checker import Checker
@@ -214,7 +213,7 @@ class Cores:
 
         for _ in range(ROUNDS):
             seat.clock.now += TIMING.election_min_s
-            seat.core._so._SyncObj__raftElectionDeadline = -math.inf
+            seat.core.election_deadline = -math.inf
             self.pump(node_id)
             self.exchange(node_id, *others, until=has_begun)
             if has_begun():
@@ -225,7 +224,7 @@ class Cores:
         """A member asks the others, once, whether it may begin an election."""
         seat = self[node_id]
         seat.clock.now += TIMING.election_max_s
-        seat.core._so._SyncObj__raftElectionDeadline = -math.inf
+        seat.core.election_deadline = -math.inf
         self.impatient = node_id
         self.pump(node_id)
         self.impatient = None

@@ -7,12 +7,11 @@ import random
 from typing import TYPE_CHECKING
 
 from raftlog.raft.core import RaftCore
-from raftlog.raft.core_host import Timing
 from raftlog.raft.journal import PendingRecord
-from raftlog.raft.log import RaftLog
+from raftlog.raft.log import REGULAR, RaftLog
 from raftlog.raft.messages import Message
 from raftlog.raft.outbox import Outbox
-from raftlog.raft.rules import REGULAR
+from raftlog.raft.rules import Timing
 from raftlog.raft.store import QuorumStore
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.quorum.recording_state_machine import Ledger
@@ -68,7 +67,9 @@ class Seat:
             self.node_id,
             self.log,
             applied_index,
-            host=self,
+            send=self.send_message,
+            apply=self.apply,
+            snapshot_wanted=self.snapshot_wanted,
             clock=self.clock,  # type: ignore[arg-type]
             randomness=SeededRandomness(random.Random(self.node_id)),
             timing=TIMING,
@@ -76,7 +77,7 @@ class Seat:
         self.be_patient()
 
     def be_patient(self) -> None:
-        self.core._so._SyncObj__raftElectionDeadline = math.inf
+        self.core.election_deadline = math.inf
 
     # CoreHost
 

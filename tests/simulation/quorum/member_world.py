@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from raftlog.raft.core import Timing
-from raftlog.raft.interface import Applied, Outcome, Refused
+from raftlog.raft.interface import Applied, MemberIdentity, MemberSettings, Outcome, Refused
 from raftlog.raft.member import RaftMember
 from raftlog.raft.messages import Message
-from raftlog.raft.settings import MemberIdentity, MemberSettings
+from raftlog.raft.rules import Timing
 from raftlog.raft.voters import Voter, VoterSet, bootstrap_id
 from raftlog.record.errors import LogError
 from tests.simulation.life import Life, NodeDiedError

@@ -102,13 +102,7 @@ def gone_peers_are_heard(patch: Patch) -> None:
     """As pysyncobj has it: an answer is looked up by its sender, whoever that is."""
 
     def on_append_answer(self: RaftCore, peer: int, message: AppendAnswer) -> None:
-        answer = {
-            "type": "next_node_idx",
-            "next_node_idx": message.next_index,
-            "reset": message.reset,
-            "success": message.success,
-        }
-        self._deliver(peer, answer)
+        self._deliver_append_answer(peer, message, reset=message.reset)
 
     shipped = RaftCore.receive
 
@@ -116,7 +110,7 @@ def gone_peers_are_heard(patch: Patch) -> None:
         if not isinstance(message, AppendAnswer):
             shipped(self, peer, message)
             return
-        with self._entered:
+        with self._scope:
             self._on_append_answer(peer, message)
 
     patch.setattr(RaftCore, "_on_append_answer", on_append_answer)
@@ -183,8 +177,8 @@ def applied_before_durable(patch: Patch) -> None:
     def apply_entries(self: RaftCore) -> bool:
         for index in range(self.applied_index + 1, self.commit_index + 1):
             command, _, term = self.log.entry(index)
-            self._so._SyncObj__raftLastApplied = index
-            self._host.apply(index, term, command)
+            self._set_applied_index(index)
+            self._apply(index, term, command)
         return (self.log.last_index, self.commit_index) != self._announced
 
     patch.setattr(RaftCore, "_apply_entries", apply_entries)
@@ -253,11 +247,8 @@ def chunks_commit(patch: Patch) -> None:
     async def commit_too(self: SnapshotReceiver, peer: int, chunk: SnapshotChunk) -> None:
         core = self._core
         if chunk.term >= core.term:
-            with core._entered:
-                core._deliver(
-                    peer,
-                    {"type": "append_entries", "term": chunk.term, "commit_index": chunk.index},
-                )
+            with core._scope:
+                core._deliver_heartbeat(peer, chunk.term, chunk.index)
         await received(self, peer, chunk)
 
     patch.setattr(SnapshotReceiver, "received", commit_too)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from raftlog.raft.core_host import Timing
+from raftlog.raft.interface import MemberSettings
 from raftlog.raft.messages import PreVoteGranted
-from raftlog.raft.settings import MemberSettings
+from raftlog.raft.rules import Timing
 from tests.simulation.quorum.core_cluster import Cores
 from tests.simulation.quorum.member_world import QUICK, MemberWorld
 from tests.simulation.quorum.switches import higher_terms_are_ignored, prevote_off
@@ -131,9 +131,9 @@ async def a_follower_is_ahead_by_a_term(world: World) -> None:
     members.start_all()
     leader = await members.elected()
     follower = leader % 3 + 1
-    so = members.core(follower)._so
+    core = members.core(follower)
     # It had won a pre-vote, in a moment in which nobody heard the leader.
-    so._SyncObj__setCurrentTerm(so.raftCurrentTerm + 1, follower)
+    core._enter_term(core.term + 1, follower)
     await members.until(lambda: members.leader() is not None, 5.0)
     await members.propose(await members.elected(), b"after")
     await members.until(lambda: members.ledgers[follower].commands == [b"after"], 5.0)

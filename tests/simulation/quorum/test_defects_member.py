@@ -13,8 +13,8 @@ import pytest
 
 from raftlog.raft.interface import Applied
 from raftlog.raft.kernel import PickleForbiddenError, Scoped
+from raftlog.raft.log import NO_OP
 from raftlog.raft.messages import MessageError, decode_message
-from raftlog.raft.rules import NO_OP
 from tests.simulation.quorum.core_cluster import Cores
 from tests.simulation.quorum.member_world import QUICK, MemberWorld
 from tests.simulation.quorum.switches import (

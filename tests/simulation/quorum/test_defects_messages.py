@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from raftlog.raft import core
-from raftlog.raft.core_host import UnknownEntryError
+from raftlog.raft.core import UnknownEntryError
 from raftlog.raft.messages import Append, AppendAnswer
 from tests.simulation.quorum.checker import InvariantError
 from tests.simulation.quorum.core_cluster import Cores

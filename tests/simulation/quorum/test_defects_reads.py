@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from raftlog.raft.core_host import Timing
 from raftlog.raft.interface import Applied
 from raftlog.raft.messages import AppendAnswer, Message, encode_message
+from raftlog.raft.rules import Timing
 from tests.simulation.quorum.member_world import QUICK, MemberWorld
 from tests.simulation.quorum.switches import (
     late_answers_confirm,

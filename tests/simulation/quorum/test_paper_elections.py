@@ -110,7 +110,7 @@ def patience_s(cores: Cores, node_id: int) -> float:
     """How long a member waits that has just heard a leader."""
     seat = cores[node_id]
     seat.core.receive(1, Append(1, 1, 0, 1, 1, []))
-    wait_s = float(seat.core._so._SyncObj__raftElectionDeadline) - seat.clock.now
+    wait_s = seat.core.election_deadline - seat.clock.now
     assert TIMING.election_min_s <= wait_s <= TIMING.election_max_s
     return wait_s
 
@@ -137,7 +137,7 @@ def test_candidates_wait_for_random_times() -> None:
     for _ in range(20):
         cores.campaign(1, 2, 3)
         cores.isolate(1)
-        waits.add(cores[1].core._so._SyncObj__raftElectionDeadline - cores[1].clock.now)
+        waits.add(cores[1].core.election_deadline - cores[1].clock.now)
     assert len(waits) == 20
     assert all(TIMING.election_min_s <= wait <= TIMING.election_max_s for wait in waits)
 
