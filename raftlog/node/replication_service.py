@@ -60,7 +60,6 @@ class ReplicationService:
         now; `unwritable` the brokers whose disks take no writes, as far as it knows; `on_fatal` is
         given the reason if the node must end."""
         self._state_machine = state_machine
-        self._network = network
         self._broker_id = broker_id
         self._on_fatal = on_fatal
         self._tasks: list[asyncio.Task[None]] = []
@@ -131,10 +130,17 @@ class ReplicationService:
         )
         self.replicas.on_fatal = on_fatal
         self._forwarder = Forwarder(
-            network, node_id=broker_id, cluster_id=lambda: cluster_id() or "", broker=broker
+            network,
+            clock=clock,
+            node_id=broker_id,
+            cluster_id=lambda: cluster_id() or "",
+            broker=broker,
+            on_fatal=on_fatal,
         )
         self._forwarding = ForwardingServer(
             self.replicas,
+            network=network,
+            clock=clock,
             node_id=broker_id,
             cluster_id=lambda: cluster_id() or "",
             on_fatal=on_fatal,
@@ -156,7 +162,7 @@ class ReplicationService:
         """Tell the metadata what may be lost here, and take part in replication."""
         await self.repairs.report_losses()
         self.feeds.start()
-        self._forwarding.listen(self._network)
+        self._forwarding.start()
         task = asyncio.get_running_loop().create_task(self.isr.run(), name="isr-keeper")
         task.add_done_callback(self._ended)
         self._tasks.append(task)

@@ -36,6 +36,11 @@ def parse_address(address: str) -> tuple[str, int]:
     return bare, int(digits)
 
 
+def join_address(host: str, port: int) -> str:
+    """`host:port`, the inverse of `parse_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 async def dial(host: str, port: int) -> socket.socket:
     """A connected socket, without delay of small writes. The caller bounds the time.
 

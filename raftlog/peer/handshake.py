@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Final, Protocol, cast
 
 from raftlog.peer.auth import STEP_BYTES_MAX, AuthError, Callee, Caller
+from raftlog.peer.dial import join_address
 from raftlog.peer.frames import (
     FRAME_BYTES_MAX,
     LENGTH_BYTES,
@@ -322,7 +323,7 @@ def peer_address(transport: asyncio.BaseTransport) -> str:
     if not isinstance(peer, tuple) or len(peer) < 2:
         return "unknown"
     host, port = peer[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_address(host, port)
 
 
 def _rejected(what: str) -> RejectedError:

@@ -19,6 +19,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from raftlog.metadata.image import BrokerImage
+from raftlog.peer.channel import Channel, ChannelSettings, Session
+from raftlog.peer.dial import join_address
+from raftlog.peer.hello import Hello, ProtocolError
+from raftlog.peer.tasks import TaskGroup
 from raftlog.record.errors import (
     BODY_TOO_LARGE,
     ERROR_TABLE,
@@ -31,15 +35,12 @@ from raftlog.record.types import BrokerId, Buffer
 from raftlog.routing.forwarding_messages import (
     BODY_BYTES_MAX,
     CHANNEL,
-    PROTOCOL,
     REQUESTS_MAX,
     WAITS_MAX,
     Answer,
     Assembly,
     Cancel,
     Failure,
-    ForwardingMessageError,
-    Hello,
     Operation,
     Outcome,
     Piece,
@@ -49,15 +50,16 @@ from raftlog.routing.forwarding_messages import (
     check_hello,
     decode,
     encode,
-    encode_hello,
     outcome_unknown_if_changing,
+    own_hello,
 )
+from raftlog.world import Clock
 from raftlog.world.network import Connection, Network, NetworkError, RejectedError
 
 BYTES_MAX: Final = 56 * 1024 * 1024
 """Asked of one node at once, bodies and what reads may bring. Below the 64 MiB at which the network
 ends a connection."""
-DIAL_TIMEOUT_S: Final = 2.0
+SETTINGS: Final = ChannelSettings(connect_timeout_s=2.0)
 IDLE_S: Final = 60.0
 ANSWER_SLACK_S: Final = 0.5
 """How much later than its own time a request is given up: the other side's answer, that the time is
@@ -82,12 +84,23 @@ class Forwarder:
         self,
         network: Network,
         *,
+        clock: Clock,
         node_id: BrokerId,
         cluster_id: Callable[[], str],
         broker: Callable[[BrokerId], BrokerImage | None],
+        on_fatal: Callable[[str], None],
     ) -> None:
         """`broker` is asked where a node is, as the applied metadata has it."""
-        self._network = network
+        self._tasks = TaskGroup(on_fatal)
+        self._channel: Channel[_Link] = Channel(
+            CHANNEL,
+            node_id=node_id,
+            network=network,
+            clock=clock,
+            tasks=self._tasks,
+            settings=SETTINGS,
+            keeps_alive=False,
+        )
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._broker = broker
@@ -118,9 +131,11 @@ class Forwarder:
             link.end(f"node {broker_id} was started again")
             link = None
         if link is None:
-            hello = Hello(PROTOCOL, self._cluster_id(), self._node_id, broker_id)
+            hello = own_hello(self._cluster_id(), self._node_id, broker_id)
             # Bounded by the cluster's size.
-            link = self._links[broker_id] = _Link(self._network, broker, hello, self._forget)
+            link = self._links[broker_id] = _Link(
+                self._channel, self._tasks, broker, hello, self._forget
+            )
         self.requests += 1
         return link.ask(operation, body, timeout_s)
 
@@ -157,33 +172,31 @@ class _Unsent:
     body: Sequence[Buffer] = field(default=())
 
 
-class _Link:
-    """One connection to one node: being dialled, then open, then over. Satisfies `Receiver`."""
+class _Link(Session):
+    """One connection to one node: being dialled, then open, then over. Also its `Opener`."""
 
     def __init__(
         self,
-        network: Network,
+        channel: Channel[_Link],
+        tasks: TaskGroup,
         broker: BrokerImage,
         hello: Hello,
         on_end: Callable[[_Link], None],
     ) -> None:
+        super().__init__(broker.broker_id)
         self.broker_id = broker.broker_id
         self._broker = broker
         self._hello = hello
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._connection: Connection | None = None
         self._asked: dict[int, _Asked] = {}
         self._unsent: dict[int, _Unsent] = {}
         self._last_id = 0
         self._waits = 0
         self._bytes = 0
-        self._is_over = False
         self._received_s = self._loop.time()
         self._idle: asyncio.TimerHandle | None = None
-        self._dialling = self._loop.create_task(
-            self._dial(network), name=f"forwarding-to-{self.broker_id}"
-        )
+        self._dialling = tasks.spawn(self._dial(channel), f"forwarding-to-{self.broker_id}")
 
     def is_of(self, broker: BrokerImage) -> bool:
         """Whether this connects to that start of the node, and where it is."""
@@ -225,38 +238,32 @@ class _Link:
         self._waits += is_wait
         future.add_done_callback(lambda _: self._settled(number))
         request = Request(number, max(0, int(timeout_s * 1000)), operation, body_bytes)
-        if self._connection is None:
-            self._unsent[number] = _Unsent(request, body)
+        if self.is_open:
+            self._send(self.connection, request, body)
         else:
-            self._send(self._connection, request, body)
+            self._unsent[number] = _Unsent(request, body)
         return future
 
-    def end(self, reason: str) -> None:
-        """End the connection; all that was asked fails."""
-        if self._is_over:
-            return
-        self._is_over = True
+    # Session
+
+    def on_ended(self, reason: str) -> None:
+        """All that was asked fails."""
         self._on_end(self)
         self._dialling.cancel()
         if self._idle is not None:
             self._idle.cancel()
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
         for asked in list(self._asked.values()):
             if not asked.future.done():
                 asked.future.set_exception(self._lost(asked, reason))
 
-    # Receiver
-
     def received(self, message: bytes) -> None:
         """Settle the request that is answered."""
-        if self._is_over:
+        if self.is_ended:
             return
         self._received_s = self._loop.time()
         try:
             self._take(message)
-        except ForwardingMessageError as error:
+        except ProtocolError as error:
             logger.error("node %d sent what is not understood: %s", self.broker_id, error)
             self.end("its answer was malformed")
 
@@ -267,19 +274,19 @@ class _Link:
     def _take(self, message: bytes) -> None:
         head, part = decode(message)
         if not isinstance(head, Answer | Piece):
-            raise ForwardingMessageError(f"a {type(head).__name__} is not for the asking side")
+            raise ProtocolError(f"a {type(head).__name__} is not for the asking side")
         asked = self._asked.get(head.id)
         if asked is None:
             # Given up here before the other side was told; ids are not used twice.
             if head.id > self._last_id:
-                raise ForwardingMessageError("an answer to nothing")
+                raise ProtocolError("an answer to nothing")
             return
         if isinstance(head, Answer):
             if asked.assembly is not None:
-                raise ForwardingMessageError("two answers to one request")
+                raise ProtocolError("two answers to one request")
             asked.assembly = Assembly(head)
         if asked.assembly is None:
-            raise ForwardingMessageError("a piece of nothing")
+            raise ProtocolError("a piece of nothing")
         body = asked.assembly.take(part)
         if body is None:
             return
@@ -320,11 +327,11 @@ class _Link:
         self._bytes -= asked.size_bytes
         self._waits -= isinstance(asked.operation, Wait)
         self._unsent.pop(number, None)
-        if self._is_over:
+        if self.is_ended:
             return
-        if asked.is_sent and self._connection is not None:
+        if asked.is_sent:
             for message in encode(Cancel(number)):
-                self._connection.send(message)
+                self.connection.send(message)
         if not self._asked:
             self._idle = self._loop.call_later(IDLE_S, self.end, "it was idle")
 
@@ -345,27 +352,25 @@ class _Link:
 
     # Dialling
 
-    async def _dial(self, network: Network) -> None:
-        host = self._broker.host
-        address = f"{f'[{host}]' if ':' in host else host}:{self._broker.port}"
+    async def _dial(self, channel: Channel[_Link]) -> None:
+        address = join_address(self._broker.host, self._broker.port)
         try:
-            await network.connect(
-                address,
-                CHANNEL,
-                encode_hello(self._hello),
-                self._opened,
-                timeout_s=DIAL_TIMEOUT_S,
-            )
+            await channel.connect(address, self._hello, self)
         except NetworkError as error:
             self.end(str(error))
         except RejectedError as error:
             self.end(f"it rejects this node: {error.message}")
 
-    def _opened(self, connection: Connection) -> _Link:
-        if self._is_over:
+    # Opener
+
+    def admit(self, content: bytes) -> Hello:
+        """The other side's hello, if it is the node that was called. Raises RejectedError."""
+        if self.is_ended:
             raise RejectedError(NOT_READY.code, "It is not wanted any more.")
-        check_hello(connection.hello, self._hello)
-        self._connection = connection
+        return check_hello(content, self._hello)
+
+    def opened(self, connection: Connection, theirs: Hello) -> _Link:
+        """Send what has waited for the connection."""
         unsent, self._unsent = self._unsent, {}
         for one in unsent.values():
             self._send(connection, one.request, one.body)

@@ -17,18 +17,15 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from raftlog.record.errors import (
-    BAD_REQUEST,
-    ILLEGAL_STATE,
-    MAYBE_DELETED,
-    LogError,
-    outcome_unknown_error,
-)
+from raftlog.peer.channel import PieceBuffer
+from raftlog.peer.hello import Hello, ProtocolError, check_peer, decode_hello
+from raftlog.record.errors import MAYBE_DELETED, LogError, outcome_unknown_error
 from raftlog.record.types import Buffer
-from raftlog.world.network import MESSAGE_BYTES_MAX, RejectedError
+from raftlog.world.network import MESSAGE_BYTES_MAX
 
 CHANNEL: Final = "data"
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
+"""Of these messages and the hello. Nodes of different protocols do not talk."""
 PIECE_BYTES: Final = 4 * 1024 * 1024
 HEAD_BYTES_MAX: Final = 256 * 1024
 REQUESTS_MAX: Final = 1_000
@@ -39,7 +36,6 @@ BODY_BYTES_MAX: Final = 48 * 1024 * 1024
 """Of one request or answer. A connection ends at 64 MiB that its peer has not read."""
 WANTS_MAX: Final = 1_000
 """Partitions of one request that names many."""
-HELLO_BYTES_MAX: Final = 1_024
 
 _LENGTH: Final = Struct(">I")
 assert _LENGTH.size + HEAD_BYTES_MAX + PIECE_BYTES <= MESSAGE_BYTES_MAX
@@ -213,10 +209,6 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-class ForwardingMessageError(Exception):
-    """Bytes that are no message of this version: the peer is broken or newer."""
-
-
 def encode(message: Message, body: Sequence[Buffer] = ()) -> Iterator[bytes]:
     """The messages that carry a head and its body, whose length the head tells. Copies it once."""
     room = PIECE_BYTES
@@ -236,18 +228,18 @@ def encode(message: Message, body: Sequence[Buffer] = ()) -> Iterator[bytes]:
 
 
 def decode(message: bytes) -> tuple[Message, memoryview]:
-    """The head, and the part of the body that came with it. Raises ForwardingMessageError."""
+    """The head, and the part of the body that came with it. Raises ProtocolError."""
     view = memoryview(message)
     if view.nbytes < _LENGTH.size:
-        raise ForwardingMessageError(f"a message of {view.nbytes} bytes has no head")
+        raise ProtocolError(f"a message of {view.nbytes} bytes has no head")
     start = _LENGTH.size
     end = start + _LENGTH.unpack_from(view)[0]
     if end > view.nbytes or end - start > HEAD_BYTES_MAX:
-        raise ForwardingMessageError(f"a head of {end - start} bytes is cut off or too long")
+        raise ProtocolError(f"a head of {end - start} bytes is cut off or too long")
     try:
         head = _decoder.decode(view[start:end])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ForwardingMessageError(f"not a message of the channel: {error}") from error
+        raise ProtocolError(f"not a message of the channel: {error}") from error
     return head, view[end:]
 
 
@@ -262,72 +254,40 @@ def _id(message: Message) -> int:
 
 
 class Assembly:
-    """A body that comes in pieces. Holds no more than was announced, and has arrived."""
+    """The body of a request or an answer that arrives in pieces. Holds what has arrived."""
 
-    __slots__ = ("_parts", "_size_bytes", "_wanted_bytes", "head")
+    __slots__ = ("_pieces", "head")
 
     def __init__(self, head: Request | Answer) -> None:
         self.head = head
-        self._wanted_bytes = head.body_bytes
-        self._parts: list[memoryview] = []
-        self._size_bytes = 0
+        self._pieces = PieceBuffer(head.body_bytes)
 
     def take(self, part: memoryview) -> memoryview | None:
-        """Add a part; the whole body once it is there. Raises ForwardingMessageError."""
-        self._size_bytes += part.nbytes
-        if self._size_bytes > self._wanted_bytes:
-            raise ForwardingMessageError(f"a body is longer than {self._wanted_bytes} bytes")
-        if self._size_bytes == self._wanted_bytes:
-            if not self._parts:
-                return part
-            return memoryview(b"".join((*self._parts, part)))
-        if not part.nbytes:
-            # A piece of nothing would be a message without end.
-            raise ForwardingMessageError("a part of a body is empty")
-        self._parts.append(part)
-        return None
+        """Add a part; the whole body once it is there. Raises ProtocolError."""
+        pieces = self._pieces
+        is_last = pieces.size_bytes + part.nbytes == self.head.body_bytes
+        return pieces.add(part, is_last=is_last)
 
 
-class Hello(msgspec.Struct, frozen=True):
-    """Who calls whom. The answer is the same with sides changed."""
-
-    protocol: int
-    cluster_id: Annotated[str, Meta(max_length=128)]
-    node_id: _Number
-    peer_id: _Number
-    """Whom it takes the other side for."""
-
-
-class _Front(msgspec.Struct):
-    protocol: int
-
-
-def encode_hello(hello: Hello) -> bytes:
-    """The hello as it is sent."""
-    return msgspec.json.encode(hello)
+def own_hello(cluster_id: str, node_id: int, peer_id: int) -> Hello:
+    """This node's hello, for the node `peer_id`."""
+    return Hello(
+        channel=CHANNEL,
+        protocol=PROTOCOL,
+        cluster_id=cluster_id,
+        node_id=node_id,
+        peer_id=peer_id,
+    )
 
 
 def check_hello(content: bytes, own: Hello) -> Hello:
-    """The other side's hello, if the two may talk.
+    """The other side's hello, if the two nodes may talk.
 
     Raises RejectedError: ILLEGAL_STATE for another protocol, cluster or node, else BAD_REQUEST.
     """
-    if len(content) > HELLO_BYTES_MAX:
-        raise RejectedError(BAD_REQUEST.code, f"A hello of {len(content)} bytes is too long.")
-    try:
-        protocol = msgspec.json.decode(content, type=_Front).protocol
-        if protocol != own.protocol:
-            raise RejectedError(
-                ILLEGAL_STATE.code, f"Protocol {protocol} is not ours, {own.protocol}."
-            )
-        hello = msgspec.json.decode(content, type=Hello)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RejectedError(BAD_REQUEST.code, f"The hello is malformed: {error}.") from error
-    if hello.cluster_id != own.cluster_id:
-        raise RejectedError(ILLEGAL_STATE.code, f"It belongs to cluster {hello.cluster_id}.")
-    if hello.peer_id != own.node_id:
-        raise RejectedError(ILLEGAL_STATE.code, f"This is node {own.node_id}, not {hello.peer_id}.")
-    return hello
+    theirs = decode_hello(content, Hello, CHANNEL, PROTOCOL)
+    check_peer(theirs, own)
+    return theirs
 
 
 def outcome_unknown_if_changing(operation: Operation, error: LogError) -> LogError:

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, assert_never
 
+from raftlog.peer.channel import Channel, ChannelSettings, Session
+from raftlog.peer.hello import Hello, ProtocolError
+from raftlog.peer.tasks import TaskGroup
 from raftlog.record.batch import split_batches
 from raftlog.record.errors import (
     INTERNAL,
@@ -31,7 +34,6 @@ from raftlog.replication.partition import Acks, Partition
 from raftlog.routing.forwarding_messages import (
     BODY_BYTES_MAX,
     CHANNEL,
-    PROTOCOL,
     REQUESTS_MAX,
     WAITS_MAX,
     Answer,
@@ -45,10 +47,8 @@ from raftlog.routing.forwarding_messages import (
     Failure,
     FindTime,
     FindTimeInMany,
-    ForwardingMessageError,
     FoundTime,
     FoundTimes,
-    Hello,
     Marks,
     MarksOfMany,
     Operation,
@@ -61,10 +61,11 @@ from raftlog.routing.forwarding_messages import (
     check_hello,
     decode,
     encode,
-    encode_hello,
+    own_hello,
 )
 from raftlog.routing.many import bounds_here, coded, times_here
 from raftlog.routing.router import LocalReplicas
+from raftlog.world import Clock
 from raftlog.world.network import Connection, Network
 
 ASSEMBLED_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -74,17 +75,21 @@ UNSENT_BYTES_MAX: Final = 56 * 1024 * 1024
 connection at 64 MiB."""
 SILENT_S_MAX: Final = 180.0
 """A caller closes a connection that is idle for 60 s. One that has not is gone."""
+SETTINGS: Final = ChannelSettings(ping_s=SILENT_S_MAX / 4, silent_pings_max=3)
+"""The fourth interval is the one in which the caller was heard last."""
 
 logger = logging.getLogger(__name__)
 
 
 class ForwardingServer:
-    """Takes the connections of all other nodes. Satisfies `Acceptor`."""
+    """Takes the connections of all other nodes. `Listener` of the channel."""
 
     def __init__(
         self,
         replicas: LocalReplicas,
         *,
+        network: Network,
+        clock: Clock,
         node_id: BrokerId,
         cluster_id: Callable[[], str],
         on_fatal: Callable[[str], None],
@@ -94,51 +99,54 @@ class ForwardingServer:
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._on_fatal = on_fatal
-        self._sessions: dict[int, _Session] = {}
+        self._tasks = TaskGroup(on_fatal)
+        self._channel: Channel[_Session] = Channel(
+            CHANNEL,
+            node_id=node_id,
+            network=network,
+            clock=clock,
+            tasks=self._tasks,
+            settings=SETTINGS,
+        )
         self._requests = 0
         """Of sessions that are over."""
 
     @property
     def requests(self) -> int:
         """Carried out for other nodes since the start."""
-        return self._requests + sum(session.requests for session in self._sessions.values())
+        sessions = self._channel.sessions.values()
+        return self._requests + sum(session.requests for session in sessions)
 
-    def listen(self, network: Network) -> None:
+    def start(self) -> None:
         """Let other nodes connect."""
-        network.accept(CHANNEL, self)
-
-    def hello(self, hello: bytes) -> bytes:
-        """Answer a caller. Raises RejectedError."""
-        caller = self._check(hello)
-        return encode_hello(Hello(PROTOCOL, self._cluster_id(), self._node_id, caller.node_id))
-
-    def opened(self, connection: Connection) -> _Session:
-        """Take a caller's connection."""
-        caller = self._check(connection.hello)
-        old = self._sessions.get(caller.node_id)
-        if old is not None:
-            old.end()
-        # One for each node of the cluster.
-        session = _Session(connection, caller.node_id, self._replicas, self._on_fatal, self._forget)
-        self._sessions[caller.node_id] = session
-        return session
+        self._channel.listen(self)
 
     async def close(self) -> None:
         """End all connections, and wait for what has begun."""
-        sessions = list(self._sessions.values())
-        for session in sessions:
-            session.end()
+        sessions = list(self._channel.sessions.values())
+        self._channel.close("this node is stopping")
         await asyncio.gather(*(session.finished() for session in sessions))
+        await self._tasks.close()
 
-    def _check(self, hello: bytes) -> Hello:
-        # Whom the caller is looking for is checked; who it is, it may say itself: it holds the
-        # secret.
-        return check_hello(hello, Hello(PROTOCOL, self._cluster_id(), self._node_id, 0))
+    # Listener
+
+    def admit(self, content: bytes) -> Hello:
+        """A caller's hello, if it looks for this node. Raises RejectedError.
+
+        The caller's own node id needs no check: it holds the cluster's secret.
+        """
+        return check_hello(content, own_hello(self._cluster_id(), self._node_id, 0))
+
+    def hello(self, theirs: Hello) -> Hello:
+        """This node's hello, for an admitted caller."""
+        return own_hello(self._cluster_id(), self._node_id, theirs.node_id)
+
+    def opened(self, connection: Connection, theirs: Hello) -> _Session:
+        """Take a caller's connection."""
+        return _Session(theirs.node_id, self._replicas, self._on_fatal, self._forget)
 
     def _forget(self, session: _Session) -> None:
-        if self._sessions.get(session.node_id) is session:
-            del self._sessions[session.node_id]
-            self._requests += session.requests
+        self._requests += session.requests
 
 
 @dataclass(slots=True)
@@ -148,21 +156,19 @@ class _Running:
     body_bytes: int
 
 
-class _Session:
-    """One caller's connection. Satisfies `Receiver`."""
+class _Session(Session):
+    """One caller's connection."""
 
     def __init__(
         self,
-        connection: Connection,
         node_id: int,
         replicas: LocalReplicas,
         on_fatal: Callable[[str], None],
         on_end: Callable[[_Session], None],
     ) -> None:
-        self.node_id = node_id
+        super().__init__(node_id)
         self.requests = 0
         """Begun for the caller."""
-        self._connection = connection
         self._replicas = replicas
         self._on_fatal = on_fatal
         self._on_end = on_end
@@ -173,54 +179,46 @@ class _Session:
         self._body_bytes = 0
         """Of requests that run or are being received."""
         self._last_id = 0
-        self._is_over = False
-        self._received_s = self._loop.time()
-        self._silence = self._loop.call_later(SILENT_S_MAX, self._check_silence)
-
-    def end(self) -> None:
-        """End the connection, and what need not be finished."""
-        if self._is_over:
-            return
-        self._is_over = True
-        self._silence.cancel()
-        self._connection.close()
-        self._assembling.clear()
-        for running in list(self._running.values()):
-            _break_off(running)
-        self._on_end(self)
 
     async def finished(self) -> None:
         """Return once nothing runs any more."""
         tasks = [running.task for running in self._running.values()]
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # Receiver
+    # Session
 
     def received(self, message: bytes) -> None:
         """Begin what is asked, or break it off."""
-        if self._is_over:
+        if self.is_ended:
             return
-        self._received_s = self._loop.time()
+        self.has_heard = True
         try:
             self._take(message)
-        except ForwardingMessageError as error:
-            logger.error("node %d sent what is not understood: %s", self.node_id, error)
-            self.end()
+        except ProtocolError as error:
+            logger.error("node %d sent what is not understood: %s", self.peer_id, error)
+            self.end("it does not keep to the protocol")
 
-    def closed(self) -> None:
-        """The connection has ended."""
-        self.end()
+    def on_ended(self, reason: str) -> None:
+        """Break off what need not be finished."""
+        self._assembling.clear()
+        for running in list(self._running.values()):
+            _break_off(running)
+        self._on_end(self)
+
+    def ping(self) -> None:
+        """Send nothing: the caller may be silent for as long as a request runs."""
+        self.has_heard = bool(self._running)
 
     def _take(self, message: bytes) -> None:
         head, part = decode(message)
         match head:
             case Request():
                 if head.id <= self._last_id:
-                    raise ForwardingMessageError("an id was used twice")
+                    raise ProtocolError("an id was used twice")
                 self._last_id = head.id
                 self._body_bytes += head.body_bytes
                 if self._body_bytes > ASSEMBLED_BYTES_MAX:
-                    raise ForwardingMessageError("it sends more at once than it may")
+                    raise ProtocolError("it sends more at once than it may")
                 assembly = Assembly(head)
                 body = assembly.take(part)
                 if body is None:
@@ -230,7 +228,7 @@ class _Session:
             case Piece():
                 pieces = self._assembling.get(head.id)
                 if pieces is None:
-                    raise ForwardingMessageError("a piece of nothing")
+                    raise ProtocolError("a piece of nothing")
                 body = pieces.take(part)
                 if body is not None:
                     del self._assembling[head.id]
@@ -243,7 +241,7 @@ class _Session:
                 if running is not None:
                     _break_off(running)
             case Answer():
-                raise ForwardingMessageError("an answer, from the asking side")
+                raise ProtocolError("an answer, from the asking side")
             case _:
                 assert_never(head)
 
@@ -275,30 +273,22 @@ class _Session:
         except LogError as error:
             outcome = Failure(error.entry.code, error.message)
         except Exception as error:
-            logger.exception("a request of node %d failed", self.node_id)
+            logger.exception("a request of node %d failed", self.peer_id)
             if isinstance(error, AssertionError):
                 self._on_fatal(f"An invariant broke: {error}")
             outcome = Failure(INTERNAL.code, INTERNAL.message)
         self._answer(request.id, outcome, data)
 
     def _answer(self, number: int, outcome: Outcome, body: Sequence[Buffer] = ()) -> None:
-        if self._is_over:
+        if self.is_ended:
             return
         size = sum(map(len, body))
         if size > BODY_BYTES_MAX:
             outcome, body, size = _too_large(size), (), 0
-        elif size and self._connection.queued_bytes + size > UNSENT_BYTES_MAX:
+        elif size and self.connection.queued_bytes + size > UNSENT_BYTES_MAX:
             outcome, body, size = Failure(OVERLOADED.code, OVERLOADED.message), (), 0
         for message in encode(Answer(number, outcome, size), body):
-            self._connection.send(message)
-
-    def _check_silence(self) -> None:
-        now = self._loop.time()
-        quiet_s = 0.0 if self._running else now - self._received_s
-        if quiet_s >= SILENT_S_MAX:
-            self.end()
-        else:
-            self._silence = self._loop.call_later(SILENT_S_MAX - quiet_s, self._check_silence)
+            self.connection.send(message)
 
     # Operations
 

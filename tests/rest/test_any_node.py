@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from raftlog.rest.v2_records import HIGH_WATERMARK_HEADER, NEXT_OFFSET_HEADER
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
 from raftlog.world.network import Acceptor, Opened, Receiver, RefusedError
+from raftlog.world.time import SystemClock
 from tests.http.fakes import FakeMetadata
 from tests.http.http_peers import Reply, eventually
 from tests.rest.test_v1_batches import batch, fetch, frames, produce, want
@@ -56,9 +57,10 @@ class LoopConnection:
 
 @dataclass
 class LoopNetwork:
-    """Connects nodes of one process, by their addresses in the metadata."""
+    """One node's way to the others of the process, by their addresses in the metadata."""
 
-    acceptors: dict[str, Acceptor] = field(default_factory=dict)
+    address: str
+    acceptors: dict[str, Acceptor]
 
     async def connect(
         self, address: str, channel: str, hello: bytes, opened: Opened, *, timeout_s: float
@@ -75,7 +77,7 @@ class LoopNetwork:
         return address not in self.acceptors
 
     def accept(self, channel: str, acceptor: Acceptor) -> None:
-        raise AssertionError("the test does that")
+        self.acceptors[self.address] = acceptor
 
 
 @dataclass
@@ -108,26 +110,32 @@ class Two:
 @asynccontextmanager
 async def two() -> AsyncIterator[Two]:
     metadata = FakeMetadata(brokers=2)
-    network = LoopNetwork()
+    acceptors: dict[str, Acceptor] = {}
     nodes: list[DataNode] = []
     servers: list[ForwardingServer] = []
     forwarders: list[Forwarder] = []
+    fatal: list[str] = []
     for number in (1, 2):
+        broker = metadata.image.brokers[BrokerId(number)]
+        network = LoopNetwork(f"{broker.host}:{broker.port}", acceptors)
         forwarder = Forwarder(
             network,
+            clock=SystemClock(),
             node_id=BrokerId(number),
             cluster_id=lambda: "fake-cluster",
             broker=metadata.image.brokers.get,
+            on_fatal=fatal.append,
         )
         node = DataNode(metadata, number, forwarder)
         server = ForwardingServer(
             node.replicas,
+            network=network,
+            clock=SystemClock(),
             node_id=BrokerId(number),
             cluster_id=lambda: "fake-cluster",
-            on_fatal=lambda reason: None,
+            on_fatal=fatal.append,
         )
-        broker = metadata.image.brokers[BrokerId(number)]
-        network.acceptors[f"{broker.host}:{broker.port}"] = server
+        server.start()
         nodes.append(node)
         servers.append(server)
         forwarders.append(forwarder)

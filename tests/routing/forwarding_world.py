@@ -233,9 +233,11 @@ class Node:
         identity = BrokerId(self.node_id)
         self.forwarder = Forwarder(
             process.network,
+            clock=process.clock,
             node_id=identity,
             cluster_id=lambda: CLUSTER_ID,
             broker=self.replicas.image.brokers.get,
+            on_fatal=self.fatal.append,
         )
         self.partitions = PartitionRouter(
             self.replicas,
@@ -245,11 +247,13 @@ class Node:
         )
         self.server = ForwardingServer(
             self.replicas,
+            network=process.network,
+            clock=process.clock,
             node_id=identity,
             cluster_id=lambda: CLUSTER_ID,
             on_fatal=self.fatal.append,
         )
-        self.server.listen(process.network)
+        self.server.start()
         await asyncio.Event().wait()
 
     @property

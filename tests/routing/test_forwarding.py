@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from raftlog.peer.hello import encode_hello
 from raftlog.record.errors import (
     BODY_TOO_LARGE,
     INTERNAL,
@@ -23,13 +24,12 @@ from raftlog.routing.forwarding import IDLE_S, Reply
 from raftlog.routing.forwarding_messages import (
     Append,
     Bounds,
-    Hello,
     Marks,
     Operation,
     Read,
     Wait,
     Waited,
-    encode_hello,
+    own_hello,
 )
 from raftlog.world.network import Connection
 
@@ -70,7 +70,7 @@ async def settled(cluster: Cluster) -> None:
     for node in cluster.nodes.values():
         for link in node.forwarder._links.values():
             assert (link._asked, link._unsent, link._bytes, link._waits) == ({}, {}, 0, 0)
-        for session in node.server._sessions.values():
+        for session in node.server._channel.sessions.values():
             assert (session._running, session._assembling) == ({}, {})
             assert (session._body_bytes, session._waits) == (0, 0)
         assert not node.fatal
@@ -189,7 +189,7 @@ def test_a_caller_that_leaves_breaks_off_a_read_but_no_append() -> None:
         for one in asked:
             one.cancel()
         await asyncio.sleep(0.1)
-        (session,) = leader.server._sessions.values()
+        (session,) = leader.server._channel.sessions.values()
         assert [type(one.operation) for one in session._running.values()] == [Append]
         leader.mine.gate.set()
         await settled(cluster)
@@ -208,7 +208,7 @@ def test_an_idle_connection_is_closed_and_opened_again() -> None:
         assert cluster.world.network.connections == 1
         await asyncio.sleep(2)
         assert not node.forwarder._links
-        assert not cluster.nodes[1].server._sessions
+        assert not cluster.nodes[1].server._channel.sessions
         await ask(node, BOUNDS)
         assert cluster.world.network.connections == 2
 
@@ -220,7 +220,7 @@ def test_a_caller_that_vanished_is_forgotten() -> None:
         await ask(cluster.nodes[2], BOUNDS)
         cluster.world.crash(2, power=True)
         await asyncio.sleep(forwarding_server.SILENT_S_MAX + 10)
-        assert not cluster.nodes[1].server._sessions
+        assert not cluster.nodes[1].server._channel.sessions
 
     simulate(test)
 
@@ -231,7 +231,7 @@ def test_a_caller_that_comes_again_has_forgotten_its_first_connection() -> None:
         leader.mine.gate = asyncio.Event()
         reading = asyncio.ensure_future(ask(cluster.nodes[2], READ))
         await asyncio.sleep(0.1)
-        (old,) = leader.server._sessions.values()
+        (old,) = leader.server._channel.sessions.values()
         # Nothing tells the leader that the caller has lost its power.
         cluster.world.crash(2, power=True)
         await asyncio.gather(reading, return_exceptions=True)
@@ -239,7 +239,7 @@ def test_a_caller_that_comes_again_has_forgotten_its_first_connection() -> None:
         cluster.lead(1, 1)
         leader.mine.gate = None
         await ask(cluster.nodes[2], BOUNDS)
-        assert old._is_over
+        assert old.is_ended
         assert not old._running
         await settled(cluster)
 
@@ -254,7 +254,7 @@ def test_another_start_of_a_node_is_another_connection() -> None:
         cluster.lead(1, 2)
         await ask(node, BOUNDS)
         assert cluster.world.network.connections == 2
-        assert len(cluster.nodes[1].server._sessions) == 1
+        assert len(cluster.nodes[1].server._channel.sessions) == 1
         await settled(cluster)
 
     simulate(test)
@@ -411,7 +411,7 @@ def test_what_is_not_understood_ends_the_connection() -> None:
 
     async def test(cluster: Cluster) -> None:
         caller = cluster.nodes[3].process
-        hello = encode_hello(Hello(1, "cluster", 3, 1))
+        hello = encode_hello(own_hello("cluster", 3, 1))
         head = forwarding_messages.Request(1, 1_000, BOUNDS)
         piece = next(iter(forwarding_messages.encode(forwarding_messages.Piece(9), [b"x"])))
         answer = next(iter(forwarding_messages.encode(forwarding_messages.Answer(1, Waited()))))

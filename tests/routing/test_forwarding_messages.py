@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog.peer.hello import ProtocolError, encode_hello
 from raftlog.routing import forwarding_messages as messages
 from raftlog.routing.forwarding_messages import (
     Answer,
@@ -21,10 +23,8 @@ from raftlog.routing.forwarding_messages import (
     Failure,
     FindTime,
     FindTimeInMany,
-    ForwardingMessageError,
     FoundTime,
     FoundTimes,
-    Hello,
     Marks,
     MarksOfMany,
     Message,
@@ -36,7 +36,7 @@ from raftlog.routing.forwarding_messages import (
     check_hello,
     decode,
     encode,
-    encode_hello,
+    own_hello,
 )
 from raftlog.world.network import MESSAGE_BYTES_MAX, RejectedError
 
@@ -132,7 +132,7 @@ def test_no_message_is_longer_than_the_network_takes() -> None:
 
 @given(st.binary(max_size=100))
 def test_other_bytes_are_refused_and_nothing_else_happens(content: bytes) -> None:
-    with suppress(ForwardingMessageError):
+    with suppress(ProtocolError):
         decode(content)
 
 
@@ -149,7 +149,7 @@ def test_other_bytes_are_refused_and_nothing_else_happens(content: bytes) -> Non
     ],
 )
 def test_what_is_cut_off_or_out_of_bounds_is_refused(content: bytes) -> None:
-    with pytest.raises(ForwardingMessageError):
+    with pytest.raises(ProtocolError):
         decode(content)
 
 
@@ -166,7 +166,7 @@ def test_the_largest_questions_and_answers_fit_into_a_head() -> None:
 
 def test_a_head_that_is_too_long_is_refused() -> None:
     length = messages.HEAD_BYTES_MAX + 1
-    with pytest.raises(ForwardingMessageError, match="too long"):
+    with pytest.raises(ProtocolError, match="too long"):
         decode(length.to_bytes(4, "big") + bytes(length))
 
 
@@ -174,17 +174,18 @@ def test_a_body_is_neither_longer_than_announced_nor_endless() -> None:
     head = Answer(1, Marks(0, 0, 0), 5)
     assembly = Assembly(head)
     assert assembly.take(memoryview(b"123")) is None
-    with pytest.raises(ForwardingMessageError, match="longer"):
+    with pytest.raises(ProtocolError, match="longer"):
         assembly.take(memoryview(b"456"))
-    with pytest.raises(ForwardingMessageError, match="empty"):
+    with pytest.raises(ProtocolError, match="empty"):
         Assembly(head).take(memoryview(b""))
 
 
-OWN = Hello(1, "c", 2, 1)
+OWN = own_hello("c", 2, 1)
 
 
 def test_hellos_of_the_same_cluster_and_right_node_are_taken() -> None:
-    assert check_hello(encode_hello(Hello(1, "c", 1, 2)), OWN) == Hello(1, "c", 1, 2)
+    theirs = own_hello("c", 1, 2)
+    assert check_hello(encode_hello(theirs), OWN) == theirs
 
 
 @pytest.mark.parametrize(
@@ -193,11 +194,13 @@ def test_hellos_of_the_same_cluster_and_right_node_are_taken() -> None:
         b"{",
         b"{}",
         b"\xff",
-        b'{"protocol":1}',
-        b" " * 2_000,
-        encode_hello(Hello(2, "c", 1, 2)),
-        encode_hello(Hello(1, "other", 1, 2)),
-        encode_hello(Hello(1, "c", 1, 3)),
+        b'{"protocol":2}',
+        b'{"protocol":2,"channel":"data"}',
+        b" " * 20_000,
+        encode_hello(msgspec.structs.replace(own_hello("c", 1, 2), protocol=1)),
+        encode_hello(msgspec.structs.replace(own_hello("c", 1, 2), channel="quorum")),
+        encode_hello(own_hello("other", 1, 2)),
+        encode_hello(own_hello("c", 1, 3)),
     ],
 )
 def test_all_others_are_rejected(content: bytes) -> None:

@@ -1,0 +1,391 @@
+"""One channel: a protocol's connections to its peers, at most one for each.
+
+A protocol brings its channel's name, its messages, and three small parts: a `Session`, which
+receives the bytes of one connection; an `Opener`, which admits the other side's hello and makes the
+session; and, if it is called, a `Listener`, which also answers. The channel brings the rest:
+opening, the registry in which the newest connection wins, calling again with back-off and jitter,
+keep-alive on the world's clock, and the reassembly of bodies that come in pieces.
+
+It knows no payload. A session hands its own bytes to `connection.send`, and the network hands what
+arrives to `Session.received`: the channel is not in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Generic, Protocol, TypeVar
+
+from raftlog.peer.hello import Hello, HelloT, ProtocolError, encode_hello
+from raftlog.peer.tasks import TaskGroup
+from raftlog.record.errors import NOT_READY, OVERLOADED
+from raftlog.record.types import Buffer
+from raftlog.world import Clock, Randomness
+from raftlog.world.network import Connection, Network, RejectedError
+
+PEERS_MAX: Final = 1_100
+"""Voters and brokers of the largest cluster, with some to spare for those that went."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSettings:
+    """Times and bounds of one channel. Protocols derive their own settings from it."""
+
+    connections_max: int = PEERS_MAX
+    connect_timeout_s: float = 2.0
+    redial_s_min: float = 0.05
+    redial_s_max: float = 1.0
+    stable_s: float = 1.0
+    """A connection that lasted so long is replaced at once when it is lost."""
+    young_s: float = 3.0
+    """Above `connect_timeout_s`: of two calls at the same time, the second may take as long."""
+    ping_s: float = 1.0
+    """Interval of the keep-alive: a side that sent nothing during one pings."""
+    silent_pings_max: int = 4
+    """A connection ends after so many intervals in which nothing arrived."""
+
+
+class Session(ABC):
+    """One connection with one peer, and its only end. Satisfies `world.network.Receiver`.
+
+    A protocol derives its receiver from it: `received` sets `has_heard`, and `has_sent` is set with
+    whatever is sent, where the protocol pings.
+    """
+
+    connection: Connection
+    """Set when the connection opens, right after `Opener.opened`."""
+
+    def __init__(self, peer_id: int) -> None:
+        self.peer_id = peer_id
+        self.is_open = False
+        """The connection has opened; it may have ended since."""
+        self.is_ended = False
+        self.is_dialled = False
+        """This side called."""
+        self.ended = asyncio.Event()
+        self.opened_s = 0.0
+        """By the monotonic clock."""
+        self.has_heard = True
+        """Something has arrived in this interval of the keep-alive."""
+        self.has_sent = False
+        """Something was sent in this interval."""
+        self.defended = False
+        """It has stayed once although the peer called again."""
+        self._forget: Callable[[], object] | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    def start(
+        self,
+        connection: Connection,
+        *,
+        is_dialled: bool,
+        opened_s: float,
+        watch: asyncio.Task[None] | None,
+        forget: Callable[[], object],
+    ) -> None:
+        """The channel has registered the session; `forget` unregisters it."""
+        self.connection = connection
+        self.is_open = True
+        self.is_dialled = is_dialled
+        self.opened_s = opened_s
+        self._watch = watch
+        self._forget = forget
+
+    @abstractmethod
+    def received(self, message: bytes) -> None:
+        """Take a message. Nothing arrives before the session is open, or after its end."""
+
+    @abstractmethod
+    def on_ended(self, reason: str) -> None:
+        """The session has ended: release what it holds. Called once, also if it never opened."""
+
+    def ping(self) -> None:  # noqa: B027 (not every protocol pings)
+        """Send a sign of life. Called after an interval in which nothing was sent."""
+
+    def closed(self) -> None:
+        """The connection has ended, by itself or by the other side."""
+        self.end("the connection has ended")
+
+    def end(self, reason: str) -> None:
+        """End the connection. Harmless if it has ended."""
+        if self.is_ended:
+            return
+        self.is_ended = True
+        if self._forget is not None:
+            self._forget()
+        self.ended.set()
+        if self._watch is not None:
+            self._watch.cancel()
+        if self.is_open:
+            self.connection.close()
+        self.on_ended(reason)
+
+    async def watch(self, clock: Clock, interval_s: float, silent_max: int) -> None:
+        """Ping after each interval without sending; end the session when the peer is silent.
+
+        Intervals are counted, not time: a process that was stopped for long wakes to one interval
+        more, and receives what has waited for it before the next.
+        """
+        silent = 0
+        while silent < silent_max:
+            await clock.sleep(interval_s)
+            silent = 0 if self.has_heard else silent + 1
+            self.has_heard = False
+            if not self.has_sent:
+                self.ping()
+            self.has_sent = False
+        self.end("it has been silent for too long")
+
+
+SessionT = TypeVar("SessionT", bound=Session)
+SessionT_co = TypeVar("SessionT_co", bound=Session, covariant=True)
+
+
+class Opener(Protocol[HelloT, SessionT_co]):
+    """A protocol's part in the opening of a connection, on either side."""
+
+    def admit(self, content: bytes) -> HelloT:
+        """Decode and check the other side's hello. Raises RejectedError.
+
+        Called twice for a caller: with its hello, and when its connection opens, as what is known
+        of it may have changed in between.
+        """
+        ...
+
+    def opened(self, connection: Connection, theirs: HelloT) -> SessionT_co:
+        """Make the session. An older one of the same peer has ended. Raises RejectedError."""
+        ...
+
+
+class Listener(Opener[HelloT, SessionT_co], Protocol[HelloT, SessionT_co]):
+    """The called side of a protocol."""
+
+    def hello(self, theirs: HelloT) -> Hello:
+        """This node's hello, for an admitted caller."""
+        ...
+
+
+class Channel(Generic[SessionT]):
+    """The sessions of one side of a protocol. Lives in the event loop; not for other threads."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        node_id: int,
+        network: Network,
+        clock: Clock,
+        tasks: TaskGroup,
+        settings: ChannelSettings,
+        keeps_alive: bool = True,
+    ) -> None:
+        self.name = name
+        self.sessions: dict[int, SessionT] = {}
+        """Open ones, by the peer's node id."""
+        self._node_id = node_id
+        self._network = network
+        self._clock = clock
+        self._tasks = tasks
+        self._settings = settings
+        self._keeps_alive = keeps_alive
+        self._is_closed = False
+
+    def listen(self, listener: Listener[HelloT, SessionT]) -> None:
+        """Let peers connect."""
+        self._network.accept(self.name, _ChannelAcceptor(self, listener))
+
+    async def connect(self, address: str, hello: Hello, opener: Opener[HelloT, SessionT]) -> None:
+        """Call a node once; its session is open when this returns.
+
+        Raises RefusedError, NetworkError, or RejectedError by either side.
+        """
+        await self._network.connect(
+            address,
+            self.name,
+            encode_hello(hello),
+            partial(self.open, opener, is_dialled=True),
+            timeout_s=self._settings.connect_timeout_s,
+        )
+
+    async def keep_connected(
+        self,
+        peer_id: int,
+        call: Callable[[int], Awaitable[float | None]],
+        randomness: Randomness,
+    ) -> None:
+        """Keep a session with a peer open, until cancelled.
+
+        `call` calls it once, given how many calls have failed in a row. It returns None, or how
+        many seconds to wait before the next call if this one is not to count as a failure.
+        """
+        settings = self._settings
+        failures = 0
+        while True:
+            session = self.sessions.get(peer_id)
+            if session is not None:
+                await session.ended.wait()
+                lasted_s = self._clock.monotonic() - session.opened_s
+                failures = 0 if lasted_s >= settings.stable_s else failures + 1
+            else:
+                pause_s = await call(failures)
+                if pause_s is not None:
+                    await self._clock.sleep(pause_s)
+                    continue
+                if peer_id in self.sessions:
+                    continue
+                failures += 1
+            delay_s = redial_delay_s(
+                failures,
+                randomness.uniform(0.0, 1.0),
+                delay_s_min=settings.redial_s_min,
+                delay_s_max=settings.redial_s_max,
+            )
+            await self._clock.sleep(delay_s)
+
+    def close(self, reason: str) -> None:
+        """End all sessions, and open none any more. Harmless if done already."""
+        self._is_closed = True
+        for session in list(self.sessions.values()):
+            session.end(reason)
+
+    # Openings
+
+    def admit(
+        self, opener: Opener[HelloT, SessionT], content: bytes, *, is_dialled: bool
+    ) -> HelloT:
+        """The other side's hello, if it may connect now. Raises RejectedError."""
+        if self._is_closed:
+            raise RejectedError(NOT_READY.code, f"Node {self._node_id} is stopping.")
+        theirs = opener.admit(content)
+        old = self.sessions.get(theirs.node_id)
+        if old is None:
+            if len(self.sessions) >= self._settings.connections_max:
+                raise RejectedError(
+                    OVERLOADED.code,
+                    f"Node {self._node_id} has {len(self.sessions)} connections, which is the "
+                    "limit.",
+                )
+        elif self._stays(old, is_dialled):
+            raise RejectedError(
+                NOT_READY.code, f"Nodes {self._node_id} and {theirs.node_id} have just connected."
+            )
+        return theirs
+
+    def open(
+        self, opener: Opener[HelloT, SessionT], connection: Connection, *, is_dialled: bool
+    ) -> SessionT:
+        """Take a new connection. Raises RejectedError."""
+        theirs = self.admit(opener, connection.hello, is_dialled=is_dialled)
+        peer_id = theirs.node_id
+        old = self.sessions.get(peer_id)
+        if old is not None:
+            old.end("a newer connection takes its place")
+        session = opener.opened(connection, theirs)
+        assert session.peer_id == peer_id
+        self.sessions[peer_id] = session
+        watch = None
+        if self._keeps_alive:
+            settings = self._settings
+            watch = self._tasks.spawn(
+                session.watch(self._clock, settings.ping_s, settings.silent_pings_max),
+                f"{self.name}-watch-{peer_id}",
+            )
+        session.start(
+            connection,
+            is_dialled=is_dialled,
+            opened_s=self._clock.monotonic(),
+            watch=watch,
+            forget=partial(self.sessions.pop, peer_id),
+        )
+        return session
+
+    def _stays(self, old: SessionT, new_dialled: bool) -> bool:
+        """Whether a session stays although a new connection of its peer opens."""
+        is_young = self._clock.monotonic() - old.opened_s < self._settings.young_s
+        stays = keeps_old(
+            self._node_id,
+            old.peer_id,
+            old_dialled=old.is_dialled,
+            new_dialled=new_dialled,
+            old_is_young=is_young and not old.defended,
+        )
+        if stays and not new_dialled:
+            # A peer that calls a second time has lost the old one, however young it is.
+            old.defended = True
+        return stays
+
+
+class _ChannelAcceptor(Generic[HelloT, SessionT]):
+    """`Acceptor` of a channel."""
+
+    def __init__(self, channel: Channel[SessionT], listener: Listener[HelloT, SessionT]) -> None:
+        self._channel = channel
+        self._listener = listener
+
+    def hello(self, hello: bytes) -> bytes:
+        theirs = self._channel.admit(self._listener, hello, is_dialled=False)
+        return encode_hello(self._listener.hello(theirs))
+
+    def opened(self, connection: Connection) -> SessionT:
+        return self._channel.open(self._listener, connection, is_dialled=False)
+
+
+def redial_delay_s(
+    failures: int, jitter: float, *, delay_s_min: float, delay_s_max: float
+) -> float:
+    """Delay before the next call after so many failures in a row; 0 after none.
+
+    Doubles from `delay_s_min` to `delay_s_max`. `jitter` in [0, 1] takes up to half of it away, so
+    that nodes that lost each other at once do not call in step.
+    """
+    assert failures >= 0
+    assert 0 <= jitter <= 1
+    if failures == 0:
+        return 0.0
+    # Beyond this power of two any delay is over the maximum, and a float would overflow in time.
+    delay_s = delay_s_min * 2.0 ** min(failures - 1, 32)
+    return min(delay_s, delay_s_max) * (1 - jitter / 2)
+
+
+def keeps_old(
+    node_id: int, peer_id: int, *, old_dialled: bool, new_dialled: bool, old_is_young: bool
+) -> bool:
+    """Whether the open connection to a peer stays when a new one opens, instead of giving way.
+
+    `*_dialled`: this side called. A side calls only while it has no connection. So a new one means
+    that its caller has lost the old one, unless both sides called at the same time: then each sees
+    an old connection, opened a moment ago by one call, and the new one of the other call. If the
+    newest always won, each side would end the one that the other keeps, and both would call again,
+    for ever. So the call of the higher id wins, on both sides, whatever the order. Where only one
+    side of a pair ever calls, the newest always wins.
+    """
+    if old_dialled == new_dialled or not old_is_young:
+        return False
+    return old_dialled == (node_id > peer_id)
+
+
+class PieceBuffer:
+    """A body that arrives in pieces. Holds no more bytes than have arrived, within a bound."""
+
+    __slots__ = ("_pieces", "_size_bytes_max", "size_bytes")
+
+    def __init__(self, size_bytes_max: int) -> None:
+        self.size_bytes = 0
+        self._size_bytes_max = size_bytes_max
+        self._pieces: list[Buffer] = []
+
+    def add(self, piece: Buffer, *, is_last: bool) -> memoryview | None:
+        """Add a piece; the whole body with the last one. Raises ProtocolError."""
+        self.size_bytes += len(piece)
+        if self.size_bytes > self._size_bytes_max:
+            raise ProtocolError(f"a body is longer than {self._size_bytes_max} bytes")
+        if is_last:
+            return memoryview(b"".join((*self._pieces, piece)) if self._pieces else piece)
+        if not piece:
+            # Empty pieces would make a body without end.
+            raise ProtocolError("a piece of a body is empty")
+        self._pieces.append(piece)
+        return None

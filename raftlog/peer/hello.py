@@ -1,0 +1,106 @@
+"""The hello that opens a connection on every channel, and its typed refusals. Pure.
+
+Both sides send one. `Hello` has the facts that every channel needs; a protocol derives a struct of
+its own from it for more (`raft.hello.QuorumHello`, `replication.stream_protocol.StreamHello`).
+A hello is a JSON object: fields of a newer version that this one does not know are skipped.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from raftlog.record.errors import BAD_REQUEST, ERROR_TABLE, ILLEGAL_STATE, NOT_FOUND
+from raftlog.world.network import RejectedError
+
+HELLO_BYTES_MAX: Final = 16 * 1024
+"""Nine voters and the longest of all names take less than half of it."""
+
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class ProtocolError(Exception):
+    """Bytes, or a message at this moment, that a peer of the same protocol does not send."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's facts at the opening of a connection."""
+
+    channel: Annotated[str, Meta(min_length=1, max_length=32)]
+    protocol: int
+    """Of the channel's messages. Nodes of different protocols do not talk on it."""
+    node_id: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    cluster_id: Name | None
+    """None: not known yet, before the node has joined."""
+    peer_id: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """Node id that the sender expects on the other side; None: any."""
+    software_version: Annotated[str, Meta(max_length=128)] = "unknown"
+
+
+HelloT = TypeVar("HelloT", bound=Hello)
+
+
+class _Front(msgspec.Struct):
+    """The part of a hello that every version of every protocol has."""
+
+    protocol: int
+    channel: str = ""
+    software_version: str = "unknown"
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """The hello as it is sent."""
+    content = msgspec.json.encode(hello)
+    assert len(content) <= HELLO_BYTES_MAX
+    return content
+
+
+def decode_hello(content: bytes, hello_type: type[HelloT], channel: str, protocol: int) -> HelloT:
+    """The other side's hello on `channel`, of the same protocol.
+
+    Raises RejectedError: ILLEGAL_STATE for another protocol, BAD_REQUEST for anything malformed.
+    """
+    if len(content) > HELLO_BYTES_MAX:
+        raise RejectedError(BAD_REQUEST.code, f"A hello of {len(content)} bytes is too long.")
+    try:
+        # Another protocol may have changed all other fields, and must get a readable refusal.
+        front = msgspec.json.decode(content, type=_Front)
+        check_protocol(front.protocol, protocol, front.software_version)
+        if front.channel != channel:
+            raise RejectedError(
+                BAD_REQUEST.code, f"A hello for channel {front.channel!r} came on {channel!r}."
+            )
+        return msgspec.json.decode(content, type=hello_type)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RejectedError(BAD_REQUEST.code, f"The hello is malformed: {error}.") from error
+
+
+def check_protocol(theirs: int, mine: int, software_version: str) -> None:
+    """Raise RejectedError(ILLEGAL_STATE) if the two sides speak different protocols."""
+    if theirs != mine:
+        raise RejectedError(
+            ILLEGAL_STATE.code,
+            f"A node of version {software_version} speaks protocol {theirs}, this one protocol "
+            f"{mine}: run versions of raftlog on both that go together.",
+        )
+
+
+def check_peer(theirs: Hello, mine: Hello) -> None:
+    """Raise RejectedError(ILLEGAL_STATE) for another cluster, or if another node was expected."""
+    if theirs.cluster_id != mine.cluster_id:
+        raise RejectedError(ILLEGAL_STATE.code, f"It belongs to cluster {theirs.cluster_id}.")
+    if theirs.peer_id not in (None, mine.node_id):
+        raise RejectedError(
+            ILLEGAL_STATE.code, f"This is node {mine.node_id}, not {theirs.peer_id}."
+        )
+
+
+def is_passing(error: RejectedError) -> bool:
+    """Whether time may lift the rejection; otherwise an operator has to act.
+
+    A node that does not serve the channel is one that is starting, if it is one of the cluster.
+    """
+    entry = ERROR_TABLE.get(error.code)
+    return entry is not None and (entry.retriable or entry is NOT_FOUND)
