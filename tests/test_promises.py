@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from raftlog.node.assembly import Core
+from raftlog.node.assembly import NodeCore
 from raftlog.record.errors import NO_LEADER, NOT_ENOUGH_REPLICAS, LogError
 from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.partition import Acks, Partition
@@ -35,7 +35,7 @@ def replica(data: DataWorld, node_id: int) -> Partition:
     return found
 
 
-async def end_of(core: Core) -> int:
+async def end_of(core: NodeCore) -> int:
     """The end of the partition, as a leader tells it. Raises LogError."""
     return await core.services.replicas.partition("t", 0).end_offset()
 

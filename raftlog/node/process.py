@@ -22,7 +22,7 @@ import uvloop
 
 from raftlog import __version__
 from raftlog.http.settings import ServerSettings
-from raftlog.node.assembly import Core
+from raftlog.node.assembly import NodeCore
 from raftlog.node.directory import IdentityError, load_state, remember
 from raftlog.node.secret import obtain_secret
 from raftlog.node.settings import NodeSettings, join_address
@@ -36,7 +36,7 @@ from raftlog.world.randomness import SystemRandomness
 from raftlog.world.real_disk import FileSystemDisk
 from raftlog.world.time import SystemClock
 
-__all__ = ["Core", "IdentityError", "Node", "NodeSettings", "run_node"]
+__all__ = ["IdentityError", "Node", "NodeCore", "NodeSettings", "run_node"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ EXIT_FAILED = 1
 class Node:
     """One running node: the core and the server in front of it."""
 
-    def __init__(self, settings: NodeSettings, core: Core, server: Server) -> None:
+    def __init__(self, settings: NodeSettings, core: NodeCore, server: Server) -> None:
         self.settings = settings
         self.core = core
         self.server = server
@@ -86,7 +86,7 @@ class Node:
         network = HttpNetwork(
             secret, on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}")
         )
-        core = await Core.open(
+        core = await NodeCore.open(
             settings,
             state=state,
             start=start,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from raftlog.metadata.image import MetadataImage
 from raftlog.metadata.snapshot import snapshot_pieces
-from raftlog.node.assembly import Core
+from raftlog.node.assembly import NodeCore
 from raftlog.record.types import BrokerId
 
 
@@ -56,7 +56,7 @@ class NodeChecker:
         """A new process of that node has recovered."""
         self._views[node_id] = _View()
 
-    def after_event(self, node_id: int, core: Core, now: float) -> None:
+    def after_event(self, node_id: int, core: NodeCore, now: float) -> None:
         """Something has happened in that node, which is alive."""
         if self.is_off:
             return
@@ -113,7 +113,7 @@ class NodeChecker:
             if before.get(broker_id) == (epoch, False) and self.on_fenced is not None:
                 self.on_fenced(broker_id)
 
-    def _check_lease(self, node_id: int, core: Core, now: float) -> None:
+    def _check_lease(self, node_id: int, core: NodeCore, now: float) -> None:
         """A node that anybody knows to be fenced must not act as a leader (promise 7)."""
         broker_id = core.services.node_id
         fenced_at = self._fenced_at.get(broker_id)

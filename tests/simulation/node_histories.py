@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from raftlog.node.assembly import Core
+from raftlog.node.assembly import NodeCore
 from raftlog.raft.interface import MemberSettings
 from raftlog.record.errors import LogError
 from raftlog.replication.partition import Acks
@@ -224,7 +224,7 @@ class History:
                 await self._grow(node_id, chance.choice(living))
 
     async def _create(self, node_id: int, name: str, partitions: int) -> None:
-        def work(core: Core) -> Any:
+        def work(core: NodeCore) -> Any:
             return core.services.metadata.create_topic(name, partitions=partitions)
 
         try:
@@ -243,7 +243,7 @@ class History:
             pass
 
     async def _grow(self, node_id: int, name: str) -> None:
-        async def work(core: Core) -> None:
+        async def work(core: NodeCore) -> None:
             metadata = core.services.metadata
             await metadata.add_partitions(name, len(metadata.image.topic(name).partitions) + 1)
 
@@ -294,7 +294,7 @@ class History:
             except LogError:
                 continue
 
-    async def _append(self, core: Core, topic: str, number: int, chance: random.Random) -> None:
+    async def _append(self, core: NodeCore, topic: str, number: int, chance: random.Random) -> None:
         partition = core.services.replicas.partition(topic, number)
         ledger = self.ledgers.setdefault((topic, number), Ledger())
         if partition.is_leader and partition.write_refusal is None:

@@ -15,7 +15,7 @@ import msgspec
 
 from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.image import NO_LEADER_ID, BrokerImage, MetadataImage, TopicImage
-from raftlog.node.assembly import Core
+from raftlog.node.assembly import NodeCore
 from raftlog.node.directory import IdentityError, load_state, remember
 from raftlog.node.settings import NodeSettings
 from raftlog.node.start import decide_start
@@ -59,7 +59,7 @@ class NodeWorld:
     controller_settings: ControllerSettings = field(default_factory=ControllerSettings)
     topic_defaults: dict[str, str] = field(default_factory=dict)
     checker: NodeChecker = field(default_factory=NodeChecker)
-    cores: dict[int, Core] = field(default_factory=dict)
+    cores: dict[int, NodeCore] = field(default_factory=dict)
     """Of the nodes that are up and open; they may be starting still."""
     endings: list[Ending] = field(default_factory=list)
     overrides: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class NodeWorld:
     async def stop(self, node_id: int) -> None:
         """Stop a node as SIGTERM does. Raises NodeDiedError if it is down or dies."""
 
-        async def stop(core: Core) -> None:
+        async def stop(core: NodeCore) -> None:
             await core.leave()
             await core.close()
 
@@ -148,7 +148,7 @@ class NodeWorld:
     async def _open(self, process: Process, on_fatal: Callable[[str], None]) -> None:
         node_id, settings = process.node_id, self.settings(process.node_id)
         state = await process.disk.run(lambda: load_state(process.disk))
-        core = await Core.open(
+        core = await NodeCore.open(
             settings,
             state=state,
             start=decide_start(settings, state),
@@ -168,7 +168,7 @@ class NodeWorld:
         await process.disk.run(lambda: remember(process.disk, settings))
         self.world.trace(f"{process} serves")
 
-    def _gone(self, node_id: int, core: Core) -> None:
+    def _gone(self, node_id: int, core: NodeCore) -> None:
         if self.cores.get(node_id) is core:
             del self.cores[node_id]
 
@@ -257,7 +257,7 @@ class NodeWorld:
 
         await self.until(is_agreed)
 
-    async def call(self, node_id: int, work: Callable[[Core], Coroutine[Any, Any, T]]) -> T:
+    async def call(self, node_id: int, work: Callable[[NodeCore], Coroutine[Any, Any, T]]) -> T:
         """Have a node do something. Raises NodeDiedError if it is down or dies, and LogError."""
         core = self.cores.get(node_id)
         if core is None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from raftlog.node.assembly import Core
+from raftlog.node.assembly import NodeCore
 from raftlog.record.errors import LogError
 from raftlog.replication.partition import Acks
 from raftlog.replication.waiters import CommitWaiters
@@ -87,7 +87,7 @@ class Lives:
             await self.nodes.create_topic(1, TOPIC, partitions=PARTITIONS)
         await self.nodes.call(1, self._check)
 
-    async def _check(self, core: Core) -> None:
+    async def _check(self, core: NodeCore) -> None:
         count = len(core.services.metadata.image.topic(TOPIC).partitions)
         partitions = [core.services.replicas.partition(TOPIC, n) for n in range(count)]
         for partition, ledger in zip(partitions, self.ledgers, strict=True):
@@ -128,7 +128,7 @@ class Lives:
         await asyncio.gather(*writers)
 
     async def _write(self, number: int, acks: Acks) -> None:
-        def work(core: Core) -> Coroutine[Any, Any, None]:
+        def work(core: NodeCore) -> Coroutine[Any, Any, None]:
             partition = core.services.replicas.partition(TOPIC, number)
             return self.ledgers[number].append(partition, acks, self.random)
 

@@ -11,7 +11,7 @@ from raftlog.record.errors import LogError
 from raftlog.record.types import PartitionId
 from raftlog.replication.partition import Acks, Partition
 from raftlog.world import DiskError
-from tests.simulation.node_world import Core, NodeDiedError, NodeWorld, simulate_cluster
+from tests.simulation.node_world import NodeCore, NodeDiedError, NodeWorld, simulate_cluster
 from tests.simulation.records import Ledger
 
 HURTS = 3
@@ -35,7 +35,7 @@ def test_logs_that_fail_are_repaired_and_nothing_is_lost(seed: int) -> None:
     chance = random.Random(seed)
     ledger = Ledger()
 
-    async def append(core: Core) -> None:
+    async def append(core: NodeCore) -> None:
         await ledger.append(core.services.replicas.partition("t", 0), Acks.ALL, chance)
 
     async def write_on(nodes: NodeWorld) -> None:
@@ -73,7 +73,7 @@ def test_logs_that_fail_are_repaired_and_nothing_is_lost(seed: int) -> None:
             await asyncio.sleep(chance.uniform(0.5, 2.0))
             target = chance.choice([nodes.leader("t") or 1, *nodes.node_ids])
 
-            async def strike(core: Core, target: int = target) -> None:
+            async def strike(core: NodeCore, target: int = target) -> None:
                 partition = replica(nodes, target)
                 if partition is not None and not partition.is_closed:
                     hurt(partition, chance)
@@ -84,7 +84,7 @@ def test_logs_that_fail_are_repaired_and_nothing_is_lost(seed: int) -> None:
         await asyncio.gather(writing, return_exceptions=True)
         leader = await nodes.until(lambda: nodes.leader("t"))
 
-        async def check(core: Core) -> None:
+        async def check(core: NodeCore) -> None:
             partition = core.services.replicas.partition("t", 0)
             await ledger.append(partition, Acks.ALL, chance)
             await ledger.check(partition)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from raftlog.node.assembly import Core
+from raftlog.node.assembly import NodeCore
 from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.compression import Compression
@@ -104,12 +104,12 @@ def decode_all(data: bytes | memoryview, start: int) -> Pairs:
     return tuple(pairs)
 
 
-async def ask(data: DataWorld, node_id: int, work: Callable[[Core], Any]) -> Any:
+async def ask(data: DataWorld, node_id: int, work: Callable[[NodeCore], Any]) -> Any:
     """Have a node do something. Raises LogError; TimeoutError or NodeDiedError: nobody knows."""
     if data.nodes.cores.get(node_id) is None:
         raise LogError(NOT_READY, f"nobody listens at node {node_id}")
 
-    async def serve(core: Core) -> Any:
+    async def serve(core: NodeCore) -> Any:
         # As the server does.
         if core.not_ready is not None:
             raise LogError(NOT_READY, core.not_ready)
@@ -123,8 +123,8 @@ async def ask(data: DataWorld, node_id: int, work: Callable[[Core], Any]) -> Any
 class _Request:
     """Becomes a coroutine when it is awaited: a node that dies first leaves none behind."""
 
-    serve: Callable[[Core], Coroutine[Any, Any, Any]]
-    core: Core
+    serve: Callable[[NodeCore], Coroutine[Any, Any, Any]]
+    core: NodeCore
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return self.serve(self.core).__await__()
@@ -293,7 +293,7 @@ class Producer:
         *,
         routed: bool,
     ) -> int:
-        async def work(core: Core) -> int:
+        async def work(core: NodeCore) -> int:
             services = core.services
             found: Any = (
                 services.partitions.find(part.topic, part.number)

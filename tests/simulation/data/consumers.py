@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from raftlog.node.assembly import Core
+from raftlog.node.assembly import NodeCore
 from raftlog.record.errors import OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import Offset
 from tests.simulation.data.clients import Part, ask, decode_all
@@ -59,7 +59,7 @@ class Consumer:
     async def poll(self, node_id: int, *, near: bool = False) -> Pairs | None:
         """Read on at that node; None if it could not be read."""
 
-        async def work(core: Core) -> Any:
+        async def work(core: NodeCore) -> Any:
             partitions = core.services.partitions
             found = partitions.find(self.part.topic, self.part.number, any_replica=near)
             self.part.require(found.topic_id)
@@ -95,7 +95,7 @@ class Consumer:
         return records
 
     async def _skip_deleted(self, node_id: int) -> None:
-        async def work(core: Core) -> int:
+        async def work(core: NodeCore) -> int:
             found = core.services.partitions.find(self.part.topic, self.part.number)
             self.part.require(found.topic_id)
             return int((await found.bounds())[0])
@@ -110,7 +110,7 @@ class Consumer:
     async def ask_end(self, node_id: int) -> int | None:
         """Ask for the end of the partition, as its leader knows it."""
 
-        async def work(core: Core) -> int:
+        async def work(core: NodeCore) -> int:
             found = core.services.partitions.find(self.part.topic, self.part.number)
             self.part.require(found.topic_id)
             return int((await found.bounds())[1])

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from raftlog.metadata.image import MetadataImage, PartitionImage
-from raftlog.node.assembly import Core
+from raftlog.node.assembly import NodeCore
 from raftlog.record.types import PartitionId, TopicId
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import LogCore
@@ -199,7 +199,7 @@ class ReplicaChecker:
                     self.forgive(key)
                 self._check_electable(key)
 
-    def _look(self, life: Life, core: Core, log: LogCore) -> None:
+    def _look(self, life: Life, core: NodeCore, log: LogCore) -> None:
         """Something has moved in a log of the node in which the event was."""
         if log.shared.disk is not self.world.disk(life.node_id):
             # Of a node that died in the middle of an event.

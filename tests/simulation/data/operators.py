@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from raftlog.metadata.commands import CreateTopic, DeleteTopic
 from raftlog.metadata.image import BrokerImage
-from raftlog.node.assembly import Core
+from raftlog.node.assembly import NodeCore
 from raftlog.raft import Quorum
 from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId, Offset, TopicId
@@ -125,7 +125,7 @@ class Operators(Recurring):
 
     # Helpers
 
-    async def _ask(self, work: Callable[[Core], Awaitable[Any]]) -> bool:
+    async def _ask(self, work: Callable[[NodeCore], Awaitable[Any]]) -> bool:
         """Have any node do something; whether it has."""
         try:
             await ask(self.data, self.random.choice(self.data.nodes.node_ids), work)
@@ -285,7 +285,7 @@ class Operators(Recurring):
         )
         self.data.history.append(Deletion(partition=str(part), before=before))
 
-        async def work(core: Core) -> None:
+        async def work(core: NodeCore) -> None:
             found = core.services.partitions.find(part.topic, part.number)
             await found.delete_records(Offset(before))
 
