@@ -50,7 +50,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.replication.cluster_metadata import propose
-from raftlog.replication.topic_settings import TopicSettings
+from raftlog.replication.replica import TopicSettings
 from raftlog.storage.disk_health import LOOK_S, DiskHealth, DiskTrouble
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Disk, Network, Randomness
