@@ -9,8 +9,7 @@ from raftlog.metadata.apply import ApplyResult
 from raftlog.raft import Quorum
 from raftlog.record.types import BrokerId
 from raftlog.replication.cluster_metadata import ClusterMetadata
-from raftlog.replication.manager import ReplicaManager
-from raftlog.replication.status import ReplicationStatus
+from raftlog.replication.manager import ReplicaManager, ReplicationStatus
 from raftlog.routing.router import PartitionRouter
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Randomness

@@ -18,7 +18,7 @@ from raftlog.metadata.image import NO_LEADER_ID
 
 if TYPE_CHECKING:
     from raftlog.broker.service import Services
-    from raftlog.replication.status import ReplicationStatus
+    from raftlog.replication.manager import ReplicationStatus
 
 MANAGER: Final = "kafka_server_replicamanager"
 CONTROLLER: Final = "kafka_controller_kafkacontroller"

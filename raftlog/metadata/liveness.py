@@ -2,8 +2,9 @@
 
 Each plan gives commands to be proposed one after the other, as long as the controller is active; if
 the first one is refused, the rest must not follow. Plans are made step by step, see `elections`.
-A controller that dies between two commands leaves work behind; `plan_repairs` finds it, whoever
-left it. All plans are empty where nothing is left to do.
+A controller that dies between two commands leaves work behind. The next one plans the fencing of
+every silent broker again, fenced or not (`controller.sessions`), and holds all elections that are
+due (`controller.partition_work`). All plans are empty where nothing is left to do.
 
 In all of them, brokers that are `unwritable` (their disks take no writes) are elected last.
 
@@ -138,16 +139,6 @@ def plan_unregistration(
     if broker is None:
         raise LogError(NOT_FOUND, f"There is no broker {broker_id}.")
     return UnregisterBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch)
-
-
-def plan_repairs(image: MetadataImage) -> Iterator[Command]:
-    """What is left of the work of controllers before: fencing half done, elections not held.
-
-    A broker that has just been started again is fenced, too: give it the time to be heard first.
-    """
-    fenced = {broker_id for broker_id, broker in image.brokers.items() if broker.fenced}
-    yield from _plan_leaving(image, fenced)
-    yield from plan_elections(image)
 
 
 def _plan_leaving(

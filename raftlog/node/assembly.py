@@ -37,7 +37,7 @@ from raftlog.raft import MemberIdentity, MemberSettings, RaftMember
 from raftlog.raft.voters import bootstrap_id, parse_voters
 from raftlog.record.errors import DISK_FULL, LogError
 from raftlog.record.types import BrokerEpoch, BrokerId
-from raftlog.replication.topic_settings import TopicSettings
+from raftlog.replication.replica import TopicSettings
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Disk, Network, Randomness
 

@@ -22,11 +22,10 @@ from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.follower_streams import FollowerStreams
 from raftlog.replication.isr import IsrKeeper
 from raftlog.replication.leader_streams import LeaderStreams
-from raftlog.replication.manager import ReplicaManager
+from raftlog.replication.manager import ReplicaManager, ReplicationStatus, count_led
 from raftlog.replication.partition import Host
 from raftlog.replication.repair import Repairs
-from raftlog.replication.status import ReplicationStatus, count_led
-from raftlog.replication.topic_settings import TopicSettings
+from raftlog.replication.replica import TopicSettings
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
 from raftlog.routing.router import PartitionRouter
@@ -88,7 +87,7 @@ class ReplicationService:
                 clock=clock,
                 brokers=lambda: state_machine.image.brokers,
                 may_act=may_act,
-                on_isr_wish=self._wish_isr,
+                on_isr_change_due=self._propose_isr,
                 confirm=quorum.read_barrier,
             ),
             self.streams,
@@ -195,21 +194,21 @@ class ReplicationService:
             under_min_isr=led.under_min_isr,
             at_min_isr=led.at_min_isr,
             offline=replicas.offline_count,
-            distrusted=sum(one.may_have_lost_data for one in replicas.replicas()),
+            distrusted=sum(one.loss_gate.may_have_lost_data for one in replicas.replicas()),
             repairs=self.repairs.under_way,
             requests_forwarded=self._forwarder.requests,
             requests_taken=self._forwarding.requests,
         )
 
-    def _wish_isr(self, topic_id: TopicId, number: PartitionId) -> None:
+    def _propose_isr(self, topic_id: TopicId, number: PartitionId) -> None:
         partition = self.replicas.replica(topic_id, number)
         if partition is not None:
-            self.isr.wish(partition)
+            self.isr.maybe_propose(partition)
 
     def _applied(self, delta: MetadataDelta) -> None:
         for broker_id in (*delta.brokers, *delta.brokers_gone):
             self.feeds.broker_changed(broker_id)
-        self.partitions.changed()
+        self.partitions.on_metadata_applied()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

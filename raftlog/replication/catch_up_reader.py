@@ -55,13 +55,13 @@ class CatchUpReader:
         """Read and send, until cancelled."""
         while True:
             self._waits_for_window = self._is_window_full()
-            feed = None if self._waits_for_window else self._next()
+            stream = None if self._waits_for_window else self._next()
             if self._waits_for_window:
                 await self._alarm.wait(None)
-            elif feed is None:
+            elif stream is None:
                 await self._alarm.wait(self._held_until_s if self._held else None)
             else:
-                await self._push(feed)
+                await self._push(stream)
                 # A log in memory makes nothing wait: let others have their turn.
                 await self._clock.sleep(0)
 
@@ -77,82 +77,84 @@ class CatchUpReader:
             behind.update(self._held)
             self._held.clear()
         while behind:
-            handle, feed = behind.popitem(last=False)
-            if feed.is_ended:
+            handle, stream = behind.popitem(last=False)
+            if stream.is_ended:
                 continue
-            if feed.broker_id in feed.replica.image.adding:
+            if session.broker_id in stream.replica.image.adding:
                 wait_s = session.throttle.wait_s()
                 if wait_s > 0:
-                    self._held[handle] = feed
+                    self._held[handle] = stream
                     self._held_until_s = self._clock.monotonic() + wait_s
                     continue
-            return feed
+            return stream
         return None
 
-    async def _push(self, feed: PartitionStream) -> None:
+    async def _push(self, stream: PartitionStream) -> None:
         """Send one chunk; then the feed is live, or in the line again, or ended."""
-        if feed.restart is not None:
-            await self._restart(feed, *feed.restart)
+        if stream.restart is not None:
+            await self._restart(stream, *stream.restart)
             return
         session = self._session
-        error = await self._read(feed)
-        if feed.is_ended:
+        error = await self._read(stream)
+        if stream.is_ended:
             return
         if error is not None:
-            feed.replica.detach(feed)
-            session.refuse(feed, error)
-        elif feed.read_offset == feed.replica.log_end_offset:
+            stream.detach()
+            session.refuse(stream, error)
+        elif stream.read_offset == stream.replica.log_end_offset:
             # Nothing can be appended in between: appends happen in the event loop.
-            feed.is_behind = False
+            stream.is_behind = False
         else:
-            session.behind[feed.handle] = feed
+            session.behind[stream.handle] = stream
 
     async def _restart(
-        self, feed: PartitionStream, offset: Offset, leader_epoch: LeaderEpoch
+        self, stream: PartitionStream, offset: Offset, leader_epoch: LeaderEpoch
     ) -> None:
         """Have the follower begin anew at `offset`."""
         session = self._session
         try:
-            producers = feed.replica.producers_below(offset, leader_epoch=leader_epoch)
+            producers = stream.replica.require_leader().producers_below(
+                offset, leader_epoch=leader_epoch
+            )
         except LogError as error:
-            session.refuse(feed, error)
+            session.refuse(stream, error)
             return
         assert len(producers) <= PRODUCERS_BYTES_MAX, "the storage remembers fewer"
-        if feed.broker_id in feed.replica.image.adding:
+        if session.broker_id in stream.replica.image.adding:
             session.throttle.took(len(producers))
         start = 0
-        while await self._has_room(feed):
+        while await self._has_room(stream):
             end = start + PRODUCERS_PIECE_BYTES
             has_more = end < len(producers)
-            session.send(Restart(feed.handle, offset, producers[start:end], has_more))
+            session.send(Restart(stream.handle, offset, producers[start:end], has_more))
             if not has_more:
-                session.restarted(feed)
+                session.restarted(stream)
                 return
             start = end
 
-    async def _read(self, feed: PartitionStream) -> LogError | None:
+    async def _read(self, stream: PartitionStream) -> LogError | None:
         """Read a chunk and send it. Returns why nothing more can be sent."""
-        asked = feed.read_offset
-        if asked == feed.replica.log_end_offset:
+        asked = stream.read_offset
+        if asked == stream.replica.log_end_offset:
             return None
         try:
-            result = await feed.replica.read_uncommitted(
+            result = await stream.replica.require_leader().read_uncommitted(
                 asked, max_bytes=self._session.settings.chunk_bytes
             )
         except LogError as error:
             return error
-        if feed.is_ended:
+        if stream.is_ended:
             return None
         if result.data:
-            await self._send(feed, result.next_offset, result.data)
+            await self._send(stream, result.next_offset, result.data)
         elif result.next_offset > asked:
             # Compaction has removed all of it. What follows says so by its offsets.
-            feed.read_offset = result.next_offset
+            stream.read_offset = result.next_offset
         else:
             return LogError(RETRIABLE, f"Nothing could be read at offset {asked}.")
         return None
 
-    async def _has_room(self, feed: PartitionStream) -> bool:
+    async def _has_room(self, stream: PartitionStream) -> bool:
         """Wait until the connection takes more; False if the feed has ended meanwhile.
 
         The window is no bound for what waits there: it counts no bytes of feeds that have ended.
@@ -160,27 +162,27 @@ class CatchUpReader:
         session = self._session
         while session.connection.queued_bytes > session.settings.queued_bytes_max:
             await self._clock.sleep(session.settings.pace_s)
-        return not feed.is_ended
+        return not stream.is_ended
 
-    async def _send(self, feed: PartitionStream, next_offset: Offset, data: Buffer) -> None:
+    async def _send(self, stream: PartitionStream, next_offset: Offset, data: Buffer) -> None:
         session = self._session
         size_bytes = len(data)
-        if feed.broker_id in feed.replica.image.adding:
+        if session.broker_id in stream.replica.image.adding:
             session.throttle.took(size_bytes)
         piece_bytes = session.settings.piece_bytes
         if size_bytes <= piece_bytes:
-            if await self._has_room(feed):
-                session.send_data(feed, next_offset, (data,), size_bytes)
+            if await self._has_room(stream):
+                session.send_data(stream, next_offset, (data,), size_bytes)
             return
         view = memoryview(data)
         for start in range(0, size_bytes, piece_bytes):
-            if not await self._has_room(feed):
+            if not await self._has_room(stream):
                 return
             piece = view[start : start + piece_bytes]
             flags = CONTINUES if start else 0
             if start + piece_bytes < size_bytes:
                 flags |= MORE
-            session.send_data(feed, next_offset, (piece,), len(piece), flags)
+            session.send_data(stream, next_offset, (piece,), len(piece), flags)
 
 
 BURST_S: Final = 0.1

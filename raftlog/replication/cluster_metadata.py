@@ -33,7 +33,7 @@ from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import Applied, Quorum, Refused, Unknown
 from raftlog.record.errors import NOT_READY, RETRIABLE, LogError
 from raftlog.record.types import BrokerId, ProducerEpoch, ProducerId, TopicId
-from raftlog.replication.topic_settings import TopicSettings
+from raftlog.replication.replica import TopicSettings
 from raftlog.world import Randomness
 
 TOPIC_ID_BYTES = 16

@@ -11,11 +11,10 @@ wrote their logs, and go on until they agree on the last one they share (KIP-279
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from raftlog.record.errors import ILLEGAL_STATE, LogError
-from raftlog.record.types import BrokerEpoch, BrokerId, Buffer, LeaderEpoch, Offset
+from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.leader_epochs import LeaderEpochs
 
 NO_EPOCH = LeaderEpoch(-1)
@@ -48,39 +47,6 @@ class BelowStart(NamedTuple):
     """What the follower asks for is gone: the leader's log begins at `log_start_offset`."""
 
     log_start_offset: Offset
-
-
-class Feed(Protocol):
-    """One follower's stream of one partition, held by its leader. Must not raise, nor call back
-    into the partition from within these."""
-
-    @property
-    def broker_id(self) -> BrokerId:
-        """The follower."""
-        ...
-
-    @property
-    def broker_epoch(self) -> BrokerEpoch:
-        """Its incarnation."""
-        ...
-
-    def appended(
-        self,
-        base_offset: Offset,
-        next_offset: Offset,
-        buffers: Sequence[Buffer],
-        size_bytes: int,
-    ) -> None:
-        """The leader's log has grown by these bytes, stamped batches in their order."""
-        ...
-
-    def marks_moved(self) -> None:
-        """The high watermark or the log start offset has moved."""
-        ...
-
-    def ended(self, error: LogError) -> None:
-        """The partition is not led here any more, or in another epoch. Told once."""
-        ...
 
 
 def compare(

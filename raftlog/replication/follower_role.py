@@ -34,7 +34,7 @@ class FollowerRole:
         """`on_rearranged` is called when a change that took time is over."""
         self._replica = replica
         self._log = replica.log
-        self._is_distrusted = may_have_lost_data
+        self._may_have_lost_data = may_have_lost_data
         self._on_rearranged = on_rearranged
         self._trim: asyncio.Task[None] | None = None
         self._start_wanted = Offset(-1)
@@ -99,23 +99,23 @@ class FollowerRole:
         """As `append_fetched_now`, also where a segment must be begun first."""
         self._require_following(leader_epoch)
         await self._rearrange(self._log.appender.append_fetched(data, leader_epoch))
-        if self._replica.image.leader_epoch == leader_epoch and self._replica.closed is None:
+        if self._replica.image.leader_epoch == leader_epoch and not self._replica.is_closed:
             self._fetched(len(data), high_watermark, log_start_offset)
 
     def _fetched(self, size_bytes: int, high_watermark: Offset, log_start_offset: Offset) -> None:
-        self._replica.bytes.appended(self._log.log_end_offset, size_bytes)
-        self._learn(high_watermark, log_start_offset)
+        self._replica.committed_bytes.appended(self._log.log_end_offset, size_bytes)
+        self._update_watermarks(high_watermark, log_start_offset)
         if self._log.flush_mode is FlushMode.ASYNC and self.on_durable is not None:
             self.on_durable()
 
-    def learned(
+    def update_watermarks(
         self, *, leader_epoch: LeaderEpoch, high_watermark: Offset, log_start_offset: Offset
     ) -> None:
         """Take over the leader's marks. Raises LogError(NO_LEADER)."""
         self._require_following(leader_epoch)
-        self._learn(high_watermark, log_start_offset)
+        self._update_watermarks(high_watermark, log_start_offset)
 
-    def _learn(self, high_watermark: Offset, log_start_offset: Offset) -> None:
+    def _update_watermarks(self, high_watermark: Offset, log_start_offset: Offset) -> None:
         known = min(high_watermark, self._log.log_end_offset)
         if known > self._replica.high_watermark:
             self._replica.move_high_watermark(known)
@@ -220,7 +220,7 @@ class FollowerRole:
             if error is not None and not isinstance(error, LogError):
                 logger.critical("%s: rearranging failed", self._replica.name, exc_info=error)
         self._work = None
-        self._replica.bytes.cut(self._log.log_end_offset)
+        self._replica.committed_bytes.cut(self._log.log_end_offset)
         self._replica.high_watermark = min(self._replica.high_watermark, self._log.log_end_offset)
         self._replica.high_watermark = max(self._replica.high_watermark, self._log.log_start_offset)
         self._log.high_watermark = self._replica.high_watermark
@@ -232,5 +232,5 @@ class FollowerRole:
         row = replica.image
         if row.leader == replica.host.broker_id or row.leader_epoch != leader_epoch:
             raise LogError(NO_LEADER, f"{replica.name}: not followed in epoch {leader_epoch}.")
-        if self.is_busy or self._is_distrusted():
+        if self.is_busy or self._may_have_lost_data():
             raise LogError(NOT_READY, f"{replica.name}: its log is not ready to follow.")

@@ -15,9 +15,9 @@ from typing import Any
 from raftlog.metadata.image import BrokerImage
 from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
 from raftlog.replication.leader_connection import LeaderConnection
+from raftlog.replication.partition import Partition
 from raftlog.replication.replica_fetcher import FollowState, ReplicaFetcher
 from raftlog.replication.stream_protocol import PROTOCOL, Hello
-from raftlog.replication.stream_replicas import FollowingReplica
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.world import Clock, Randomness
 from raftlog.world.network import Network
@@ -74,7 +74,7 @@ class FollowerStreams:
         self._bytes_received = 0
         """On links that are no more."""
 
-    def follow(self, partition: FollowingReplica, leader: BrokerImage) -> None:
+    def follow(self, partition: Partition, leader: BrokerImage) -> None:
         """Keep the replica up with its leader from now on.
 
         To be called whenever the leader, its epoch, or what is known of the leader's broker has
@@ -97,11 +97,11 @@ class FollowerStreams:
         if replica is None:
             replica = self._replicas[key] = ReplicaFetcher(partition, link)
             link.add(replica)
-            replica.go()
+            replica.maybe_subscribe()
         elif (
-            replica.is_retired
+            replica.is_stopped
             or replica.link is not link
-            or replica.leader_epoch != partition.leader_epoch
+            or replica.leader_epoch != partition.image.leader_epoch
         ):
             old_link = replica.link
             replica.follow_anew(link)
@@ -109,7 +109,7 @@ class FollowerStreams:
                 old_link.remove(replica)
             link.add(replica)
 
-    def unfollow(self, partition: FollowingReplica) -> None:
+    def unfollow(self, partition: Partition) -> None:
         """Do not keep the replica up any more. Harmless if it is not followed.
 
         A change of its log that is under way goes on to its end.
@@ -124,7 +124,7 @@ class FollowerStreams:
         for link in list(self._links.values()):
             link.close("this node is stopping")
         for replica in list(self._replicas.values()):
-            replica.retire()
+            replica.stop()
         self._links.clear()
         for task in list(self._tasks):
             task.cancel()
@@ -134,7 +134,7 @@ class FollowerStreams:
     def state_of(self, topic_id: TopicId, partition: PartitionId) -> FollowState | None:
         """How a replica stands; None if it is not followed."""
         replica = self._replicas.get((topic_id, partition))
-        return None if replica is None or replica.is_retired else replica.state
+        return None if replica is None or replica.is_stopped else replica.state
 
     def error_of(self, topic_id: TopicId, partition: PartitionId) -> str:
         """Why a replica does not follow; empty if it does, or nothing went wrong yet."""
@@ -197,7 +197,7 @@ class FollowerStreams:
     # Inner parts
 
     def _unfollow(self, replica: ReplicaFetcher) -> None:
-        replica.retire()
+        replica.stop()
         replica.link.remove(replica)
         if not replica.is_working:
             del self._replicas[replica.key]

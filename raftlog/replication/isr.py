@@ -75,22 +75,23 @@ class IsrKeeper:
         while True:
             await self._clock.sleep(self._lag_max_s / LOOKS)
             for partition in self._led():
-                state = partition.state
-                has_pending_proposal = state is not None and state.has_pending_proposal
-                if has_pending_proposal or partition.isr_wish(self._lag_max_s) is not None:
-                    self.wish(partition)
+                role = partition.leader_role
+                if role is not None and (
+                    role.state.has_pending_proposal or role.desired_isr(self._lag_max_s) is not None
+                ):
+                    self.maybe_propose(partition)
 
-    def wish(self, partition: Partition) -> None:
+    def maybe_propose(self, partition: Partition) -> None:
         """The partition may want another in-sync set."""
         key = (partition.topic_id, partition.partition)
         if key in self._busy or self._is_closed:
             # It looks again when it is done.
             return
-        task = asyncio.get_running_loop().create_task(self._settle(partition))
+        task = asyncio.get_running_loop().create_task(self._propose_all(partition))
         self._busy[key] = task
-        task.add_done_callback(lambda done: self._settled(key, done))
+        task.add_done_callback(lambda done: self._on_proposed(key, done))
 
-    def _settled(self, key: tuple[TopicId, PartitionId], task: asyncio.Task[None]) -> None:
+    def _on_proposed(self, key: tuple[TopicId, PartitionId], task: asyncio.Task[None]) -> None:
         self._busy.pop(key, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("proposing in-sync sets failed", exc_info=error)
@@ -104,7 +105,7 @@ class IsrKeeper:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _settle(self, partition: Partition) -> None:
+    async def _propose_all(self, partition: Partition) -> None:
         """Propose until the partition is content, or is not led here any more."""
         while True:
             async with self._gate:
@@ -117,15 +118,18 @@ class IsrKeeper:
 
     async def _propose_once(self, partition: Partition) -> bool | None:
         """Whether it was carried out; None if there is nothing to propose."""
-        wish, state = partition.isr_wish(self._lag_max_s), partition.state
-        if state is None:
+        role = partition.leader_role
+        if role is None:
             return None
-        if wish is None:
-            return await self._end_doubt(partition, state) if state.has_pending_proposal else None
-        command = self._command(partition, wish)
+        state, desired = role.state, role.desired_isr(self._lag_max_s)
+        if desired is None:
+            if not state.has_pending_proposal:
+                return None
+            return await self._begin_leader_epoch(partition, state)
+        command = self._command(partition, desired)
         if command is None:
             return None
-        members = [broker_id for broker_id, _ in wish.isr]
+        members = [broker_id for broker_id, _ in desired.isr]
         is_only = state.propose(members)
         outcome = await self._quorum.propose(encode_command(command))
         if isinstance(outcome, Applied):
@@ -143,7 +147,7 @@ class IsrKeeper:
             state.withdraw()
         return False
 
-    async def _end_doubt(self, partition: Partition, state: LeaderState) -> bool | None:
+    async def _begin_leader_epoch(self, partition: Partition, state: LeaderState) -> bool | None:
         """Have nothing proposed before be applied any more, by a new leader epoch."""
         topic = self._image().topics_by_id.get(partition.topic_id)
         if topic is None:
@@ -159,7 +163,7 @@ class IsrKeeper:
         await self._quorum.propose(encode_command(ChangePartitions(changes=(change,))))
         return False
 
-    def _command(self, partition: Partition, wish: IsrProposal) -> AlterIsr | None:
+    def _command(self, partition: Partition, desired: IsrProposal) -> AlterIsr | None:
         image = self._image()
         own = image.brokers.get(self._broker_id)
         topic = image.topics_by_id.get(partition.topic_id)
@@ -170,8 +174,8 @@ class IsrKeeper:
             broker_epoch=own.broker_epoch,
             topic_id=partition.topic_id,
             partition=partition.partition,
-            leader_epoch=partition.leader_epoch,
-            partition_epoch=wish.partition_epoch,
-            isr=wish.isr,
+            leader_epoch=partition.image.leader_epoch,
+            partition_epoch=desired.partition_epoch,
+            isr=desired.isr,
             min_isr_default=min_isr_default(topic.replication_factor),
         )

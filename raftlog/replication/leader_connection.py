@@ -240,7 +240,7 @@ class LeaderConnection:
         )
         logger.info("broker %d is followed at %s", leader.broker_id, connection.address)
         for replica in self.replicas.values():
-            replica.go()
+            replica.maybe_subscribe()
         return stream
 
     def _on_ended(self, stream: FollowerStream, reason: str) -> None:

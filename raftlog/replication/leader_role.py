@@ -8,7 +8,8 @@ write → feed the followers and sync here → every replica in the effective IS
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from raftlog.metadata.image import PartitionImage
@@ -25,9 +26,9 @@ from raftlog.record.errors import (
     LogError,
     outcome_unknown_error,
 )
-from raftlog.record.types import BrokerId, Buffer, LeaderEpoch, Offset
+from raftlog.record.types import BrokerEpoch, BrokerId, Buffer, LeaderEpoch, Offset
 from raftlog.replication import divergence
-from raftlog.replication.divergence import BelowStart, Diverging, Feed, FetchPosition
+from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
 from raftlog.replication.leader_state import IsrProposal, LeaderState
 from raftlog.replication.replica import Acks, Replica
 from raftlog.replication.waiters import CommitWaiters
@@ -35,6 +36,26 @@ from raftlog.storage.types import AppendResult, FlushMode, ReadResult
 
 LOG_START_S: Final = 10.0
 """How long deleting records waits for the in-sync replicas to follow."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feed:
+    """One follower's stream of one partition, as its leader holds it.
+
+    The callbacks must not raise, nor call back into the partition.
+    """
+
+    broker_id: BrokerId
+    """The follower."""
+    broker_epoch: BrokerEpoch
+    """The follower's incarnation."""
+    on_appended: Callable[[Offset, Offset, Sequence[Buffer], int], None]
+    """Called with base offset, next offset, the stamped batches in their order, and their bytes,
+    when the leader's log has grown."""
+    on_watermarks: Callable[[], None]
+    """Called when the high watermark or the log start offset has moved."""
+    on_ended: Callable[[LogError], None]
+    """Called once, when this leader epoch ends, or the follower may not follow any more."""
 
 
 class LeaderRole:
@@ -87,14 +108,14 @@ class LeaderRole:
 
     def known_end_offset(self) -> Offset:
         """See `Partition.known_end_offset`."""
-        self.require_lead_to_tell()
+        self.require_lead_to_report_end()
         if self._replica.high_watermark < self.state.epoch_start:
             raise LogError(
                 NOT_READY, f"{self._replica.name}: its new leader is not up to date yet."
             )
         return self._replica.high_watermark
 
-    def require_lead_to_tell(self) -> None:
+    def require_lead_to_report_end(self) -> None:
         """Raise LogError if another may lead by now, and have committed more than is known here.
 
         A leader that was replaced without knowing it would tell an end that others are past.
@@ -181,7 +202,7 @@ class LeaderRole:
             )
         start = await self._log.operations.delete_records_before(target)
         for feed in self._feeds.values():
-            feed.marks_moved()
+            feed.on_watermarks()
         if self._ended is None and not self.state.all_begin_at(target):
             await self._all_begin_at(target)
         return start
@@ -208,7 +229,7 @@ class LeaderRole:
         """The log has grown."""
         self.state.appended(base, self._replica.host.clock.monotonic())
         for feed in self._feeds.values():
-            feed.appended(base, following, buffers, size_bytes)
+            feed.on_appended(base, following, buffers, size_bytes)
 
     def advance(self) -> None:
         """Something that counts has become durable, or who counts has changed."""
@@ -221,7 +242,7 @@ class LeaderRole:
         replica.move_high_watermark(end)
         self._commits.committed(end)
         for feed in self._feeds.values():
-            feed.marks_moved()
+            feed.on_watermarks()
 
     # Followers of this leader
 
@@ -261,7 +282,7 @@ class LeaderRole:
             del self._feeds[feed.broker_id]
 
     def _end_feed(self, broker_id: BrokerId, error: LogError) -> None:
-        self._feeds.pop(broker_id).ended(error)
+        self._feeds.pop(broker_id).on_ended(error)
 
     def acked(self, feed: Feed, durable_end: Offset, log_start_offset: Offset) -> None:
         """A follower has everything below `durable_end` durably, and begins at that offset."""
@@ -285,7 +306,7 @@ class LeaderRole:
         if feed.broker_id not in state.row.isr and state.may_enter(
             feed.broker_id, broker, self._replica.high_watermark
         ):
-            self._replica.host.on_isr_wish(self._replica.topic_id, self._replica.image.partition)
+            self._replica.host.on_isr_change_due(self._replica.topic_id, self._replica.partition)
 
     def _settle_starts(self) -> None:
         if not self._starts_awaited:
@@ -307,9 +328,9 @@ class LeaderRole:
             offset, end=self._log.log_end_offset, max_bytes=max_bytes
         )
 
-    def isr_wish(self, lag_max_s: float) -> IsrProposal | None:
+    def desired_isr(self, lag_max_s: float) -> IsrProposal | None:
         """The in-sync set that this leader wants now, if it is another one."""
-        return self.state.wish(
+        return self.state.desired_isr(
             self._replica.host.brokers(),
             high_watermark=self._replica.high_watermark,
             log_end=self._log.log_end_offset,

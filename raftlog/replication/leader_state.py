@@ -61,7 +61,15 @@ class IsrProposal:
 class LeaderState:
     """One leader epoch of one partition, as its leader sees it."""
 
-    __slots__ = ("_followers", "_in_force", "_others", "_proposed", "epoch_start", "me", "row")
+    __slots__ = (
+        "_effective_isr",
+        "_followers",
+        "_others",
+        "_proposed",
+        "epoch_start",
+        "me",
+        "row",
+    )
 
     def __init__(
         self, me: BrokerId, row: PartitionImage, *, epoch_start: Offset, now: float
@@ -72,7 +80,7 @@ class LeaderState:
         self.epoch_start = epoch_start
         self._followers: dict[BrokerId, Follower] = {}
         self._proposed: frozenset[BrokerId] = frozenset()
-        self._in_force: tuple[BrokerId, ...] = ()
+        self._effective_isr: tuple[BrokerId, ...] = ()
         self._others: tuple[BrokerId, ...] = ()
         self._take(row, now)
 
@@ -108,11 +116,11 @@ class LeaderState:
                 self._followers[member] = Follower(
                     BrokerEpoch(-1), UNKNOWN_END, UNKNOWN_END, now, Offset(0), now
                 )
-        self._settle()
+        self._recompute()
 
-    def _settle(self) -> None:
+    def _recompute(self) -> None:
         members = self._proposed.union(self.row.isr)
-        self._in_force = tuple(
+        self._effective_isr = tuple(
             member for member in self.row.replicas if member in members and member != self.me
         )
 
@@ -160,7 +168,7 @@ class LeaderState:
         if len(row.isr) < min_insync_replicas and len(row.isr) < len(row.replicas):
             return None
         end = own_durable_end
-        for member in self._in_force:
+        for member in self._effective_isr:
             durable_end = self._followers[member].durable_end
             if durable_end < end:
                 if durable_end < 0:
@@ -172,7 +180,7 @@ class LeaderState:
         """Whether all in-sync followers have taken over that log start offset."""
         return all(
             self._followers[member].log_start_offset >= log_start_offset
-            for member in self._in_force
+            for member in self._effective_isr
         )
 
     # The in-sync set
@@ -197,7 +205,7 @@ class LeaderState:
             and follower.durable_end >= max(high_watermark, self.epoch_start)
         )
 
-    def wish(
+    def desired_isr(
         self,
         brokers: Mapping[BrokerId, BrokerImage],
         *,
@@ -240,10 +248,10 @@ class LeaderState:
         """
         is_only = not self._proposed
         self._proposed = self._proposed.union(members)
-        self._settle()
+        self._recompute()
         return is_only
 
     def withdraw(self) -> None:
         """None of what was proposed on this partition epoch can be committed any more."""
         self._proposed = frozenset()
-        self._settle()
+        self._recompute()

@@ -17,6 +17,7 @@ from raftlog.metadata.image import BrokerImage
 from raftlog.record.errors import BAD_REQUEST, ILLEGAL_STATE, NOT_READY
 from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
 from raftlog.replication.catch_up_reader import Throttle
+from raftlog.replication.partition import Partition
 from raftlog.replication.stream_protocol import (
     CHANNEL,
     PROTOCOL,
@@ -25,7 +26,6 @@ from raftlog.replication.stream_protocol import (
     decode_hello,
     encode_hello,
 )
-from raftlog.replication.stream_replicas import LedReplica
 from raftlog.replication.stream_session import StreamSession
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.world import Clock
@@ -69,7 +69,7 @@ class LeaderStreams:
         cluster_id: Callable[[], str | None],
         own_epoch: Callable[[], BrokerEpoch | None],
         brokers: Callable[[BrokerId], BrokerImage | None],
-        find: Callable[[TopicId, PartitionId], LedReplica | None],
+        find: Callable[[TopicId, PartitionId], Partition | None],
         adding_bytes_per_s: Callable[[], int] = no_throttle,
         settings: StreamSettings | None = None,
     ) -> None:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from raftlog.metadata.delta import MetadataDelta, TopicChange
 from raftlog.metadata.image import MetadataImage, PartitionImage, TopicImage
 from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
 from raftlog.record.types import BrokerId, PartitionId, TopicId
 from raftlog.replication.partition import Partition
-from raftlog.replication.topic_settings import TopicSettings
+from raftlog.replication.replica import TopicSettings
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.world import DiskError
@@ -30,31 +30,6 @@ OPENS_AT_ONCE_MAX: Final = 16
 """Replicas being opened at once; storage bounds how many of them work at a time."""
 PENDING_CHANGES_MAX: Final = 100_000
 """Metadata changes applied but not yet carried out on disk."""
-
-
-class Owner(Protocol):
-    """Who serves the replicas (manager.py)."""
-
-    @property
-    def image(self) -> MetadataImage:
-        """The applied metadata."""
-        ...
-
-    def replica(self, topic_id: TopicId, partition: PartitionId) -> Partition | None:
-        """The replica that is served."""
-        ...
-
-    def serve(self, topic: TopicImage, row: PartitionImage, log: Log) -> None:
-        """The replica's log is open."""
-        ...
-
-    def cannot_open(self, topic_id: TopicId, partition: PartitionId) -> None:
-        """A replica that the metadata gives this node could not be opened: it is offline."""
-        ...
-
-    def cannot_follow(self, reason: str) -> None:
-        """The metadata cannot be carried out any more: the node must end."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +44,30 @@ class ReplicaLifecycle:
     """The disk's part in following the metadata. Lives in the event loop."""
 
     def __init__(
-        self, owner: Owner, logs: LogManager, broker_id: BrokerId, settings: TopicSettings
+        self,
+        logs: LogManager,
+        broker_id: BrokerId,
+        settings: TopicSettings,
+        *,
+        image: Callable[[], MetadataImage],
+        replica: Callable[[TopicId, PartitionId], Partition | None],
+        serve: Callable[[TopicImage, PartitionImage, Log], None],
+        on_open_failed: Callable[[TopicId, PartitionId], None],
+        on_fatal: Callable[[str], None],
     ) -> None:
-        self._owner = owner
+        """`image` gives the applied metadata, `replica` the served replica. `serve` takes an open
+        log; `on_open_failed` is called for a replica that could not be opened and is offline;
+        `on_fatal` gets the reason when the metadata cannot be applied, and the node must end."""
         self._logs = logs
         self._broker_id = broker_id
         self._settings = settings
+        self._current_image = image
+        self._replica = replica
+        self._serve = serve
+        self._on_open_failed = on_open_failed
+        self._on_fatal = on_fatal
         self._offline: dict[tuple[str, int], LogError] = {}
-        self._left: dict[tuple[TopicId, PartitionId], Partition] = {}
+        self._retired: dict[tuple[TopicId, PartitionId], Partition] = {}
         """Served no more, but a change of the log may be under way still."""
         self._changes: deque[_Change] = deque()
         self._settled_index = 0
@@ -86,7 +77,7 @@ class ReplicaLifecycle:
 
     @property
     def _image(self) -> MetadataImage:
-        return self._owner.image
+        return self._current_image()
 
     async def start(self) -> None:
         """Open every replica that the metadata gives this node, then carry out what was applied."""
@@ -124,9 +115,9 @@ class ReplicaLifecycle:
         if self._worker is not None:
             asyncio.get_running_loop().create_task(self._notify())
 
-    def left(self, partition: Partition) -> None:
+    def retire(self, partition: Partition) -> None:
         """A replica is served no more; what it has begun goes on."""
-        self._left[partition.topic_id, partition.partition] = partition
+        self._retired[partition.topic_id, partition.partition] = partition
 
     async def settled(self, index: int) -> None:
         """Return once the metadata up to `index` is carried out on this node's disk."""
@@ -160,7 +151,7 @@ class ReplicaLifecycle:
         When it returns it is served, or not wanted; it may still be damaged.
         """
         topic = self._wanted(topic_id, number)
-        if topic is not None and self._owner.replica(topic_id, number) is None:
+        if topic is not None and self._replica(topic_id, number) is None:
             await self._open_one(topic, number)
 
     async def renew(self, topic_id: TopicId, number: PartitionId) -> None:
@@ -169,7 +160,7 @@ class ReplicaLifecycle:
         if topic is None:
             return
         config = self._settings.log_config(topic)
-        await self._until_left(topic_id, number)
+        await self._wait_retired(topic_id, number)
         log = await self._logs.renew_replica(topic_id, number, config)
         self._offline.pop((topic.name, number), None)
         self._serve_newest(topic_id, number, log)
@@ -191,17 +182,17 @@ class ReplicaLifecycle:
     async def _open(self, topic: TopicImage, row: PartitionImage) -> None:
         if (
             self._broker_id not in row.replicas
-            or self._owner.replica(topic.topic_id, row.partition) is not None
+            or self._replica(topic.topic_id, row.partition) is not None
         ):
             return
         try:
             await self._open_one(topic, row.partition)
         except LogError as error:
             logger.error("%s-%d cannot be opened: %s", topic.name, row.partition, error.message)
-            self._owner.cannot_open(topic.topic_id, row.partition)
+            self._on_open_failed(topic.topic_id, row.partition)
 
     async def _open_one(self, topic: TopicImage, number: PartitionId) -> None:
-        await self._until_left(topic.topic_id, number)
+        await self._wait_retired(topic.topic_id, number)
         key = (topic.name, number)
         try:
             log = await self._logs.open_replica(
@@ -222,18 +213,18 @@ class ReplicaLifecycle:
     def _serve_newest(self, topic_id: TopicId, number: PartitionId, log: Log) -> None:
         newest = self._wanted(topic_id, number)
         if newest is not None:
-            self._owner.serve(newest, newest.partitions[number], log)
+            self._serve(newest, newest.partitions[number], log)
 
-    async def _until_left(self, topic_id: TopicId, number: PartitionId) -> None:
+    async def _wait_retired(self, topic_id: TopicId, number: PartitionId) -> None:
         """Return when nothing that an earlier role began changes the replica's log any more.
 
         A cut that is still going on would take records out from behind whoever serves it next.
         """
         key = (topic_id, number)
-        while (partition := self._left.get(key)) is not None:
-            await partition.until_idle()
-            if self._left.get(key) is partition:
-                del self._left[key]
+        while (partition := self._retired.get(key)) is not None:
+            await partition.follower_role.until_idle()
+            if self._retired.get(key) is partition:
+                del self._retired[key]
 
     # Carrying out
 
@@ -256,13 +247,13 @@ class ReplicaLifecycle:
             self._failure = error
             logger.critical("following the metadata failed", exc_info=error)
             await self._notify()
-            self._owner.cannot_follow(f"Following the metadata failed: {error!r}")
+            self._on_fatal(f"Following the metadata failed: {error!r}")
 
     async def _carry_out_one(self, change: _Change) -> None:
         delta = change.delta
         for topic in delta.deleted:
             for row in topic.partitions:
-                await self._until_left(topic.topic_id, row.partition)
+                await self._wait_retired(topic.topic_id, row.partition)
             if topic.topic_id in change.forgotten:
                 # After a snapshot: deleted so long ago that nobody remembers, or never there.
                 logger.warning(
@@ -289,7 +280,7 @@ class ReplicaLifecycle:
                 gained.append(number)
             elif had and not has:
                 topic_id = change.after.topic_id
-                await self._until_left(topic_id, number)
+                await self._wait_retired(topic_id, number)
                 if not self._holds(topic_id, number):
                     name = f"{change.after.name}-{number}"
                     logger.info("%s has moved to other brokers", name)

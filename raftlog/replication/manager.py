@@ -10,13 +10,13 @@ and whoever repairs (repair.py) is told.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from raftlog.metadata.delta import MetadataDelta, TopicChange
-from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from raftlog.metadata.image import MetadataImage, PartitionImage, TopicImage
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.record.errors import (
     NOT_READY,
@@ -24,35 +24,16 @@ from raftlog.record.errors import (
     UNKNOWN_TOPIC,
     LogError,
 )
-from raftlog.record.types import BrokerId, Offset, PartitionId, TopicId
+from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.replication.follower_streams import FollowerStreams
 from raftlog.replication.lifecycle import ReplicaLifecycle
-from raftlog.replication.partition import Host, Partition, not_led_here
-from raftlog.replication.topic_settings import TopicSettings
+from raftlog.replication.partition import Host, Partition, not_led_here, wait_for_data
+from raftlog.replication.replica import TopicSettings
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import LogState
 
 logger = logging.getLogger(__name__)
-
-
-class Streams(Protocol):
-    """Where followers get their records from (follower.py)."""
-
-    def follow(self, partition: Partition, leader: BrokerImage) -> None:
-        """Fetch from that broker, in the partition's present leader epoch."""
-        ...
-
-    def unfollow(self, partition: Partition) -> None:
-        """Fetch no more; harmless if nothing is fetched."""
-        ...
-
-
-class _NoStreams:
-    def follow(self, partition: Partition, leader: BrokerImage) -> None:
-        """Nothing is fetched."""
-
-    def unfollow(self, partition: Partition) -> None:
-        """Nothing was."""
 
 
 class ReplicaManager:
@@ -64,16 +45,25 @@ class ReplicaManager:
         logs: LogManager,
         settings: TopicSettings,
         host: Host,
-        streams: Streams | None = None,
+        streams: FollowerStreams,
     ) -> None:
         self._state_machine = state_machine
         self._broker_id = host.broker_id
         self._settings = settings
         self._host = host
-        self._streams = streams or _NoStreams()
+        self._streams = streams
         self._partitions: dict[str, dict[int, Partition]] = {}
         self._by_id: dict[tuple[TopicId, PartitionId], Partition] = {}
-        self._disk = ReplicaLifecycle(self, logs, host.broker_id, settings)
+        self._disk = ReplicaLifecycle(
+            logs,
+            host.broker_id,
+            settings,
+            image=lambda: state_machine.image,
+            replica=self.replica,
+            serve=self._serve,
+            on_open_failed=self._on_open_failed,
+            on_fatal=self._on_fatal,
+        )
         self._write_refusal: LogError | None = None
         self._closing = False
         self.isr_shrinks = 0
@@ -82,7 +72,7 @@ class ReplicaManager:
         self.isr_expands = 0
         self.on_replica_failed: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
         """Told of each replica here whose log cannot be opened or used, or that has damage."""
-        self.on_replica_distrusted: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
+        self.on_possible_loss: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
         """Told of each one that may lack what it had acknowledged."""
         self.on_fatal: Callable[[str], None] = lambda _reason: None
         """Told if the metadata cannot be followed any more, and the node must end."""
@@ -126,9 +116,9 @@ class ReplicaManager:
         try:
             found = self._partitions[topic][partition]
         except KeyError:
-            raise self._why_not(topic, partition) from None
+            raise self._unavailable_error(topic, partition) from None
         if not found.is_leader and not found.is_closed:
-            raise self._why_not(topic, partition)
+            raise self._unavailable_error(topic, partition)
         return found
 
     def replica(self, topic_id: TopicId, partition: PartitionId) -> Partition | None:
@@ -149,14 +139,7 @@ class ReplicaManager:
         closed = sum(partition.is_closed for partition in self._by_id.values())
         return self._disk.offline_count + closed
 
-    async def wait_for_data(
-        self, wants: Sequence[tuple[Partition, Offset]], *, min_bytes: int, timeout_s: float
-    ) -> None:
-        """Return when any partition has a committed record at its offset, or the time is up.
-
-        With `min_bytes` > 1, wait until about that many bytes have been committed meanwhile.
-        """
-        await wait_for_data(wants, min_bytes=min_bytes, timeout_s=timeout_s)
+    wait_for_data = staticmethod(wait_for_data)
 
     async def settled(self, index: int) -> None:
         """Return once the metadata up to `index` is carried out on this node's disk."""
@@ -215,7 +198,7 @@ class ReplicaManager:
         partition = self._partitions.get(topic.name, {}).pop(number, None)
         if partition is not None:
             self._by_id.pop((topic.topic_id, number), None)
-            self._disk.left(partition)
+            self._disk.retire(partition)
             self._streams.unfollow(partition)
             partition.close(error)
 
@@ -237,7 +220,7 @@ class ReplicaManager:
     def _follow_brokers(self, broker_ids: Collection[BrokerId]) -> None:
         """Brokers were started again, perhaps elsewhere."""
         for partition in self._by_id.values():
-            if partition.leader in broker_ids:
+            if partition.image.leader in broker_ids:
                 self._follow(partition)
 
     def refresh(self, partition: Partition) -> None:
@@ -249,8 +232,8 @@ class ReplicaManager:
             self._follow(partition)
 
     def _follow(self, partition: Partition) -> None:
-        leader = self.image.brokers.get(partition.leader)
-        idle = partition.is_closed or partition.may_have_lost_data
+        leader = self.image.brokers.get(partition.image.leader)
+        idle = partition.is_closed or partition.loss_gate.may_have_lost_data
         if leader is None or leader.broker_id == self._broker_id or idle:
             self._streams.unfollow(partition)
         else:
@@ -280,17 +263,15 @@ class ReplicaManager:
         self._drop(topic, number, LogError(STORAGE_FAILED, "The replica is being begun anew."))
         await self._disk.renew(topic_id, number)
 
-    def cannot_open(self, topic_id: TopicId, partition: PartitionId) -> None:
-        """See `replica_disk.Owner`."""
+    def _on_open_failed(self, topic_id: TopicId, partition: PartitionId) -> None:
         if not self._closing:
             self.on_replica_failed(topic_id, partition)
 
-    def cannot_follow(self, reason: str) -> None:
-        """See `replica_disk.Owner`."""
+    def _on_fatal(self, reason: str) -> None:
         self.on_fatal(reason)
 
-    def serve(self, topic: TopicImage, row: PartitionImage, log: Log) -> None:
-        """See `replica_disk.Owner`."""
+    def _serve(self, topic: TopicImage, row: PartitionImage, log: Log) -> None:
+        """Serve a replica whose log is open."""
         present = self._by_id.get((topic.topic_id, row.partition))
         if present is not None and present.log is log:
             # Whoever else opened it was faster. Two of them would lead and follow by one log.
@@ -313,15 +294,15 @@ class ReplicaManager:
         key = (topic.topic_id, row.partition)
         self._partitions.setdefault(topic.name, {})[row.partition] = partition
         self._by_id[key] = partition
-        partition.on_trusted = lambda: self.refresh(partition)
+        partition.on_loss_cleared = lambda: self.refresh(partition)
         log.listeners.failed.append(lambda _: self._log_ended(partition))
         log.listeners.damaged.append(lambda _: self._damage_found(partition))
         if partition.is_closed:
             self._log_ended(partition)
         elif log.damage_found is not None:
             self._damage_found(partition)
-        if partition.may_have_lost_data and not self._closing:
-            self.on_replica_distrusted(*key)
+        if partition.loss_gate.may_have_lost_data and not self._closing:
+            self.on_possible_loss(*key)
         self._follow(partition)
 
     def _log_ended(self, partition: Partition) -> None:
@@ -338,7 +319,7 @@ class ReplicaManager:
         if self._by_id.get(key) is partition and not self._closing:
             self.on_replica_failed(*key)
 
-    def _why_not(self, topic: str, partition: int) -> LogError:
+    def _unavailable_error(self, topic: str, partition: int) -> LogError:
         try:
             row = self.image.partition(topic, partition)
         except LogError as error:
@@ -351,46 +332,61 @@ class ReplicaManager:
         return LogError(NOT_READY, f"{topic}-{partition} is being opened.")
 
 
-async def wait_for_data(
-    wants: Sequence[tuple[Partition, Offset]], *, min_bytes: int, timeout_s: float
-) -> None:
-    """Return when any partition has a committed record at its offset, or the time is up.
+@dataclass(frozen=True, slots=True)
+class ReplicationStatus:
+    """Counts since the start, and states of now."""
 
-    With `min_bytes` > 1, wait until about that many bytes have been committed meanwhile, whenever
-    they were written; what was committed before the call counts as enough. Also returns when a
-    partition has nothing to tell any more: whoever reads it then, finds out why.
-    """
-    if any(one.is_closed or one.high_watermark > offset for one, offset in wants):
-        return
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    before = [partition.committed_bytes for partition, _ in wants]
-    while await _any_moves(wants, deadline):
-        committed = sum(
-            partition.committed_bytes - count
-            for (partition, _), count in zip(wants, before, strict=True)
-        )
-        has_moved = any(partition.high_watermark > offset for partition, offset in wants)
-        if min_bytes <= 1 or committed >= min_bytes or not has_moved:
-            return
-        wants = [(p, max(offset, p.high_watermark)) for p, offset in wants]
+    isr_shrinks: int = 0
+    """Changes after which somebody was in sync no more, of partitions that this node led."""
+    isr_expands: int = 0
+    under_min_isr: int = 0
+    """Partitions led here that take no `acks=all` writes: too few are in sync."""
+    at_min_isr: int = 0
+    """Partitions led here of which nobody more may be missed."""
+    bytes_in: int = 0
+    """Of record batches, received from leaders."""
+    bytes_out: int = 0
+    """Of record batches, sent to followers."""
+    leaders_connected: int = 0
+    """Connections to nodes that this one follows."""
+    followers_connected: int = 0
+    """Connections of nodes that follow this one."""
+    lag_records: Mapping[BrokerId, int] = field(default_factory=dict)
+    """By follower: the most that it lacks, durably, of any one partition led here."""
+    offline: int = 0
+    """Replicas of this node that serve nobody: they failed, are damaged, or were not opened."""
+    distrusted: int = 0
+    """Those that may lack what they acknowledged, and take no part before that is known."""
+    repairs: int = 0
+    """Replicas under repair, or in line for it."""
+    requests_forwarded: int = 0
+    """Passed on to the node that leads."""
+    requests_taken: int = 0
+    """Carried out for other nodes."""
 
 
-async def _any_moves(wants: Sequence[tuple[Partition, Offset]], deadline: float) -> bool:
-    """Wait until a high watermark passes its offset; False when the deadline came first."""
-    loop = asyncio.get_running_loop()
-    moved: asyncio.Future[bool] = loop.create_future()
+class LedCounts(NamedTuple):
+    """Of the partitions that this node leads: see ReplicationStatus."""
 
-    def settle(outcome: bool) -> None:
-        if not moved.done():
-            moved.set_result(outcome)
+    lag_records: dict[BrokerId, int]
+    under_min_isr: int
+    at_min_isr: int
 
-    timer = loop.call_at(deadline, settle, False)
-    handles: list[tuple[Partition, int]] = []
-    try:
-        for partition, offset in wants:
-            handles.append((partition, partition.add_read_waiter(offset, lambda: settle(True))))
-        return await moved
-    finally:
-        timer.cancel()
-        for partition, handle in handles:
-            partition.remove_read_waiter(handle)
+
+def count_led(led: Iterable[Partition]) -> LedCounts:
+    """One pass over partitions that are led here."""
+    lags: dict[BrokerId, int] = {}
+    under_min_isr = at_min_isr = 0
+    for partition in led:
+        role = partition.leader_role
+        if role is None:
+            continue
+        spare = len(partition.image.isr) - partition.min_insync_replicas
+        under_min_isr += spare < 0
+        at_min_isr += spare == 0
+        end_offset, start_offset = partition.log_end_offset, partition.log_start_offset
+        for broker_id, follower in role.state.followers.items():
+            lag = end_offset - max(follower.durable_end, start_offset)
+            if lag > lags.get(broker_id, -1):
+                lags[broker_id] = max(lag, 0)
+    return LedCounts(lags, under_min_isr, at_min_isr)

@@ -25,27 +25,27 @@ class LossGate:
     """In one replica's log. Lives in the event loop."""
 
     def __init__(
-        self, replica: Replica, *, may_have_lost_data: bool, on_trusted: Callable[[], None]
+        self, replica: Replica, *, may_have_lost_data: bool, on_cleared: Callable[[], None]
     ) -> None:
-        """`on_trusted` is called when a distrusted replica takes part after all."""
+        """`on_cleared` is called when a distrusted replica takes part after all."""
         self.may_have_lost_data = may_have_lost_data
         self._replica = replica
-        self._on_trusted = on_trusted
+        self._on_cleared = on_cleared
         self._work: asyncio.Task[None] | None = None
 
     @property
-    def is_at_work(self) -> bool:
+    def is_clearing(self) -> bool:
         """Whether it is being written down."""
         return self._work is not None
 
-    def restore(self) -> asyncio.Task[None]:
+    def clear_loss(self) -> asyncio.Task[None]:
         """The metadata knows: write that down, and try until it succeeds.
 
         Returns who does it, for who wants to wait.
         """
         if self._work is None:
-            self._work = asyncio.get_running_loop().create_task(self._restore())
-            self._work.add_done_callback(self._restored)
+            self._work = asyncio.get_running_loop().create_task(self._clear_loss())
+            self._work.add_done_callback(self._on_clear_done)
         return self._work
 
     def close(self) -> None:
@@ -53,21 +53,21 @@ class LossGate:
         if self._work is not None:
             self._work.cancel()
 
-    async def _restore(self) -> None:
+    async def _clear_loss(self) -> None:
         replica = self._replica
-        while replica.log.possible_loss is not None and replica.closed is None:
+        while replica.log.possible_loss is not None and not replica.is_closed:
             try:
                 await replica.log.forget_possible_loss()
             except LogError as error:
                 logger.info("%s: not trusted yet: %s", replica.name, error.message)
                 await replica.host.clock.sleep(RETRY_S)
 
-    def _restored(self, task: asyncio.Task[None]) -> None:
+    def _on_clear_done(self, task: asyncio.Task[None]) -> None:
         self._work = None
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
             logger.critical("%s: trusting failed", self._replica.name, exc_info=error)
-        elif self.may_have_lost_data and self._replica.closed is None:
+        elif self.may_have_lost_data and not self._replica.is_closed:
             self.may_have_lost_data = False
-            self._on_trusted()
+            self._on_cleared()

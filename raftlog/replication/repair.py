@@ -36,7 +36,7 @@ RENEWALS_MAX: Final = 3
 RENEWALS_S: Final = 3600.0
 RETRY_S: Final = 0.5
 """Between two looks at a replica that cannot be repaired yet."""
-TRUST_S_MAX: Final = 2.0
+CLEAR_S_MAX: Final = 2.0
 """How long a start waits until what the metadata knows is written down here, too."""
 REPAIRS_MAX: Final = 4
 """Replicas that are being begun anew at once."""
@@ -75,13 +75,13 @@ class Repairs:
         self._tasks: dict[ReplicaKey, asyncio.Task[None]] = {}
         self._reports: dict[ReplicaKey, asyncio.Task[None]] = {}
         self._renewed: dict[ReplicaKey, deque[float]] = {}
-        self._told: dict[ReplicaKey, str] = {}
+        self._last_logged: dict[ReplicaKey, str] = {}
         """What was logged last of a replica under repair."""
         self._gate = asyncio.Semaphore(REPAIRS_MAX)
         self._has_begun_reporting = False
         self._is_closed = False
         replicas.on_replica_failed = self._failed
-        replicas.on_replica_distrusted = self._distrusted
+        replicas.on_possible_loss = self._on_possible_loss
 
     @property
     def under_way(self) -> int:
@@ -97,7 +97,7 @@ class Repairs:
         quorum refuses for good (LogError). Those found later are reported as they are found.
         """
         self._has_begun_reporting = True
-        distrusted = [one for one in self._replicas.replicas() if one.may_have_lost_data]
+        distrusted = [one for one in self._replicas.replicas() if one.loss_gate.may_have_lost_data]
         if distrusted:
             logger.warning("%d replicas may have lost records in a power cut", len(distrusted))
             await self._report(distrusted)
@@ -114,9 +114,9 @@ class Repairs:
                 logger.info("not reported yet: %s", error.message)
                 await self._clock.sleep(RETRY_S)
         # On a full disk they wait for room, and the others do not wait for them.
-        await asyncio.wait([one.trust() for one in distrusted], timeout=TRUST_S_MAX)
+        await asyncio.wait([one.loss_gate.clear_loss() for one in distrusted], timeout=CLEAR_S_MAX)
 
-    def _distrusted(self, topic_id: TopicId, number: PartitionId) -> None:
+    def _on_possible_loss(self, topic_id: TopicId, number: PartitionId) -> None:
         """A replica that was not here at the start: it has come back by a reassignment."""
         replica = self._replicas.replica(topic_id, number)
         if replica is not None and self._has_begun_reporting:
@@ -126,8 +126,8 @@ class Repairs:
         # By its key: it may be replaced, by the same log served anew, while it is reported.
         while (
             (replica := self._replicas.replica(*key)) is not None
-            and replica.may_have_lost_data
-            and not replica.is_being_trusted
+            and replica.loss_gate.may_have_lost_data
+            and not replica.loss_gate.is_clearing
         ):
             await self._report([replica])
 
@@ -156,7 +156,7 @@ class Repairs:
 
         def ended(task: asyncio.Task[None]) -> None:
             del tasks[key]
-            self._told.pop(key, None)
+            self._last_logged.pop(key, None)
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.critical("repairing %s-%d failed", *key, exc_info=error)
                 self._on_fatal(f"Repairing {key[0]}-{key[1]} failed: {error!r}")
@@ -185,7 +185,7 @@ class Repairs:
                     return
             except LogError as error:
                 lacks_room = self._replicas.replica(*key) is None and error.entry is DISK_FULL
-                self._tell(key, error.message)
+                self._log_once(key, error.message)
             await self._clock.sleep(RETRY_S)
         if self._is_gone(key):
             self._renewed.pop(key, None)
@@ -200,7 +200,7 @@ class Repairs:
             # It holds: what serves nobody has acknowledged nothing since.
             return left
         if not self._may_leave(key, row):
-            self._tell(key, "no other replica has all records; it stays as it is")
+            self._log_once(key, "no other replica has all records; it stays as it is")
             return _NOT_LEFT
         if replica is not None and not replica.is_closed:
             # First of all: what goes on following would be let in again, and count on its files.
@@ -267,8 +267,8 @@ class Repairs:
             times.popleft()
         return len(times) < RENEWALS_MAX
 
-    def _tell(self, key: ReplicaKey, reason: str) -> None:
+    def _log_once(self, key: ReplicaKey, reason: str) -> None:
         """Log why a replica is not repaired yet, unless that is what was said last."""
-        if self._told.get(key) != reason:
-            self._told[key] = reason
+        if self._last_logged.get(key) != reason:
+            self._last_logged[key] = reason
             logger.error("%s-%d is not repaired yet: %s", *key, reason)

@@ -1,4 +1,4 @@
-"""What a replica is in either role: its log, its metadata, how far it is known to be committed."""
+"""One replica in either role: its log, its metadata, its high watermark; topic configs in force."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from raftlog.metadata.image import BrokerImage, PartitionImage
+from raftlog.metadata.configs import TopicConfig, validate_all
+from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage
 from raftlog.record.errors import NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import BrokerId, Offset, PartitionId, TopicId
 from raftlog.replication.waiters import CommittedBytes, ReadWaiters
 from raftlog.storage.log import Log
-from raftlog.storage.types import FlushMode
+from raftlog.storage.types import FlushMode, LogConfig
 from raftlog.world import Clock
 
+PARTITIONS_DEFAULT = 1
 CONFIRM_S: Final = 1.0
 """How long a leader may take to make sure that it still leads, before it tells where the end is."""
+
+_NONE: Final[Mapping[str, str]] = {}
 
 
 class Acks(IntEnum):
@@ -38,8 +42,8 @@ class Fetched:
     log_start_offset: Offset
 
 
-async def _know_all() -> None:
-    """For replicas without a cluster."""
+async def _no_barrier() -> None:
+    """The barrier of replicas without a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +55,16 @@ class Host:
     brokers: Callable[[], Mapping[BrokerId, BrokerImage]]
     """As of the applied metadata."""
     may_act: Callable[[], bool] = lambda: True
-    """Whether this node may act as a leader, at the moment of asking."""
-    on_isr_wish: Callable[[TopicId, PartitionId], None] = lambda _topic, _partition: None
-    """Told that a partition led here may want another in-sync set: see `Partition.isr_wish`."""
-    confirm: Callable[[], Awaitable[object]] = _know_all
+    """Whether this node may act as a leader, at the moment of the call."""
+    on_isr_change_due: Callable[[TopicId, PartitionId], None] = lambda _topic, _partition: None
+    """Called when a partition led here may need another ISR: see `LeaderRole.desired_isr`."""
+    confirm: Callable[[], Awaitable[object]] = _no_barrier
     """Returns once this node has applied all metadata that was committed before the call. Raises
     LogError."""
 
 
 class Replica:
-    """One replica, whatever its role. Lives in the event loop."""
+    """The part of a replica that both roles share. Lives in the event loop."""
 
     def __init__(
         self,
@@ -74,43 +78,65 @@ class Replica:
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
+        self.partition: Final = image.partition
+        """The partition's number in its topic."""
+        self.name = f"{topic}-{image.partition}"
         self.log = log
         self.image = image
+        """The partition's row of the applied metadata."""
         self.min_insync_replicas = min_insync_replicas
+        """In-sync replicas that `acks=all` needs."""
         self.host = host
-        self.name = f"{topic}-{image.partition}"
         self.high_watermark = min(log.high_watermark, log.log_end_offset)
         """First offset that is not known here to be committed."""
         self.readers = ReadWaiters(self.name)
-        self.bytes = CommittedBytes()
+        """Long polls. They also wake when the replica closes or its role ends, and learn the reason
+        from their next read. Compare with `high_watermark` before adding a reader."""
+        self.committed_bytes = CommittedBytes()
         if self.high_watermark < log.log_end_offset:
-            # Too many rather than too few: who waits for them is woken early.
-            self.bytes.appended(log.log_end_offset, log.size_bytes)
-        self.closed: LogError | None = log.failure
-        """Why it serves nobody any more."""
+            # Too many rather than too few: a long poll that waits for bytes then wakes early.
+            self.committed_bytes.appended(log.log_end_offset, log.size_bytes)
+        self.close_error: LogError | None = log.failure
+        """Why the replica is closed; None while it is open."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the replica has stopped serving, for good."""
+        return self.close_error is not None
+
+    @property
+    def log_start_offset(self) -> Offset:
+        """First offset that can still be read."""
+        return self.log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> Offset:
+        """Offset that the next record gets."""
+        return self.log.log_end_offset
 
     @property
     def durable_end(self) -> Offset:
-        """Everything below is durable on this node, as the flush mode has it."""
+        """Everything below is durable on this node, by the flush mode."""
         if self.log.flush_mode is FlushMode.ASYNC:
             return self.log.log_end_offset
         return self.log.flushed_offset
 
     def move_high_watermark(self, end: Offset) -> None:
-        """Everything below `end` is committed."""
+        """Mark everything below `end` as committed, and wake the readers that waited for it."""
         self.high_watermark = self.log.high_watermark = end
-        self.bytes.committed(end)
+        self.committed_bytes.committed(end)
         self.readers.committed(end)
 
     def require_open(self) -> None:
-        """Raise LogError if it serves nobody any more."""
-        if self.closed is not None:
-            raise LogError(self.closed.entry, self.closed.message)
+        """Raise LogError if the replica is closed."""
+        if self.close_error is not None:
+            raise LogError(self.close_error.entry, self.close_error.message)
 
     async def confirm(self) -> None:
         """Return once this node has applied all metadata that was committed before the call.
 
-        Whoever leads then as far as it knows, led when it was asked. Raises LogError NO_LEADER.
+        A replica that leads afterwards, by the applied metadata, led at the time of the call. One
+        call serves all partitions of the node. Raises LogError NO_LEADER.
         """
         if not self.may_be_led_elsewhere:
             return
@@ -118,7 +144,7 @@ class Replica:
             async with asyncio.timeout(CONFIRM_S):
                 await self.host.confirm()
         except (LogError, TimeoutError) as error:
-            # Without the partition's name: what is found out once is told of many.
+            # Without the partition's name: one confirmation serves many partitions.
             why = error.message if isinstance(error, LogError) else "The quorum does not answer."
             raise LogError(
                 NO_LEADER, f"Whether this node still leads is not known at the moment. {why}"
@@ -130,11 +156,11 @@ class Replica:
         return len(self.image.replicas) > 1
 
     def not_led_here(self) -> LogError:
-        """What to tell who wants the leader."""
-        if self.image.leader == self.host.broker_id and self.closed is None:
+        """The error for a request that needs the leader."""
+        if self.image.leader == self.host.broker_id and self.close_error is None:
             return LogError(NOT_READY, f"{self.name} is about to be led by this node.")
         leader = self.host.brokers().get(self.image.leader)
-        return not_led_here(self.topic, self.image.partition, leader)
+        return not_led_here(self.topic, self.partition, leader)
 
 
 def not_led_here(topic: str, partition: int, leader: BrokerImage | None) -> LogError:
@@ -145,3 +171,54 @@ def not_led_here(topic: str, partition: int, leader: BrokerImage | None) -> LogE
         host = f"[{leader.host}]" if ":" in leader.host else leader.host
         where = f"broker {leader.broker_id} leads it, ask there: {host}:{leader.port}"
     return LogError(NO_LEADER, f"{topic}-{partition} is not led by this node; {where}.")
+
+
+class TopicSettings:
+    """The defaults for topics on this node, and what follows from a topic's own configs.
+
+    What is set for the whole cluster goes before what is set for the node.
+    """
+
+    def __init__(
+        self,
+        defaults: Mapping[str, str] | None = None,
+        partitions: int = PARTITIONS_DEFAULT,
+        *,
+        cluster: Callable[[], Mapping[str, str]] = lambda: _NONE,
+    ) -> None:
+        """`defaults` are topic configs set for the node; `cluster` gives those set for the cluster
+        at the moment. Raises LogError(INVALID_CONFIG)."""
+        self.defaults: Mapping[str, str] = validate_all(defaults or {})
+        self.partitions_default = partitions
+        self._cluster = cluster
+
+    def topic_config(self, topic: TopicImage) -> TopicConfig:
+        """All configs in force for the topic. Raises LogError(INVALID_CONFIG)."""
+        return TopicConfig.from_configs(
+            topic.configs,
+            self.defaults,
+            replication_factor=topic.replication_factor,
+            cluster=self._cluster(),
+        )
+
+    def min_insync_replicas(self, topic: TopicImage) -> int:
+        """Replicas that `acks=all` needs."""
+        return self.topic_config(topic).min_insync_replicas
+
+    def log_config(self, topic: TopicImage) -> LogConfig:
+        """Settings of the topic's logs. Raises LogError(INVALID_CONFIG)."""
+        config = self.topic_config(topic)
+        return LogConfig(
+            segment_bytes=config.segment_bytes,
+            segment_ms=config.segment_ms,
+            index_interval_bytes=config.index_interval_bytes,
+            retention_ms=config.retention_ms,
+            retention_bytes=config.retention_bytes,
+            cleanup_policy=config.cleanup_policy,
+            delete_retention_ms=config.delete_retention_ms,
+            min_compaction_lag_ms=config.min_compaction_lag_ms,
+            min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
+            max_message_bytes=config.max_message_bytes,
+            flush=FlushMode(config.flush),
+            log_append_time=config.message_timestamp_type == "LogAppendTime",
+        )

@@ -50,6 +50,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import LeaderEpoch, Offset, PartitionId, TopicId
 from raftlog.replication.divergence import NO_EPOCH, Diverging
+from raftlog.replication.partition import Partition
 from raftlog.replication.stream_protocol import (
     CONTINUES,
     MORE,
@@ -59,7 +60,6 @@ from raftlog.replication.stream_protocol import (
     Restart,
     Subscription,
 )
-from raftlog.replication.stream_replicas import FollowingReplica
 
 if TYPE_CHECKING:
     from raftlog.replication.leader_connection import LeaderConnection
@@ -86,6 +86,7 @@ class ReplicaFetcher:
         "_asked_epoch",
         "_end",
         "_failures",
+        "_follower",
         "_generation",
         "_handle",
         "_held_bytes",
@@ -96,7 +97,7 @@ class ReplicaFetcher:
         "_timer",
         "_work",
         "error",
-        "is_retired",
+        "is_stopped",
         "key",
         "leader_epoch",
         "link",
@@ -104,16 +105,17 @@ class ReplicaFetcher:
         "state",
     )
 
-    def __init__(self, partition: FollowingReplica, link: LeaderConnection) -> None:
+    def __init__(self, partition: Partition, link: LeaderConnection) -> None:
         self.partition = partition
+        self._follower = partition.follower_role
         self.key: tuple[TopicId, PartitionId] = (partition.topic_id, partition.partition)
         self.link = link
         self.state = FollowState.IDLE
-        self.leader_epoch = partition.leader_epoch
+        self.leader_epoch = partition.image.leader_epoch
         """The one that `follow` was called for."""
         self.error = ""
         """Why it does not follow, or did not the last time."""
-        self.is_retired = False
+        self.is_stopped = False
         """Not followed any more; only its task is still at work."""
         self._handle = 0
         """Of the subscription; 0: none."""
@@ -136,7 +138,7 @@ class ReplicaFetcher:
         self._failures = 0
         self._generation = 0
         """Counts what a task may serve: an error of a task that is out of date is nobody's."""
-        partition.on_durable = self._on_durable
+        self._follower.on_durable = self._on_durable
 
     @property
     def name(self) -> str:
@@ -150,7 +152,7 @@ class ReplicaFetcher:
 
     # What the owner asks
 
-    def go(self) -> None:
+    def maybe_subscribe(self) -> None:
         """Subscribe, if nothing speaks against it. Harmless at any time."""
         stream = self.link.stream
         if self.state is not FollowState.IDLE or self._work is not None or stream is None:
@@ -162,19 +164,19 @@ class ReplicaFetcher:
         """There is another leader, or another epoch of it: begin from scratch."""
         self._drop()
         self.link = link
-        self.is_retired = False
-        self.leader_epoch = self.partition.leader_epoch
+        self.is_stopped = False
+        self.leader_epoch = self.partition.image.leader_epoch
         self._refusals = self._failures = 0
-        self.partition.on_durable = self._on_durable
+        self._follower.on_durable = self._on_durable
         self.state = FollowState.IDLE
-        self.go()
+        self.maybe_subscribe()
 
-    def retire(self) -> None:
+    def stop(self) -> None:
         """It is not followed any more."""
         self._drop()
-        self.is_retired = True
+        self.is_stopped = True
         self.state = FollowState.IDLE
-        self.partition.on_durable = None
+        self._follower.on_durable = None
 
     def stream_ended(self) -> None:
         """The stream is gone, and the subscription with it."""
@@ -192,7 +194,7 @@ class ReplicaFetcher:
         if self.state is not FollowState.SUBSCRIBING:
             return None
         try:
-            position = self.partition.position()
+            position = self._follower.position()
         except LogError as error:
             self._on_error(error)
             return None
@@ -215,7 +217,7 @@ class ReplicaFetcher:
         # leader has not sent is not for it to hear of.
         durable_end = max(acked_end, min(partition.durable_end, self._end))
         # Who deletes records is told that it is done by this.
-        log_start_offset = partition.durable_start
+        log_start_offset = partition.log.durable_log_start
         if self._acked == (durable_end, log_start_offset):
             return None
         self._acked = (durable_end, log_start_offset)
@@ -246,7 +248,7 @@ class ReplicaFetcher:
             self._marks = (high_watermark, log_start_offset)
             return
         try:
-            self.partition.learned(
+            self._follower.update_watermarks(
                 leader_epoch=self._asked_epoch,
                 high_watermark=high_watermark,
                 log_start_offset=log_start_offset,
@@ -269,7 +271,7 @@ class ReplicaFetcher:
         offset = Offset(message.log_start_offset)
         leader_epoch = self._asked_epoch
         self._start(
-            lambda: self.partition.restart_at(
+            lambda: self._follower.restart_at(
                 offset, producers=message.producers, leader_epoch=leader_epoch
             )
         )
@@ -285,7 +287,7 @@ class ReplicaFetcher:
 
     async def _truncate(self, diverging: Diverging, leader_epoch: LeaderEpoch) -> None:
         before = self.partition.log_end_offset
-        await self.partition.truncate_for(diverging, leader_epoch=leader_epoch)
+        await self._follower.truncate_for(diverging, leader_epoch=leader_epoch)
         if self.partition.log_end_offset >= before:
             # To ask again at once would have the same answer.
             raise LogError(INTERNAL, f"{self.name}: no agreement on where the histories part.")
@@ -309,7 +311,7 @@ class ReplicaFetcher:
 
     def _append_now(self, data: Data) -> bool:
         self._require_end(data)
-        is_done = self.partition.append_fetched_now(
+        is_done = self._follower.append_fetched_now(
             data.payload,
             leader_epoch=self._asked_epoch,
             high_watermark=data.high_watermark,
@@ -331,7 +333,7 @@ class ReplicaFetcher:
 
     async def _append(self, data: Data, handle: int) -> None:
         if not self._append_now(data):
-            await self.partition.append_fetched(
+            await self._follower.append_fetched(
                 data.payload,
                 leader_epoch=self._asked_epoch,
                 high_watermark=data.high_watermark,
@@ -425,10 +427,10 @@ class ReplicaFetcher:
             self.on_marks(*marks)
         if self.state in (FollowState.TRUNCATING, FollowState.RESTARTING):
             self.state = FollowState.IDLE
-        if self.is_retired:
+        if self.is_stopped:
             self.link.forget(self)
         else:
-            self.go()
+            self.maybe_subscribe()
 
     def _on_error(self, error: LogError) -> None:
         """What came could not be taken, or the replica does not follow as it did."""
@@ -462,7 +464,7 @@ class ReplicaFetcher:
     def _on_timer(self) -> None:
         self._timer = None
         self.state = FollowState.IDLE
-        self.go()
+        self.maybe_subscribe()
 
     def _drop(self) -> None:
         """End the subscription, and whatever waits."""

@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from raftlog.record.errors import NOT_READY, LogError
 from raftlog.record.types import (
@@ -30,6 +30,8 @@ from raftlog.record.types import (
 )
 from raftlog.replication.catch_up_reader import CatchUpReader, Throttle
 from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
+from raftlog.replication.leader_role import Feed
+from raftlog.replication.partition import Partition
 from raftlog.replication.stream_liveness import Liveness
 from raftlog.replication.stream_protocol import (
     ENTRIES_MAX,
@@ -48,7 +50,6 @@ from raftlog.replication.stream_protocol import (
     encode,
     encode_data,
 )
-from raftlog.replication.stream_replicas import LedReplica
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.world import Clock
 from raftlog.world.network import Connection
@@ -61,22 +62,17 @@ MESSAGE_CHARACTERS_MAX: Final = 1000
 logger = logging.getLogger(__name__)
 
 
-class Spawn(Protocol):
-    """Starts a task whose failure ends the process."""
-
-    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Start it."""
-        ...
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+"""Starts a task by its name; a failure of the task ends the process."""
 
 
 class PartitionStream:
-    """One partition on a session. Satisfies `Feed`."""
+    """One partition on a session."""
 
     __slots__ = (
         "_session",
         "acked_end",
-        "broker_epoch",
-        "broker_id",
+        "feed",
         "handle",
         "high_watermark",
         "is_behind",
@@ -93,12 +89,18 @@ class PartitionStream:
         self,
         session: StreamSession,
         handle: int,
-        replica: LedReplica,
+        replica: Partition,
         position: FetchPosition,
     ) -> None:
         self._session = session
-        self.broker_id = session.broker_id
-        self.broker_epoch = session.broker_epoch
+        self.feed = Feed(
+            session.broker_id,
+            session.broker_epoch,
+            self._on_appended,
+            self._on_watermarks,
+            self._on_ended,
+        )
+        """The leader's view of this stream."""
         self.handle = handle
         self.replica = replica
         self.sent_end = position.offset
@@ -118,9 +120,15 @@ class PartitionStream:
         self.is_behind = True
         self.is_ended = False
 
+    def detach(self) -> None:
+        """Take the stream from its leader role. Harmless if the role has ended."""
+        role = self.replica.leader_role
+        if role is not None:
+            role.detach(self.feed)
+
     # Feed
 
-    def appended(
+    def _on_appended(
         self,
         base_offset: Offset,
         next_offset: Offset,
@@ -137,12 +145,12 @@ class PartitionStream:
         else:
             session.fell_behind(self)
 
-    def marks_moved(self) -> None:
+    def _on_watermarks(self) -> None:
         """Have the marks sent soon."""
         if not self.is_ended:
-            self._session.mark_soon(self)
+            self._session.schedule_watermarks(self)
 
-    def ended(self, error: LogError) -> None:
+    def _on_ended(self, error: LogError) -> None:
         """Tell the follower, and forget the feed."""
         self._session.refuse(self, error)
 
@@ -157,7 +165,7 @@ class StreamSession:
         broker_id: BrokerId,
         broker_epoch: BrokerEpoch,
         clock: Clock,
-        find: Callable[[TopicId, PartitionId], LedReplica | None],
+        find: Callable[[TopicId, PartitionId], Partition | None],
         throttle: Throttle,
         settings: StreamSettings,
         spawn: Spawn,
@@ -173,11 +181,11 @@ class StreamSession:
         self.is_ended = False
         self._find = find
         self._on_ended = on_ended
-        self._feeds: dict[int, PartitionStream] = {}
+        self._streams: dict[int, PartitionStream] = {}
         self._handles: dict[tuple[TopicId, PartitionId], int] = {}
         self._last_handle = 0
-        self._marks_due: dict[int, PartitionStream] = {}
-        self._marks_timer: asyncio.TimerHandle | None = None
+        self._watermarks_due: dict[int, PartitionStream] = {}
+        self._watermarks_timer: asyncio.TimerHandle | None = None
         self._liveness = Liveness(clock, settings)
         self.behind: OrderedDict[int, PartitionStream] = OrderedDict()
         """Feeds that the pump reads for, the next one first."""
@@ -195,12 +203,12 @@ class StreamSession:
     @property
     def feed_count(self) -> int:
         """Partitions that are followed here."""
-        return len(self._feeds)
+        return len(self._streams)
 
     @property
     def behind_count(self) -> int:
         """Those that the pump reads for."""
-        return sum(1 for feed in self._feeds.values() if feed.is_behind)
+        return sum(1 for stream in self._streams.values() if stream.is_behind)
 
     # Receiver
 
@@ -235,34 +243,37 @@ class StreamSession:
         logger.info("broker %d does not follow any more: %s", self.broker_id, reason)
         for task in self._tasks:
             task.cancel()
-        if self._marks_timer is not None:
-            self._marks_timer.cancel()
-        for feed in list(self._feeds.values()):
-            self._forget(feed)
-            feed.replica.detach(feed)
+        if self._watermarks_timer is not None:
+            self._watermarks_timer.cancel()
+        for stream in list(self._streams.values()):
+            self._forget(stream)
+            stream.detach()
         self.connection.close()
         self._on_ended(self)
 
     # What the follower says
 
     def _on_acks(self, acks: Acks) -> None:
-        feeds = self._feeds
+        streams = self._streams
         for handle, durable_end, log_start_offset in acks.ends:
-            feed = feeds.get(handle)
-            if feed is None:
+            stream = streams.get(handle)
+            if stream is None:
                 if handle > self._last_handle:
                     raise ProtocolError(f"handle {handle} was never given")
                 # It crossed with the feed's end.
                 continue
-            if not feed.acked_end <= durable_end <= feed.sent_end:
+            if not stream.acked_end <= durable_end <= stream.sent_end:
                 raise ProtocolError(
-                    f"{durable_end} is acknowledged, between {feed.acked_end} and {feed.sent_end}"
+                    f"{durable_end} is acknowledged, between {stream.acked_end} and "
+                    f"{stream.sent_end}"
                 )
-            feed.acked_end = Offset(durable_end)
-            unacked = feed.unacked
+            stream.acked_end = Offset(durable_end)
+            unacked = stream.unacked
             while unacked and unacked[0][0] <= durable_end:
                 self.bytes_in_flight -= unacked.popleft()[1]
-            feed.replica.acked(feed, Offset(durable_end), Offset(log_start_offset))
+            role = stream.replica.leader_role
+            if role is not None:
+                role.acked(stream.feed, Offset(durable_end), Offset(log_start_offset))
         self._pump.window_moved()
 
     def _on_subscribe(self, message: Subscribe) -> None:
@@ -270,19 +281,19 @@ class StreamSession:
             if subscription.handle <= self._last_handle:
                 raise ProtocolError(f"handle {subscription.handle} is used twice")
             self._last_handle = subscription.handle
-            if len(self._feeds) >= FEEDS_MAX:
+            if len(self._streams) >= FEEDS_MAX:
                 raise ProtocolError("it follows too many partitions")
             self._subscribe(subscription)
         # They say that the subscriptions were accepted.
-        self._send_marks()
+        self._send_watermarks()
 
     def _subscribe(self, asked: Subscription) -> None:
         partition = PartitionId(asked.partition)
         key = (asked.topic_id, partition)
-        old = self._feeds.get(self._handles.get(key, 0))
+        old = self._streams.get(self._handles.get(key, 0))
         if old is not None:
             self._forget(old)
-            old.replica.detach(old)
+            old.detach()
         replica = self._find(*key)
         if replica is None:
             # Not known yet, or not any more: the follower's metadata will tell it, or mine me.
@@ -298,35 +309,35 @@ class StreamSession:
         # Its log start may well be above: where a restart in the middle of a batch was interrupted.
         if position.durable_end > position.offset:
             raise ProtocolError(f"a replica cannot stand at {position}")
-        feed = PartitionStream(self, asked.handle, replica, position)
+        stream = PartitionStream(self, asked.handle, replica, position)
         try:
-            answer = replica.attach(feed, position)
+            answer = replica.attach(stream.feed, position)
         except LogError as error:
             self._send_refused(asked.handle, error)
             return
         if isinstance(answer, Diverging):
             self.send(Diverged(asked.handle, answer.epoch, answer.end_offset))
             return
-        self._feeds[asked.handle] = feed
+        self._streams[asked.handle] = stream
         self._handles[key] = asked.handle
         if isinstance(answer, BelowStart):
-            feed.restart = (answer.log_start_offset, asked.leader_epoch)
-            self.fell_behind(feed)
+            stream.restart = (answer.log_start_offset, asked.leader_epoch)
+            self.fell_behind(stream)
         else:
-            self._marks_due[asked.handle] = feed
-            if feed.sent_end == replica.log_end_offset:
-                feed.is_behind = False
+            self._watermarks_due[asked.handle] = stream
+            if stream.sent_end == replica.log_end_offset:
+                stream.is_behind = False
             else:
-                self.fell_behind(feed)
+                self.fell_behind(stream)
 
     def _on_unsubscribe(self, message: Unsubscribe) -> None:
         for handle in message.handles:
             if handle > self._last_handle:
                 raise ProtocolError(f"handle {handle} was never given")
-            feed = self._feeds.get(handle)
-            if feed is not None:
-                self._forget(feed)
-                feed.replica.detach(feed)
+            stream = self._streams.get(handle)
+            if stream is not None:
+                self._forget(stream)
+                stream.detach()
 
     # What feeds and the pump ask
 
@@ -337,31 +348,31 @@ class StreamSession:
             and size_bytes <= self.settings.live_bytes_max
         )
 
-    def fell_behind(self, feed: PartitionStream) -> None:
+    def fell_behind(self, stream: PartitionStream) -> None:
         """Have the pump read for the feed."""
-        feed.is_behind = True
-        self.behind[feed.handle] = feed
+        stream.is_behind = True
+        self.behind[stream.handle] = stream
         self._pump.wake()
 
     def send_data(
         self,
-        feed: PartitionStream,
+        stream: PartitionStream,
         next_offset: Offset,
         buffers: Iterable[Buffer],
         size_bytes: int,
         flags: int = 0,
     ) -> None:
         """Send what follows on `sent_end`; with MORE in `flags`, a piece of it."""
-        replica = feed.replica
-        feed.high_watermark = replica.high_watermark
-        feed.log_start_offset = replica.log_start_offset
+        replica = stream.replica
+        stream.high_watermark = replica.high_watermark
+        stream.log_start_offset = replica.log_start_offset
         self.connection.send(
             encode_data(
-                feed.handle,
-                feed.sent_end,
+                stream.handle,
+                stream.sent_end,
                 next_offset,
-                feed.high_watermark,
-                feed.log_start_offset,
+                stream.high_watermark,
+                stream.log_start_offset,
                 buffers,
                 flags,
             )
@@ -369,29 +380,29 @@ class StreamSession:
         self._liveness.sent = True
         self.bytes_sent += size_bytes
         self.bytes_in_flight += size_bytes
-        if feed.unacked is None:
-            feed.unacked = deque()
-        feed.unacked.append((next_offset, size_bytes))
+        if stream.unacked is None:
+            stream.unacked = deque()
+        stream.unacked.append((next_offset, size_bytes))
         if not flags & MORE:
-            feed.sent_end = feed.read_offset = next_offset
+            stream.sent_end = stream.read_offset = next_offset
 
-    def mark_soon(self, feed: PartitionStream) -> None:
+    def schedule_watermarks(self, stream: PartitionStream) -> None:
         """Have the feed's marks sent within a few milliseconds, unless data carries them."""
-        self._marks_due[feed.handle] = feed
-        if self._marks_timer is None:
-            self._marks_timer = asyncio.get_running_loop().call_later(
-                self.settings.marks_s, self._send_marks
+        self._watermarks_due[stream.handle] = stream
+        if self._watermarks_timer is None:
+            self._watermarks_timer = asyncio.get_running_loop().call_later(
+                self.settings.marks_s, self._send_watermarks
             )
 
-    def refuse(self, feed: PartitionStream, error: LogError) -> None:
+    def refuse(self, stream: PartitionStream, error: LogError) -> None:
         """Tell the follower why it gets nothing more, and forget the feed. It is detached."""
-        if not feed.is_ended:
-            self._forget(feed)
-            self._send_refused(feed.handle, error)
+        if not stream.is_ended:
+            self._forget(stream)
+            self._send_refused(stream.handle, error)
 
-    def restarted(self, feed: PartitionStream) -> None:
+    def restarted(self, stream: PartitionStream) -> None:
         """The follower was told to begin anew. It will ask again."""
-        self._forget(feed)
+        self._forget(stream)
 
     def send(self, message: Message) -> None:
         """Send anything but data."""
@@ -400,20 +411,23 @@ class StreamSession:
 
     # Inner parts
 
-    def _send_marks(self) -> None:
-        if self._marks_timer is not None:
-            self._marks_timer.cancel()
-            self._marks_timer = None
-        due, self._marks_due = self._marks_due, {}
+    def _send_watermarks(self) -> None:
+        if self._watermarks_timer is not None:
+            self._watermarks_timer.cancel()
+            self._watermarks_timer = None
+        due, self._watermarks_due = self._watermarks_due, {}
         marks: list[tuple[int, int, int]] = []
-        for handle, feed in due.items():
-            if self._feeds.get(handle) is not feed:
+        for handle, stream in due.items():
+            if self._streams.get(handle) is not stream:
                 continue
-            high_watermark = feed.replica.high_watermark
-            log_start_offset = feed.replica.log_start_offset
-            if high_watermark != feed.high_watermark or log_start_offset != feed.log_start_offset:
-                feed.high_watermark = high_watermark
-                feed.log_start_offset = log_start_offset
+            high_watermark = stream.replica.high_watermark
+            log_start_offset = stream.replica.log_start_offset
+            if (
+                high_watermark != stream.high_watermark
+                or log_start_offset != stream.log_start_offset
+            ):
+                stream.high_watermark = high_watermark
+                stream.log_start_offset = log_start_offset
                 marks.append((handle, high_watermark, log_start_offset))
         for start in range(0, len(marks), ENTRIES_MAX):
             self.send(Marks(marks[start : start + ENTRIES_MAX]))
@@ -422,14 +436,14 @@ class StreamSession:
         message = error.message[:MESSAGE_CHARACTERS_MAX]
         self.send(Refused(handle, error.entry.code, message))
 
-    def _forget(self, feed: PartitionStream) -> None:
-        feed.is_ended = True
-        del self._feeds[feed.handle]
-        key = (feed.replica.topic_id, feed.replica.partition)
-        if self._handles.get(key) == feed.handle:
+    def _forget(self, stream: PartitionStream) -> None:
+        stream.is_ended = True
+        del self._streams[stream.handle]
+        key = (stream.replica.topic_id, stream.replica.partition)
+        if self._handles.get(key) == stream.handle:
             del self._handles[key]
-        self.behind.pop(feed.handle, None)
-        self.bytes_in_flight -= sum(size_bytes for _, size_bytes in feed.unacked or ())
+        self.behind.pop(stream.handle, None)
+        self.bytes_in_flight -= sum(size_bytes for _, size_bytes in stream.unacked or ())
         self._pump.window_moved()
 
     async def _watch(self) -> None:

@@ -29,7 +29,7 @@ from raftlog.replication.partition import Acks
 from raftlog.rest.batcher import RECORD_OVERHEAD_BYTES, REQUEST_BYTES_MAX, SmallRequestBatcher
 from raftlog.rest.json_records import StoredRecord
 from raftlog.rest.produce_options import ProduceOptions
-from raftlog.routing.router import PartitionAccess
+from raftlog.routing.handle import PartitionHandle
 
 TURNS_REMEMBERED_MAX = 10_000
 """Topics whose turn of the round robin is remembered."""
@@ -42,7 +42,7 @@ class PartitionWrite:
     """A request's records for one partition."""
 
     number: int
-    partition: PartitionAccess | None
+    partition: PartitionHandle | None
     """None if there is none: `outcome` says why."""
     indexes: Sequence[int]
     """Where the records stood in the request."""

@@ -22,7 +22,7 @@ from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import LogError
 from raftlog.replication.partition import Acks
 from raftlog.rest.json_records import StoredRecord
-from raftlog.routing.router import PartitionAccess
+from raftlog.routing.handle import PartitionHandle
 
 REQUEST_BYTES_MAX = 16 * 1024
 """Largest request that shares. A larger one fills a batch well by itself."""
@@ -31,7 +31,7 @@ RECORD_OVERHEAD_BYTES = 64
 
 Pack: TypeAlias = Callable[[Sequence[StoredRecord], int], list[RecordBatch]]
 """Packs records into batches of at most so many bytes."""
-_Key: TypeAlias = tuple[PartitionAccess, Acks, float]
+_Key: TypeAlias = tuple[PartitionHandle, Acks, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class SmallRequestBatcher:
 
     def append(
         self,
-        partition: PartitionAccess,
+        partition: PartitionHandle,
         records: Sequence[StoredRecord],
         *,
         acks: Acks,

@@ -35,9 +35,9 @@ from raftlog.routing.handle import PartitionHandle
 from raftlog.routing.many import (
     FoundRecord,
     PartitionBounds,
-    bounds_here,
     bounds_of_many,
-    times_here,
+    local_bounds,
+    local_times,
     times_of_many,
 )
 
@@ -66,7 +66,7 @@ async def bulk_offsets(request: Request, context: ServerContext) -> web.StreamRe
         rows = await bounds_of_many(context.services.partitions, partitions)
     else:
         find = context.services.replicas.partition
-        rows = await bounds_here(
+        rows = await local_bounds(
             [partial(find, name, number) for name, numbers in wanted.items() for number in numbers]
         )
         _require_all(rows)
@@ -102,7 +102,7 @@ async def offsets_for_times(request: Request, context: ServerContext) -> web.Str
         )
     else:
         find = context.services.replicas.partition
-        rows = await times_here(
+        rows = await local_times(
             [(partial(find, name, number), time) for name, number, time in wanted]
         )
         _require_all(rows)

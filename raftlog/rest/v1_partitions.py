@@ -31,11 +31,11 @@ def _view(row: PartitionImage, here: Partition | None) -> PartitionStatus:
     led = here if here is not None and here.is_leader else None
     ends: dict[int, int] = {}
     log_end = 0
-    if led is not None and led.state is not None:
+    if led is not None and led.leader_role is not None:
         log_end = led.log_end_offset
         ends = {
             broker_id: follower.durable_end
-            for broker_id, follower in led.state.followers.items()
+            for broker_id, follower in led.leader_role.state.followers.items()
             if follower.durable_end >= 0
         }
         ends[row.leader] = log_end

@@ -29,7 +29,7 @@ from raftlog.rest.json_records import RecordFormat
 from raftlog.rest.v1_offsets import partition_list
 from raftlog.rest.v2_records import named_offset
 from raftlog.rest.waiting import wait_anywhere
-from raftlog.routing.router import PartitionHandle
+from raftlog.routing.handle import PartitionHandle
 
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"

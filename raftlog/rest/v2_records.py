@@ -25,7 +25,7 @@ from raftlog.replication.partition import Fetched
 from raftlog.rest.json_answers import RecordAnswer, decode_within_budget, record_answer
 from raftlog.rest.json_records import RecordFormat
 from raftlog.rest.waiting import wait_anywhere
-from raftlog.routing.router import PartitionAccess, PartitionHandle
+from raftlog.routing.handle import PartitionHandle
 
 HIGH_WATERMARK_HEADER = "X-Raftlog-High-Watermark"
 NEXT_OFFSET_HEADER = "X-Raftlog-Next-Offset"
@@ -93,7 +93,7 @@ async def read_records(request: Request, context: ServerContext) -> web.StreamRe
 async def _parse(
     request: Request,
     context: ServerContext,
-    partition: PartitionAccess,
+    partition: PartitionHandle,
     record_format: RecordFormat,
 ) -> _Poll:
     limits = context.limits
@@ -117,7 +117,7 @@ async def _parse(
     )
 
 
-async def start_offset(request: Request, partition: PartitionAccess) -> Offset:
+async def start_offset(request: Request, partition: PartitionHandle) -> Offset:
     """Where to read from: `offset` (a number, earliest, latest) or `timestamp` (ms)."""
     given = request.query_parameters
     if "timestamp" in given:
@@ -128,7 +128,7 @@ async def start_offset(request: Request, partition: PartitionAccess) -> Offset:
     return await named_offset(given.get("offset", "earliest"), partition)
 
 
-async def named_offset(text: str, partition: PartitionAccess) -> Offset:
+async def named_offset(text: str, partition: PartitionHandle) -> Offset:
     """The offset that `text` names: a number, earliest or latest. LogError BAD_REQUEST."""
     if text == "earliest":
         return (await partition.bounds())[0]

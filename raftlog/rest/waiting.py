@@ -9,7 +9,7 @@ from typing import Any
 from raftlog.http.context import ServerContext
 from raftlog.record.types import Offset
 from raftlog.replication.partition import Partition
-from raftlog.routing.router import PartitionHandle
+from raftlog.routing.handle import PartitionHandle
 
 
 async def wait_for_data(

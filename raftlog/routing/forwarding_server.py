@@ -30,6 +30,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import BrokerId, Buffer, Offset, TopicId
+from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Acks, Partition
 from raftlog.routing.forwarding_messages import (
     BODY_BYTES_MAX,
@@ -63,8 +64,7 @@ from raftlog.routing.forwarding_messages import (
     encode,
     own_hello,
 )
-from raftlog.routing.many import bounds_here, coded, times_here
-from raftlog.routing.router import LocalReplicas
+from raftlog.routing.many import coded, local_bounds, local_times
 from raftlog.world import Clock
 from raftlog.world.network import Connection, Network
 
@@ -86,7 +86,7 @@ class ForwardingServer:
 
     def __init__(
         self,
-        replicas: LocalReplicas,
+        replicas: ReplicaManager,
         *,
         network: Network,
         clock: Clock,
@@ -162,7 +162,7 @@ class _Session(Session):
     def __init__(
         self,
         node_id: int,
-        replicas: LocalReplicas,
+        replicas: ReplicaManager,
         on_fatal: Callable[[str], None],
         on_end: Callable[[_Session], None],
     ) -> None:
@@ -325,7 +325,7 @@ class _Session(Session):
             case FindTime():
                 return FoundTime(await found.offset_for_timestamp(operation.timestamp_ms)), ()
             case Delete():
-                start = await found.delete_records(Offset(operation.before))
+                start = await found.require_leader().delete_records(Offset(operation.before))
                 return Marks(0, found.high_watermark, start), ()
             case _:
                 assert_never(operation)
@@ -341,11 +341,11 @@ class _Session(Session):
             await self._replicas.wait_for_data(wants, min_bytes=1, timeout_s=timeout_s)
             return Waited()
         if isinstance(operation, BoundsOfMany):
-            marks = await bounds_here(
+            marks = await local_bounds(
                 [partial(self._led, topic_id, partition) for topic_id, partition in operation.wants]
             )
             return MarksOfMany(tuple(coded(one) for one in marks))
-        found = await times_here(
+        found = await local_times(
             [
                 (partial(self._led, topic_id, partition), timestamp_ms)
                 for topic_id, partition, timestamp_ms in operation.wants

@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class PartitionHandle:
-    """One partition, wherever it is led. Satisfies `PartitionAccess`. Made for one request."""
+    """One partition, wherever it is led. Made for one request."""
 
     __slots__ = ("_local", "_router", "partition", "topic", "topic_id")
 
@@ -96,7 +96,7 @@ class PartitionHandle:
             return self._local.log.config.max_message_bytes
         return self._router.max_message_bytes(self._router.topic(self.topic_id))
 
-    def at_hand(self, offset: Offset) -> Partition | None:
+    def local_replica(self, offset: Offset) -> Partition | None:
         """The replica of this node that can be read from `offset` on, if one can."""
         if self._local is not None and self._local.is_leader:
             return self._local
@@ -119,7 +119,7 @@ class PartitionHandle:
         outcome, _ = await self._routed(
             operation,
             [batch.data for batch in batches],
-            here=lambda found, left_s: found.append(batches, acks=acks, timeout_s=left_s),
+            local=lambda found, left_s: found.append(batches, acks=acks, timeout_s=left_s),
             timeout_s=timeout_s,
             may_repeat=all(batch.header.producer_id != NO_PRODUCER_ID for batch in batches),
             refusal=refusal,
@@ -148,7 +148,7 @@ class PartitionHandle:
         outcome, body = await self._routed(
             operation,
             (),
-            here=lambda found, _: found.read(offset, max_bytes=max_bytes, end_offset=end_offset),
+            local=lambda found, _: found.read(offset, max_bytes=max_bytes, end_offset=end_offset),
             refusal=refusal,
         )
         if isinstance(outcome, Fetched):
@@ -172,7 +172,7 @@ class PartitionHandle:
         outcome, _ = await self._routed(
             Bounds(self.topic_id, self.partition),
             (),
-            here=lambda found, _: _bounds(found),
+            local=lambda found, _: _bounds(found),
             refusal=refusal,
         )
         if isinstance(outcome, tuple):
@@ -195,7 +195,7 @@ class PartitionHandle:
         outcome, _ = await self._routed(
             FindTime(self.topic_id, self.partition, timestamp_ms),
             (),
-            here=lambda found, _: found.offset_for_timestamp(timestamp_ms),
+            local=lambda found, _: found.offset_for_timestamp(timestamp_ms),
             refusal=refusal,
         )
         if isinstance(outcome, FoundTime):
@@ -209,7 +209,7 @@ class PartitionHandle:
         outcome, _ = await self._routed(
             Delete(self.topic_id, self.partition, before),
             (),
-            here=lambda found, _: found.delete_records(before),
+            local=lambda found, _: found.require_leader().delete_records(before),
             # All records, once more, would be more of them.
             may_repeat=before != ALL_RECORDS,
             refusal=None,
@@ -224,7 +224,7 @@ class PartitionHandle:
         operation: Operation,
         body: Sequence[Buffer],
         *,
-        here: Callable[[Partition, float], Awaitable[T]],
+        local: Callable[[Partition, float], Awaitable[T]],
         timeout_s: float = READ_S_MAX,
         may_repeat: bool = True,
         refusal: LogError | None,
@@ -237,7 +237,7 @@ class PartitionHandle:
         router = self._router
         deadline = loop.time() + timeout_s
         retry_until = min(deadline, loop.time() + RETRY_S_MAX)
-        outcome_unknown_error: LogError | None = None
+        unknown_error: LogError | None = None
         pause_s = PAUSE_S_MIN
         while True:
             seen = router.leadership(self.topic_id, self.partition)
@@ -247,20 +247,22 @@ class PartitionHandle:
                 try:
                     if seen.leader == router.broker_id:
                         found = router.replicas.partition(self.topic, self.partition)
-                        return await here(found, left_s), _NO_BODY
-                    return await router.ask(seen.leader, operation, (self,), body, timeout_s=left_s)
+                        return await local(found, left_s), _NO_BODY
+                    return await router.call_leader(
+                        seen.leader, operation, (self,), body, timeout_s=left_s
+                    )
                 except LogError as failure:
                     error = failure
             was_here, refusal = refusal is not None, None
             if error.entry.outcome_unknown:
-                outcome_unknown_error = error
+                unknown_error = error
             left_s = retry_until - loop.time()
             if left_s <= 0 or not self._may_pass(error, may_repeat=may_repeat):
-                raise _told(operation, error, outcome_unknown_error)
+                raise _final_error(operation, error, unknown_error)
             if was_here and seen.leader != router.broker_id:
                 # Who leads now has not been asked yet.
                 continue
-            await router.moved(self, seen, min(pause_s, left_s))
+            await router.wait_moved(self, seen, min(pause_s, left_s))
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     def _refused(self, error: LogError) -> LogError:
@@ -298,7 +300,7 @@ class LocalFollowerHandle(PartitionHandle):
         super().__init__(router, topic, topic_id, partition, None)
         self._near = near
 
-    def at_hand(self, offset: Offset) -> Partition | None:
+    def local_replica(self, offset: Offset) -> Partition | None:
         """This node's replica, unless its log ends before `offset`."""
         near = self._near
         is_there = near.log_start_offset <= offset <= near.log_end_offset and not near.is_closed
@@ -308,7 +310,7 @@ class LocalFollowerHandle(PartitionHandle):
         self, offset: Offset, *, max_bytes: int, end_offset: Offset | None = None
     ) -> Fetched:
         """See `Partition.read`."""
-        near = self.at_hand(offset)
+        near = self.local_replica(offset)
         if near is not None:
             try:
                 return await near.read(
@@ -332,15 +334,9 @@ async def _bounds(found: Partition) -> tuple[Offset, Offset]:
     return found.log_start_offset, end
 
 
-def _told(
-    operation: Operation, error: LogError, outcome_unknown_error: LogError | None
-) -> LogError:
+def _final_error(operation: Operation, error: LogError, unknown_error: LogError | None) -> LogError:
     """What the caller is told when the last try ended with `error`, and one before in doubt."""
-    if (
-        outcome_unknown_error is None
-        or error.entry.outcome_unknown
-        or error.entry is DUPLICATE_SEQUENCE
-    ):
+    if unknown_error is None or error.entry.outcome_unknown or error.entry is DUPLICATE_SEQUENCE:
         return error
-    both = f"{outcome_unknown_error.message} A repeat was refused: {error.message}"
+    both = f"{unknown_error.message} A repeat was refused: {error.message}"
     return outcome_unknown_if_changing(operation, LogError(RETRIABLE, both))

@@ -52,8 +52,8 @@ async def bounds_of_many(
 ) -> list[PartitionBounds | LogError]:
     """What can be read of each partition, or why that is not known. Never raises LogError."""
 
-    async def here(indexes: Sequence[int]) -> list[PartitionBounds | LogError]:
-        return await bounds_here([_finder(router, wanted[index]) for index in indexes])
+    async def local(indexes: Sequence[int]) -> list[PartitionBounds | LogError]:
+        return await local_bounds([_finder(router, wanted[index]) for index in indexes])
 
     def operation(some: Sequence[int]) -> Operation:
         return BoundsOfMany(tuple((wanted[i].topic_id, wanted[i].partition) for i in some))
@@ -65,7 +65,7 @@ async def bounds_of_many(
             for row in outcome.rows
         ]
 
-    return await _ask_leaders(router, wanted, here, operation, answer, timeout_s=BOUNDS_S_MAX)
+    return await _ask_leaders(router, wanted, local, operation, answer, timeout_s=BOUNDS_S_MAX)
 
 
 async def times_of_many(
@@ -76,8 +76,8 @@ async def times_of_many(
     Never raises LogError.
     """
 
-    async def here(indexes: Sequence[int]) -> list[FoundRecord | LogError | None]:
-        return await times_here([(_finder(router, wanted[i][0]), wanted[i][1]) for i in indexes])
+    async def local(indexes: Sequence[int]) -> list[FoundRecord | LogError | None]:
+        return await local_times([(_finder(router, wanted[i][0]), wanted[i][1]) for i in indexes])
 
     def operation(some: Sequence[int]) -> Operation:
         return FindTimeInMany(
@@ -92,10 +92,10 @@ async def times_of_many(
         ]
 
     partitions = [partition for partition, _ in wanted]
-    return await _ask_leaders(router, partitions, here, operation, answer, timeout_s=READ_S_MAX)
+    return await _ask_leaders(router, partitions, local, operation, answer, timeout_s=READ_S_MAX)
 
 
-async def bounds_here(
+async def local_bounds(
     wanted: Sequence[Callable[[], Partition]],
 ) -> list[PartitionBounds | LogError]:
     """What can be read of partitions that are led here. Each raises LogError if it is not.
@@ -131,11 +131,11 @@ async def bounds_here(
 
 
 def _known_bounds(partition: Partition) -> PartitionBounds:
-    end = partition.known_end_offset()
+    end = partition.require_leader().known_end_offset()
     return PartitionBounds(partition.log_start_offset, end, end)
 
 
-async def times_here(
+async def local_times(
     wanted: Sequence[tuple[Callable[[], Partition], int]],
 ) -> list[FoundRecord | LogError | None]:
     """The records that partitions led here have at or after a timestamp, some searched at once."""
@@ -170,7 +170,7 @@ def _finder(router: PartitionRouter, wanted: PartitionHandle) -> Callable[[], Pa
 async def _ask_leaders(
     router: PartitionRouter,
     wanted: Sequence[PartitionHandle],
-    here: Callable[[Sequence[int]], Awaitable[list[T | LogError]]],
+    local: Callable[[Sequence[int]], Awaitable[list[T | LogError]]],
     operation: Callable[[Sequence[int]], Operation],
     answer: Callable[[Outcome], list[T | int]],
     *,
@@ -184,19 +184,19 @@ async def _ask_leaders(
         try:
             leader = router.leadership(one.topic_id, one.partition).leader
             if leader == NO_LEADER_ID:
-                raise router.not_led(one)
+                raise router.not_led_error(one)
         except LogError as error:
             outcomes[index] = error
         else:
             (mine if leader == router.broker_id else theirs.setdefault(leader, [])).append(index)
 
-    async def ask_here() -> None:
-        outcomes.update(zip(mine, await here(mine), strict=True))
+    async def call_local() -> None:
+        outcomes.update(zip(mine, await local(mine), strict=True))
 
-    async def ask(leader: BrokerId, some: Sequence[int]) -> None:
+    async def call(leader: BrokerId, some: Sequence[int]) -> None:
         rows: Sequence[T | int | LogError]
         try:
-            outcome, _ = await router.ask(
+            outcome, _ = await router.call_leader(
                 leader, operation(some), [wanted[index] for index in some], timeout_s=timeout_s
             )
         except LogError as error:
@@ -204,12 +204,12 @@ async def _ask_leaders(
         else:
             rows = answer(outcome)
         for index, row in zip(some, rows, strict=True):
-            outcomes[index] = _told(row, wanted[index]) if isinstance(row, int) else row
+            outcomes[index] = _coded_error(row, wanted[index]) if isinstance(row, int) else row
 
     await asyncio.gather(
-        ask_here(),
+        call_local(),
         *(
-            ask(leader, some[start : start + WANTS_MAX])
+            call(leader, some[start : start + WANTS_MAX])
             for leader, some in theirs.items()
             for start in range(0, len(some), WANTS_MAX)
         ),
@@ -217,7 +217,7 @@ async def _ask_leaders(
     return [outcomes[index] for index in range(len(wanted))]
 
 
-def _told(code: int, wanted: PartitionHandle) -> LogError:
+def _coded_error(code: int, wanted: PartitionHandle) -> LogError:
     """The error that a leader has told by its code alone."""
     entry = ERROR_TABLE.get(code, INTERNAL)
     return LogError(entry, f"{wanted.topic}-{wanted.partition}: {entry.message}")

@@ -35,6 +35,7 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
+from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Partition, not_led_here
 from raftlog.routing.forwarding_messages import (
     WANTS_MAX,
@@ -44,19 +45,9 @@ from raftlog.routing.forwarding_messages import (
     outcome_unknown_if_changing,
 )
 from raftlog.routing.handle import LocalFollowerHandle, PartitionHandle
-from raftlog.routing.types import LocalReplicas, PartitionAccess
 
 if TYPE_CHECKING:
     from raftlog.routing.forwarding import Forwarder
-
-__all__ = [
-    "Leadership",
-    "LocalFollowerHandle",
-    "LocalReplicas",
-    "PartitionAccess",
-    "PartitionHandle",
-    "PartitionRouter",
-]
 
 PAUSE_S: Final = 0.25
 """Of a reader whose partition has no leader that could tell it of records."""
@@ -86,7 +77,7 @@ class PartitionRouter:
 
     def __init__(
         self,
-        replicas: LocalReplicas,
+        replicas: ReplicaManager,
         *,
         broker_id: BrokerId,
         max_message_bytes: Callable[[TopicImage], int],
@@ -130,19 +121,19 @@ class PartitionRouter:
         """
         local: list[tuple[Partition, Offset]] = []
         remote: dict[BrokerId, list[tuple[PartitionHandle, Offset]]] = {}
-        for access, offset in wants:
-            at_hand = access.at_hand(offset)
-            if at_hand is not None:
-                local.append((at_hand, offset))
+        for handle, offset in wants:
+            local_replica = handle.local_replica(offset)
+            if local_replica is not None:
+                local.append((local_replica, offset))
             else:
-                seen = self.leadership(access.topic_id, access.partition)
-                remote.setdefault(seen.leader, []).append((access, offset))
+                seen = self.leadership(handle.topic_id, handle.partition)
+                remote.setdefault(seen.leader, []).append((handle, offset))
         if not remote:
             await self.replicas.wait_for_data(local, min_bytes=1, timeout_s=timeout_s)
             return
         waits = [
             asyncio.ensure_future(
-                self._wait_there(leader, some[start : start + WANTS_MAX], timeout_s)
+                self._wait_at_leader(leader, some[start : start + WANTS_MAX], timeout_s)
             )
             for leader, some in remote.items()
             for start in range(0, len(some), WANTS_MAX)
@@ -160,22 +151,24 @@ class PartitionRouter:
                     one.result()
         finally:
             for one in waits:
-                one.add_done_callback(_look_at)
+                one.add_done_callback(_retrieve_error)
                 one.cancel()
 
-    async def _wait_there(
+    async def _wait_at_leader(
         self, leader: BrokerId, wants: Sequence[tuple[PartitionHandle, Offset]], timeout_s: float
     ) -> None:
         operation = Wait(tuple((one.topic_id, one.partition, at) for one, at in wants))
         try:
-            await self.ask(leader, operation, [one for one, _ in wants], timeout_s=timeout_s)
+            await self.call_leader(
+                leader, operation, [one for one, _ in wants], timeout_s=timeout_s
+            )
         except LogError as error:
             if error.entry not in {NO_LEADER, NOT_READY, UNKNOWN_TOPIC}:
                 raise
             # Reading finds out. A pause, lest it go on in circles meanwhile.
             await asyncio.sleep(min(PAUSE_S, timeout_s))
 
-    async def ask(
+    async def call_leader(
         self,
         leader: BrokerId,
         operation: Operation,
@@ -189,7 +182,7 @@ class PartitionRouter:
         Given up soon after it is known that it leads one of the partitions no more.
         """
         if self.forwarder is None or leader in {NO_LEADER_ID, self.broker_id}:
-            raise self.not_led(of[0])
+            raise self.not_led_error(of[0])
         seen = [self.leadership(one.topic_id, one.partition) for one in of]
         reply = self.forwarder.ask(leader, operation, body, timeout_s=timeout_s)
         loop = asyncio.get_running_loop()
@@ -228,11 +221,11 @@ class PartitionRouter:
             raise LogError(UNKNOWN_TOPIC, "The topic was deleted.")
         return topic
 
-    def not_led(self, access: PartitionHandle) -> LogError:
+    def not_led_error(self, handle: PartitionHandle) -> LogError:
         """The error for a partition that is not led here, and cannot be reached elsewhere."""
-        seen = self.leadership(access.topic_id, access.partition)
+        seen = self.leadership(handle.topic_id, handle.partition)
         broker: BrokerImage | None = self.replicas.image.brokers.get(seen.leader)
-        return not_led_here(access.topic, access.partition, broker)
+        return not_led_here(handle.topic, handle.partition, broker)
 
     def watch(
         self,
@@ -250,7 +243,7 @@ class PartitionRouter:
         """Forget it, told or not."""
         self._watches.pop(watch, None)
 
-    def changed(self) -> None:
+    def on_metadata_applied(self) -> None:
         """To be called whenever the applied metadata has changed."""
         for watch in list(self._watches):
             try:
@@ -261,7 +254,7 @@ class PartitionRouter:
                 self.unwatch(watch)
                 watch.callback()
 
-    async def moved(self, access: PartitionHandle, seen: Leadership, timeout_s: float) -> None:
+    async def wait_moved(self, handle: PartitionHandle, seen: Leadership, timeout_s: float) -> None:
         """Return once the partition is led otherwise than `seen`, or the time is up."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
@@ -270,7 +263,7 @@ class PartitionRouter:
             if not over.done():
                 over.set_result(None)
 
-        watch = self.watch(access.topic_id, access.partition, seen, settle)
+        watch = self.watch(handle.topic_id, handle.partition, seen, settle)
         timer = loop.call_later(timeout_s, settle)
         try:
             await over
@@ -279,7 +272,7 @@ class PartitionRouter:
             self.unwatch(watch)
 
 
-def _look_at(wait: asyncio.Task[None]) -> None:
+def _retrieve_error(wait: asyncio.Task[None]) -> None:
     """Of waits that end together, one tells its error; those of the others are the same news."""
     if not wait.cancelled():
         wait.exception()

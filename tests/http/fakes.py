@@ -24,7 +24,7 @@ from raftlog.raft.voters import Voter, VoterSet
 from raftlog.record.errors import NO_CONTROLLER, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import BrokerId, Offset, ProducerEpoch, ProducerId, TopicId
 from raftlog.replication.cluster_metadata import Operations
-from raftlog.replication.status import ReplicationStatus
+from raftlog.replication.manager import ReplicationStatus
 from raftlog.world.time import SystemClock
 
 

@@ -8,8 +8,8 @@ from prometheus_client.core import Metric
 from raftlog.http.service_metrics import service_metrics
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.record.types import BrokerId
+from raftlog.replication.manager import ReplicationStatus, count_led
 from raftlog.replication.partition import Acks
-from raftlog.replication.status import ReplicationStatus, count_led
 from tests.replication.one_node import OneNode
 from tests.replication.pair import ack, attach, nodes, one, row, send
 

@@ -29,7 +29,7 @@ from raftlog.record.types import BrokerId, PartitionId, TopicId
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Host, Partition
 from raftlog.replication.repair import Repairs, ReplicaKey
-from raftlog.replication.topic_settings import TopicSettings
+from raftlog.replication.replica import TopicSettings
 from raftlog.storage.manager import LogManager
 from raftlog.world.time import SystemClock
 from tests.simulation.disk import SimulatedDisk
@@ -60,7 +60,7 @@ class NotedStreams:
     followed: dict[Partition, tuple[BrokerId, int]] = field(default_factory=dict)
 
     def follow(self, partition: Partition, leader: BrokerImage) -> None:
-        self.followed[partition] = (leader.broker_id, partition.leader_epoch)
+        self.followed[partition] = (leader.broker_id, partition.image.leader_epoch)
 
     def unfollow(self, partition: Partition) -> None:
         self.followed.pop(partition, None)

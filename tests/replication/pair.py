@@ -85,7 +85,7 @@ class HandFeed:
     marks: int = 0
     ended_by: LogError | None = None
 
-    def appended(
+    def on_appended(
         self,
         base_offset: Offset,
         next_offset: Offset,
@@ -95,10 +95,10 @@ class HandFeed:
         assert sum(map(len, buffers)) == size_bytes
         self.sent.append((base_offset, next_offset))
 
-    def marks_moved(self) -> None:
+    def on_watermarks(self) -> None:
         self.marks += 1
 
-    def ended(self, error: LogError) -> None:
+    def on_ended(self, error: LogError) -> None:
         assert self.ended_by is None, "told once"
         self.ended_by = error
 
@@ -116,7 +116,7 @@ class Node:
     """What it learns when it asks for the newest metadata."""
     nothing_learned: LogError | None = None
     """Why it cannot ask, if so."""
-    isr_wishes: int = 0
+    isr_changes_due: int = 0
     logs: LogManager = field(init=False)
     partition: Partition = field(init=False)
 
@@ -135,15 +135,15 @@ class Node:
                 clock=SystemClock(),
                 brokers=lambda: self.brokers,
                 may_act=lambda: self.may_act,
-                on_isr_wish=self._wished,
+                on_isr_change_due=self._on_isr_change_due,
                 confirm=self._learn,
             ),
         )
         return self.partition
 
-    def _wished(self, topic_id: TopicId, number: PartitionId) -> None:
-        assert (topic_id, number) == (TOPIC_ID, 0)
-        self.isr_wishes += 1
+    def _on_isr_change_due(self, topic_id: TopicId, number: PartitionId) -> None:
+        assert (topic_id, number) == (self.partition.topic_id, 0)
+        self.isr_changes_due += 1
 
     async def _learn(self) -> None:
         if self.nothing_learned is not None:
@@ -174,18 +174,18 @@ def restarted(node: Node, number: int) -> None:
 def attach(leader: Node, follower: Node) -> HandFeed:
     """Begin to feed a follower whose log is a part of the leader's."""
     feed = HandFeed(BrokerId(follower.number))
-    answer = leader.partition.attach(feed, follower.partition.position())
+    answer = leader.partition.attach(feed, follower.partition.follower_role.position())
     assert answer is None, answer
     return feed
 
 
 async def send(leader: Node, follower: Node, *, sync: bool = True) -> None:
     """Bring a follower to the leader's end."""
-    epoch = leader.partition.leader_epoch
+    epoch = leader.partition.image.leader_epoch
     start = follower.partition.log_end_offset
-    result = await leader.partition.read_uncommitted(start, max_bytes=READ_BYTES)
+    result = await leader.partition.require_leader().read_uncommitted(start, max_bytes=READ_BYTES)
     if result.data:
-        await follower.partition.append_fetched(
+        await follower.partition.follower_role.append_fetched(
             result.data,
             leader_epoch=epoch,
             high_watermark=leader.partition.high_watermark,
@@ -198,15 +198,15 @@ async def send(leader: Node, follower: Node, *, sync: bool = True) -> None:
 def ack(leader: Node, follower: Node, feed: HandFeed) -> None:
     """Tell the leader what the follower has durably."""
     partition = follower.partition
-    leader.partition.acked(feed, partition.durable_end, partition.log_start_offset)
+    leader.partition.require_leader().acked(feed, partition.durable_end, partition.log_start_offset)
 
 
 async def restart(leader: Node, follower: Node, offset: Offset) -> None:
     """Begin the follower's log anew, with the producers that its leader knows."""
-    epoch = leader.partition.leader_epoch
-    await follower.partition.restart_at(
+    epoch = leader.partition.image.leader_epoch
+    await follower.partition.follower_role.restart_at(
         offset,
-        producers=leader.partition.producers_below(offset, leader_epoch=epoch),
+        producers=leader.partition.require_leader().producers_below(offset, leader_epoch=epoch),
         leader_epoch=epoch,
     )
 
@@ -215,10 +215,10 @@ async def catch_up(leader: Node, follower: Node) -> HandFeed:
     """Cut, send and acknowledge until the follower has all."""
     while True:
         feed = HandFeed(BrokerId(follower.number))
-        answer = leader.partition.attach(feed, follower.partition.position())
-        epoch = leader.partition.leader_epoch
+        answer = leader.partition.attach(feed, follower.partition.follower_role.position())
+        epoch = leader.partition.image.leader_epoch
         if isinstance(answer, Diverging):
-            await follower.partition.truncate_for(answer, leader_epoch=epoch)
+            await follower.partition.follower_role.truncate_for(answer, leader_epoch=epoch)
         elif isinstance(answer, BelowStart):
             await restart(leader, follower, answer.log_start_offset)
         else:

@@ -24,8 +24,9 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.divergence import NO_EPOCH, BelowStart, Diverging, Feed, FetchPosition
+from raftlog.replication.divergence import NO_EPOCH, BelowStart, Diverging, FetchPosition
 from raftlog.replication.follower_streams import FollowerStreams
+from raftlog.replication.leader_role import Feed
 from raftlog.replication.leader_streams import LeaderStreams
 from raftlog.replication.replica_fetcher import FollowState
 from raftlog.replication.stream_settings import StreamSettings
@@ -142,8 +143,23 @@ class FakePartition:
         return Offset(self.synced)
 
     @property
-    def durable_start(self) -> Offset:
+    def durable_log_start(self) -> Offset:
         return Offset(self.start)
+
+    @property
+    def log(self) -> FakePartition:
+        return self
+
+    @property
+    def leader_role(self) -> FakePartition | None:
+        return self if self.is_leader else None
+
+    @property
+    def follower_role(self) -> FakePartition:
+        return self
+
+    def require_leader(self) -> FakePartition:
+        return self
 
     @property
     def contents(self) -> list[bytes]:
@@ -154,7 +170,7 @@ class FakePartition:
             self.image = image
             feeds, self.feeds, self.ends = self.feeds, {}, {}
             for feed in feeds.values():
-                feed.ended(LogError(NO_LEADER, "another epoch"))
+                feed.on_ended(LogError(NO_LEADER, "another epoch"))
         self.image = image
 
     def crash(self) -> None:
@@ -193,14 +209,14 @@ class FakePartition:
         data = batch.data
         for feed in list(self.feeds.values()):
             buffers: list[Buffer] = [data[: HEAD.size], memoryview(data)[HEAD.size :]]
-            feed.appended(base, self.log_end_offset, buffers, len(data))
+            feed.on_appended(base, self.log_end_offset, buffers, len(data))
         self._wrote()
 
     def delete_before(self, offset: int) -> None:
         self.start = offset
         self.batches = [batch for batch in self.batches if batch.next > offset]
         for feed in self.feeds.values():
-            feed.marks_moved()
+            feed.on_watermarks()
 
     def attach(self, feed: Feed, position: FetchPosition) -> Diverging | BelowStart | None:
         if position.leader_epoch > self.leader_epoch:
@@ -238,7 +254,7 @@ class FakePartition:
         if end > self.high_watermark:
             self.high_watermark = Offset(end)
             for feed in self.feeds.values():
-                feed.marks_moved()
+                feed.on_watermarks()
 
     def producers_below(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> bytes:
         if not self.is_leader or leader_epoch != self.leader_epoch:
@@ -329,7 +345,7 @@ class FakePartition:
         self.high_watermark = Offset(max(self.high_watermark, min(high_watermark, end)))
         self._wrote()
 
-    def learned(
+    def update_watermarks(
         self, *, leader_epoch: LeaderEpoch, high_watermark: Offset, log_start_offset: Offset
     ) -> None:
         self._require(leader_epoch)

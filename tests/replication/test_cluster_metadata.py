@@ -31,12 +31,14 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication.cluster_metadata import ClusterMetadata
+from raftlog.replication.follower_streams import FollowerStreams
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Host
-from raftlog.replication.topic_settings import TopicSettings
+from raftlog.replication.replica import TopicSettings
 from raftlog.storage.manager import LogManager
 from raftlog.world.randomness import SystemRandomness
 from raftlog.world.time import SystemClock
+from tests.replication.one_node import NotedStreams
 from tests.simulation.disk import SimulatedDisk
 
 BROKER = BrokerId(1)
@@ -105,7 +107,9 @@ async def cluster() -> AsyncIterator[Cluster]:
     )
     logs = await LogManager.open(SimulatedDisk(1), SystemClock())
     host = Host(broker_id=BROKER, clock=SystemClock(), brokers=lambda: state_machine.image.brokers)
-    replicas = ReplicaManager(state_machine, logs, settings, host)
+    replicas = ReplicaManager(
+        state_machine, logs, settings, host, cast(FollowerStreams, NotedStreams())
+    )
     metadata = ClusterMetadata(
         state_machine=state_machine,
         quorum=cast(Quorum[ApplyResult], quorum),

@@ -27,7 +27,7 @@ async def cluster(*, flush: FlushMode = FlushMode.SYNC) -> tuple[Node, Node]:
     await follower.open(row(1, 1))
     await put(leader, b"a", b"b")
     await catch_up(leader, follower)
-    follower.partition.learned(
+    follower.partition.follower_role.update_watermarks(
         leader_epoch=LeaderEpoch(1),
         high_watermark=leader.partition.high_watermark,
         log_start_offset=Offset(0),
@@ -56,7 +56,7 @@ async def test_it_serves_only_those_who_ask_for_any_replica() -> None:
 
 async def test_it_knows_no_more_to_be_committed_than_it_has() -> None:
     _, follower = await cluster()
-    follower.partition.learned(
+    follower.partition.follower_role.update_watermarks(
         leader_epoch=LeaderEpoch(1), high_watermark=Offset(9), log_start_offset=Offset(0)
     )
     assert follower.partition.high_watermark == 2
@@ -66,9 +66,9 @@ async def test_it_knows_no_more_to_be_committed_than_it_has() -> None:
 async def test_it_takes_nothing_of_another_epoch(epoch: int) -> None:
     leader, follower = await cluster()
     await put(leader, b"c")
-    data = (await leader.partition.read_uncommitted(Offset(2), max_bytes=100)).data
+    data = (await leader.partition.require_leader().read_uncommitted(Offset(2), max_bytes=100)).data
     with pytest.raises(LogError) as refused:
-        follower.partition.append_fetched_now(
+        follower.partition.follower_role.append_fetched_now(
             data,
             leader_epoch=LeaderEpoch(epoch),
             high_watermark=Offset(0),
@@ -76,7 +76,7 @@ async def test_it_takes_nothing_of_another_epoch(epoch: int) -> None:
         )
     assert refused.value.entry is NO_LEADER
     with pytest.raises(LogError):
-        await follower.partition.truncate_for(
+        await follower.partition.follower_role.truncate_for(
             Diverging(LeaderEpoch(1), Offset(0)), leader_epoch=LeaderEpoch(epoch)
         )
     assert follower.partition.log_end_offset == 2
@@ -96,12 +96,14 @@ async def test_it_cuts_what_was_never_committed() -> None:
 async def test_it_never_cuts_what_was_committed() -> None:
     _, follower = await cluster()
     with pytest.raises(LogError) as refused:
-        await follower.partition.truncate_for(
+        await follower.partition.follower_role.truncate_for(
             Diverging(LeaderEpoch(1), Offset(1)), leader_epoch=LeaderEpoch(1)
         )
     assert refused.value.entry is ILLEGAL_STATE
     with pytest.raises(LogError) as refused:
-        await follower.partition.restart_at(Offset(1), producers=b"", leader_epoch=LeaderEpoch(1))
+        await follower.partition.follower_role.restart_at(
+            Offset(1), producers=b"", leader_epoch=LeaderEpoch(1)
+        )
     assert refused.value.entry is ILLEGAL_STATE
     assert await follower.values() == [b"a", b"b"]
 
@@ -126,11 +128,11 @@ async def test_an_unclean_election_that_it_has_followed_excuses_no_second_cut() 
     second.partition.update(row(1, 5, unclean_epoch=5), 2)
     await put(first, b"c")
     await catch_up(first, second)
-    second.partition.learned(
+    second.partition.follower_role.update_watermarks(
         leader_epoch=LeaderEpoch(5), high_watermark=Offset(3), log_start_offset=Offset(0)
     )
     with pytest.raises(LogError) as refused:
-        await second.partition.truncate_for(
+        await second.partition.follower_role.truncate_for(
             Diverging(LeaderEpoch(1), Offset(2)), leader_epoch=LeaderEpoch(5)
         )
     assert refused.value.entry is ILLEGAL_STATE
@@ -139,7 +141,7 @@ async def test_an_unclean_election_that_it_has_followed_excuses_no_second_cut() 
 async def test_an_answer_that_cuts_nothing_is_refused_rather_than_asked_again_for_ever() -> None:
     _, follower = await cluster()
     with pytest.raises(LogError) as refused:
-        await follower.partition.truncate_for(
+        await follower.partition.follower_role.truncate_for(
             Diverging(LeaderEpoch(1), Offset(2)), leader_epoch=LeaderEpoch(1)
         )
     assert refused.value.entry is ILLEGAL_STATE
@@ -163,12 +165,14 @@ async def test_it_tells_no_log_start_before_that_is_written_down() -> None:
     """The answer to whoever deletes records counts on it."""
     leader, follower = await cluster()
     await catch_up(leader, follower)
-    follower.partition.learned(
+    follower.partition.follower_role.update_watermarks(
         leader_epoch=LeaderEpoch(1), high_watermark=Offset(2), log_start_offset=Offset(1)
     )
     told: dict[int, int] = {}
-    while follower.partition.position().log_start_offset < 1:
-        told[follower.partition.log_start_offset] = follower.partition.position().log_start_offset
+    while follower.partition.follower_role.position().log_start_offset < 1:
+        told[follower.partition.log_start_offset] = (
+            follower.partition.follower_role.position().log_start_offset
+        )
         await asyncio.sleep(0)
     assert told[1] == 0, "it has begun there for a while, and not said so"
 
@@ -210,7 +214,7 @@ async def test_it_does_not_lead_before_a_cut_is_over() -> None:
     await put(leader, b"c")
     await send(leader, follower)
     cut = asyncio.ensure_future(
-        follower.partition.truncate_for(
+        follower.partition.follower_role.truncate_for(
             Diverging(LeaderEpoch(1), Offset(2)), leader_epoch=LeaderEpoch(1)
         )
     )
@@ -222,8 +226,7 @@ async def test_it_does_not_lead_before_a_cut_is_over() -> None:
     assert refused.value.entry is NOT_READY
     await cut
     assert follower.partition.is_leader
-    state = follower.partition.state
-    assert state is not None
+    state = follower.partition.require_leader().state
     assert state.epoch_start == 2
 
 
@@ -234,31 +237,37 @@ async def test_it_changes_its_log_in_one_place_at_a_time() -> None:
     await follower.open(row(1, 1))
     await put(leader, b"x" * 80)
     await put(leader, b"y")
-    first = (await leader.partition.read_uncommitted(Offset(0), max_bytes=1)).data
-    rest = (await leader.partition.read_uncommitted(Offset(1), max_bytes=1)).data
+    first = (await leader.partition.require_leader().read_uncommitted(Offset(0), max_bytes=1)).data
+    rest = (await leader.partition.require_leader().read_uncommitted(Offset(1), max_bytes=1)).data
     marks = {"high_watermark": Offset(0), "log_start_offset": Offset(0)}
     epoch = LeaderEpoch(1)
-    assert follower.partition.append_fetched_now(first, leader_epoch=epoch, **marks)
-    assert not follower.partition.append_fetched_now(rest, leader_epoch=epoch, **marks)
+    assert follower.partition.follower_role.append_fetched_now(first, leader_epoch=epoch, **marks)
+    assert not follower.partition.follower_role.append_fetched_now(
+        rest, leader_epoch=epoch, **marks
+    )
     waiting = asyncio.ensure_future(
-        follower.partition.append_fetched(rest, leader_epoch=epoch, **marks)
+        follower.partition.follower_role.append_fetched(rest, leader_epoch=epoch, **marks)
     )
     await asyncio.sleep(0)
     for attempt in (
-        follower.partition.position,
-        lambda: follower.partition.append_fetched_now(rest, leader_epoch=epoch, **marks),
+        follower.partition.follower_role.position,
+        lambda: follower.partition.follower_role.append_fetched_now(
+            rest, leader_epoch=epoch, **marks
+        ),
     ):
         with pytest.raises(LogError) as refused:
             attempt()
         assert refused.value.entry is NOT_READY
     await waiting
-    assert follower.partition.position().offset == 2
+    assert follower.partition.follower_role.position().offset == 2
 
 
 async def test_it_says_what_has_become_durable() -> None:
     leader, follower = await cluster()
     moved: list[int] = []
-    follower.partition.on_durable = lambda: moved.append(follower.partition.durable_end)
+    follower.partition.follower_role.on_durable = lambda: moved.append(
+        follower.partition.durable_end
+    )
     await put(leader, b"c")
     await send(leader, follower)
     assert moved[-1] == 3
@@ -278,36 +287,36 @@ class TestDistrusted:
 
     async def test_it_neither_leads_nor_follows(self) -> None:
         node = await self.lost()
-        assert node.partition.may_have_lost_data
+        assert node.partition.loss_gate.may_have_lost_data
         assert not node.partition.is_leader
         node.partition.update(row(2, 3), 2)
         with pytest.raises(LogError) as refused:
-            node.partition.position()
+            node.partition.follower_role.position()
         assert refused.value.entry is NOT_READY
 
     async def test_it_does_once_the_metadata_knows(self) -> None:
         node = await self.lost()
         node.partition.update(row(2, 3, isr=(2,)), 2)
-        await node.partition.trust()
+        await node.partition.loss_gate.clear_loss()
         await asyncio.sleep(0)
-        assert node.partition.position().offset == 0
+        assert node.partition.follower_role.position().offset == 0
         assert node.partition.log.possible_loss is None
 
     async def test_it_leads_if_it_is_elected_all_the_same(self) -> None:
         node = await self.lost()
         node.partition.update(row(1, 3, isr=(1,), unclean_epoch=3), 2)
         assert not node.partition.is_leader, "not before a restart would know of it"
-        await node.partition.trust()
+        await node.partition.loss_gate.clear_loss()
         await asyncio.sleep(0)
         assert node.partition.is_leader
-        assert not node.partition.may_have_lost_data
+        assert not node.partition.loss_gate.may_have_lost_data
 
     async def test_alone_it_leads_and_says_what_it_may_have_lost(self) -> None:
         node = await self.lost(replicas=(1,))
         assert node.partition.is_leader
         assert node.partition.log.possible_loss is not None
         node.partition.update(row(1, 2, isr=(1,), replicas=(1, 2), partition_epoch=21), 2)
-        await node.partition.trust()
+        await node.partition.loss_gate.clear_loss()
         assert node.partition.log.possible_loss is None
         attach_again = nodes(1, 2)[1]
         await attach_again.open(row(1, 2, isr=(1,), partition_epoch=21))
@@ -321,21 +330,21 @@ class TestDistrusted:
         await node.partition.append(one(b"a"), acks=Acks.LEADER, timeout_s=60)
         node.disk.crash(power=True)
         await node.open(row(1, 3, isr=(1,), unclean_epoch=3))
-        assert node.partition.may_have_lost_data
+        assert node.partition.loss_gate.may_have_lost_data
         assert not node.partition.is_leader
         node.partition.update(row(1, 4, isr=(1,), unclean_epoch=3), 2)
-        assert node.partition.may_have_lost_data
+        assert node.partition.loss_gate.may_have_lost_data
 
 
 async def test_its_log_start_follows_though_it_moves_on_meanwhile() -> None:
     _, follower = await cluster()
     for start in (1, 2):
-        follower.partition.learned(
+        follower.partition.follower_role.update_watermarks(
             leader_epoch=LeaderEpoch(1), high_watermark=Offset(2), log_start_offset=Offset(start)
         )
         await asyncio.sleep(0)
     # Nothing more is heard of the leader.
-    await follower.partition.until_idle()
+    await follower.partition.follower_role.until_idle()
     assert follower.partition.log_start_offset == 2
 
 
@@ -345,13 +354,13 @@ async def test_until_idle_waits_for_a_cut() -> None:
     for node in (second, first):
         node.partition.update(row(2, 2), 2)
     cut = asyncio.ensure_future(
-        first.partition.truncate_for(
+        first.partition.follower_role.truncate_for(
             Diverging(LeaderEpoch(1), Offset(2)), leader_epoch=LeaderEpoch(2)
         )
     )
     await asyncio.sleep(0)
     first.partition.close(LogError(NOT_READY))
     assert first.partition.log_end_offset == 3
-    await first.partition.until_idle()
+    await first.partition.follower_role.until_idle()
     assert first.partition.log_end_offset == 2
     await cut

@@ -62,9 +62,7 @@ class World:
 
     @property
     def state(self) -> LeaderState:
-        state = self.partition.state
-        assert state is not None
-        return state
+        return self.partition.require_leader().state
 
     async def proposed(self) -> Command:
         """The next proposal, which waits for its outcome."""
@@ -89,7 +87,7 @@ class World:
     def ack(self, *ends: int) -> None:
         for feed, end in zip(self.feeds, ends, strict=True):
             if feed.ended_by is None:
-                self.partition.acked(feed, end, 0)  # type: ignore[arg-type]
+                self.partition.require_leader().acked(feed, end, 0)  # type: ignore[arg-type]
 
     async def idle(self) -> None:
         await until(lambda: not self.keeper._busy)
@@ -137,7 +135,7 @@ async def test_who_has_caught_up_is_proposed_and_counts_at_once() -> None:
     w = await world(1, 2)
     w.ack(1, 1)
     assert w.partition.high_watermark == 1
-    w.keeper.wish(w.partition)
+    w.keeper.maybe_propose(w.partition)
     command = await w.proposed()
     assert isinstance(command, AlterIsr)
     assert [member for member, _ in command.isr] == [1, 2, 3]
@@ -156,7 +154,7 @@ async def test_who_is_late_counts_until_it_has_left() -> None:
     w = await world(1, 2, 3)
     w.ack(2, 1)
     w.state.followers[BrokerId(3)].caught_up_s -= 2 * HOUR_S
-    w.keeper.wish(w.partition)
+    w.keeper.maybe_propose(w.partition)
     command = await w.proposed()
     assert isinstance(command, AlterIsr)
     assert [member for member, _ in command.isr] == [1, 2]
@@ -170,7 +168,7 @@ async def test_who_is_late_counts_until_it_has_left() -> None:
 async def test_what_is_refused_when_it_is_applied_counts_no_more() -> None:
     w = await world(1, 2)
     w.ack(1, 1)
-    w.keeper.wish(w.partition)
+    w.keeper.maybe_propose(w.partition)
     await w.proposed()
     # Broker 3 was fenced by then.
     w.leader.brokers[BrokerId(3)] = replace(w.leader.brokers[BrokerId(3)], fenced=True)
@@ -186,7 +184,7 @@ async def test_what_is_refused_when_it_is_applied_counts_no_more() -> None:
 async def test_what_was_refused_by_the_quorum_is_withdrawn_and_tried_again() -> None:
     w = await world(1, 2)
     w.ack(1, 1)
-    w.keeper.wish(w.partition)
+    w.keeper.maybe_propose(w.partition)
     await w.proposed()
     w.end(Refused(NO_CONTROLLER, "nobody"))
     await until(lambda: not w.state.has_pending_proposal)
@@ -202,7 +200,7 @@ class TestUnknown:
     async def test_it_counts_on_though_the_next_one_is_refused(self) -> None:
         w = await world(1, 2)
         w.ack(1, 1)
-        w.keeper.wish(w.partition)
+        w.keeper.maybe_propose(w.partition)
         lost = await w.proposed()
         w.end(Unknown("no answer"))
         await w.proposed()
@@ -223,7 +221,7 @@ class TestUnknown:
     async def test_who_died_over_it_does_not_hold_up_commits_for_ever(self) -> None:
         w = await world(1, 2)
         w.ack(1, 1)
-        w.keeper.wish(w.partition)
+        w.keeper.maybe_propose(w.partition)
         lost = await w.proposed()
         w.leader.brokers[BrokerId(3)] = replace(w.leader.brokers[BrokerId(3)], fenced=True)
         w.end(Unknown("no answer"))
@@ -259,7 +257,7 @@ async def test_one_proposal_of_a_partition_is_under_way_at_a_time() -> None:
     w = await world(1, 2)
     w.ack(1, 1)
     for _ in range(3):
-        w.keeper.wish(w.partition)
+        w.keeper.maybe_propose(w.partition)
     await w.proposed()
     for _ in range(20):
         await asyncio.sleep(0)
@@ -287,7 +285,7 @@ async def test_so_many_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) ->
     ]
     for each in (first, second):
         each.ack(1, 1)
-        keeper.wish(each.partition)
+        keeper.maybe_propose(each.partition)
     # What is refused again and again does not keep the others from their turn.
     topics = set()
     for _ in range(20):
@@ -302,7 +300,7 @@ async def test_so_many_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) ->
 async def test_whoever_lost_the_lead_meanwhile_proposes_no_more() -> None:
     w = await world(1, 2)
     w.ack(1, 1)
-    w.keeper.wish(w.partition)
+    w.keeper.maybe_propose(w.partition)
     await w.proposed()
     w.partition.update(row(2, 2, isr=(1, 2), replicas=(1, 2, 3)), 2)
     w.end(Unknown("no answer"))
@@ -314,7 +312,7 @@ async def test_a_fenced_leader_proposes_nothing() -> None:
     w = await world(1, 2)
     w.leader.brokers[BrokerId(1)] = replace(w.leader.brokers[BrokerId(1)], fenced=True)
     w.ack(1, 1)
-    w.keeper.wish(w.partition)
+    w.keeper.maybe_propose(w.partition)
     await w.idle()
     assert not w.quorum.waiting
 
@@ -323,7 +321,7 @@ async def test_nothing_begins_once_it_is_closed() -> None:
     w = await world(1, 2)
     w.ack(1, 1)
     await w.keeper.close()
-    w.keeper.wish(w.partition)
+    w.keeper.maybe_propose(w.partition)
     assert not w.keeper._busy
 
 
@@ -335,7 +333,7 @@ async def test_what_it_did_not_expect_ends_the_node(monkeypatch: pytest.MonkeyPa
         raise AssertionError("broken")
 
     monkeypatch.setattr(w.quorum, "propose", broken)
-    w.keeper.wish(w.partition)
+    w.keeper.maybe_propose(w.partition)
     await w.idle()
     assert "broken" in w.failures[0]
 

@@ -65,7 +65,7 @@ async def test_acks_all_waits_for_the_follower_to_have_it_durably() -> None:
     append = await begin(leader, b"a", b"b")
     assert feed.sent == [(0, 2)]
     await send(leader, follower, sync=False)
-    leader.partition.acked(feed, follower.partition.log.flushed_offset, Offset(0))
+    leader.partition.require_leader().acked(feed, follower.partition.log.flushed_offset, Offset(0))
     assert not append.done()
     await follower.partition.log.flush()
     ack(leader, follower, feed)
@@ -79,7 +79,7 @@ async def test_acks_all_waits_for_the_leaders_own_sync() -> None:
     feed = attach(leader, follower)
     append = asyncio.ensure_future(leader.partition.append(one(b"a"), acks=Acks.ALL, timeout_s=60))
     await asyncio.sleep(0)
-    leader.partition.acked(feed, Offset(1), Offset(0))
+    leader.partition.require_leader().acked(feed, Offset(1), Offset(0))
     assert leader.partition.log.flushed_offset == 0
     assert leader.partition.high_watermark == 0
     await append
@@ -126,7 +126,7 @@ async def test_an_epoch_that_ends_tells_its_writers_that_nobody_knows() -> None:
         await append
     assert caught.value.entry is RETRIABLE
     assert feed.ended_by is not None
-    assert leader.partition.feeds == {}
+    assert leader.partition.leader_role is None
     with pytest.raises(LogError) as refused:
         await leader.partition.append(one(b"b"), acks=Acks.ALL, timeout_s=60)
     assert refused.value.entry is NO_LEADER
@@ -173,7 +173,7 @@ async def test_a_leader_that_may_have_been_replaced_tells_no_end() -> None:
     ack(leader, follower, feed)
     await append
     woken: list[bool] = []
-    leader.partition.add_read_waiter(Offset(1), lambda: woken.append(True))
+    leader.partition.readers.add(Offset(1), lambda: woken.append(True))
     leader.may_act = False
     leader.partition.refuse_writes(LogError(NO_LEADER, "cut off"))
     assert woken == [True]
@@ -260,9 +260,9 @@ class TestFollowersThatDoNotCount:
         new = attach(leader, follower)
         assert old.ended_by is not None
         append = await begin(leader, b"a")
-        leader.partition.acked(old, Offset(1), Offset(0))
+        leader.partition.require_leader().acked(old, Offset(1), Offset(0))
         assert not append.done()
-        leader.partition.acked(new, Offset(1), Offset(0))
+        leader.partition.require_leader().acked(new, Offset(1), Offset(0))
         await append
 
     async def test_acks_of_the_epoch_before(self) -> None:
@@ -270,7 +270,7 @@ class TestFollowersThatDoNotCount:
         feed = attach(leader, follower)
         await begin(leader, b"a", acks=Acks.LEADER)
         leader.partition.update(row(1, 2), 2)
-        leader.partition.acked(feed, Offset(1), Offset(0))
+        leader.partition.require_leader().acked(feed, Offset(1), Offset(0))
         assert leader.partition.high_watermark == 0
 
     async def test_who_is_no_replica_is_not_fed(self) -> None:
@@ -302,9 +302,9 @@ class TestFollowersThatDoNotCount:
             node.partition.update(row(2, 2), 2)
         await begin(second, b"new", acks=Acks.LEADER)
         feed = HandFeed(BrokerId(1))
-        answer = second.partition.attach(feed, first.partition.position())
+        answer = second.partition.attach(feed, first.partition.follower_role.position())
         assert answer == Diverging(LeaderEpoch(1), Offset(1))
-        assert second.partition.feeds == {}
+        assert second.partition.require_leader().feeds == {}
 
 
 async def test_who_has_caught_up_is_wished_for_in_the_set() -> None:
@@ -313,11 +313,11 @@ async def test_who_has_caught_up_is_wished_for_in_the_set() -> None:
     append = await begin(leader, b"a")
     await append
     feed = attach(leader, follower)
-    assert leader.isr_wishes == 0
+    assert leader.isr_changes_due == 0
     await send(leader, follower)
     ack(leader, follower, feed)
-    assert leader.isr_wishes == 1
-    wish = leader.partition.isr_wish(2.0)
+    assert leader.isr_changes_due == 1
+    wish = leader.partition.require_leader().desired_isr(2.0)
     assert wish is not None
     assert [member for member, _ in wish.isr] == [1, 2]
 
@@ -329,14 +329,14 @@ async def test_deleting_records_waits_for_the_in_sync_replicas() -> None:
     await send(leader, follower)
     ack(leader, follower, feed)
     await append
-    deletion = asyncio.ensure_future(leader.partition.delete_records(Offset(1)))
+    deletion = asyncio.ensure_future(leader.partition.require_leader().delete_records(Offset(1)))
     await leader.partition.log.operations.delete_records_before(Offset(1))
-    follower.partition.learned(
+    follower.partition.follower_role.update_watermarks(
         leader_epoch=LeaderEpoch(1), high_watermark=Offset(2), log_start_offset=Offset(1)
     )
     assert not deletion.done()
     moved = asyncio.Event()
-    follower.partition.on_durable = moved.set
+    follower.partition.follower_role.on_durable = moved.set
     await moved.wait()
     assert follower.partition.log_start_offset == 1
     ack(leader, follower, feed)
@@ -348,7 +348,7 @@ async def test_a_closed_partition_tells_everybody_why() -> None:
     feed = attach(leader, follower)
     append = await begin(leader, b"a")
     woken: list[bool] = []
-    leader.partition.add_read_waiter(Offset(0), lambda: woken.append(True))
+    leader.partition.readers.add(Offset(0), lambda: woken.append(True))
     leader.partition.close(LogError(NOT_READY, "stopping"))
     with pytest.raises(LogError):
         await append
@@ -363,8 +363,8 @@ async def test_acks_of_a_feed_know_no_other_brokers_epoch() -> None:
     leader, follower = await pair()
     feed = attach(leader, follower)
     stranger = HandFeed(BrokerId(2), BrokerEpoch(99))
-    leader.partition.acked(stranger, Offset(0), Offset(0))
-    assert leader.partition.feeds[BrokerId(2)] is feed
+    leader.partition.require_leader().acked(stranger, Offset(0), Offset(0))
+    assert leader.partition.require_leader().feeds[BrokerId(2)] is feed
 
 
 async def test_deleted_records_do_not_wait_for_who_is_not_in_sync_any_more() -> None:
@@ -374,7 +374,7 @@ async def test_deleted_records_do_not_wait_for_who_is_not_in_sync_any_more() -> 
     await send(leader, follower)
     ack(leader, follower, feed)
     await append
-    deleting = asyncio.ensure_future(leader.partition.delete_records(Offset(1)))
+    deleting = asyncio.ensure_future(leader.partition.require_leader().delete_records(Offset(1)))
     # Its own log start is durable before it waits for others.
     await leader.partition.log.operations.delete_records_before(Offset(1))
     await asyncio.sleep(0)
@@ -396,18 +396,18 @@ async def test_who_may_have_been_away_has_to_ask_anew() -> None:
     assert goes.ended_by is not None
     assert goes.ended_by.entry is NOT_READY
     # What it had acknowledged would have let it into the in-sync set.
-    assert leader.partition.isr_wish(60) is None
+    assert leader.partition.require_leader().desired_isr(60) is None
 
 
 async def test_a_look_right_after_an_append_finds_nobody_late() -> None:
     leader, follower = await pair()
     attach(leader, follower)
-    state = leader.partition.state
+    state = leader.partition.require_leader().state
     assert state is not None
     # It has had everything for an hour.
     state.followers[BrokerId(2)].caught_up_s -= 3600
     append = await begin(leader, b"a")
-    assert leader.partition.isr_wish(60) is None
+    assert leader.partition.require_leader().desired_isr(60) is None
     leader.partition.close(LogError(NOT_READY))
     with pytest.raises(LogError):
         await append

@@ -93,7 +93,7 @@ def wish(
     brokers: Any = BROKERS,
     log_end: int = 100,
 ) -> Any:
-    found = state.wish(
+    found = state.desired_isr(
         brokers, high_watermark=Offset(hw), log_end=Offset(log_end), now=now, lag_max_s=LAG_S
     )
     return None if found is None else [int(member) for member, _ in found.isr]
@@ -213,7 +213,7 @@ class TestLeaving:
         for second in range(1, 20):
             # Always one second behind, never at the end.
             ack(state, 2, 100 * (second - 1), log_end=100 * second, now=second)
-            found = state.wish(
+            found = state.desired_isr(
                 BROKERS,
                 high_watermark=Offset(0),
                 log_end=Offset(100 * second),
@@ -288,7 +288,7 @@ class TestEntering:
         state = leader(1, 2)
         ack(state, 2, 100)
         ack(state, 3, 100)
-        found = state.wish(
+        found = state.desired_isr(
             BROKERS, high_watermark=Offset(0), log_end=Offset(100), now=0, lag_max_s=LAG_S
         )
         assert found == IsrProposal(

@@ -332,8 +332,8 @@ async def test_marks_are_gathered_and_sent_only_if_data_has_not_carried_them() -
     one.high_watermark = two.high_watermark = Offset(1)
     for replica in (one, two):
         for feed in replica.feeds.values():
-            feed.marks_moved()
-            feed.marks_moved()
+            feed.on_watermarks()
+            feed.on_watermarks()
     one.append(b"x")
     assert len(stage.connection.take()) == 1
     await asyncio.sleep(0.02)
@@ -356,7 +356,7 @@ async def test_a_refusal_is_cut_to_what_a_message_takes() -> None:
     stage.say(Subscribe([asks(1)]))
     stage.connection.take()
     (feed,) = stage.replicas[0].feeds.values()
-    feed.ended(LogError(NO_LEADER, "ä" * 5000))
+    feed.on_ended(LogError(NO_LEADER, "ä" * 5000))
     (refused,) = stage.connection.take()
     assert isinstance(refused, Refused)
     assert len(refused.message) == 1000

@@ -46,7 +46,7 @@ async def test_roles_follow_the_metadata_at_once(node: OneNode) -> None:
     node.change(leader=1)
     assert partition.is_leader
     assert node.streams.followed == {}
-    assert partition.leader_epoch == 2
+    assert partition.image.leader_epoch == 2
 
 
 async def test_a_leader_that_was_started_again_is_followed_in_its_new_epoch(node: OneNode) -> None:
@@ -187,13 +187,15 @@ class TestAwayAndBack:
         await put(before, b"c")
         node.change(leader=2)
         cut = asyncio.ensure_future(
-            before.truncate_for(Diverging(LeaderEpoch(0), Offset(2)), leader_epoch=LeaderEpoch(1))
+            before.follower_role.truncate_for(
+                Diverging(LeaderEpoch(0), Offset(2)), leader_epoch=LeaderEpoch(1)
+            )
         )
         await asyncio.sleep(0)
         node.change(replicas=(2,), isr=(2,))
         node.change(replicas=(2, 1))
         await node.until(lambda: node.replica() is not None)
-        assert node.here().position().offset == 2
+        assert node.here().follower_role.position().offset == 2
         await cut
         await node.settled()
         await node.close()
@@ -203,7 +205,7 @@ class TestAwayAndBack:
         await node.settled()
         partition = node.here()
         topic = node.state_machine.image.topics_by_id[topic_id(0)]
-        node.replicas.serve(topic, topic.partitions[0], partition.log)
+        node.replicas._serve(topic, topic.partitions[0], partition.log)
         assert node.here() is partition
         assert partition.is_leader
 

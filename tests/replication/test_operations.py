@@ -39,7 +39,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import BrokerId, PartitionId, TopicId
 from raftlog.replication import cluster_metadata
 from raftlog.replication.cluster_metadata import ClusterMetadata
-from raftlog.replication.topic_settings import TopicSettings
+from raftlog.replication.replica import TopicSettings
 from raftlog.world.randomness import SystemRandomness
 
 TOPIC_ID = TopicId("0" * 32)

@@ -189,7 +189,7 @@ async def test_a_writer_whose_leader_moves_is_told_that_it_may_be_written() -> N
     row = replace(
         partition.image,
         leader=NO_LEADER_ID,
-        leader_epoch=LeaderEpoch(partition.leader_epoch + 1),
+        leader_epoch=LeaderEpoch(partition.image.leader_epoch + 1),
         partition_epoch=PartitionEpoch(partition.image.partition_epoch + 1),
     )
     partition.update(row, 1)
@@ -280,10 +280,10 @@ async def test_a_reader_is_woken_when_the_high_watermark_passes_its_offset() -> 
     log = ManualLog()
     partition = partition_over(log)
     woken: list[str] = []
-    partition.add_read_waiter(Offset(0), lambda: woken.append("at 0"))
-    partition.add_read_waiter(Offset(2), lambda: woken.append("at 2"))
-    forgotten = partition.add_read_waiter(Offset(0), lambda: woken.append("forgotten"))
-    partition.remove_read_waiter(forgotten)
+    partition.readers.add(Offset(0), lambda: woken.append("at 0"))
+    partition.readers.add(Offset(2), lambda: woken.append("at 2"))
+    forgotten = partition.readers.add(Offset(0), lambda: woken.append("forgotten"))
+    partition.readers.remove(forgotten)
     await partition.append(batch_of(2), acks=Acks.LEADER, timeout_s=60)
     assert woken == []
     log.sync_returns()
@@ -311,9 +311,9 @@ async def test_delete_records_reaches_the_high_watermark_and_no_further() -> Non
     log.sync_returns()
     await partition.append(batch_of(1), acks=Acks.LEADER, timeout_s=60)
     with pytest.raises(LogError) as caught:
-        await partition.delete_records(Offset(4))
+        await partition.require_leader().delete_records(Offset(4))
     assert caught.value.entry is OFFSET_OUT_OF_RANGE
-    assert await partition.delete_records(Offset(-1)) == 3
+    assert await partition.require_leader().delete_records(Offset(-1)) == 3
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ async def committed(leader: Node, follower: Node) -> None:
     feed = await catch_up(leader, follower)
     await send(leader, follower)
     assert leader.partition.high_watermark == leader.partition.log_end_offset
-    leader.partition.detach(feed)
+    leader.partition.require_leader().detach(feed)
 
 
 async def cluster() -> tuple[Node, Node, Node]:
@@ -109,17 +109,22 @@ async def test_only_the_leader_of_that_epoch_tells() -> None:
     lead(first, second)
     for node, epoch in ((first, 1), (second, 2)):
         with pytest.raises(LogError) as refused:
-            node.partition.producers_below(Offset(3), leader_epoch=LeaderEpoch(epoch))
+            node.partition.require_leader().producers_below(
+                Offset(3), leader_epoch=LeaderEpoch(epoch)
+            )
         assert refused.value.entry is NO_LEADER
-    assert first.partition.producers_below(Offset(0), leader_epoch=LeaderEpoch(2)) == b""
+    assert (
+        first.partition.require_leader().producers_below(Offset(0), leader_epoch=LeaderEpoch(2))
+        == b""
+    )
 
 
 async def test_what_cannot_be_read_changes_nothing() -> None:
     first, second, _ = await cluster()
-    told = first.partition.producers_below(Offset(4), leader_epoch=LeaderEpoch(1))
+    told = first.partition.require_leader().producers_below(Offset(4), leader_epoch=LeaderEpoch(1))
     for producers in (told[:-1], first.partition.log.producers_below(Offset(3))):
         with pytest.raises(LogError) as refused:
-            await second.partition.restart_at(
+            await second.partition.follower_role.restart_at(
                 Offset(4), producers=producers, leader_epoch=LeaderEpoch(1)
             )
         assert refused.value.entry is CORRUPT_BATCH

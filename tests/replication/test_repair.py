@@ -317,16 +317,16 @@ class TestLosses:
     async def test_it_is_out_of_all_sets_before_it_takes_part(self, node: OneNode) -> None:
         await self.lost(node, 1, 2)
         await node.open()
-        assert node.here().may_have_lost_data
+        assert node.here().loss_gate.may_have_lost_data
         assert not node.here().is_leader
         node.refusals = [LogError(NO_CONTROLLER, "nobody")]
         node.on_fail = lambda: (
-            None if node.here().may_have_lost_data else node.fatal.append("early")
+            None if node.here().loss_gate.may_have_lost_data else node.fatal.append("early")
         )
         await node.repairs.report_losses()
         assert node.failed == [[KEY], [KEY]]
         assert node.row().isr == (2,)
-        assert not node.here().may_have_lost_data
+        assert not node.here().loss_gate.may_have_lost_data
         assert node.streams.followed == {node.here(): (2, node.row().leader_epoch)}
 
     async def test_it_takes_part_once_a_restart_would_know_that_it_may(self, node: OneNode) -> None:
@@ -338,12 +338,14 @@ class TestLosses:
         publish = node.here().log._publish
 
         async def watched() -> None:
-            follows.append(bool(node.streams.followed) or not node.here().may_have_lost_data)
+            follows.append(
+                bool(node.streams.followed) or not node.here().loss_gate.may_have_lost_data
+            )
             await publish()
 
         node.here().log._publish = watched
         await node.repairs.report_losses()
-        await node.until(lambda: not node.here().may_have_lost_data)
+        await node.until(lambda: not node.here().loss_gate.may_have_lost_data)
         assert follows == [False] * 4
         assert node.failed == [[KEY]], "a leader epoch each time"
         assert node.streams.followed == {node.here(): (2, node.row().leader_epoch)}
@@ -351,7 +353,7 @@ class TestLosses:
         await node.replicas.close()
         node.disk.crash(power=False)
         await node.open()
-        assert not node.here().may_have_lost_data
+        assert not node.here().loss_gate.may_have_lost_data
 
     async def test_what_comes_back_later_is_reported_then(self, node: OneNode) -> None:
         # It was no replica at the start; its files were kept as a stray.
@@ -364,7 +366,7 @@ class TestLosses:
         await node.settled()
         await node.until(lambda: node.failed and not node.repairs.under_way)
         assert node.failed == [[KEY]]
-        assert not node.here().may_have_lost_data
+        assert not node.here().loss_gate.may_have_lost_data
         assert node.streams.followed == {node.here(): (2, node.row().leader_epoch)}
 
     async def test_the_only_replica_leads_on(self, node: OneNode) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raftlog.replication.status import ReplicationStatus
+from raftlog.replication.manager import ReplicationStatus
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
 
 T = Part("t", 0)

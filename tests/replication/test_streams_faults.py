@@ -98,7 +98,7 @@ def test_a_new_leader_epoch_is_asked_for_at_once_however_often_the_last_one_fail
 
         if side == "leader":
             leader.attach = refuse  # type: ignore[method-assign, assignment]
-            cluster[1].do(leader.feeds[2].ended, LogError(NOT_READY, "for a test"))
+            cluster[1].do(leader.feeds[2].on_ended, LogError(NOT_READY, "for a test"))
         else:
             follower.failures = [LogError(CORRUPT_BATCH, "for a test")] * 1000
             cluster.append(b"x")

@@ -92,8 +92,8 @@ class Node:
                 broker_id=BrokerId(self.node_id), clock=process.clock, brokers=cluster.brokers
             ),
         )
-        if partition.may_have_lost_data:
-            partition.trust()
+        if partition.loss_gate.may_have_lost_data:
+            partition.loss_gate.clear_loss()
         feeds = LeaderStreams(
             network=process.network,
             clock=process.clock,
@@ -132,8 +132,8 @@ class Node:
         partition.update(self.cluster.row, 1)
         for node_id in NODES:
             feeds.broker_changed(BrokerId(node_id))
-        leader = self.cluster.brokers().get(partition.leader)
-        if partition.leader == self.node_id or leader is None:
+        leader = self.cluster.brokers().get(partition.image.leader)
+        if partition.image.leader == self.node_id or leader is None:
             streams.unfollow(partition)
         else:
             streams.follow(partition, leader)

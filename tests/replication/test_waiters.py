@@ -12,8 +12,7 @@ import pytest
 from raftlog.record.errors import NOT_READY, OVERLOADED, LogError
 from raftlog.record.types import Offset
 from raftlog.replication import waiters
-from raftlog.replication.manager import wait_for_data
-from raftlog.replication.partition import Acks
+from raftlog.replication.partition import Acks, wait_for_data
 from raftlog.replication.waiters import (
     FORGOTTEN_READERS_MAX,
     CommittedBytes,
@@ -159,8 +158,8 @@ async def test_a_reader_that_comes_between_the_append_and_its_commit_is_woken(
     ack(leader, follower, feed)
     assert await is_over(polling)
     assert not await is_over(following)
-    follower.partition.learned(
-        leader_epoch=leader.partition.leader_epoch,
+    follower.partition.follower_role.update_watermarks(
+        leader_epoch=leader.partition.image.leader_epoch,
         high_watermark=leader.partition.high_watermark,
         log_start_offset=Offset(0),
     )

@@ -25,8 +25,7 @@ from raftlog.record.compression import Compression
 from raftlog.record.errors import OUT_OF_ORDER_SEQUENCE, LogError
 from raftlog.record.header import parse_header
 from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId, TopicId
-from raftlog.replication.manager import ReplicaManager
-from raftlog.replication.partition import Host, Partition, not_led_here
+from raftlog.replication.partition import Host, Partition, not_led_here, wait_for_data
 from raftlog.rest import v1_admin
 from raftlog.rest.routes import ROUTES
 from raftlog.routing.forwarding import Forwarder
@@ -206,16 +205,11 @@ class MemoryReplicas:
             found.update(row, 1)
         return found
 
+    wait_for_data = staticmethod(wait_for_data)
+
     def partitions_of(self, topic: str) -> list[Partition]:
         count = len(self.metadata.image.topic(topic).partitions)
         return [self.partition(topic, number) for number in range(count)]
-
-    async def wait_for_data(
-        self, wants: Sequence[tuple[Partition, Offset]], *, min_bytes: int, timeout_s: float
-    ) -> None:
-        await ReplicaManager.wait_for_data(
-            cast(ReplicaManager, self), wants, min_bytes=min_bytes, timeout_s=timeout_s
-        )
 
 
 class DataNode:
@@ -268,7 +262,7 @@ class DataPeer:
 
 def waiting_readers(partition: Partition) -> int:
     """Readers that wait at a partition."""
-    return len(partition._replica.readers)
+    return len(partition.readers)
 
 
 def records_of(data: bytes) -> Sequence[Record]:

@@ -104,7 +104,7 @@ class Two:
         image.topics_by_name["t"] = image.topics_by_id[topic.topic_id] = after
         for one in (self.leader, self.other):
             one.node.replicas.here("t", 0)
-            one.node.partitions.changed()
+            one.node.partitions.on_metadata_applied()
 
 
 @asynccontextmanager
@@ -335,7 +335,7 @@ async def follow(both: Two, known: int) -> None:
         batches = split_batches(data, max_message_bytes=1 << 20)
         await log.appender.append(batches, LeaderEpoch(7))
     await asyncio.sleep(0)
-    both.other.node.replicas.here("t", 0).learned(
+    both.other.node.replicas.here("t", 0).follower_role.update_watermarks(
         leader_epoch=LeaderEpoch(7), high_watermark=Offset(known), log_start_offset=Offset(0)
     )
 
@@ -368,7 +368,7 @@ async def test_a_long_poll_at_any_replica_ends_with_what_it_learns() -> None:
         ]
         partition = both.other.node.replicas.here("t", 0)
         await eventually(lambda: waiting_readers(partition))
-        partition.learned(
+        partition.follower_role.update_watermarks(
             leader_epoch=LeaderEpoch(7), high_watermark=Offset(2), log_start_offset=Offset(0)
         )
         assert [row["value"] for row in (await asked[0]).json] == [2]

@@ -29,7 +29,8 @@ from raftlog.record.types import (
 from raftlog.replication.partition import Acks, Fetched, Partition
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.forwarding_server import ForwardingServer
-from raftlog.routing.router import PartitionHandle, PartitionRouter
+from raftlog.routing.handle import PartitionHandle
+from raftlog.routing.router import PartitionRouter
 from raftlog.storage.types import AppendResult, LogConfig
 from tests.simulation.world import Process, World, run
 
@@ -115,6 +116,9 @@ class FakePartition:
     @property
     def log_start_offset(self) -> Offset:
         return Offset(self.records.start)
+
+    def require_leader(self) -> FakePartition:
+        return self
 
     def known_end_offset(self) -> Offset:
         return self.high_watermark
@@ -294,7 +298,7 @@ class Node:
             else msgspec.structs.replace(topic, partitions=(row,))
         )
         image.topics_by_id[TOPIC_ID] = image.topics_by_name[TOPIC] = topic
-        self.partitions.changed()
+        self.partitions.on_metadata_applied()
 
     def find(self, *, any_replica: bool = False) -> PartitionHandle:
         return self.partitions.find(TOPIC, 0, any_replica=any_replica)

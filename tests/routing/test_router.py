@@ -313,7 +313,7 @@ def test_a_deleted_topic_ends_the_wait() -> None:
         await asyncio.sleep(0.5)
         image = node.replicas.image
         del image.topics_by_id[TOPIC_ID], image.topics_by_name["t"]
-        node.process.context.run(node.partitions.changed)
+        node.process.context.run(node.partitions.on_metadata_applied)
         began = now()
         assert (await appending).entry is UNKNOWN_TOPIC
         assert now() - began < 0.05
@@ -329,7 +329,7 @@ def test_a_deleted_topic_ends_what_was_asked_of_its_leader() -> None:
         await asyncio.sleep(0.5)
         image = node.replicas.image
         del image.topics_by_id[TOPIC_ID], image.topics_by_name["t"]
-        node.process.context.run(node.partitions.changed)
+        node.process.context.run(node.partitions.on_metadata_applied)
         began = now()
         assert (await appending).entry is RETRIABLE
         assert now() - began < 1.0

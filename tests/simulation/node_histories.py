@@ -175,7 +175,9 @@ class History:
 
     def _knows_its_end(self, leader: int, topic: str, number: int) -> bool:
         try:
-            self.nodes.cores[leader].services.replicas.partition(topic, number).known_end_offset()
+            self.nodes.cores[leader].services.replicas.partition(
+                topic, number
+            ).require_leader().known_end_offset()
         except LogError:
             return False
         return True
@@ -298,7 +300,7 @@ class History:
         partition = core.services.replicas.partition(topic, number)
         ledger = self.ledgers.setdefault((topic, number), Ledger())
         if partition.is_leader and partition.write_refusal is None:
-            epoch = partition.leader_epoch
+            epoch = partition.image.leader_epoch
             self.nodes.checker.led(core.services.node_id, partition.topic_id, number, epoch)
         await ledger.append(partition, Acks.ALL, chance)
 

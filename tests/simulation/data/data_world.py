@@ -348,7 +348,7 @@ class DataWorld:
                 if replica is not None:
                     role = "leader" if replica.is_leader else "follower"
                     lines.append(
-                        f"  n{member}: {role} epoch={replica.leader_epoch} "
+                        f"  n{member}: {role} epoch={replica.image.leader_epoch} "
                         f"start={replica.log_start_offset} hw={replica.high_watermark} "
                         f"durable={replica.durable_end} end={replica.log_end_offset} "
                         f"closed={replica.is_closed}"

@@ -218,7 +218,7 @@ class ReplicaChecker:
         partition = core.services.replicas.replica(TopicId(key[0]), PartitionId(key[1]))
         if partition is None:
             return
-        is_leader, epoch = partition.is_leader, int(partition.leader_epoch)
+        is_leader, epoch = partition.is_leader, int(partition.image.leader_epoch)
         high_watermark = int(partition.high_watermark)
         if epoch == replica.epoch and high_watermark < replica.high_watermark:
             self._fail(

@@ -19,7 +19,7 @@ from raftlog.replication.divergence import BelowStart, Diverging
 from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.leader_state import LeaderState
 from raftlog.replication.lifecycle import ReplicaLifecycle
-from raftlog.replication.partition import Partition
+from raftlog.replication.possible_loss import LossGate
 from raftlog.replication.replica import Replica
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.manager import LogManager
@@ -96,9 +96,9 @@ def _acked_before_compared(right: Callable[..., Any]) -> Any:
     return attach
 
 
-def _proposed_in_force(self: LeaderState) -> None:
+def _proposed_is_effective(self: LeaderState) -> None:
     members = self._proposed or frozenset(self.row.isr)
-    self._in_force = tuple(
+    self._effective_isr = tuple(
         member for member in self.row.replicas if member in members and member != self.me
     )
 
@@ -145,14 +145,14 @@ MISTAKES: Final = (
     Mistake(
         4, "counts stale acks", LeaderRole, "attach", _acked_before_compared(LeaderRole.attach)
     ),
-    Mistake(5, "acts on a proposed ISR", LeaderState, "_settle", _proposed_in_force),
+    Mistake(5, "acts on a proposed ISR", LeaderState, "_recompute", _proposed_is_effective),
     Mistake(6, "re-enters the ISR too early", LeaderState, "may_enter", _entering_when_heard),
     Mistake(
         7,
         "trusts a restart after power loss",
-        Partition,
+        LossGate,
         "may_have_lost_data",
-        property(lambda _self: False),
+        property(lambda _self: False, lambda _self, _value: None),
     ),
     Mistake(8, "leads without asking", LeaderRole, "_require_lead", lambda _self: None),
     Mistake(9, "goes on after a failed sync", LogCore, "end_sync", _succeeding(LogCore.end_sync)),

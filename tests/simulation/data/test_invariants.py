@@ -29,7 +29,7 @@ def test_a_high_watermark_that_falls_is_noticed() -> None:
         async def fall(_: object) -> None:
             replica = data.replica(2, T)
             assert replica is not None
-            replica._replica.move_high_watermark(Offset(1))
+            replica.move_high_watermark(Offset(1))
 
         await data.nodes.call(2, fall)
 
@@ -105,7 +105,7 @@ def test_a_reader_who_is_given_what_is_not_committed_is_noticed() -> None:
         async def show(_: object) -> None:
             replica = data.replica(1, T)
             assert replica is not None
-            replica._replica.high_watermark = replica.log_end_offset
+            replica.high_watermark = replica.log_end_offset
 
         await data.nodes.call(1, show)
         assert await reader.poll(1, near=True)
