@@ -41,7 +41,7 @@ from raftlog.metadata.commands import (
 )
 from raftlog.node import process as node_module
 from raftlog.node.process import Node
-from raftlog.raft import Applied, Quorum
+from raftlog.raft import Applied, RaftMember
 from raftlog.record.errors import NO_LEADER, LogError
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication.cluster_metadata import propose
@@ -103,7 +103,7 @@ class Console:
         services = node.core.services
         self._node_id = services.node_id
         self._metadata = services.metadata
-        self._quorum: Quorum[ApplyResult] = services.quorum
+        self._quorum: RaftMember[ApplyResult] = services.quorum
         self._commands: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
             "status": self.status,
             "latency": self.latency,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from raftlog.metadata.apply import ApplyResult
-from raftlog.raft import Quorum
+from raftlog.raft import RaftMember
 from raftlog.record.types import BrokerId
 from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.manager import ReplicaManager, ReplicationStatus
@@ -23,7 +23,7 @@ class Services:
     partitions: PartitionRouter
     """All partitions of the cluster, wherever they are led."""
     metadata: ClusterMetadata
-    quorum: Quorum[ApplyResult]
+    quorum: RaftMember[ApplyResult]
     logs: LogManager
     clock: Clock
     randomness: Randomness

@@ -39,7 +39,7 @@ from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import BrokerImage, MetadataImage
 from raftlog.metadata.liveness import plan_controlled_shutdown, plan_fencing, plan_unfencing
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.raft import Applied, ConnectionEvent, Quorum, Refused, Unknown
+from raftlog.raft import Applied, ConnectionEvent, RaftMember, Refused, Unknown
 from raftlog.record.types import BrokerId
 from raftlog.world import Clock, Randomness, Wakeup
 
@@ -102,7 +102,7 @@ class ActiveController:
     def __init__(
         self,
         *,
-        quorum: Quorum[ApplyResult],
+        quorum: RaftMember[ApplyResult],
         state_machine: MetadataStateMachine,
         clock: Clock,
         randomness: Randomness,

@@ -23,7 +23,7 @@ from raftlog.controller.messages import (
 )
 from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.apply import ApplyResult
-from raftlog.raft import Quorum
+from raftlog.raft import RaftMember
 from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.world import Clock, Randomness, Wakeup
 
@@ -40,7 +40,7 @@ class Heartbeats:
     def __init__(
         self,
         *,
-        quorum: Quorum[ApplyResult],
+        quorum: RaftMember[ApplyResult],
         clock: Clock,
         randomness: Randomness,
         broker_id: BrokerId,

@@ -25,7 +25,7 @@ from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.raft import ConnectionEvent, Quorum
+from raftlog.raft import ConnectionEvent, RaftMember
 from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.world import Clock, Randomness
 
@@ -41,7 +41,7 @@ class ControllerService:
     def __init__(
         self,
         *,
-        quorum: Quorum[ApplyResult],
+        quorum: RaftMember[ApplyResult],
         state_machine: MetadataStateMachine,
         clock: Clock,
         randomness: Randomness,

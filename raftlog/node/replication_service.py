@@ -16,7 +16,7 @@ from raftlog.metadata.configs import throttled_rate
 from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import BrokerImage
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.raft import Quorum
+from raftlog.raft import RaftMember
 from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
 from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.follower_streams import FollowerStreams
@@ -42,7 +42,7 @@ class ReplicationService:
         self,
         *,
         state_machine: MetadataStateMachine,
-        quorum: Quorum[ApplyResult],
+        quorum: RaftMember[ApplyResult],
         logs: LogManager,
         settings: TopicSettings,
         broker_id: BrokerId,

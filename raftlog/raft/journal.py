@@ -209,7 +209,7 @@ def recover(content: bytes) -> Recovered:
             break
         replay.take(record, position)
         position = record.end
-    witness = max(header.synced, _synced_according_to(content, position))
+    witness = max(header.synced, _highest_synced(content, position))
     if witness > position:
         raise damaged(f"is damaged at byte {position}, but was durable up to byte {witness} once")
     return Recovered(replay.content(), position)
@@ -299,7 +299,7 @@ class _Replay:
         self._term, self._vote = record.term, vote
 
 
-def _synced_according_to(content: bytes, start: int) -> int:
+def _highest_synced(content: bytes, start: int) -> int:
     """The highest `synced` of any record that begins after `start`; 0 without any."""
     highest = 0
     position = content.find(MAGIC, start + 1)

@@ -105,7 +105,7 @@ class RaftLog:
             self._term, self._vote = term, None
         if voters is not None:
             self._voter_sets.append((index, voters))
-        self._tell_if_changed(voters_before)
+        self._notify_if_changed(voters_before)
 
     @overload
     def __getitem__(self, item: int) -> LogEntry: ...
@@ -290,7 +290,7 @@ class RaftLog:
         self.lsn += 1
         self.term_lsn = self.lsn
         self._rewrite_lsn = self.lsn
-        self._tell_if_changed(voters_before)
+        self._notify_if_changed(voters_before)
 
     # Inside
 
@@ -314,6 +314,6 @@ class RaftLog:
         self._log = [(BASE_COMMAND, index, term), *self._log[index - self._base + 1 :]]
         self._base = index
 
-    def _tell_if_changed(self, before: VoterSet) -> None:
+    def _notify_if_changed(self, before: VoterSet) -> None:
         if self.on_voters_changed is not None and self.voters != before:
             self.on_voters_changed()

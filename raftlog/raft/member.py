@@ -1,12 +1,12 @@
-"""A member of the quorum: the core, the log on the disk, the connections, and those who wait.
+"""A member of the quorum: the core, its log on the disk, its connections, pending requests.
 
 Everything happens in turns of one event loop. A message, a proposal or a tick changes the core and
-the log in memory (`_pump`); the writer makes that durable; what rests on it then leaves
-(`Outbox.release`), and what is committed and durable is applied. No await lies between reading the
-core's state and acting on it.
+the log in memory (`_pump`); the writer makes that durable; messages that rest on it then leave
+(`Outbox.release`), and entries that are committed and durable are applied. No await lies between
+reading the core's state and acting on it.
 
 Any exception in here, or in the state machine, and any failure of the disk but a full one, ends the
-member for good: what it would still do could not be trusted (`_fail`).
+member for good: its further actions could not be trusted (`_fail`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from raftlog.raft.interface import (
     QuorumStatus,
     R,
     Refused,
+    Role,
     StateMachine,
 )
 from raftlog.raft.journal_writer import JournalWriter
@@ -56,7 +57,6 @@ from raftlog.raft.peers import Peers
 from raftlog.raft.proposal_router import ProposalRouter
 from raftlog.raft.proposals import raise_unless_applied
 from raftlog.raft.snapshots import SnapshotManager
-from raftlog.raft.status import member_status, peer_statuses
 from raftlog.raft.store import QuorumStore
 from raftlog.raft.voters import VoterSet
 from raftlog.record.errors import (
@@ -68,17 +68,14 @@ from raftlog.world import Clock, Disk, Randomness
 from raftlog.world.network import Network, RejectedError
 
 CALLBACKS_MAX: Final = 64
-STEP_ASIDE_AGAIN_S: Final = 10.0
-"""After a leader without room has handed over, until it does so again: others may have none."""
+RESIGN_INTERVAL_S: Final = 10.0
+"""Between two resignations of a leader without room on its disk: other voters may have none."""
 
 logger = logging.getLogger(__name__)
 
 
 class RaftMember(Generic[R]):
-    """One member, voter or observer. Made by `open`; takes part from `start` on.
-
-    Satisfies `raftlog.raft.Quorum[R]`.
-    """
+    """One member of the quorum, voter or observer. Made by `open`; takes part from `start` on."""
 
     def __init__(
         self,
@@ -117,13 +114,13 @@ class RaftMember(Generic[R]):
             randomness=randomness,
             timing=settings.timing,
         )
-        self._writer = JournalWriter(disk, store, log, clock, self._durable)
+        self._writer = JournalWriter(disk, store, log, clock, self._on_durable)
         self._peers = Peers(
             network=network, clock=clock, randomness=randomness, handler=self, known=known
         )
         self._keep_alive = KeepAlive(self._core, self._peers, clock, self.send_message)
         self._changes = VoterChanges(self._core, clock, self._hello_of, self._wake)
-        self._keeper = SnapshotManager(
+        self._snapshots = SnapshotManager(
             core=self._core,
             log=log,
             store=store,
@@ -133,10 +130,10 @@ class RaftMember(Generic[R]):
             state_machine=state_machine,
             writer=self._writer,
             send=self.send_message,
-            installed=self._installed,
+            installed=self._on_installed,
             failed=self._failed,
         )
-        self._desk: ProposalRouter[R] = ProposalRouter(
+        self._router: ProposalRouter[R] = ProposalRouter(
             core=self._core,
             store=store,
             changes=self._changes,
@@ -150,7 +147,7 @@ class RaftMember(Generic[R]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._pump_due = False
         self._role: tuple[int | None, int, bool] = (None, 0, False)
-        self._step_aside_at = 0.0
+        self._resign_at = 0.0
         self._failure: str | None = None
         self._closing = False
         self._closed = False
@@ -175,14 +172,14 @@ class RaftMember(Generic[R]):
         cluster_id: Callable[[], str | None],
         settings: MemberSettings | None = None,
     ) -> RaftMember[R]:
-        """Recover what `directory` holds into `state_machine`.
+        """Recover the log and snapshot in `directory`, and `state_machine` from these.
 
-        `initial` are the voters if there is nothing yet: the same on all that begin a cluster
-        together, and as the cluster says for one that joins. A log of which this node is the only
-        voter is applied at once; any other, as far as its snapshot goes, and on from there when a
-        leader says what is committed.
-        Raises LogError(STORAGE_FAILED) if what was durable is damaged or missing, DiskError, and
-        whatever the state machine raises at what it does not understand.
+        `initial` are the voters if the directory is empty: the same on all nodes that begin a
+        cluster together, and the cluster's own for a node that joins. A log with this node as the
+        only voter is applied at once; any other, as far as its snapshot goes, and on from there
+        when a leader sends its commit index.
+        Raises LogError(STORAGE_FAILED) if durable data is damaged or missing, DiskError, and the
+        state machine's own errors at a snapshot or command that it cannot read.
         """
         store = QuorumStore(disk, directory)
         try:
@@ -213,7 +210,7 @@ class RaftMember(Generic[R]):
             is_behind = True
             while is_behind:
                 is_behind = member._core.apply_durable()
-                # Others on this event loop get their turn.
+                # Other tasks of the event loop get their turn.
                 await clock.sleep(0)
         except BaseException:
             store.close()
@@ -221,7 +218,7 @@ class RaftMember(Generic[R]):
         return member
 
     def start(self, address: str) -> None:
-        """Take part, as a node that the others reach at `address` (`host:port`)."""
+        """Take part. `address` (`host:port`) is this node's listener for its peers."""
         self._address = address
         self._peers.start()
         self._keep_alive.retarget()
@@ -229,141 +226,195 @@ class RaftMember(Generic[R]):
         self._spawn(self._tick(), "quorum-tick")
         self._wake()
 
-    # What the node asks
+    # State
 
     @property
     def applied_index(self) -> int:
-        """Index of the newest applied entry."""
+        """Index of the newest applied entry; 0 without any."""
         return self._core.applied_index
 
     @property
     def leader_id(self) -> int | None:
-        """Whom this member takes for the leader."""
+        """The leader known to this member; None while unknown. May be out of date."""
         return None if self._failure is not None else self._core.leader_id
 
     @property
     def term(self) -> int:
-        """Raft's term, as far as this member knows."""
+        """Raft's term, as far as this member knows. Never falls."""
         return self._core.term
 
     @property
     def is_active(self) -> bool:
-        """Whether it leads, knows all that was committed, and hears a majority."""
+        """Whether this member leads, has every committed entry, and is not isolated.
+
+        That is: it has applied an entry of its own term, and heard a majority within the fallback
+        timeout. Only then does its node act as the controller; another member may, all the same,
+        have become active already, so commands name the epochs that they were decided on.
+        """
         if self._failure is not None or self._closing:
             return False
         return self._core.is_active and self._core.has_majority()
 
     @property
     def lacks_room(self) -> bool:
-        """Whether its disk is too full to lead, or even to follow what is committed."""
+        """Whether its disk is too full to lead, or even to follow."""
         reserve_bytes = self._settings.disk_reserve_bytes
         return self._writer.is_full or self._store.free_bytes() < reserve_bytes
 
     @property
     def voters(self) -> VoterSet:
-        """The newest voter set in the log."""
+        """The newest voter set in this member's log, committed or not."""
         return self._log.voters
 
     @property
     def rejected_by(self) -> dict[str, RejectedError]:
-        """The nodes that do not talk to this one, and why, by address."""
+        """Nodes that reject this one's connections, by address, with their reasons."""
         return self._peers.rejections
 
     def peers(self) -> dict[int, PeerStatus]:
-        """The members connected to this one."""
-        return peer_statuses(self._core, self._peers, self._keep_alive)
+        """Members connected to this one, by node id; never itself."""
+        core, voters = self._core, self._log.voters.ids
+        return {
+            node_id: PeerStatus(
+                node_id=node_id,
+                address=hello.address,
+                is_voter=node_id in voters,
+                match_index=core.match_index(node_id),
+                last_heard_s=self._keep_alive.heard_ago_s(node_id),
+                confirmed_age_s=core.confirmed_age_s(node_id),
+            )
+            for node_id, hello in sorted(self._peers.connected.items())
+        }
 
     def status(self) -> QuorumStatus:
-        """The member's present state."""
-        return member_status(
-            self._core,
-            self._store,
-            self._writer.sync_times,
+        """The member's present state, for operators and metrics."""
+        core, snapshot = self._core, self._store.snapshot
+        return QuorumStatus(
+            role=self._present_role(),
             leader_id=self.leader_id,
             is_active=self.is_active,
+            term=core.term,
+            last_index=core.log.last_index,
+            commit_index=max(core.applied_index, min(core.commit_index, core.log.durable_index)),
+            applied_index=core.applied_index,
+            snapshot_index=0 if snapshot is None else snapshot.index,
+            journal_bytes=self._store.journal_bytes,
+            elections=core.elections,
+            syncs=self._writer.sync_times,
             failure=self._failure,
         )
 
+    def _present_role(self) -> Role:
+        core = self._core
+        if not core.is_voter:
+            return Role.OBSERVER
+        if core.is_leader:
+            return Role.LEADER
+        return Role.FOLLOWER if core.leader_id is not None else Role.CANDIDATE
+
+    # Requests
+
     async def propose(self, command: bytes) -> Outcome[R]:
-        """Put a command into the log and wait until it is applied here."""
+        """Append a command to the log and wait until it is applied here.
+
+        Cancelling the wait does not withdraw the command: its outcome is then unknown.
+        """
         if len(command) > self._settings.command_bytes_max:
             return Refused(
                 BODY_TOO_LARGE,
                 f"A metadata change of {len(command)} bytes is over the limit of "
                 f"{self._settings.command_bytes_max}.",
             )
-        outcome = await self._desk.begin(RequestKind.COMMAND, command)
+        outcome = await self._router.submit(RequestKind.COMMAND, command)
         if isinstance(outcome, Applied):
             assert outcome.result is not None
             return Applied(outcome.index, outcome.result)
         return outcome
 
     async def read_barrier(self) -> int:
-        """Wait until all is applied that anyone was told of before this call. Raises LogError."""
-        raise_unless_applied(await self._desk.barrier())
+        """Wait until every change acknowledged before this call is applied here.
+
+        Writes nothing, and needs no room on any disk: a round of heartbeats, shared by all callers.
+        Returns the applied index. Raises LogError if no leader confirms it in time.
+        """
+        raise_unless_applied(await self._router.barrier())
         return self._core.applied_index
 
     async def add_voter(self, node_id: int) -> None:
-        """Give a connected observer a vote; returns once that is committed. Raises LogError."""
-        await self._desk.change(RequestKind.ADD_VOTER, node_id, lambda: node_id in self.voters.ids)
+        """Give a connected observer a vote; returns once that is committed.
+
+        Any member forwards it to the leader. Raises LogError: ILLEGAL_STATE (it has a vote, is not
+        connected, does not catch up, or another change is under way), NO_CONTROLLER (there is no
+        leader; nothing was done), RETRIABLE (outcome unknown: read the voters).
+        """
+        await self._router.change(
+            RequestKind.ADD_VOTER, node_id, lambda: node_id in self.voters.ids
+        )
 
     async def remove_voter(self, node_id: int) -> None:
-        """Take a voter's vote; returns once that is committed. Raises LogError."""
-        await self._desk.change(
+        """Take a voter's vote; it goes on as an observer. Raises as `add_voter` does."""
+        await self._router.change(
             RequestKind.REMOVE_VOTER, node_id, lambda: node_id not in self.voters.ids
         )
 
     async def transfer_leadership(self, node_id: int | None) -> None:
-        """Let another voter lead; returns once it does. Raises LogError."""
+        """Transfer leadership to a voter; None: to the one with the newest log.
+
+        Returns once it leads; at once if it does so already. Raises as `add_voter` does.
+        """
         before = self.leader_id
 
         def is_done() -> bool:
             now = self.leader_id
             return now == node_id if node_id is not None else now not in (None, before)
 
-        await self._desk.change(RequestKind.TRANSFER, node_id or 0, is_done)
+        await self._router.change(RequestKind.TRANSFER, node_id or 0, is_done)
 
     def send(self, node_id: int, message: bytes) -> bool:
-        """Send a control message to a connected member; False if it is not connected."""
+        """Send a control message (at most 1 MiB) to a connected member. Never blocks.
+
+        False if it is not connected. True promises nothing: the message is lost with its
+        connection.
+        """
         assert len(message) <= CONTROL_BYTES_MAX
         if self._failure is not None:
             return False
         return self._peers.send(node_id, encode_message(Control(self._core.term, message)))
 
     def forget(self, node_id: int, *, unless: str | None = None) -> None:
-        """Let a node without a vote come with another data directory than it is known with here.
+        """Accept another data directory of a node without a vote from now on.
 
-        Nothing happens if that is the directory `unless`.
+        Nothing happens if its known directory is `unless`.
         """
         self._peers.forget(node_id, unless=unless)
 
     def on_role_changed(self, callback: Callable[[], None]) -> None:
-        """Call back when leader, term or `is_active` have changed."""
+        """Call back, from the event loop, when leader, term or `is_active` have changed."""
         _register(self._on_role, callback)
 
     def on_message(self, handler: Callable[[int, bytes], None]) -> None:
-        """Give `handler` the control messages of others."""
+        """Call `handler` with each control message, and its sender's node id."""
         _register(self._on_message, handler)
 
     def on_connection(self, handler: Callable[[int, ConnectionEvent], None]) -> None:
-        """Tell `handler` of connections that begin and end."""
+        """Call `handler` when a connection to another member begins or ends."""
         _register(self._on_connection, handler)
 
     def on_failed(self, callback: Callable[[str], None]) -> None:
-        """Have `callback` told the reason, once, when this member stops for good."""
+        """Call `callback` with the reason, once, when this member stops for good."""
         _register(self._on_failed, callback)
         if self._failure is not None:
             callback(self._failure)
 
     async def resign_leadership(self) -> None:
-        """If this member leads, let another voter lead, so that nobody need notice its end."""
+        """If this member leads, transfer leadership, so that its stop interrupts no client."""
         if self._failure is None:
             await self._changes.resign_leadership()
 
     async def close(self) -> None:
-        """Make durable what was written, refuse the rest, release the disk."""
+        """Make the log durable, refuse pending requests, release the disk."""
         self._closing = True
-        self._desk.end(NOT_READY, "The node is stopping.")
+        self._router.end(NOT_READY, "The node is stopping.")
         await self._peers.close()
         self._writer.finish()
         for task in sorted(self._tasks, key=lambda task: task.get_name()):
@@ -371,13 +422,13 @@ class RaftMember(Generic[R]):
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._closed = True
-        await self._keeper.close()
+        await self._snapshots.close()
         self._store.close()
 
-    # What the core asks (CoreHost)
+    # Callbacks of the core
 
     def send_message(self, peer: int, message: Message) -> None:
-        """Send once everything in the log is durable."""
+        """Send a message once everything in the log is durable."""
         if self._failure is None:
             self._outbox.send(peer, message)
 
@@ -386,16 +437,16 @@ class RaftMember(Generic[R]):
         result: R | None = None
         if command[0] == REGULAR:
             result = self._state_machine.apply(index, command[1:])
-        self._desk.applied(index, term, result)
+        self._router.applied(index, term, result)
 
     def snapshot_wanted(self, peer: int) -> None:
-        """A peer's next entry is only in the snapshot."""
-        self._keeper.send_to(peer)
+        """Send the snapshot to a peer whose next entry is only there."""
+        self._snapshots.send_to(peer)
 
-    # What the connections tell (PeersHandler)
+    # Callbacks of the connections
 
     def hello(self) -> Hello:
-        """What this member says of itself."""
+        """This member's hello to its peers."""
         return Hello(
             protocol=PROTOCOL,
             node_id=self._identity.node_id,
@@ -408,19 +459,19 @@ class RaftMember(Generic[R]):
         )
 
     def peer_up(self, node_id: int) -> None:
-        """A connection to a member has been opened."""
+        """Take note of a new connection to a member."""
         self._keep_alive.heard(node_id)
         self._outbox.connected(node_id)
         self._guarded(lambda: self._core.peer_up(node_id))
-        self._tell_connection(node_id, ConnectionEvent.UP)
+        self._notify_connection(node_id, ConnectionEvent.UP)
 
     def peer_down(self, node_id: int, *, refused: bool) -> None:
-        """The connection to a member has ended; `refused`: and its process is gone."""
+        """Take note that a connection has ended; `refused`: and the process is gone."""
         self._outbox.disconnected(node_id)
         self._keep_alive.lost(node_id)
-        self._keeper.stop_sending_to(node_id)
+        self._snapshots.stop_sending_to(node_id)
         if node_id == self._core.leader_id:
-            self._desk.leader_unreachable()
+            self._router.leader_unreachable()
 
         def lose() -> None:
             self._core.peer_down(node_id)
@@ -429,10 +480,10 @@ class RaftMember(Generic[R]):
 
         self._guarded(lose)
         event = ConnectionEvent.REFUSED if refused else ConnectionEvent.DOWN
-        self._tell_connection(node_id, event)
+        self._notify_connection(node_id, event)
 
     def received(self, node_id: int, frame: bytes) -> None:
-        """A message from a connected member."""
+        """Handle a message from a connected member."""
         if self._failure is not None or self._closing:
             return
         try:
@@ -441,12 +492,12 @@ class RaftMember(Generic[R]):
             logger.error("node %d: %s", node_id, error)
             self._peers.disconnect(node_id, str(error))
             return
-        self._guarded(lambda: self._take(node_id, message))
+        self._guarded(lambda: self._handle(node_id, message))
 
-    def _take(self, node_id: int, message: Message) -> None:
-        is_installing = self._keeper.is_installing
+    def _handle(self, node_id: int, message: Message) -> None:
+        is_installing = self._snapshots.is_installing
         if message.term > self.term and not is_installing and not isinstance(message, PreVote):
-            # Before it counts as heard: a leader whose time is over must not go by such a sign.
+            # Before the sender counts as heard: a deposed leader must not count it for itself.
             self._core.hear_term(message.term)
         self._keep_alive.heard(node_id)
         match message:
@@ -456,14 +507,14 @@ class RaftMember(Generic[R]):
             case Ping():
                 self._keep_alive.heard_of(node_id, message)
             case Forward():
-                self._desk.carry_out(node_id, message)
+                self._router.handle_forwarded(node_id, message)
             case Forwarded():
-                self._desk.answered(message)
+                self._router.answered(message)
             case SnapshotChunk():
-                self._spawn(self._keeper.received(node_id, message), "quorum-chunk")
+                self._spawn(self._snapshots.received(node_id, message), "quorum-chunk")
             case SnapshotAnswer():
                 if self._core.heard_follower(node_id, message.term):
-                    self._keeper.answered(node_id, message)
+                    self._snapshots.answered(node_id, message)
             case _:
                 if not is_installing:
                     self._core.receive(node_id, message)
@@ -474,22 +525,22 @@ class RaftMember(Generic[R]):
     async def _tick(self) -> None:
         while True:
             await self._clock.sleep(self._settings.timing.tick_s)
-            self._desk.tick()
-            self._guarded(self._keep_up)
+            self._router.tick()
+            self._guarded(self._run_periodic)
             self._pump()
 
-    def _keep_up(self) -> None:
+    def _run_periodic(self) -> None:
         if self._keep_alive.is_due():
             self._changes.refresh()
             self._keep_alive.run()
-            may_step_aside = self._clock.monotonic() >= self._step_aside_at
-            if self._core.is_leader and may_step_aside and self.lacks_room:
-                # It refuses every change; another voter may have room.
-                self._step_aside_at = self._clock.monotonic() + STEP_ASIDE_AGAIN_S
+            may_resign = self._clock.monotonic() >= self._resign_at
+            if self._core.is_leader and may_resign and self.lacks_room:
+                # This leader refuses every change; another voter may have room.
+                self._resign_at = self._clock.monotonic() + RESIGN_INTERVAL_S
                 self._spawn(self.resign_leadership(), "quorum-step-aside")
 
     def _wake(self) -> None:
-        """Have a turn soon: one for all that this turn of the event loop brings."""
+        """Schedule one pump for everything that this turn of the event loop brings."""
         if not self._pump_due and self._failure is None:
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -497,47 +548,47 @@ class RaftMember(Generic[R]):
     def _pump(self) -> None:
         self._pump_due = False
         if self._failure is None and not self._closed:
-            self._guarded(self._turn)
+            self._guarded(self._advance)
 
-    def _turn(self) -> None:
+    def _advance(self) -> None:
         core = self._core
-        if not self._keeper.is_installing:
+        if not self._snapshots.is_installing:
             core.tick()
-            self._desk.advance()
-            self._keeper.snapshot_if_due()
-            self._keeper.stop_idle_senders()
+            self._router.advance()
+            self._snapshots.snapshot_if_due()
+            self._snapshots.stop_idle_senders()
         self._outbox.release()
         if self._log.lsn > self._log.durable_lsn:
             self._writer.wake()
         if core.applied_index < min(core.commit_index, self._log.durable_index):
             self._wake()
         self._keep_alive.forget_dropped_voters()
-        self._tell_role()
+        self._notify_role()
 
-    def _durable(self) -> None:
-        """The writer has made something durable."""
+    def _on_durable(self) -> None:
+        """Called by the writer when further records are durable."""
         if self._failure is None:
             self._outbox.release()
             self._wake()
 
-    def _installed(self, index: int) -> None:
-        """A leader's snapshot has replaced the state."""
-        self._desk.jumped_to(index)
+    def _on_installed(self, index: int) -> None:
+        """Called when a leader's snapshot has replaced the state."""
+        self._router.snapshot_installed(index)
         self._wake()
 
-    def _tell_role(self) -> None:
+    def _notify_role(self) -> None:
         role = (self.leader_id, self.term, self.is_active)
         if role == self._role:
             return
         before, self._role = self._role, role
         if role[:2] != before[:2]:
             logger.info("term %d: the leader is %s", role[1], role[0] or "not known")
-            self._desk.leader_changed()
-        self._desk.try_parked()
+            self._router.leader_changed()
+        self._router.retry_parked()
         for callback in self._on_role:
             callback()
 
-    def _tell_connection(self, node_id: int, event: ConnectionEvent) -> None:
+    def _notify_connection(self, node_id: int, event: ConnectionEvent) -> None:
         for handler in self._on_connection:
             self._guarded(lambda handler=handler: handler(node_id, event))  # type: ignore[misc]
         self._wake()
@@ -558,7 +609,7 @@ class RaftMember(Generic[R]):
     # Ends
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Do a piece of work of which no failure may pass unnoticed."""
+        """Run a piece of work; any exception ends this member."""
         if self._failure is not None:
             return
         try:
@@ -567,7 +618,7 @@ class RaftMember(Generic[R]):
             self._failed(error)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a task whose failure is this member's."""
+        """Run a task; its failure ends this member."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -589,7 +640,7 @@ class RaftMember(Generic[R]):
             return
         self._failure = reason
         self._outbox.clear()
-        self._desk.end(STORAGE_FAILED, f"The metadata quorum has stopped: {reason}")
+        self._router.end(STORAGE_FAILED, f"The metadata quorum has stopped: {reason}")
         for changed in self._on_role:
             changed()
         for callback in self._on_failed:

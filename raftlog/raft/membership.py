@@ -30,7 +30,7 @@ LAG_ENTRIES_MAX: Final = 1_000
 CATCH_UP_S: Final = 10.0
 TRANSFER_S: Final = 2.0
 POLL_S: Final = 0.02
-STEP_ASIDE_S: Final = 0.5
+RESIGN_TIMEOUT_S: Final = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -50,24 +50,24 @@ class VoterChanges:
         """Append the set with that voter; its entry's index and term. Raises LogError."""
         self._check_may_change()
         self.core.log.voters.add(self._voter(node_id))
-        await self._caught_up(node_id)
+        await self._wait_caught_up(node_id)
         # Others may have come first while this one waited.
         self._check_may_change()
         voters = self.core.log.voters.add(self._voter(node_id))
-        self._check_alive(voters)
+        self._check_majority_answers(voters)
         return self._append(voters)
 
     async def remove(self, node_id: int) -> tuple[int, int]:
         """Append the set without that voter. Raises LogError: NO_CONTROLLER after handing over."""
         self._check_may_change()
         voters = self.core.log.voters.remove(node_id)
-        self._check_alive(voters)
+        self._check_majority_answers(voters)
         if node_id == self.core.me:
-            await self.hand_over(None)
+            await self.transfer_leadership(None)
             raise LogError(NO_CONTROLLER, "Another member leads now; it can be asked.")
         return self._append(voters)
 
-    async def hand_over(self, node_id: int | None) -> None:
+    async def transfer_leadership(self, node_id: int | None) -> None:
         """Let another voter lead. Raises LogError if none took over in time."""
         core = self.core
         if node_id == core.me and core.is_leader:
@@ -94,8 +94,8 @@ class VoterChanges:
         if not core.is_leader or core.log.voters.ids == {core.me}:
             return
         try:
-            async with asyncio.timeout(STEP_ASIDE_S):
-                await self.hand_over(None)
+            async with asyncio.timeout(RESIGN_TIMEOUT_S):
+                await self.transfer_leadership(None)
         except (LogError, TimeoutError) as error:
             logger.info("nobody has taken over the lead of the quorum: %s", error)
 
@@ -109,11 +109,11 @@ class VoterChanges:
         core, voters = self.core, self.core.log.voters
         if not core.is_active or core.log.voters_index > core.commit_index:
             return
-        said = VoterSet(tuple(self._as_said(voter) for voter in voters.voters))
+        said = VoterSet(tuple(self._current_voter(voter) for voter in voters.voters))
         if said != voters:
             self._append(said)
 
-    def _as_said(self, voter: Voter) -> Voter:
+    def _current_voter(self, voter: Voter) -> Voter:
         try:
             return self._voter(voter.node_id)
         except LogError:
@@ -145,7 +145,7 @@ class VoterChanges:
             raise LogError(ILLEGAL_STATE, f"Node {node_id} cannot be a voter: {error}.") from error
         return Voter(node_id, voter.host, voter.port, hello.directory_id)
 
-    async def _caught_up(self, node_id: int) -> None:
+    async def _wait_caught_up(self, node_id: int) -> None:
         core = self.core
         deadline = self.clock.monotonic() + CATCH_UP_S
         while core.is_leader:
@@ -172,7 +172,7 @@ class VoterChanges:
                 ILLEGAL_STATE, "Another change of voters is not committed yet; try again."
             )
 
-    def _check_alive(self, voters: VoterSet) -> None:
+    def _check_majority_answers(self, voters: VoterSet) -> None:
         """Refuse a set of which no majority answers: the change could never be committed."""
         core = self.core
         alive = sum(core.is_fresh(node_id) for node_id in voters.ids)

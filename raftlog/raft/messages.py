@@ -128,9 +128,9 @@ READ: Final = b"read"
 Releases that do not know it put the barrier into the log, and answer with its entry."""
 
 
-def is_read(wish: RequestKind, argument: bytes) -> bool:
+def is_read(kind: RequestKind, argument: bytes) -> bool:
     """Whether such a wish changes nothing, not even the log."""
-    return wish is RequestKind.BARRIER and argument == READ
+    return kind is RequestKind.BARRIER and argument == READ
 
 
 class Forward(_Message, frozen=True, tag=10):
@@ -138,7 +138,7 @@ class Forward(_Message, frozen=True, tag=10):
     of a barrier, `READ`; nothing, if it must go through the log."""
 
     request_id: Number
-    wish: RequestKind
+    kind: RequestKind
     argument: Annotated[bytes, Meta(max_length=COMMAND_BYTES_MAX)]
 
 

@@ -34,10 +34,10 @@ class Outbox:
         self,
         log: RaftLog,
         transmit: Callable[[int, Message], None],
-        disk_is_stuck: Callable[[], bool] = lambda: False,
+        is_disk_stuck: Callable[[], bool] = lambda: False,
     ) -> None:
         self._log = log
-        self._disk_is_stuck = disk_is_stuck
+        self._is_disk_stuck = is_disk_stuck
         self._transmit = transmit
         self._held: deque[tuple[int, int, int, Message]] = deque()
         self._connections: dict[int, int] = {}
@@ -64,7 +64,7 @@ class Outbox:
             may_leave = True
         else:
             has_term = log.term_lsn <= log.durable_lsn
-            may_leave = isinstance(message, Append) and has_term and not self._disk_is_stuck()
+            may_leave = isinstance(message, Append) and has_term and not self._is_disk_stuck()
         if may_leave:
             self._transmit(peer, message)
             return

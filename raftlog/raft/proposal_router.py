@@ -1,8 +1,8 @@
-"""Wishes on their way: from this member's own node to the leader, and as the leader's work.
+"""Routes proposals and reads: from this member's own node to the leader, and as the leader.
 
-The one who wishes waits for the entry to be applied here, on its own member, whoever leads. So a
-leader only answers where in its log the entry is; the rest follows from the log. To a read it
-answers how far its log is committed, once it is sure that it leads (read_index.py).
+A request's entry is applied here, on the caller's own member, whichever member leads. So a leader
+only answers with the entry's place in its log; the rest follows from the log. To a read the leader
+answers its commit index, once its leadership is confirmed (read_index.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raftlog.raft.interface import Applied, MemberSettings, Outcome, R, Refused
 from raftlog.raft.log import NO_OP, REGULAR
 from raftlog.raft.membership import VoterChanges
 from raftlog.raft.messages import READ, Forward, Forwarded, Message, RequestKind, is_read
-from raftlog.raft.proposals import PendingProposals, Waiting, raise_unless_applied
+from raftlog.raft.proposals import PendingProposals, PendingRequest, raise_unless_applied
 from raftlog.raft.read_index import ReadRounds
 from raftlog.raft.store import QuorumStore
 from raftlog.record.errors import (
@@ -34,13 +34,13 @@ from raftlog.world import Clock
 
 CHANGE_ATTEMPTS_MAX: Final = 3
 CHANGES_AT_ONCE_MAX: Final = 64
-"""Changes of voters or leader that are being carried out; the rules allow one, others wait."""
+"""Changes of voters or leader under way; the rules allow one, the others wait."""
 
 NODE_ID_DIGITS_MAX: Final = 10
 
 
 class ProposalRouter(Generic[R]):
-    """Takes wishes of this node and of other members."""
+    """Takes requests of this node and, as the leader, of other members."""
 
     def __init__(
         self,
@@ -63,64 +63,65 @@ class ProposalRouter(Generic[R]):
         self._send = send
         self._spawn = spawn
         self._wake = wake
-        self._wishes: PendingProposals[R] = PendingProposals(request_id)
+        self._pending: PendingProposals[R] = PendingProposals(request_id)
         self._reads = ReadRounds(core)
         self._changes_at_once = 0
         self._barrier: asyncio.Future[Outcome[R | None]] | None = None
         self._ended: Refused | None = None
 
-    # This node's wishes
+    # This node's requests
 
-    def begin(self, wish: RequestKind, argument: bytes) -> asyncio.Future[Outcome[R | None]]:
-        """Have a wish carried out; what became of it, at the latest after `proposal_s`."""
+    def submit(self, kind: RequestKind, argument: bytes) -> asyncio.Future[Outcome[R | None]]:
+        """Submit a request; its outcome is set after `proposal_s` at the latest."""
         outcome: asyncio.Future[Outcome[R | None]] = asyncio.get_running_loop().create_future()
-        refused = self._ended or self._wishes.refusal(argument)
+        refused = self._ended or self._pending.refusal(argument)
         if refused is not None:
             outcome.set_result(refused)
             return outcome
         deadline = self._clock.monotonic() + self._settings.proposal_s
-        waiting = Waiting(wish, argument, deadline, outcome)
-        self._wishes.add(waiting)
-        self._try(waiting)
+        request = PendingRequest(kind, argument, deadline, outcome)
+        self._pending.add(request)
+        self._dispatch(request)
         return outcome
 
     async def barrier(self) -> Outcome[R | None]:
-        """Once all is applied here that was committed before. It writes nothing.
+        """Wait until every entry committed before this call is applied here. Writes nothing.
 
-        Those who ask in the same turn share one question to the leader.
+        Barriers of the same turn of the event loop share one request to the leader.
         """
         if self._barrier is None:
             self._barrier = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().call_soon(self._begin_barrier, self._barrier)
+            asyncio.get_running_loop().call_soon(self._submit_barrier, self._barrier)
         return await asyncio.shield(self._barrier)
 
-    def _begin_barrier(self, shared: asyncio.Future[Outcome[R | None]]) -> None:
+    def _submit_barrier(self, shared: asyncio.Future[Outcome[R | None]]) -> None:
         self._barrier = None
 
-        def tell(done: asyncio.Future[Outcome[R | None]]) -> None:
+        def settle(done: asyncio.Future[Outcome[R | None]]) -> None:
             shared.set_result(done.result())
 
-        self.begin(RequestKind.BARRIER, READ).add_done_callback(tell)
+        self.submit(RequestKind.BARRIER, READ).add_done_callback(settle)
 
-    async def _pass_log(self) -> Outcome[R | None]:
-        """A no-op through the log: behind all that its leader has there, committed or not."""
-        return await self.begin(RequestKind.BARRIER, b"")
+    async def _barrier_through_log(self) -> Outcome[R | None]:
+        """Commit a no-op: behind all entries of the leader's log, committed or not."""
+        return await self.submit(RequestKind.BARRIER, b"")
 
-    async def change(self, wish: RequestKind, node_id: int, is_done: Callable[[], bool]) -> None:
-        """Have the leader change voters or leader; if it lost its leadership over that, the next.
+    async def change(self, kind: RequestKind, node_id: int, is_done: Callable[[], bool]) -> None:
+        """Change voters or leader; if the leader lost its leadership over that, by the next one.
 
-        A leader that is to lose its vote hands over instead, and leaves the change to the next.
+        A leader that is to lose its vote transfers its leadership instead, and leaves the change to
+        the next.
         """
         for _ in range(CHANGE_ATTEMPTS_MAX):
-            outcome = await self.begin(wish, b"%d" % node_id)
+            outcome = await self.submit(kind, b"%d" % node_id)
             if isinstance(outcome, Refused) and outcome.entry is not NO_CONTROLLER:
                 break
             # Through the log, so that this member knows the newest leader and voters. A read does
-            # not tell of voters that are in the leader's log and not committed yet: asked again,
-            # the leader would refuse a change that it is about to make.
-            barrier = await self._pass_log()
+            # not cover voters that are in the leader's log and not committed yet: on a second
+            # request, the leader would refuse a change that it is about to make.
+            barrier = await self._barrier_through_log()
             if not isinstance(barrier, Applied) and not isinstance(outcome, Refused):
-                # What a refused barrier says, that nothing was changed, is true of itself only.
+                # The message of a refused barrier, "nothing was changed", is true of itself only.
                 raise LogError(RETRIABLE, f"The change may have been made. {barrier.message}")
             raise_unless_applied(barrier)
             if is_done():
@@ -129,154 +130,162 @@ class ProposalRouter(Generic[R]):
         raise LogError(RETRIABLE, "The leader has changed; whether the change was made is open.")
 
     def tick(self) -> None:
-        """Give up on what has waited for too long; try again what has found no leader."""
+        """Expire requests past their deadline; retry those parked for want of a leader."""
         now = self._clock.monotonic()
-        self._wishes.expire(now)
+        self._pending.expire(now)
         self._reads.expire(now)
-        self.try_parked()
+        self.retry_parked()
 
     def advance(self) -> None:
-        """Time has passed, or something has come: answer the reads that can be, as the leader."""
+        """As the leader, answer the reads that are confirmed by now."""
         self._reads.advance()
 
-    def try_parked(self) -> None:
-        """Try again what has found no leader."""
+    def retry_parked(self) -> None:
+        """Dispatch the requests that were parked for want of a leader."""
         if self._core.leader_id is not None:
-            for waiting in self._wishes.unpark():
-                self._try(waiting)
+            for request in self._pending.unpark():
+                self._dispatch(request)
 
     def leader_changed(self) -> None:
-        """Who was asked may lead no more."""
-        self._wishes.leader_lost((self._core.leader_id, self._core.term))
+        """Settle or park requests at a former leader."""
+        self._pending.leader_lost((self._core.leader_id, self._core.term))
 
     def leader_unreachable(self) -> None:
-        """Who was asked cannot answer any more."""
-        self._wishes.leader_lost(None)
+        """Settle or park all forwarded requests: no answer will come."""
+        self._pending.leader_lost(None)
 
     def applied(self, index: int, term: int, result: R | None) -> None:
-        """An entry was applied."""
-        self._wishes.applied(index, term, result)
+        """Settle requests at an entry that was applied."""
+        self._pending.applied(index, term, result)
 
-    def jumped_to(self, index: int) -> None:
-        """A snapshot was installed."""
-        self._wishes.jumped_to(index)
+    def snapshot_installed(self, index: int) -> None:
+        """Settle requests up to a snapshot that was installed."""
+        self._pending.snapshot_installed(index)
 
     def end(self, entry: ErrorEntry, reason: str) -> None:
         """Refuse everything from now on."""
         self._ended = self._ended or Refused(entry, reason)
-        self._wishes.end(entry, reason)
+        self._pending.end(entry, reason)
         self._reads.give_up()
 
     def answered(self, answer: Forwarded) -> None:
-        """The leader says what became of a wish."""
-        waiting = self._wishes.answered(answer.request_id)
-        if waiting is None:
+        """Take the leader's answer to a request."""
+        request = self._pending.answered(answer.request_id)
+        if request is None:
             return
-        if answer.error_code == NO_CONTROLLER.code and waiting.wish in (
+        if answer.error_code == NO_CONTROLLER.code and request.kind in (
             RequestKind.COMMAND,
             RequestKind.BARRIER,
         ):
-            # It leads no more, and has done nothing.
-            waiting.request_id = None
-            self._wishes.park(waiting)
+            # That member leads no more, and has done nothing.
+            request.request_id = None
+            self._pending.park(request)
         elif answer.error_code:
             entry = ERROR_TABLE.get(answer.error_code, INTERNAL)
-            self._wishes.settle(waiting, Refused(entry, answer.message))
+            self._pending.settle(request, Refused(entry, answer.message))
         elif answer.index:
             applied_index = self._core.applied_index
-            if waiting.is_read and not answer.entry_term:
-                self._wishes.committed(waiting, answer.index, applied_index)
+            if request.is_read and not answer.entry_term:
+                self._pending.committed(request, answer.index, applied_index)
             else:
-                self._wishes.logged(waiting, answer.index, answer.entry_term, applied_index)
+                self._pending.logged(request, answer.index, answer.entry_term, applied_index)
         else:
-            self._wishes.settle(waiting, Applied(self._core.applied_index, None))
+            self._pending.settle(request, Applied(self._core.applied_index, None))
 
-    def _try(self, waiting: Waiting[R]) -> None:
+    def _dispatch(self, request: PendingRequest[R]) -> None:
         core = self._core
         if core.is_leader:
-            self._lead(waiting)
+            self._handle_own(request)
         elif core.leader_id is None or not core.is_connected(core.leader_id):
-            self._wishes.park(waiting)
+            self._pending.park(request)
         else:
-            request_id = self._wishes.ask(waiting, (core.leader_id, core.term))
-            message = Forward(core.term, request_id, waiting.wish, waiting.argument)
+            request_id = self._pending.forward(request, (core.leader_id, core.term))
+            message = Forward(core.term, request_id, request.kind, request.argument)
             self._send(core.leader_id, message)
 
-    def _lead(self, waiting: Waiting[R]) -> None:
-        def tell(answer: Forwarded) -> None:
-            # As if another member had answered: one way for all.
+    def _handle_own(self, request: PendingRequest[R]) -> None:
+        def reply(answer: Forwarded) -> None:
+            # As if another member had answered: one path for all.
             self.answered(answer)
             self._wake()
 
         leader = self._core.leader_id, self._core.term
-        request_id = self._wishes.ask(waiting, leader)
-        self._answer(request_id, waiting.wish, waiting.argument, tell)
+        request_id = self._pending.forward(request, leader)
+        self._handle(request_id, request.kind, request.argument, reply)
 
     # As the leader
 
-    def carry_out(self, peer: int, message: Forward) -> None:
-        """A member forwards a wish of its node."""
-        self._answer(
+    def handle_forwarded(self, peer: int, message: Forward) -> None:
+        """Carry out a request of another member's node."""
+        self._handle(
             message.request_id,
-            message.wish,
+            message.kind,
             message.argument,
             lambda answer: self._send(peer, answer),
         )
 
-    def _answer(
-        self, request_id: int, wish: RequestKind, argument: bytes, tell: Callable[[Forwarded], None]
+    def _handle(
+        self,
+        request_id: int,
+        kind: RequestKind,
+        argument: bytes,
+        reply: Callable[[Forwarded], None],
     ) -> None:
         try:
-            if is_read(wish, argument):
-                self._answer_read(request_id, tell)
+            if is_read(kind, argument):
+                self._handle_read(request_id, reply)
                 return
-            self._check(argument)
-            if wish in (RequestKind.COMMAND, RequestKind.BARRIER):
-                kind = REGULAR if wish is RequestKind.COMMAND else NO_OP
-                index, term = self._core.append(kind, argument)
-                tell(Forwarded(self._core.term, request_id, index, term, 0, ""))
+            self._check_may_append(argument)
+            if kind in (RequestKind.COMMAND, RequestKind.BARRIER):
+                entry_kind = REGULAR if kind is RequestKind.COMMAND else NO_OP
+                index, term = self._core.append(entry_kind, argument)
+                reply(Forwarded(self._core.term, request_id, index, term, 0, ""))
                 self._wake()
             elif self._changes_at_once >= CHANGES_AT_ONCE_MAX:
-                tell(self._refusal(request_id, LogError(OVERLOADED)))
+                reply(self._refusal(request_id, LogError(OVERLOADED)))
             else:
                 node_id = _node_id(argument)
                 self._changes_at_once += 1
-                self._spawn(self._change(request_id, wish, node_id, tell), "quorum-change")
+                self._spawn(self._change(request_id, kind, node_id, reply), "quorum-change")
         except LogError as error:
-            tell(self._refusal(request_id, error))
+            reply(self._refusal(request_id, error))
 
-    def _answer_read(self, request_id: int, tell: Callable[[Forwarded], None]) -> None:
-        """Answer once it is sure how far is committed. No disk is asked: nothing is written."""
+    def _handle_read(self, request_id: int, reply: Callable[[Forwarded], None]) -> None:
+        """Reply once the commit index is confirmed. Needs no room: nothing is written."""
 
-        def known(index: int | None) -> None:
+        def confirmed(index: int | None) -> None:
             if index is None:
-                tell(self._refusal(request_id, LogError(NO_CONTROLLER)))
+                reply(self._refusal(request_id, LogError(NO_CONTROLLER)))
             else:
-                tell(Forwarded(self._core.term, request_id, index, 0, 0, ""))
+                reply(Forwarded(self._core.term, request_id, index, 0, 0, ""))
 
         self._check_leads()
-        self._reads.ask(self._clock.monotonic() + self._settings.proposal_s, known)
+        self._reads.submit(self._clock.monotonic() + self._settings.proposal_s, confirmed)
         self._wake()
 
     async def _change(
-        self, request_id: int, wish: RequestKind, node_id: int, tell: Callable[[Forwarded], None]
+        self,
+        request_id: int,
+        kind: RequestKind,
+        node_id: int,
+        reply: Callable[[Forwarded], None],
     ) -> None:
         try:
             index, term = 0, 0
-            if wish is RequestKind.ADD_VOTER:
+            if kind is RequestKind.ADD_VOTER:
                 index, term = await self._changes.add(node_id)
-            elif wish is RequestKind.REMOVE_VOTER:
+            elif kind is RequestKind.REMOVE_VOTER:
                 index, term = await self._changes.remove(node_id)
             else:
-                await self._changes.hand_over(node_id or None)
+                await self._changes.transfer_leadership(node_id or None)
         except LogError as error:
-            tell(self._refusal(request_id, error))
+            reply(self._refusal(request_id, error))
         else:
-            tell(Forwarded(self._core.term, request_id, index, term, 0, ""))
+            reply(Forwarded(self._core.term, request_id, index, term, 0, ""))
         finally:
             self._changes_at_once -= 1
 
-    def _check(self, argument: bytes) -> None:
+    def _check_may_append(self, argument: bytes) -> None:
         """Raise LogError if this member can take no entry."""
         core, settings = self._core, self._settings
         self._check_leads()
@@ -298,7 +307,7 @@ class ProposalRouter(Generic[R]):
 
 
 def _node_id(argument: bytes) -> int:
-    """The node's number that a wish names. Raises LogError."""
+    """The node id in a request's argument. Raises LogError."""
     if len(argument) > NODE_ID_DIGITS_MAX or not argument.isdigit():
         raise LogError(BAD_REQUEST, f"A node id is a number of 1 to {NODE_ID_DIGITS_MAX} digits.")
     return int(argument)

@@ -1,13 +1,13 @@
-"""What this member's own node waits for: each wish from being made to its outcome. Pure.
+"""Pending requests of this member's own node, from submission to outcome. Pure.
 
-A wish is *parked* while no leader is known, then *asked* of the leader (another member), then *in
-the log*: at an index, in a term, until an entry is applied there. If that entry has the term, it is
-the wish's own; if not, the wish's entry was replaced before it was committed, and never will be. A
-read has no entry: it waits for an index that is known to be committed, whatever is there.
+A request is *parked* while no leader is known, then *forwarded* to the leader, then *in the log*:
+at an index, in a term, until an entry is applied there. If that entry has the term, it is the
+request's own; if not, the request's entry was replaced before it was committed, and never will be.
+A read has no entry: it waits for an index that is known to be committed, whatever entry is there.
 
-Each has a deadline. What it means to miss it follows from how far the wish has come: one that never
-left this member is refused; of any other the outcome is unknown, for good as far as this member
-will ever tell.
+Each has a deadline. The outcome of a missed one follows from how far the request has come: a
+request that never left this member is refused; for any other the outcome is unknown, and this
+member will never learn it.
 """
 
 from __future__ import annotations
@@ -21,181 +21,182 @@ from raftlog.raft.interface import Applied, Outcome, R, Refused, Unknown
 from raftlog.raft.messages import RequestKind, is_read
 from raftlog.record.errors import NO_CONTROLLER, OVERLOADED, RETRIABLE, ErrorEntry, LogError
 
-WISHES_MAX: Final = 10_000
-WISH_BYTES_MAX: Final = 64 * 1024 * 1024
+PENDING_MAX: Final = 10_000
+PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 
 _REPLACED = "The controller changed before the change was committed; it was not carried out."
 _UNKNOWN = "The controller changed, or did not answer; the change may have been carried out."
-_NOBODY = "The cluster has no active controller at the moment; nothing was changed."
+_NO_CONTROLLER = "The cluster has no active controller at the moment; nothing was changed."
 
 
 @dataclass(slots=True, eq=False)
-class Waiting(Generic[R]):
-    """One wish that somebody waits for."""
+class PendingRequest(Generic[R]):
+    """One request without an outcome yet."""
 
-    wish: RequestKind
+    kind: RequestKind
     argument: bytes
     deadline: float
     outcome: asyncio.Future[Outcome[R | None]]
     request_id: int | None = None
-    """Set once it was asked of another member."""
-    asked_of: tuple[int | None, int] | None = None
-    """The leader that was asked last, and its term."""
+    """Set once it was forwarded."""
+    sent_to: tuple[int | None, int] | None = None
+    """The leader to which it was forwarded last, and its term."""
     index: int | None = None
     """Set once it is known to be in the log there."""
 
     @property
     def is_read(self) -> bool:
         """Whether it changes nothing, not even the log."""
-        return is_read(self.wish, self.argument)
+        return is_read(self.kind, self.argument)
 
 
 @dataclass(slots=True)
 class PendingProposals(Generic[R]):
-    """All wishes of one member, by how far they have come."""
+    """All pending requests of one member, by how far each has come."""
 
     next_request_id: int
-    """Random at first: an answer to the process that ran here before must fit nothing."""
-    _all: OrderedDict[Waiting[R], None] = field(default_factory=OrderedDict)
+    """Random at first: an answer to the process that ran here before must match no request."""
+    _all: OrderedDict[PendingRequest[R], None] = field(default_factory=OrderedDict)
     _bytes: int = 0
-    _parked: OrderedDict[Waiting[R], None] = field(default_factory=OrderedDict)
+    _parked: OrderedDict[PendingRequest[R], None] = field(default_factory=OrderedDict)
     """Of `_all` only, which is bounded."""
-    _asked: dict[int, Waiting[R]] = field(default_factory=dict)
-    _in_log: dict[int, list[tuple[int | None, Waiting[R]]]] = field(default_factory=dict)
-    """By index: the entry's term (None: whichever it has), and who waits for it."""
+    _forwarded: dict[int, PendingRequest[R]] = field(default_factory=dict)
+    _in_log: dict[int, list[tuple[int | None, PendingRequest[R]]]] = field(default_factory=dict)
+    """By index: the entry's term (None: any entry there), and the request."""
 
     def refusal(self, argument: bytes) -> Refused | None:
-        """Why no further wish is taken, if so."""
-        if len(self._all) >= WISHES_MAX or self._bytes + len(argument) > WISH_BYTES_MAX:
+        """The refusal of a further request; None if there is room for it."""
+        if len(self._all) >= PENDING_MAX or self._bytes + len(argument) > PENDING_BYTES_MAX:
             return Refused(OVERLOADED, "Too many metadata changes wait to be written.")
         return None
 
-    def add(self, waiting: Waiting[R]) -> None:
-        """Take a wish. Deadlines do not fall from one to the next."""
-        self._all[waiting] = None
-        self._bytes += len(waiting.argument)
+    def add(self, request: PendingRequest[R]) -> None:
+        """Take a request. Deadlines do not fall from one to the next."""
+        self._all[request] = None
+        self._bytes += len(request.argument)
 
-    def park(self, waiting: Waiting[R]) -> None:
-        """Keep it until a leader is known."""
-        if waiting in self._all:
-            self._parked[waiting] = None
+    def park(self, request: PendingRequest[R]) -> None:
+        """Keep a request until a leader is known."""
+        if request in self._all:
+            self._parked[request] = None
 
-    def unpark(self) -> list[Waiting[R]]:
-        """Those that were parked, to be tried again."""
-        parked = [waiting for waiting in self._parked if not waiting.outcome.done()]
+    def unpark(self) -> list[PendingRequest[R]]:
+        """Return the parked requests, for another attempt."""
+        parked = [request for request in self._parked if not request.outcome.done()]
         self._parked.clear()
         return parked
 
-    def ask(self, waiting: Waiting[R], leader: tuple[int | None, int]) -> int:
-        """Give it the number under which it is asked of the leader (its id, its term)."""
+    def forward(self, request: PendingRequest[R], leader: tuple[int | None, int]) -> int:
+        """Return the id under which a request goes to the leader (its node id, its term)."""
         self.next_request_id += 1
-        waiting.asked_of = leader
-        waiting.request_id = self.next_request_id
-        self._asked[waiting.request_id] = waiting
-        return waiting.request_id
+        request.sent_to = leader
+        request.request_id = self.next_request_id
+        self._forwarded[request.request_id] = request
+        return request.request_id
 
-    def answered(self, request_id: int) -> Waiting[R] | None:
-        """The wish that an answer is for; None if nobody waits for it any more."""
-        return self._asked.pop(request_id, None)
+    def answered(self, request_id: int) -> PendingRequest[R] | None:
+        """Return the request of an answer; None if it is no longer pending."""
+        return self._forwarded.pop(request_id, None)
 
-    def logged(self, waiting: Waiting[R], index: int, term: int, applied_index: int) -> None:
-        """It is the log's entry (index, term), which may not stay."""
+    def logged(self, request: PendingRequest[R], index: int, term: int, applied_index: int) -> None:
+        """Wait for entry (index, term), which is the request's and may be replaced."""
         if index <= applied_index:
-            # A snapshot has jumped over it, so that what was applied there is not known here.
-            self.settle(waiting, Unknown(_UNKNOWN))
+            # A snapshot has jumped over it, so that the entry applied there is not known here.
+            self.settle(request, Unknown(_UNKNOWN))
             return
-        waiting.index = index
-        self._in_log.setdefault(index, []).append((term, waiting))
+        request.index = index
+        self._in_log.setdefault(index, []).append((term, request))
 
-    def committed(self, waiting: Waiting[R], index: int, applied_index: int) -> None:
-        """It is done once all up to `index` is applied, which is committed."""
+    def committed(self, request: PendingRequest[R], index: int, applied_index: int) -> None:
+        """Settle a read once all up to `index`, which is committed, is applied."""
         if index <= applied_index:
-            self.settle(waiting, Applied(applied_index, None))
+            self.settle(request, Applied(applied_index, None))
             return
-        waiting.index = index
-        self._in_log.setdefault(index, []).append((None, waiting))
+        request.index = index
+        self._in_log.setdefault(index, []).append((None, request))
 
     def applied(self, index: int, term: int, result: R | None) -> None:
-        """The entry (index, term) was applied."""
-        for expected, waiting in self._in_log.pop(index, ()):
+        """Settle the requests at `index`, where an entry of `term` was applied."""
+        for expected, request in self._in_log.pop(index, ()):
             if expected is None:
-                self.settle(waiting, Applied(index, None))
+                self.settle(request, Applied(index, None))
             elif expected == term:
-                self.settle(waiting, Applied(index, result))
+                self.settle(request, Applied(index, result))
             else:
-                self.settle(waiting, Refused(NO_CONTROLLER, _REPLACED))
+                self.settle(request, Refused(NO_CONTROLLER, _REPLACED))
 
-    def jumped_to(self, index: int) -> None:
-        """A snapshot of everything up to `index` was installed."""
+    def snapshot_installed(self, index: int) -> None:
+        """Settle the requests up to `index`, which a snapshot covers."""
         for position in sorted(self._in_log):
             if position <= index:
-                for expected, waiting in self._in_log.pop(position):
+                for expected, request in self._in_log.pop(position):
                     is_known = expected is None
-                    self.settle(waiting, Applied(index, None) if is_known else Unknown(_UNKNOWN))
+                    self.settle(request, Applied(index, None) if is_known else Unknown(_UNKNOWN))
 
     def leader_lost(self, now: tuple[int | None, int] | None) -> None:
-        """Whoever was asked leads no more, or cannot be heard: what was asked may be in its log.
+        """Settle or park requests forwarded to another leader than `now`: it may have logged them.
 
-        `now` is the present leader and its term, whose wishes are under way still; None: nobody.
+        `now` is the present leader and its term, whose requests are under way still; None: the
+        leader cannot be reached.
         """
-        asked, self._asked = self._asked, {}
-        for request_id, waiting in asked.items():
-            if waiting.asked_of == now:
-                self._asked[request_id] = waiting
-            elif waiting.wish is RequestKind.BARRIER:
+        forwarded, self._forwarded = self._forwarded, {}
+        for request_id, request in forwarded.items():
+            if request.sent_to == now:
+                self._forwarded[request_id] = request
+            elif request.kind is RequestKind.BARRIER:
                 # A second one does no harm.
-                waiting.request_id = None
-                self.park(waiting)
+                request.request_id = None
+                self.park(request)
             else:
-                self.settle(waiting, Unknown(_UNKNOWN))
+                self.settle(request, Unknown(_UNKNOWN))
 
     def expire(self, now: float) -> None:
-        """Settle those whose deadline has passed."""
+        """Settle the requests whose deadline has passed."""
         while self._all:
-            waiting = next(iter(self._all))
-            if waiting.deadline > now and not waiting.outcome.done():
+            request = next(iter(self._all))
+            if request.deadline > now and not request.outcome.done():
                 return
-            self._forget(waiting)
-            self._settle_late(waiting, NO_CONTROLLER, _NOBODY, _UNKNOWN)
+            self._forget(request)
+            self._settle_unfinished(request, NO_CONTROLLER, _NO_CONTROLLER, _UNKNOWN)
 
     def end(self, entry: ErrorEntry, reason: str) -> None:
-        """Settle all: this member stops."""
+        """Settle all requests: this member stops."""
         while self._all:
-            self._settle_late(next(iter(self._all)), entry, reason, reason)
+            self._settle_unfinished(next(iter(self._all)), entry, reason, reason)
         self._parked.clear()
-        self._asked.clear()
+        self._forwarded.clear()
         self._in_log.clear()
 
-    def settle(self, waiting: Waiting[R], outcome: Outcome[R | None]) -> None:
-        """Answer whoever waits, unless they have left."""
-        if waiting in self._all:
-            del self._all[waiting]
-            self._bytes -= len(waiting.argument)
-        self._parked.pop(waiting, None)
-        if not waiting.outcome.done():
-            waiting.outcome.set_result(outcome)
+    def settle(self, request: PendingRequest[R], outcome: Outcome[R | None]) -> None:
+        """Give a request its outcome, unless its caller has cancelled the wait."""
+        if request in self._all:
+            del self._all[request]
+            self._bytes -= len(request.argument)
+        self._parked.pop(request, None)
+        if not request.outcome.done():
+            request.outcome.set_result(outcome)
 
-    def _settle_late(
-        self, waiting: Waiting[R], entry: ErrorEntry, refused: str, unknown: str
+    def _settle_unfinished(
+        self, request: PendingRequest[R], entry: ErrorEntry, refused: str, unknown: str
     ) -> None:
-        has_left = waiting.request_id is not None or waiting.index is not None
-        # A read changes nothing, wherever it is by now.
-        is_open = has_left and not waiting.is_read
-        self.settle(waiting, Unknown(unknown) if is_open else Refused(entry, refused))
+        has_left = request.request_id is not None or request.index is not None
+        # A read changes nothing, however far it has come.
+        is_open = has_left and not request.is_read
+        self.settle(request, Unknown(unknown) if is_open else Refused(entry, refused))
 
-    def _forget(self, waiting: Waiting[R]) -> None:
-        if waiting.request_id is not None:
-            self._asked.pop(waiting.request_id, None)
-        if waiting.index is not None and waiting.index in self._in_log:
-            rest = [pair for pair in self._in_log[waiting.index] if pair[1] is not waiting]
+    def _forget(self, request: PendingRequest[R]) -> None:
+        if request.request_id is not None:
+            self._forwarded.pop(request.request_id, None)
+        if request.index is not None and request.index in self._in_log:
+            rest = [pair for pair in self._in_log[request.index] if pair[1] is not request]
             if rest:
-                self._in_log[waiting.index] = rest
+                self._in_log[request.index] = rest
             else:
-                del self._in_log[waiting.index]
+                del self._in_log[request.index]
 
 
 def raise_unless_applied(outcome: Outcome[Any]) -> None:
-    """Raise LogError for what was refused (as it says) or is unknown (RETRIABLE)."""
+    """Raise LogError for a refused (its own error) or unknown (RETRIABLE) outcome."""
     match outcome:
         case Refused(entry=entry, message=message):
             raise LogError(entry, message)

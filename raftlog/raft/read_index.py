@@ -1,17 +1,17 @@
-"""Reads that wait at the leader until it is sure that it still leads: Raft's ReadIndex. Pure.
+"""Reads that wait at the leader until its leadership is confirmed: Raft's ReadIndex. Pure.
 
-Who asks wants to know how far it must apply to know all that anybody was told of before it asked
-(Ongaro 2014, section 6.4). The leader's commit index is that, on two conditions. The leader has
-committed an entry of its own term: else its commit index may be behind what the leaders before it
-committed. And nobody led a later term when the question came: a majority of the voters has answered
-appends of this term that were *sent after* it came. Each answer says that its voter had voted in no
-later term until then; so nobody had the votes.
+A reader must apply up to an index that covers every answer given before its request (Ongaro 2014,
+section 6.4). The leader's commit index is that index, on two conditions. The leader has committed
+an entry of its own term: else its commit index may be behind commits of earlier leaders. And no
+later term had a leader when the request came: a majority of the voters has answered appends of this
+term that were *sent after* it came. Each answer proves that its voter had voted in no later term
+until then; so no candidate had the votes.
 
-What was sent before is told from what was sent after by the numbers of appends, not by times: many
-things happen at one instant, of a clock that ticks slowly or of a simulated one.
+Appends sent before and after the request differ by their numbers, not by times: many events happen
+at one instant, of a clock that ticks slowly or of a simulated one.
 
-All who wait share rounds: one is under way at most, and who comes meanwhile waits for the next. So
-it costs the same how many ask, and nothing is written.
+All waiting reads share rounds: one is under way at most, and reads that come meanwhile wait for the
+next. So the cost does not depend on the number of reads, and nothing is written.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from raftlog.raft.core import RaftCore
 from raftlog.record.errors import OVERLOADED, LogError
 
 READS_MAX: Final = 10_000
-"""Questions that wait at the leader; as many as one member's node may wait for (`WISHES_MAX`)."""
+"""Reads waiting at the leader; as many as one member's node may have pending (`PENDING_MAX`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
     deadline: float
-    tell: Callable[[int | None], None]
+    reply: Callable[[int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Appends that were sent to all, and who waits for their answers."""
+    """Appends that were sent to all, and the reads that wait for their answers."""
 
     term: int
     index: int
@@ -46,62 +46,62 @@ class _Round:
 
 
 class ReadRounds:
-    """The reads that wait at this member, as the core."""
+    """The reads that wait at this member, as the leader."""
 
     def __init__(self, core: RaftCore) -> None:
         self._core = core
-        self._gathering: list[_Read] = []
+        self._next_reads: list[_Read] = []
         self._round: _Round | None = None
 
     def __len__(self) -> int:
-        return len(self._gathering) + (0 if self._round is None else len(self._round.reads))
+        return len(self._next_reads) + (0 if self._round is None else len(self._round.reads))
 
-    def ask(self, deadline: float, tell: Callable[[int | None], None]) -> None:
-        """Have `tell` given the index up to which all that was committed is.
+    def submit(self, deadline: float, reply: Callable[[int | None], None]) -> None:
+        """Call `reply` with an index that covers every commit before this call.
 
-        None: this member cannot say, and has done nothing. Not called from within `ask`.
-        Deadlines do not fall from one to the next. Raises LogError(OVERLOADED).
+        None: this member cannot confirm it, and has done nothing. `reply` is not called from within
+        `submit`. Deadlines do not fall from one call to the next. Raises LogError(OVERLOADED).
         """
         if len(self) >= READS_MAX:
             raise LogError(OVERLOADED, "Too many read barriers wait for the controller.")
-        self._gathering.append(_Read(deadline, tell))
+        self._next_reads.append(_Read(deadline, reply))
 
     def advance(self) -> None:
-        """Answer what is confirmed and begin the next round, if either can be done by now."""
+        """Answer confirmed reads and begin the next round, if either is possible by now."""
         core = self._core
         if not core.is_leader or (self._round is not None and self._round.term != core.term):
             self.give_up()
             return
         while True:
             if self._round is None:
-                if not self._gathering or not core.is_active:
+                if not self._next_reads or not core.is_active:
                     return
-                reads, self._gathering = self._gathering, []
+                reads, self._next_reads = self._next_reads, []
                 self._round = _Round(core.term, core.commit_index, core.send_round(), reads)
             if not core.is_confirmed(self._round.after):
                 return
             confirmed, self._round = self._round, None
             for read in confirmed.reads:
-                read.tell(confirmed.index)
+                read.reply(confirmed.index)
 
     def give_up(self) -> None:
-        """This member leads no more: who asked must ask another."""
-        reads = self._gathering if self._round is None else self._round.reads + self._gathering
-        self._gathering, self._round = [], None
+        """Reply None to all reads: this member leads no more, another must serve them."""
+        reads = self._next_reads if self._round is None else self._round.reads + self._next_reads
+        self._next_reads, self._round = [], None
         for read in reads:
-            read.tell(None)
+            read.reply(None)
 
     def expire(self, now: float) -> None:
-        """Let go of those who have waited for too long.
+        """Reply None to reads past their deadline.
 
-        A round goes on without them: whatever keeps it from being confirmed keeps the next, too.
+        A round goes on without them: its obstacle keeps the next one from being confirmed, too.
         """
-        late = [read for read in self._gathering if read.deadline <= now]
-        del self._gathering[: len(late)]
+        late = [read for read in self._next_reads if read.deadline <= now]
+        del self._next_reads[: len(late)]
         if self._round is not None:
             waiting = self._round.reads
             first = [read for read in waiting if read.deadline <= now]
             del waiting[: len(first)]
             late = first + late
         for read in late:
-            read.tell(None)
+            read.reply(None)

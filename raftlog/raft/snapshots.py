@@ -61,7 +61,7 @@ class SnapshotManager:
             core=core, store=store, disk=disk, send=send, install=self._install
         )
         self._senders: dict[int, tuple[SnapshotSender, asyncio.Task[None]]] = {}
-        self._taking: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
         snapshot = store.snapshot
         self._due_index = settings.snapshot_entries + (0 if snapshot is None else snapshot.index)
         self._due_bytes = settings.snapshot_bytes
@@ -71,7 +71,7 @@ class SnapshotManager:
 
     def snapshot_if_due(self) -> None:
         """Begin a snapshot if the log has grown by enough since the last one."""
-        if self._taking is not None or self.is_installing:
+        if self._saving is not None or self.is_installing:
             return
         snapshot = self._store.snapshot
         if snapshot is not None and self._core.applied_index <= snapshot.index:
@@ -79,10 +79,10 @@ class SnapshotManager:
         is_due = self._core.applied_index >= self._due_index
         has_grown = self._store.journal_bytes >= self._due_bytes and not self._writer.is_trimming
         if is_due or has_grown:
-            self._taking = asyncio.get_running_loop().create_task(
+            self._saving = asyncio.get_running_loop().create_task(
                 self._take(), name="quorum-snapshot"
             )
-            self._taking.add_done_callback(self._taken)
+            self._saving.add_done_callback(self._saved)
 
     async def _take(self) -> None:
         core, log = self._core, self._log
@@ -115,8 +115,8 @@ class SnapshotManager:
             self._writer.trim()
         self._due_bytes = settings.snapshot_bytes
 
-    def _taken(self, task: asyncio.Task[None]) -> None:
-        self._taking = None
+    def _saved(self, task: asyncio.Task[None]) -> None:
+        self._saving = None
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed(error)
 
@@ -176,8 +176,8 @@ class SnapshotManager:
 
     async def _install(self, meta: SnapshotMeta) -> None:
         """Take a snapshot, which is in place already, for the state."""
-        if self._taking is not None:
-            await asyncio.wait((self._taking,))
+        if self._saving is not None:
+            await asyncio.wait((self._saving,))
         self.is_installing = True
         try:
             found = await self._disk.run(self._store.read_snapshot)
@@ -199,5 +199,5 @@ class SnapshotManager:
         """Stop sending, and wait for a snapshot that is being taken."""
         for peer in sorted(self._senders):
             self.stop_sending_to(peer)
-        if self._taking is not None:
-            await asyncio.wait((self._taking,))
+        if self._saving is not None:
+            await asyncio.wait((self._saving,))

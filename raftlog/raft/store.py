@@ -48,7 +48,7 @@ from raftlog.world import Disk, DiskError, DiskFullError, File
 SNAPSHOT_NAME: Final = "snapshot"
 TEMPORARY_SUFFIX: Final = ".tmp"
 RECEIVED_SUFFIX: Final = ".received"
-GATHER_BYTES: Final = 1024 * 1024
+BATCH_BYTES: Final = 1024 * 1024
 """Copied together and written at once: few system calls, and nothing large is ever copied whole."""
 RECEIVED_BYTES_MAX: Final = 1024**3
 """Of a received snapshot: no image comes near it, and a defect must not fill the disk."""
@@ -111,7 +111,7 @@ class SnapshotStore:
         """
         assert not meta.received
         temporary = self._snapshot + TEMPORARY_SUFFIX
-        write_aside(self._disk, temporary, encode_snapshot(meta, pieces))
+        write_temporary(self._disk, temporary, encode_snapshot(meta, pieces))
         return self._place_snapshot(temporary, meta)
 
     def read_snapshot(self) -> tuple[SnapshotMeta, Iterator[bytes]] | None:
@@ -238,26 +238,26 @@ class SnapshotStore:
             return True
 
 
-def gathered(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, in parts of about GATHER_BYTES."""
+def in_batches(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, in parts of about BATCH_BYTES."""
     chosen: list[bytes] = []
     size = 0
     for part in parts:
         chosen.append(part)
         size += len(part)
-        if size >= GATHER_BYTES:
+        if size >= BATCH_BYTES:
             yield b"".join(chosen)
             chosen, size = [], 0
     if chosen:
         yield b"".join(chosen)
 
 
-def write_aside(disk: Disk, path: str, parts: Iterable[bytes]) -> int:
+def write_temporary(disk: Disk, path: str, parts: Iterable[bytes]) -> int:
     """Write a file, synced, under a name that means nothing yet; return its size."""
     disk.remove(path)
     file = disk.open(path, create=True)
     try:
-        for part in gathered(parts):
+        for part in in_batches(parts):
             file.append([part])
         file.sync()
     except BaseException:
@@ -359,7 +359,7 @@ class QuorumStore(SnapshotStore):
         try:
             content = self._recover(initial)
             self._remove_unfinished()
-            self._begin_with(content)
+            self._open_with(content)
         except BaseException:
             self.close()
             raise
@@ -386,7 +386,7 @@ class QuorumStore(SnapshotStore):
                 assert record[1] <= last_index + 1, "a gap in the journal"
                 last_index = record[1]
         with self._final_unless_full():
-            self._file.append(list(gathered(encoded)))
+            self._file.append(list(in_batches(encoded)))
         with self._final():
             self._file.sync()
         self._synced_bytes, self._last_index = position, last_index
@@ -430,7 +430,7 @@ class QuorumStore(SnapshotStore):
             return JournalContent(FIRST_INDEX, FIRST_TERM, initial, FIRST_TERM, None, ())
         self._file = self._disk.open(self._journal)
         recovered = recover(self._file.read(0, self._file.size))
-        content = fitted(recovered.content, self.snapshot)
+        content = reconciled(recovered.content, self.snapshot)
         torn = self._file.size - recovered.valid_bytes
         if torn:
             logger.warning(
@@ -441,7 +441,7 @@ class QuorumStore(SnapshotStore):
             )
         return content
 
-    def _begin_with(self, content: JournalContent) -> None:
+    def _open_with(self, content: JournalContent) -> None:
         try:
             self._replace_journal(content)
         except DiskFullError:
@@ -461,7 +461,7 @@ class QuorumStore(SnapshotStore):
         where reading it, and even syncing it once more, would not tell.
         """
         temporary = self._journal + TEMPORARY_SUFFIX
-        size = write_aside(self._disk, temporary, encode_journal(content))
+        size = write_temporary(self._disk, temporary, encode_journal(content))
         put_in_place(self._disk, temporary, self._journal)
         old, self._file = self._file, self._disk.open(self._journal)
         assert self._file.size == size
@@ -519,7 +519,7 @@ class QuorumStore(SnapshotStore):
             self._disk.sync_directory(above)
 
 
-def fitted(journal: JournalContent, snapshot: SnapshotMeta | None) -> JournalContent:
+def reconciled(journal: JournalContent, snapshot: SnapshotMeta | None) -> JournalContent:
     """The journal's content, if no entry is missing between it and the snapshot.
 
     A received snapshot may be ahead of the journal, or contradict entries that were never

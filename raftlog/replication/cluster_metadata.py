@@ -30,7 +30,7 @@ from raftlog.metadata.image import MetadataImage, TopicImage
 from raftlog.metadata.liveness import plan_replica_failures
 from raftlog.metadata.refusals import Reason
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.raft import Applied, Quorum, Refused, Unknown
+from raftlog.raft import Applied, RaftMember, Refused, Unknown
 from raftlog.record.errors import NOT_READY, RETRIABLE, LogError
 from raftlog.record.types import BrokerId, ProducerEpoch, ProducerId, TopicId
 from raftlog.replication.replica import TopicSettings
@@ -48,7 +48,7 @@ class ClusterMetadata:
         self,
         *,
         state_machine: MetadataStateMachine,
-        quorum: Quorum[ApplyResult],
+        quorum: RaftMember[ApplyResult],
         broker_id: BrokerId,
         randomness: Randomness,
         settings: TopicSettings,
@@ -221,7 +221,7 @@ def _restless() -> LogError:
     return LogError(RETRIABLE, "The same partitions changed again and again: try again.")
 
 
-async def propose(quorum: Quorum[ApplyResult], command: Command) -> ApplyResult:
+async def propose(quorum: RaftMember[ApplyResult], command: Command) -> ApplyResult:
     """Put a command through the quorum. Raises LogError if it was refused or is unknown."""
     outcome = await quorum.propose(encode_command(command))
     match outcome:

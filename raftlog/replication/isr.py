@@ -25,7 +25,7 @@ from raftlog.metadata.commands import AlterIsr, ChangePartitions, encode_command
 from raftlog.metadata.configs import min_isr_default
 from raftlog.metadata.elections import change_of
 from raftlog.metadata.image import MetadataImage
-from raftlog.raft import Applied, Quorum, Unknown
+from raftlog.raft import Applied, RaftMember, Unknown
 from raftlog.record.types import BrokerId, PartitionId, TopicId
 from raftlog.replication.leader_state import IsrProposal, LeaderState
 from raftlog.replication.partition import Partition
@@ -49,7 +49,7 @@ class IsrKeeper:
     def __init__(
         self,
         *,
-        quorum: Quorum[ApplyResult],
+        quorum: RaftMember[ApplyResult],
         image: Callable[[], MetadataImage],
         broker_id: BrokerId,
         clock: Clock,

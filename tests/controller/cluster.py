@@ -52,7 +52,7 @@ class Middle:
 
 @dataclass
 class FakeQuorum:
-    """`Quorum[ApplyResult]` of one node."""
+    """`RaftMember[ApplyResult]` of one node."""
 
     cluster: Cluster
     node_id: int

@@ -79,7 +79,7 @@ class Changes:
     async def remove(self, node_id: int) -> tuple[int, int]:
         return await self._change("remove", node_id)
 
-    async def hand_over(self, node_id: int | None) -> None:
+    async def transfer_leadership(self, node_id: int | None) -> None:
         await self._change("hand over", node_id)
 
     async def _change(self, what: str, node_id: int | None) -> tuple[int, int]:
@@ -90,15 +90,15 @@ class Changes:
         return 11, 4
 
 
-class Office:
+class ProposalHarness:
     def __init__(self) -> None:
         self.core, self.store, self.changes = Core(), Store(), Changes()
         self.clock = ManualClock()
         self.sent: list[tuple[int, Any]] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.wakes = 0
-        desk: Any = ProposalRouter
-        self.desk: ProposalRouter[str] = desk(
+        router: Any = ProposalRouter
+        self.router: ProposalRouter[str] = router(
             core=self.core,
             store=self.store,
             changes=self.changes,
@@ -122,18 +122,18 @@ class Office:
     def follow(self, leader: int | None) -> None:
         self.core.leader_id = leader
 
-    async def wish(self, wish: RequestKind = RequestKind.COMMAND, argument: bytes = b"x") -> Any:
-        outcome = self.desk.begin(wish, argument)
+    async def submit(self, kind: RequestKind = RequestKind.COMMAND, argument: bytes = b"x") -> Any:
+        outcome = self.router.submit(kind, argument)
         await asyncio.sleep(0)
         return outcome
 
     def confirm(self) -> None:
         """Most voters answer all that was sent to them."""
         self.core.confirmed = self.core.rounds
-        self.desk.advance()
+        self.router.advance()
 
     def apply_all(self, term: int = 4) -> None:
         while self.core.applied_index < self.core.log.last_index:
             self.core.applied_index += 1
             self.core.commit_index = self.core.applied_index
-            self.desk.applied(self.core.applied_index, term, f"result {self.core.applied_index}")
+            self.router.applied(self.core.applied_index, term, f"result {self.core.applied_index}")

@@ -26,7 +26,7 @@ from raftlog.raft.kernel import (
     SyncObj,
 )
 from tests.simulation.clock import ManualClock
-from tests.simulation.quorum.core_cluster import Cores
+from tests.simulation.quorum.core_cluster import CoreCluster
 from tests.simulation.world import SeededRandomness
 
 COPY = "pysyncobj.syncobj_of_raftlog"
@@ -95,7 +95,7 @@ def test_a_missing_attribute_is_named_by_every_new_core(
 
     monkeypatch.setattr(SyncObj, "__init__", without)
     with pytest.raises(AssertionError, match=name):
-        Cores((1,))
+        CoreCluster((1,))
 
 
 def test_each_private_name_that_the_kernel_reaches_is_checked() -> None:
@@ -129,7 +129,7 @@ def test_pickle_is_out_of_reach(name: str) -> None:
 
 
 def test_a_method_that_pickles_ends_in_the_refusal() -> None:
-    seat = Cores((1,))[1]
+    seat = CoreCluster((1,))[1]
     with pytest.raises(PickleForbiddenError):
         seat.core._so._SyncObj__doApplyCommand(b"\x00cos\nsystem\n(S'true'\ntR.")
 

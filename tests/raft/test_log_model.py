@@ -19,7 +19,7 @@ from raftlog.raft.journal import (
 )
 from raftlog.raft.log import BASE_COMMAND, VOTERS, RaftLog
 from raftlog.raft.snapshot_format import SnapshotMeta
-from raftlog.raft.store import Loaded, fitted
+from raftlog.raft.store import Loaded, reconciled
 from raftlog.raft.voters import Voter, VoterSet, encode_voters, parse_voters
 
 THREE = parse_voters("1@a:1,2@b:2,3@c:3")
@@ -212,7 +212,7 @@ class LogAgainstModel(RuleBasedStateMachine):
     @invariant()
     def durable_index_is_what_a_start_would_find(self) -> None:
         log = self.log
-        found = fitted(self.on_disk, self.snapshot)
+        found = reconciled(self.on_disk, self.snapshot)
         assert found.base_index <= log.durable_index <= found.last_index
         for index in range(max(found.base_index, log.first_index) + 1, log.durable_index + 1):
             assert found.entries[index - found.base_index - 1] == log.entry(index)

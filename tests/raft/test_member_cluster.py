@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftlog.raft.interface import Applied, ConnectionEvent, MemberSettings, Quorum, Role
-from raftlog.raft.member import RaftMember
+from raftlog.raft.interface import Applied, ConnectionEvent, MemberSettings, Role
 from raftlog.raft.messages import (
     Control,
     Message,
@@ -432,9 +431,3 @@ def test_any_commands_proposed_anywhere_give_the_state_of_applying_them_in_order
             assert ledger.commands == expected
 
     in_cluster(work, config=replace(SNAPSHOTS, entries_kept=2), seed=seed)
-
-
-def test_a_member_satisfies_what_the_node_asks_of_a_quorum() -> None:
-    names = [name for name in vars(Quorum) if not name.startswith("_")]
-    assert names
-    assert all(hasattr(RaftMember, name) for name in names)

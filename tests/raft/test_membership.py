@@ -14,14 +14,14 @@ from raftlog.raft.membership import CATCH_UP_S, LAG_ENTRIES_MAX, TRANSFER_S, Vot
 from raftlog.raft.messages import TimeoutNow
 from raftlog.raft.voters import NO_VOTERS, VOTERS_MAX, decode_voters
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE, ErrorEntry, LogError
-from tests.simulation.quorum.core_cluster import Cores
+from tests.simulation.quorum.core_cluster import CoreCluster
 
 
 class Table:
     """A cluster around a table; waiting lets its time pass and its messages arrive."""
 
     def __init__(self, *voters: int, observers: tuple[int, ...] = (), leader: int = 1) -> None:
-        self.cores = Cores(voters, observers)
+        self.cores = CoreCluster(voters, observers)
         self.cores.elect(leader, *(voter for voter in voters if voter != leader))
         self.addresses = {node: f"n{node}.test:8082" for node in self.cores.seats}
         self.on_sleep: Callable[[], object] = lambda: None
@@ -98,12 +98,12 @@ async def test_a_voter_becomes_an_observer() -> None:
     assert table.core.core.commit_index >= index
 
 
-@pytest.mark.parametrize("what", ["add", "remove", "hand_over"])
+@pytest.mark.parametrize("what", ["add", "remove", "transfer_leadership"])
 async def test_only_a_leader_changes_voters(what: str) -> None:
     table = Table(1, 2, 3, observers=(4,))
     changes = VoterChanges(table.cores[2].core, table, table.hello_of, lambda: None)
-    if what == "hand_over":
-        await changes.hand_over(3)
+    if what == "transfer_leadership":
+        await changes.transfer_leadership(3)
         assert not table.cores.on_way[2, 3], "nobody was asked to lead"
     elif what == "add":
         await table.refused(changes.add(4), NO_CONTROLLER, "")
@@ -264,8 +264,8 @@ async def test_a_leader_that_loses_its_lead_while_it_waits_gives_up() -> None:
 
 async def test_leadership_is_handed_to_the_one_asked_for() -> None:
     table = Table(1, 2, 3)
-    table.cores.impatient = 3
-    await table.changes.hand_over(3)
+    table.cores.candidate = 3
+    await table.changes.transfer_leadership(3)
     table.rest()
     assert table.cores[3].core.is_leader
 
@@ -275,35 +275,39 @@ async def test_without_a_name_the_one_that_is_furthest_leads() -> None:
     table.cores.disconnect(1, 2)
     table.cores.propose(1, b"x")
     table.rest()
-    table.cores.impatient = 3
-    await table.changes.hand_over(None)
+    table.cores.candidate = 3
+    await table.changes.transfer_leadership(None)
     table.rest()
     assert table.cores[3].core.is_leader
 
 
 async def test_handing_over_to_oneself_is_done_already() -> None:
     table = Table(1, 2, 3)
-    await table.changes.hand_over(1)
+    await table.changes.transfer_leadership(1)
     assert table.core.core.is_leader
     assert table.slept_s == 0
 
 
 async def test_only_a_voter_can_lead() -> None:
     table = Table(1, 2, 3, observers=(4,))
-    await table.refused(table.changes.hand_over(4), ILLEGAL_STATE, "Node 4 is not a voter")
-    await table.refused(table.changes.hand_over(9), ILLEGAL_STATE, "Node 9 is not a voter")
+    await table.refused(
+        table.changes.transfer_leadership(4), ILLEGAL_STATE, "Node 4 is not a voter"
+    )
+    await table.refused(
+        table.changes.transfer_leadership(9), ILLEGAL_STATE, "Node 9 is not a voter"
+    )
 
 
 async def test_alone_there_is_nobody_to_lead() -> None:
     table = Table(1)
-    await table.refused(table.changes.hand_over(None), ILLEGAL_STATE, "no other voter")
+    await table.refused(table.changes.transfer_leadership(None), ILLEGAL_STATE, "no other voter")
 
 
 async def test_who_does_not_take_over_in_time_is_named() -> None:
     table = Table(1, 2, 3)
     table.cores.disconnect(1, 3)
     with pytest.raises(LogError, match=r"Node 3 did not take over in 2\.0 s") as raised:
-        await table.changes.hand_over(3)
+        await table.changes.transfer_leadership(3)
     assert raised.value.entry is RETRIABLE
     assert table.slept_s == pytest.approx(TRANSFER_S, abs=0.1)
     assert table.core.core.is_leader
@@ -313,14 +317,14 @@ async def test_an_order_to_lead_that_is_lost_is_given_again_but_not_at_once() ->
     table = Table(1, 2, 3)
     # Nobody is impatient at this table: the order has no effect.
     with pytest.raises(LogError, match="did not take over"):
-        await table.changes.hand_over(2)
+        await table.changes.transfer_leadership(2)
     orders = [each for each in table.cores.delivered if isinstance(each[2], TimeoutNow)]
     assert 3 <= len(orders) <= 5
 
 
 async def test_a_leader_hands_over_before_it_is_removed() -> None:
     table = Table(1, 2, 3)
-    table.cores.impatient = 2
+    table.cores.candidate = 2
     with pytest.raises(LogError, match="Another member leads now") as raised:
         await table.changes.remove(1)
     assert raised.value.entry is NO_CONTROLLER

@@ -27,8 +27,8 @@ class Desk:
     def __init__(self, *peers: int) -> None:
         self.log = Log()
         self.left: list[tuple[int, int]] = []
-        self.disk_is_stuck = False
-        self.outbox = Outbox(self.log, self.transmit, lambda: self.disk_is_stuck)
+        self.is_disk_stuck = False
+        self.outbox = Outbox(self.log, self.transmit, lambda: self.is_disk_stuck)
         for peer in peers:
             self.outbox.connected(peer)
 
@@ -82,7 +82,7 @@ def test_an_append_waits_for_the_term_it_is_made_in() -> None:
 def test_a_leader_whose_disk_is_stuck_falls_silent() -> None:
     desk = Desk(2)
     desk.log.lsn = 1
-    desk.disk_is_stuck = True
+    desk.is_disk_stuck = True
     desk.append(2, 1)
     assert not desk.left
     desk.log.durable_lsn = 1

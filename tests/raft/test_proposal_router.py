@@ -21,12 +21,12 @@ from raftlog.record.errors import (
     OVERLOADED,
     LogError,
 )
-from tests.raft.proposal_harness import ME, OTHER, SETTINGS, Office
+from tests.raft.proposal_harness import ME, OTHER, SETTINGS, ProposalHarness
 
 
 @pytest.fixture
-async def office() -> Office:
-    return Office()
+async def harness() -> ProposalHarness:
+    return ProposalHarness()
 
 
 def refused(outcome: Any, entry: Any) -> str:
@@ -37,95 +37,101 @@ def refused(outcome: Any, entry: Any) -> str:
 
 
 async def test_a_leader_puts_a_command_into_its_log_and_answers_once_applied(
-    office: Office,
+    harness: ProposalHarness,
 ) -> None:
-    outcome = await office.wish()
-    assert office.core.appended == [(0, b"x")]
-    assert office.wakes
+    outcome = await harness.submit()
+    assert harness.core.appended == [(0, b"x")]
+    assert harness.wakes
     assert not outcome.done()
-    office.apply_all()
+    harness.apply_all()
     assert outcome.result() == Applied(11, "result 11")
 
 
-async def test_a_follower_forwards_and_waits_for_its_own_member_to_apply(office: Office) -> None:
-    office.follow(OTHER)
-    outcome = await office.wish()
-    ((peer, forward),) = office.sent
-    assert (peer, forward.wish, forward.argument) == (OTHER, RequestKind.COMMAND, b"x")
-    office.desk.answered(Forwarded(4, forward.request_id, 12, 4, 0, ""))
+async def test_a_follower_forwards_and_waits_for_its_own_member_to_apply(
+    harness: ProposalHarness,
+) -> None:
+    harness.follow(OTHER)
+    outcome = await harness.submit()
+    ((peer, forward),) = harness.sent
+    assert (peer, forward.kind, forward.argument) == (OTHER, RequestKind.COMMAND, b"x")
+    harness.router.answered(Forwarded(4, forward.request_id, 12, 4, 0, ""))
     assert not outcome.done()
-    office.core.log.last_index = 12
-    office.apply_all()
+    harness.core.log.last_index = 12
+    harness.apply_all()
     assert outcome.result() == Applied(12, "result 12")
 
 
-async def test_without_a_leader_a_wish_waits_for_one(office: Office) -> None:
-    office.follow(None)
-    outcome = await office.wish()
-    office.desk.tick()
+async def test_without_a_leader_a_wish_waits_for_one(harness: ProposalHarness) -> None:
+    harness.follow(None)
+    outcome = await harness.submit()
+    harness.router.tick()
     assert not outcome.done()
-    assert not office.sent
-    office.follow(OTHER)
-    office.desk.tick()
-    assert len(office.sent) == 1
+    assert not harness.sent
+    harness.follow(OTHER)
+    harness.router.tick()
+    assert len(harness.sent) == 1
 
 
-async def test_a_leader_that_is_not_connected_is_waited_for(office: Office) -> None:
-    office.follow(OTHER)
-    office.core.connected.clear()
-    outcome = await office.wish()
-    assert not office.sent, "it would be lost, and its outcome unknown"
-    office.core.connected.add(OTHER)
-    office.desk.tick()
-    assert len(office.sent) == 1
+async def test_a_leader_that_is_not_connected_is_waited_for(harness: ProposalHarness) -> None:
+    harness.follow(OTHER)
+    harness.core.connected.clear()
+    outcome = await harness.submit()
+    assert not harness.sent, "it would be lost, and its outcome unknown"
+    harness.core.connected.add(OTHER)
+    harness.router.tick()
+    assert len(harness.sent) == 1
     assert not outcome.done()
 
 
-async def test_without_a_leader_until_the_deadline_nothing_was_done(office: Office) -> None:
-    office.follow(None)
-    outcome = await office.wish()
-    office.clock.advance(SETTINGS.proposal_s)
-    office.desk.tick()
+async def test_without_a_leader_until_the_deadline_nothing_was_done(
+    harness: ProposalHarness,
+) -> None:
+    harness.follow(None)
+    outcome = await harness.submit()
+    harness.clock.advance(SETTINGS.proposal_s)
+    harness.router.tick()
     refused(outcome, NO_CONTROLLER)
 
 
-async def test_a_leader_that_does_not_answer_leaves_the_outcome_unknown(office: Office) -> None:
-    office.follow(OTHER)
-    outcome = await office.wish()
-    office.clock.advance(SETTINGS.proposal_s)
-    office.desk.tick()
-    assert isinstance(outcome.result(), Unknown)
-    office.desk.answered(Forwarded(4, office.sent[0][1].request_id, 11, 4, 0, ""))
-
-
-@pytest.mark.parametrize("wish", [RequestKind.COMMAND, RequestKind.BARRIER])
-async def test_who_leads_no_more_says_so_and_the_next_is_asked(
-    office: Office, wish: RequestKind
+async def test_a_leader_that_does_not_answer_leaves_the_outcome_unknown(
+    harness: ProposalHarness,
 ) -> None:
-    office.follow(OTHER)
-    outcome = await office.wish(wish)
-    number = office.sent[0][1].request_id
-    office.desk.answered(Forwarded(4, number, 0, 0, NO_CONTROLLER.code, "not I"))
+    harness.follow(OTHER)
+    outcome = await harness.submit()
+    harness.clock.advance(SETTINGS.proposal_s)
+    harness.router.tick()
+    assert isinstance(outcome.result(), Unknown)
+    harness.router.answered(Forwarded(4, harness.sent[0][1].request_id, 11, 4, 0, ""))
+
+
+@pytest.mark.parametrize("kind", [RequestKind.COMMAND, RequestKind.BARRIER])
+async def test_who_leads_no_more_says_so_and_the_next_is_asked(
+    harness: ProposalHarness, kind: RequestKind
+) -> None:
+    harness.follow(OTHER)
+    outcome = await harness.submit(kind)
+    number = harness.sent[0][1].request_id
+    harness.router.answered(Forwarded(4, number, 0, 0, NO_CONTROLLER.code, "not I"))
     assert not outcome.done()
-    office.follow(ME)
-    office.desk.tick()
-    assert len(office.core.appended) == 1
+    harness.follow(ME)
+    harness.router.tick()
+    assert len(harness.core.appended) == 1
 
 
-async def test_a_change_of_voters_is_not_repeated_by_itself(office: Office) -> None:
-    office.follow(OTHER)
-    outcome = await office.wish(RequestKind.ADD_VOTER, b"5")
-    number = office.sent[0][1].request_id
-    office.desk.answered(Forwarded(4, number, 0, 0, NO_CONTROLLER.code, "not I"))
+async def test_a_change_of_voters_is_not_repeated_by_itself(harness: ProposalHarness) -> None:
+    harness.follow(OTHER)
+    outcome = await harness.submit(RequestKind.ADD_VOTER, b"5")
+    number = harness.sent[0][1].request_id
+    harness.router.answered(Forwarded(4, number, 0, 0, NO_CONTROLLER.code, "not I"))
     assert refused(outcome, NO_CONTROLLER) == "not I"
 
 
-async def test_a_refusal_keeps_its_code_and_words(office: Office) -> None:
-    office.follow(OTHER)
-    known, strange = await office.wish(), await office.wish()
-    first, second = (message.request_id for _, message in office.sent)
-    office.desk.answered(Forwarded(4, first, 0, 0, DISK_FULL.code, "full"))
-    office.desk.answered(Forwarded(4, second, 0, 0, -77, "of a newer version"))
+async def test_a_refusal_keeps_its_code_and_words(harness: ProposalHarness) -> None:
+    harness.follow(OTHER)
+    known, strange = await harness.submit(), await harness.submit()
+    first, second = (message.request_id for _, message in harness.sent)
+    harness.router.answered(Forwarded(4, first, 0, 0, DISK_FULL.code, "full"))
+    harness.router.answered(Forwarded(4, second, 0, 0, -77, "of a newer version"))
     assert refused(known, DISK_FULL) == "full"
     assert refused(strange, INTERNAL) == "of a newer version"
 
@@ -134,110 +140,114 @@ async def test_a_refusal_keeps_its_code_and_words(office: Office) -> None:
 
 
 def answers(
-    office: Office, *, wish: RequestKind = RequestKind.COMMAND, argument: bytes = b"x"
+    harness: ProposalHarness, *, kind: RequestKind = RequestKind.COMMAND, argument: bytes = b"x"
 ) -> Forwarded:
-    office.desk.carry_out(OTHER, Forward(4, 7, wish, argument))
-    peer, answer = office.sent[-1]
+    harness.router.handle_forwarded(OTHER, Forward(4, 7, kind, argument))
+    peer, answer = harness.sent[-1]
     assert peer == OTHER
     assert isinstance(answer, Forwarded)
     assert answer.request_id == 7
     return answer
 
 
-async def test_a_leader_says_where_in_its_log_a_forwarded_wish_is(office: Office) -> None:
-    answer = answers(office)
+async def test_a_leader_says_where_in_its_log_a_forwarded_wish_is(harness: ProposalHarness) -> None:
+    answer = answers(harness)
     assert (answer.index, answer.entry_term, answer.error_code) == (11, 4, 0)
 
 
-async def test_who_does_not_lead_does_nothing_for_others(office: Office) -> None:
-    office.follow(OTHER)
-    assert answers(office).error_code == NO_CONTROLLER.code
-    assert not office.core.appended
+async def test_who_does_not_lead_does_nothing_for_others(harness: ProposalHarness) -> None:
+    harness.follow(OTHER)
+    assert answers(harness).error_code == NO_CONTROLLER.code
+    assert not harness.core.appended
 
 
-async def test_too_much_that_is_not_committed_is_refused(office: Office) -> None:
+async def test_too_much_that_is_not_committed_is_refused(harness: ProposalHarness) -> None:
     for _ in range(SETTINGS.uncommitted_entries_max):
-        assert answers(office).error_code == 0
-    assert answers(office).error_code == OVERLOADED.code
-    refused(await office.wish(), OVERLOADED)
-    office.apply_all()
-    assert answers(office).error_code == 0
+        assert answers(harness).error_code == 0
+    assert answers(harness).error_code == OVERLOADED.code
+    refused(await harness.submit(), OVERLOADED)
+    harness.apply_all()
+    assert answers(harness).error_code == 0
 
 
-async def test_a_full_disk_refuses_entries_before_they_are_in_the_log(office: Office) -> None:
-    office.store.free = SETTINGS.disk_reserve_bytes
-    assert "the disk is full" in refused(await office.wish(), DISK_FULL)
-    assert answers(office).error_code == DISK_FULL.code
-    assert not office.core.appended
-    office.store.free += 1
-    assert answers(office).error_code == 0
+async def test_a_full_disk_refuses_entries_before_they_are_in_the_log(
+    harness: ProposalHarness,
+) -> None:
+    harness.store.free = SETTINGS.disk_reserve_bytes
+    assert "the disk is full" in refused(await harness.submit(), DISK_FULL)
+    assert answers(harness).error_code == DISK_FULL.code
+    assert not harness.core.appended
+    harness.store.free += 1
+    assert answers(harness).error_code == 0
 
 
-async def test_a_journal_that_cannot_be_trimmed_refuses_entries(office: Office) -> None:
-    office.store.journal_bytes = SETTINGS.journal_bytes_max + 1
-    assert "no room to trim" in refused(await office.wish(), DISK_FULL)
+async def test_a_journal_that_cannot_be_trimmed_refuses_entries(harness: ProposalHarness) -> None:
+    harness.store.journal_bytes = SETTINGS.journal_bytes_max + 1
+    assert "no room to trim" in refused(await harness.submit(), DISK_FULL)
 
 
-async def test_changes_at_once_are_bounded_from_the_first_turn_on(office: Office) -> None:
+async def test_changes_at_once_are_bounded_from_the_first_turn_on(harness: ProposalHarness) -> None:
     for number in range(CHANGES_AT_ONCE_MAX + 5):
-        office.desk.carry_out(OTHER, Forward(4, number, RequestKind.TRANSFER, b"2"))
+        harness.router.handle_forwarded(OTHER, Forward(4, number, RequestKind.TRANSFER, b"2"))
     await asyncio.sleep(0)
-    assert len(office.changes.asked) == CHANGES_AT_ONCE_MAX
-    assert [answer.error_code for _, answer in office.sent] == [OVERLOADED.code] * 5
-    office.changes.go_on.set()
-    await asyncio.gather(*office.tasks)
-    assert answers(office, argument=b"y").error_code == 0
-    office.desk.carry_out(OTHER, Forward(4, 99, RequestKind.TRANSFER, b"2"))
-    await asyncio.gather(*office.tasks)
-    assert office.sent[-1][1].error_code == 0, "there is room again"
+    assert len(harness.changes.asked) == CHANGES_AT_ONCE_MAX
+    assert [answer.error_code for _, answer in harness.sent] == [OVERLOADED.code] * 5
+    harness.changes.go_on.set()
+    await asyncio.gather(*harness.tasks)
+    assert answers(harness, argument=b"y").error_code == 0
+    harness.router.handle_forwarded(OTHER, Forward(4, 99, RequestKind.TRANSFER, b"2"))
+    await asyncio.gather(*harness.tasks)
+    assert harness.sent[-1][1].error_code == 0, "there is room again"
 
 
 @pytest.mark.parametrize("argument", [b"", b"x", b"-1", b"1.0", b" 1", b"\xb2", b"1" * 5000])
-async def test_a_change_that_names_no_node_is_refused(office: Office, argument: bytes) -> None:
-    answer = answers(office, wish=RequestKind.ADD_VOTER, argument=argument)
+async def test_a_change_that_names_no_node_is_refused(
+    harness: ProposalHarness, argument: bytes
+) -> None:
+    answer = answers(harness, kind=RequestKind.ADD_VOTER, argument=argument)
     assert answer.error_code == BAD_REQUEST.code
-    assert not office.tasks
+    assert not harness.tasks
 
 
 async def test_each_change_reaches_its_rule_and_its_refusal_the_one_who_asked(
-    office: Office,
+    harness: ProposalHarness,
 ) -> None:
-    office.changes.go_on.set()
-    for wish, argument in (
+    harness.changes.go_on.set()
+    for kind, argument in (
         (RequestKind.ADD_VOTER, b"5"),
         (RequestKind.REMOVE_VOTER, b"6"),
         (RequestKind.TRANSFER, b"7"),
         (RequestKind.TRANSFER, b"0"),
     ):
-        office.desk.carry_out(OTHER, Forward(4, 1, wish, argument))
-    await asyncio.gather(*office.tasks)
-    assert office.changes.asked == [
+        harness.router.handle_forwarded(OTHER, Forward(4, 1, kind, argument))
+    await asyncio.gather(*harness.tasks)
+    assert harness.changes.asked == [
         ("add", 5),
         ("remove", 6),
         ("hand over", 7),
         ("hand over", None),
     ]
-    assert [answer.index for _, answer in office.sent] == [11, 11, 0, 0]
-    office.changes.error = LogError(ILLEGAL_STATE, "no")
-    office.desk.carry_out(OTHER, Forward(4, 1, RequestKind.ADD_VOTER, b"5"))
-    await asyncio.gather(*office.tasks)
-    answer = office.sent[-1][1]
+    assert [answer.index for _, answer in harness.sent] == [11, 11, 0, 0]
+    harness.changes.error = LogError(ILLEGAL_STATE, "no")
+    harness.router.handle_forwarded(OTHER, Forward(4, 1, RequestKind.ADD_VOTER, b"5"))
+    await asyncio.gather(*harness.tasks)
+    answer = harness.sent[-1][1]
     assert (answer.error_code, answer.message) == (ILLEGAL_STATE.code, "no")
 
 
 # The end
 
 
-async def test_after_the_end_everything_is_refused(office: Office) -> None:
-    office.follow(OTHER)
-    asked = await office.wish()
-    office.follow(None)
-    parked = await office.wish()
-    office.desk.end(NOT_READY, "stopping")
-    office.desk.end(replace(INTERNAL), "again")
+async def test_after_the_end_everything_is_refused(harness: ProposalHarness) -> None:
+    harness.follow(OTHER)
+    asked = await harness.submit()
+    harness.follow(None)
+    parked = await harness.submit()
+    harness.router.end(NOT_READY, "stopping")
+    harness.router.end(replace(INTERNAL), "again")
     assert isinstance(asked.result(), Unknown)
     assert refused(parked, NOT_READY) == "stopping"
-    office.follow(ME)
-    assert refused(await office.wish(), NOT_READY) == "stopping"
-    assert answers(office).error_code == NO_CONTROLLER.code
-    assert not office.core.appended
+    harness.follow(ME)
+    assert refused(await harness.submit(), NOT_READY) == "stopping"
+    assert answers(harness).error_code == NO_CONTROLLER.code
+    assert not harness.core.appended

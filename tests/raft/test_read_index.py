@@ -68,7 +68,7 @@ class Desk:
         self.told: list[tuple[int, int | None]] = []
 
     def ask(self, number: int, deadline: float = FOREVER) -> None:
-        self.rounds.ask(deadline, lambda index: self.told.append((number, index)))
+        self.rounds.submit(deadline, lambda index: self.told.append((number, index)))
 
 
 def test_a_single_voter_is_sure_at_once() -> None:

@@ -8,7 +8,7 @@ from raftlog.raft.journal import (
     JournalContent,
 )
 from raftlog.raft.snapshot_format import SnapshotMeta
-from raftlog.raft.store import GATHER_BYTES, ReceivedSnapshotError
+from raftlog.raft.store import BATCH_BYTES, ReceivedSnapshotError
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from tests.raft.stores import (
     FOUR,
@@ -133,7 +133,7 @@ def test_exception_of_the_encoder_leaves_nothing() -> None:
     before = files(disk)
 
     def failing() -> Iterator[bytes]:
-        yield b"a" * GATHER_BYTES
+        yield b"a" * BATCH_BYTES
         raise RuntimeError("a defect")
 
     with pytest.raises(RuntimeError):

@@ -19,7 +19,7 @@ from raftlog.metadata.commands import (
     encode_command,
 )
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.raft import Applied, Outcome, Quorum, Refused, Unknown
+from raftlog.raft import Applied, Outcome, RaftMember, Refused, Unknown
 from raftlog.raft.voters import Voter, VoterSet
 from raftlog.record.errors import (
     ILLEGAL_STATE,
@@ -112,7 +112,7 @@ async def cluster() -> AsyncIterator[Cluster]:
     )
     metadata = ClusterMetadata(
         state_machine=state_machine,
-        quorum=cast(Quorum[ApplyResult], quorum),
+        quorum=cast(RaftMember[ApplyResult], quorum),
         broker_id=BROKER,
         randomness=SystemRandomness(),
         settings=settings,

@@ -27,7 +27,7 @@ from raftlog.metadata.elections import PartitionKey
 from raftlog.metadata.image import MetadataImage, PartitionImage
 from raftlog.metadata.reassignment import Move
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.raft import Applied, Outcome, Quorum, Refused, Unknown
+from raftlog.raft import Applied, Outcome, RaftMember, Refused, Unknown
 from raftlog.record.errors import (
     ILLEGAL_STATE,
     INVALID_PARTITIONS,
@@ -138,7 +138,7 @@ def node() -> Node:
 
     metadata = ClusterMetadata(
         state_machine=quorum.state_machine,
-        quorum=cast(Quorum[ApplyResult], quorum),
+        quorum=cast(RaftMember[ApplyResult], quorum),
         broker_id=two,
         randomness=SystemRandomness(),
         settings=TopicSettings(),

@@ -15,7 +15,7 @@ from typing import Any, Final
 from raftlog.metadata.commands import CreateTopic, DeleteTopic
 from raftlog.metadata.image import BrokerImage
 from raftlog.node.assembly import NodeCore
-from raftlog.raft import Quorum
+from raftlog.raft import RaftMember
 from raftlog.record.errors import LogError
 from raftlog.record.types import BrokerId, Offset, TopicId
 from raftlog.replication.cluster_metadata import propose
@@ -338,6 +338,6 @@ class Operators(Recurring):
         return True
 
 
-def _known(quorum: Quorum[Any]) -> tuple[int, int]:
+def _known(quorum: RaftMember[Any]) -> tuple[int, int]:
     status = quorum.status()
     return status.term, status.last_index

@@ -17,7 +17,7 @@ from raftlog.raft.messages import Message
 from raftlog.raft.snapshot_format import SnapshotMeta
 from raftlog.raft.voters import Voter, VoterSet, encode_voters
 from tests.simulation.quorum.checker import Checker
-from tests.simulation.quorum.core_harness import TIMING, Seat
+from tests.simulation.quorum.core_harness import TIMING, CoreHarness
 
 ROUNDS = 6
 """Of pre-votes that a member asks for: the first may only tell it of a newer term."""
@@ -45,7 +45,7 @@ class Blind(Checker):
         pass
 
 
-class Cores:
+class CoreCluster:
     """A few members and the messages between them."""
 
     def __init__(
@@ -63,14 +63,14 @@ class Cores:
         self.on_way: dict[tuple[int, int], deque[Message]] = {
             (one, other): deque() for one in node_ids for other in node_ids if one != other
         }
-        self.impatient: int | None = None
-        self.seats = {node_id: Seat(self, node_id) for node_id in node_ids}
+        self.candidate: int | None = None
+        self.seats = {node_id: CoreHarness(self, node_id) for node_id in node_ids}
         for one in node_ids:
             for other in node_ids:
                 if one < other:
                     self.connect(one, other)
 
-    def __getitem__(self, node_id: int) -> Seat:
+    def __getitem__(self, node_id: int) -> CoreHarness:
         return self.seats[node_id]
 
     # Connections and lives
@@ -124,8 +124,8 @@ class Cores:
         """A turn of a member, as RaftMember has it."""
         seat = self[node_id]
         for _ in range(TURNS_MAX):
-            if node_id != self.impatient:
-                seat.be_patient()
+            if node_id != self.candidate:
+                seat.disable_election()
             seat.core.tick()
             seat.outbox.release()
             self.checker.after_event(node_id, seat.core)
@@ -204,7 +204,7 @@ class Cores:
                 self.pump(other)
         seat = self[node_id]
         seat.clock.now += TIMING.election_max_s
-        self.impatient = node_id
+        self.candidate = node_id
         before = seat.core.term
 
         def has_begun() -> bool:
@@ -218,16 +218,16 @@ class Cores:
             self.exchange(node_id, *others, until=has_begun)
             if has_begun():
                 break
-        self.impatient = None
+        self.candidate = None
 
-    def lose_patience(self, node_id: int) -> None:
+    def expire_election_timeout(self, node_id: int) -> None:
         """A member asks the others, once, whether it may begin an election."""
         seat = self[node_id]
         seat.clock.now += TIMING.election_max_s
         seat.core.election_deadline = -math.inf
-        self.impatient = node_id
+        self.candidate = node_id
         self.pump(node_id)
-        self.impatient = None
+        self.candidate = None
 
     def elect(self, node_id: int, *others: int) -> None:
         """Let a member win with the votes of `others`, and let them exchange what follows."""

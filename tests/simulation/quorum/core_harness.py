@@ -14,11 +14,11 @@ from raftlog.raft.outbox import Outbox
 from raftlog.raft.rules import Timing
 from raftlog.raft.store import QuorumStore
 from tests.simulation.disk import SimulatedDisk
-from tests.simulation.quorum.recording_state_machine import Ledger
+from tests.simulation.quorum.recording_state_machine import RecordingStateMachine
 from tests.simulation.world import SeededRandomness
 
 if TYPE_CHECKING:
-    from tests.simulation.quorum.core_cluster import Cores
+    from tests.simulation.quorum.core_cluster import CoreCluster
 
 DIRECTORY = "metadata"
 TIMING = Timing()
@@ -34,10 +34,10 @@ class HandClock:
         return self.now
 
 
-class Seat:
+class CoreHarness:
     """One member, without what is around a core: `CoreHost`."""
 
-    def __init__(self, cores: Cores, node_id: int) -> None:
+    def __init__(self, cores: CoreCluster, node_id: int) -> None:
         self.cores = cores
         self.node_id = node_id
         self.clock = HandClock()
@@ -54,7 +54,7 @@ class Seat:
         """Begin a life with what is on the disk."""
         self.store = QuorumStore(self.disk, DIRECTORY)
         self.log = RaftLog(self.store.load(self.cores.voters))
-        self.ledger = Ledger(self.cores.checker.was_applied)
+        self.ledger = RecordingStateMachine(self.cores.checker.was_applied)
         applied_index = self.log.first_index
         restored = self.store.read_snapshot()
         if restored is not None:
@@ -74,9 +74,9 @@ class Seat:
             randomness=SeededRandomness(random.Random(self.node_id)),
             timing=TIMING,
         )
-        self.be_patient()
+        self.disable_election()
 
-    def be_patient(self) -> None:
+    def disable_election(self) -> None:
         self.core.election_deadline = math.inf
 
     # CoreHost

@@ -15,7 +15,7 @@ from raftlog.raft.voters import Voter, VoterSet, bootstrap_id
 from raftlog.record.errors import LogError
 from tests.simulation.life import Life, NodeDiedError
 from tests.simulation.quorum.checker import Checker
-from tests.simulation.quorum.recording_state_machine import Ledger
+from tests.simulation.quorum.recording_state_machine import RecordingStateMachine
 from tests.simulation.world import Process, World
 
 DIRECTORY = "metadata"
@@ -33,7 +33,7 @@ class MemberWorld:
     checker: Checker = field(default_factory=Checker)
     members: dict[int, RaftMember[int]] = field(default_factory=dict)
     """Of the nodes that are up and open."""
-    ledgers: dict[int, Ledger] = field(default_factory=dict)
+    ledgers: dict[int, RecordingStateMachine] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     on_message: Callable[[int, int, Message], bool] | None = None
     """Sees each message as it leaves; False drops it."""
@@ -80,7 +80,7 @@ class MemberWorld:
 
     async def _main(self, process: Process) -> None:
         node_id, checker = process.node_id, self.checker
-        ledger = Ledger(checker.was_applied)
+        ledger = RecordingStateMachine(checker.was_applied)
         member: RaftMember[int] = await RaftMember.open(
             disk=process.disk,
             directory=DIRECTORY,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 PIECE_BYTES = 64
 
 
-class Ledger:
+class RecordingStateMachine:
     """Remembers every command in order; its state is their number and a digest of them all."""
 
     def __init__(self, on_apply: Callable[[int, bytes, str], None]) -> None:

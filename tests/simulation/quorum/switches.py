@@ -196,7 +196,7 @@ def damage_is_cut_off(patch: Patch) -> None:
         record = parse(content, position)
         return None if record is None else replace(record, synced=0)
 
-    patch.setattr(journal, "_synced_according_to", nothing_was_durable)
+    patch.setattr(journal, "_highest_synced", nothing_was_durable)
     patch.setattr(journal, "_parse", without_witness)
 
 
@@ -319,7 +319,7 @@ def voters_count_from_commit(patch: Patch) -> None:
     def moved(self: RaftLog, index: int) -> None:
         before = self.voters
         set_commit_index(self, index)
-        self._tell_if_changed(before)
+        self._notify_if_changed(before)
 
     patch.setattr(RaftLog, "voters", property(in_force))
     patch.setattr(RaftLog, "setRaftCommitIndex", moved)

@@ -12,7 +12,7 @@ import pytest
 from raftlog.raft.interface import MemberSettings
 from raftlog.raft.messages import PreVoteGranted
 from raftlog.raft.rules import Timing
-from tests.simulation.quorum.core_cluster import Cores
+from tests.simulation.quorum.core_cluster import CoreCluster
 from tests.simulation.quorum.member_world import QUICK, MemberWorld
 from tests.simulation.quorum.switches import higher_terms_are_ignored, prevote_off
 from tests.simulation.world import World, run
@@ -64,7 +64,7 @@ def test_late_grants_of_a_pre_vote_that_was_won_count_for_nothing() -> None:
     Regression: of three members, the grant of the third arrived when the election had begun, was
     kept, and let the leader begin another one as soon as it had stepped down.
     """
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.campaign(1, 2, 3)
     cores.exchange()
     assert cores[1].core.is_leader
@@ -80,13 +80,13 @@ def test_grants_of_a_pre_vote_before_a_leaders_snapshot_count_for_nothing() -> N
 
     Regression: the grants of a round that it had begun before were kept for the next time.
     """
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.settle(1)
     seat = cores[3]
-    cores.lose_patience(3)
+    cores.expire_election_timeout(3)
     cores.take(2, 3, PreVoteGranted(1, seat.core._prevotes._round))
-    seat.be_patient()
+    seat.disable_election()
     assert seat.core.heard_leader(1, 1)
     cores.isolate(3)
     cores.campaign(3)

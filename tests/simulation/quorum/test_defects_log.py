@@ -16,7 +16,7 @@ from raftlog.raft import core
 from raftlog.raft.interface import Applied
 from raftlog.raft.messages import Append
 from raftlog.record.errors import LogError
-from tests.simulation.quorum.core_cluster import Cores
+from tests.simulation.quorum.core_cluster import CoreCluster
 from tests.simulation.quorum.member_world import DIRECTORY, QUICK, SNAPSHOTS, MemberWorld
 from tests.simulation.quorum.switches import (
     appends_truncate,
@@ -69,7 +69,7 @@ def test_answer_before_it_is_durable_without_guard_fails(monkeypatch: Patch) -> 
 
 
 def a_voter_loses_power_while_its_disk_works() -> None:
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores[2].syncs_at_once = False
     cores.campaign(1, 2)
     cores.deliver(1, 2)
@@ -101,7 +101,7 @@ def test_vote_of_a_voter_that_loses_power_without_guard_fails(
 
 
 def an_append_begins_far_behind() -> None:
-    cores = Cores((1, 2, 3, 4, 5))
+    cores = CoreCluster((1, 2, 3, 4, 5))
     cores.elect(1, 2, 3, 4, 5)
     cores.propose(1, b"a", b"b", b"c", b"d")
     for follower in (2, 3):
@@ -131,7 +131,7 @@ def an_append_begins_far_behind() -> None:
     assert cores.commands(1)[:4] == [b"a", b"b", b"c", b"d"]
 
 
-def is_sent_what_it_has(cores: Cores) -> bool:
+def is_sent_what_it_has(cores: CoreCluster) -> bool:
     return any(
         (source, target) == (3, 1) and isinstance(message, Append) and message.previous_index < 6
         for source, target, message in cores.delivered
@@ -160,7 +160,7 @@ def test_append_that_begins_far_behind_without_guard_fails(monkeypatch: Patch) -
 
 
 def a_single_voter_grows_while_its_disk_works() -> None:
-    cores = Cores((1,), (2,))
+    cores = CoreCluster((1,), (2,))
     cores.campaign(1)
     seat = cores[1]
     assert seat.core.is_leader
@@ -199,7 +199,7 @@ def test_what_never_became_durable_never_was() -> None:
 
     Nobody has heard of the first time, so that the second one is no second vote.
     """
-    cores = Cores((1,))
+    cores = CoreCluster((1,))
     cores[1].syncs_at_once = False
     cores.campaign(1)
     cores.propose(1, b"forgotten")

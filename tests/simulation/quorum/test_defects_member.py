@@ -15,7 +15,7 @@ from raftlog.raft.interface import Applied
 from raftlog.raft.kernel import PickleForbiddenError, Scoped
 from raftlog.raft.log import NO_OP
 from raftlog.raft.messages import MessageError, decode_message
-from tests.simulation.quorum.core_cluster import Cores
+from tests.simulation.quorum.core_cluster import CoreCluster
 from tests.simulation.quorum.member_world import QUICK, MemberWorld
 from tests.simulation.quorum.switches import (
     exceptions_are_swallowed,
@@ -199,7 +199,7 @@ def regular_command(core: Any) -> None:
 
 
 def pickling(reach: Any) -> None:
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     core = cores[2].core
     Evil.unpickled = 0
     try:

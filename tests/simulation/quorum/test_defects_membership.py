@@ -10,7 +10,7 @@ import pytest
 from raftlog.raft.interface import Applied
 from raftlog.raft.membership import VoterChanges
 from raftlog.record.errors import LogError
-from tests.simulation.quorum.core_cluster import Cores
+from tests.simulation.quorum.core_cluster import CoreCluster
 from tests.simulation.quorum.member_world import QUICK, MemberWorld
 from tests.simulation.quorum.switches import (
     changes_at_any_time,
@@ -24,7 +24,7 @@ Patch = pytest.MonkeyPatch
 
 
 def a_voter_two_changes_behind_restarts() -> None:
-    cores = Cores((1, 2, 3), (4, 5))
+    cores = CoreCluster((1, 2, 3), (4, 5))
     cores.elect(1, 2, 3)
     cores.exchange()
     # Two voters are added, one after the other. 3 hears of neither; 5 hears last of all.
@@ -67,7 +67,7 @@ def test_voter_set_in_force_once_appended_without_guard_fails(monkeypatch: Patch
         a_voter_two_changes_behind_restarts()
 
 
-def remove(cores: Cores, leader: int, node_id: int) -> bool:
+def remove(cores: CoreCluster, leader: int, node_id: int) -> bool:
     """Ask a leader to remove a voter; whether it began to."""
     changes = VoterChanges(
         cores[leader].core,
@@ -86,7 +86,7 @@ def remove(cores: Cores, leader: int, node_id: int) -> bool:
 
 
 def two_leaders_change_voters() -> None:
-    cores = Cores((1, 2, 3, 4), (5,))
+    cores = CoreCluster((1, 2, 3, 4), (5,))
     cores.elect(1, 2, 3, 4)
     cores.exchange()
     # 1 adds 5, of which only 5 hears.
@@ -127,7 +127,7 @@ def test_change_before_the_leader_has_committed_without_guard_fails(monkeypatch:
 
 
 def a_leader_alone_removes_all_others() -> None:
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.settle(1)
     assert remove(cores, 1, 2), "the first change begins"

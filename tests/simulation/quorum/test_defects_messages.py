@@ -13,7 +13,7 @@ from raftlog.raft import core
 from raftlog.raft.core import UnknownEntryError
 from raftlog.raft.messages import Append, AppendAnswer
 from tests.simulation.quorum.checker import InvariantError
-from tests.simulation.quorum.core_cluster import Cores
+from tests.simulation.quorum.core_cluster import CoreCluster
 from tests.simulation.quorum.switches import (
     commit_clamp_off,
     gone_peers_are_heard,
@@ -33,7 +33,7 @@ COMMANDS = 60
 
 
 def acknowledged_in_another_term() -> None:
-    cores = Cores((1, 2, 3, 4, 5))
+    cores = CoreCluster((1, 2, 3, 4, 5))
     cores.elect(1, 2, 3, 4, 5)
     # Only 2 hears of these, and its answers are stuck on the way back.
     cores.propose(1, *(b"old-%d" % number for number in range(6)))
@@ -70,7 +70,7 @@ def test_answer_of_an_earlier_term_without_guard_fails(monkeypatch: Patch) -> No
 
 
 def told_of_commits_behind_a_stale_tail() -> None:
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.propose(1, b"a", b"b")
     cores.exchange()
@@ -109,7 +109,7 @@ def test_commit_index_beyond_an_append_without_guard_fails(monkeypatch: Patch) -
 
 
 def a_vote_arrives_twice() -> None:
-    cores = Cores((1, 2, 3, 4, 5))
+    cores = CoreCluster((1, 2, 3, 4, 5))
     cores.campaign(1, 2, 3)
     cores.deliver(1, 2)
     (vote,) = cores.deliver(2, 1)
@@ -138,7 +138,7 @@ def test_vote_that_arrives_twice_without_guard_fails(monkeypatch: Patch) -> None
 
 
 def an_entry_of_a_newer_version_arrives() -> list[AppendAnswer]:
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     log = cores[2].log
     entries = [(1, b"\x03newer")]
@@ -167,7 +167,7 @@ def test_entry_of_unknown_kind_without_guard_fails(monkeypatch: Patch) -> None:
 
 
 def an_observer_answers_and_goes() -> None:
-    cores = Cores((1, 2, 3), (4,))
+    cores = CoreCluster((1, 2, 3), (4,))
     cores.elect(1, 2, 3)
     cores.exchange()
     cores.propose(1, b"a")
@@ -196,7 +196,7 @@ def test_late_answer_of_a_gone_observer_without_guard_fails(monkeypatch: Patch) 
 # For liveness only: the same work, many times over
 
 
-def entries_sent(cores: Cores, peer: int) -> int:
+def entries_sent(cores: CoreCluster, peer: int) -> int:
     return sum(
         len(message.entries)
         for _, target, message in cores.delivered
@@ -206,7 +206,7 @@ def entries_sent(cores: Cores, peer: int) -> int:
 
 def many_appends_miss() -> int:
     """How many entries are sent to a member that missed one of many appends under way."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.propose(1, b"missed")
     cores.drop(1, 3)
@@ -231,7 +231,7 @@ def test_resets_of_many_appends_under_way_without_guard_fails(monkeypatch: Patch
 
 def many_appends_succeed() -> int:
     """How many entries are sent to a member that takes all of many appends under way."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.propose(1, *(b"%d" % number for number in range(COMMANDS)))
     cores.settle(1)
@@ -253,7 +253,7 @@ def test_successes_of_many_appends_under_way_without_guard_fails(monkeypatch: Pa
 
 def a_long_tail_conflicts() -> int:
     """How many messages it takes to replace a long tail of a deposed leader."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.propose(1, *(b"stale-%d" % number for number in range(COMMANDS)))
     cores.isolate(1)

@@ -17,7 +17,7 @@ from raftlog.raft.interface import Applied
 from raftlog.raft.messages import Message, SnapshotChunk
 from raftlog.raft.snapshot_format import SnapshotMeta
 from raftlog.record.errors import LogError
-from tests.simulation.quorum.core_cluster import Cores
+from tests.simulation.quorum.core_cluster import CoreCluster
 from tests.simulation.quorum.member_world import SNAPSHOTS, MemberWorld
 from tests.simulation.quorum.switches import (
     chunks_commit,
@@ -88,7 +88,7 @@ def test_snapshot_for_a_deposed_leader_without_guard_fails(monkeypatch: Patch) -
 
 
 def a_snapshot_is_late() -> None:
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.exchange()
     cores.propose(1, b"a", b"b", b"c", b"d")
@@ -173,7 +173,7 @@ def test_installed_snapshot_is_answered_as_covered_without_guard_fails(
 
 
 def ones_own_snapshot_is_finished_late() -> None:
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.propose(1, b"a")
     cores.settle(1)
@@ -218,7 +218,7 @@ async def a_sender_dies_half_way(world: World) -> bool:
     members, leader, other, behind = await started(world)
     world.crash(behind)
     # Theirs are of different entries.
-    members.members[other]._keeper._due_index += 5
+    members.members[other]._snapshots._due_index += 5
     await propose_many(members, leader)
     dead: list[int] = []
 

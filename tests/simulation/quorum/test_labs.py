@@ -1,8 +1,8 @@
 """The scenarios of MIT's course 6.5840 (labs 3A to 3D) that are not in every random schedule.
 
-What the random schedules (`test_schedules.py`) have in every seed is left to them: agreement with
-failing and returning members, restarts, unreliable links. Message by message (`Cores`) where the
-order matters, in the simulated world where time does.
+Left to the random schedules (`test_schedules.py`), which have it in every seed: agreement with
+failing and returning members, restarts, unreliable links. Message by message (`CoreCluster`) where
+the order matters, in the simulated world where time does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from raftlog.raft import core
 from raftlog.raft.interface import Applied
 from raftlog.raft.messages import Append, AppendAnswer
-from tests.simulation.quorum.core_cluster import Cores
+from tests.simulation.quorum.core_cluster import CoreCluster
 from tests.simulation.quorum.core_harness import TIMING
 from tests.simulation.quorum.member_world import QUICK, SNAPSHOTS, MemberWorld
 from tests.simulation.quorum.switches import older_terms_are_counted, violation
@@ -105,7 +105,7 @@ def test_nobody_leads_without_a_majority_and_somebody_with_it() -> None:
 
 def test_each_entry_is_sent_to_each_member_once() -> None:
     """3B "RPC byte count": commands are not sent again and again."""
-    cores = Cores(FIVE)
+    cores = CoreCluster(FIVE)
     cores.elect(1, 2, 3, 4, 5)
     cores.settle(1)
     before = {peer: entries_sent(cores, peer) for peer in (2, 3, 4, 5)}
@@ -117,7 +117,7 @@ def test_each_entry_is_sent_to_each_member_once() -> None:
 
 def test_many_proposals_take_few_messages() -> None:
     """3B "RPC counts": so many commands at once are one append and one answer for each member."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.settle(1)
     before = len(cores.delivered)
@@ -151,7 +151,7 @@ def test_proposals_of_one_moment_get_an_index_each() -> None:
 
 def test_deposed_leader_rejoins_while_the_next_one_is_deposed() -> None:
     """3B "rejoin of partitioned leader"."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.propose(1, b"101")
     cores.settle(1)
@@ -172,7 +172,7 @@ def test_deposed_leader_rejoins_while_the_next_one_is_deposed() -> None:
 
 def test_leaders_bring_long_wrong_logs_into_line_quickly() -> None:
     """3B "leader backs up quickly over incorrect follower logs"."""
-    cores = Cores(FIVE)
+    cores = CoreCluster(FIVE)
     cores.elect(1, 2, 3, 4, 5)
     cores.propose(1, b"first")
     cores.settle(1)
@@ -205,7 +205,7 @@ def test_leaders_bring_long_wrong_logs_into_line_quickly() -> None:
 
 def figure_8() -> None:
     """(a) to (d): a copy of an older term's entry on a majority does not commit it."""
-    cores = Cores(FIVE)
+    cores = CoreCluster(FIVE)
     # (a) 1 leads and replicates an entry to 2 only.
     cores.elect_briefly(1, 2, 3, 4, 5)
     cores.propose(1, b"two")
@@ -250,7 +250,7 @@ def test_entry_of_an_older_term_without_guard_fails(monkeypatch: pytest.MonkeyPa
 
 def test_entry_of_an_older_term_is_committed_with_a_newer_one_as_in_figure_8() -> None:
     """3C "figure 8", (e): with an entry of the new term on a majority, the old one is safe."""
-    cores = Cores(FIVE)
+    cores = CoreCluster(FIVE)
     cores.elect_briefly(1, 2, 3, 4, 5)
     cores.propose(1, b"two")
     cores.exchange(1, 2)
@@ -277,7 +277,7 @@ def test_entry_of_an_older_term_is_committed_with_a_newer_one_as_in_figure_8() -
 def test_leaders_die_right_after_they_took_a_command(seed: int) -> None:
     """3C "figure 8 (unreliable)": leaders come and go, most messages are lost or late."""
     chance = random.Random(f"figure 8 {seed}")
-    cores = Cores(FIVE)
+    cores = CoreCluster(FIVE)
     for number in range(120):
         leaders = [node for node in FIVE if cores[node].core.is_leader]
         for leader in leaders:

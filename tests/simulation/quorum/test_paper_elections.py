@@ -6,14 +6,14 @@ from __future__ import annotations
 import pytest
 
 from raftlog.raft.messages import Append, Message, RequestVote, Vote
-from tests.simulation.quorum.core_cluster import Blind, Cores
+from tests.simulation.quorum.core_cluster import Blind, CoreCluster
 from tests.simulation.quorum.core_harness import TIMING
 
 ROUND_TRIP_S = 0.01
 """Two candidates that begin closer together than this may split the vote."""
 
 
-def said(cores: Cores, source: int, kind: type[Message]) -> list[tuple[int, Message]]:
+def said(cores: CoreCluster, source: int, kind: type[Message]) -> list[tuple[int, Message]]:
     """What a member has on its way, by receiver."""
     return [
         (target, message)
@@ -26,7 +26,7 @@ def said(cores: Cores, source: int, kind: type[Message]) -> list[tuple[int, Mess
 
 def test_follower_without_a_leader_begins_an_election() -> None:
     """Section 5.2: "increments its current term ... votes for itself ... in parallel"."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.campaign(1, 2, 3)
     assert cores[1].core.term == 1
     assert cores[1].log.getVotedForNodeId() == 1
@@ -35,7 +35,7 @@ def test_follower_without_a_leader_begins_an_election() -> None:
 
 def test_candidate_that_is_not_elected_begins_another_election() -> None:
     """Section 5.2: "each candidate will time out and start a new election"."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.campaign(1, 2, 3)
     cores.isolate(1)
     cores.campaign(1, 2, 3)
@@ -61,7 +61,7 @@ def test_candidate_wins_with_a_majority_of_votes(
     size: int, voters: list[int], is_elected: bool
 ) -> None:
     """Section 5.2: "votes from a majority of the servers in the full cluster for the same term"."""
-    cores = Cores(range(1, size + 1))
+    cores = CoreCluster(range(1, size + 1))
     cores.campaign(1, *range(2, size + 1))
     for voter in voters:
         cores.deliver(1, voter)
@@ -82,7 +82,7 @@ def test_follower_votes_once_in_a_term(
     A repeated request is not answered again: the vote is on its way, in order, or lost with the
     connection, and the candidate goes on to another term.
     """
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     if voted_for is not None:
         cores.take(voted_for, 1, RequestVote(1, 1, 0))
         assert said(cores, 1, Vote) == [(voted_for, Vote(1))]
@@ -95,7 +95,7 @@ def test_follower_votes_once_in_a_term(
 @pytest.mark.parametrize("term", [1, 2])
 def test_candidate_follows_a_leader_of_its_term_or_a_newer(term: int) -> None:
     """Section 5.2: "recognizes the leader as legitimate and returns to follower state"."""
-    cores = Cores((1, 2, 3), checker=Blind())
+    cores = CoreCluster((1, 2, 3), checker=Blind())
     cores.campaign(1, 2, 3)
     cores.take(2, 1, Append(term, 1, 0, 1, 1, []))
     assert cores[1].core.term == term
@@ -106,7 +106,7 @@ def test_candidate_follows_a_leader_of_its_term_or_a_newer(term: int) -> None:
     assert not cores[1].core.is_leader
 
 
-def patience_s(cores: Cores, node_id: int) -> float:
+def patience_s(cores: CoreCluster, node_id: int) -> float:
     """How long a member waits that has just heard a leader."""
     seat = cores[node_id]
     seat.core.receive(1, Append(1, 1, 0, 1, 1, []))
@@ -120,7 +120,7 @@ def test_followers_wait_for_random_times_each_in_a_part_of_its_own() -> None:
 
     Here whoever could follow that leader has a part of the interval, and draws from its first half.
     """
-    cores = Cores((1, 2, 3), checker=Blind())
+    cores = CoreCluster((1, 2, 3), checker=Blind())
     part_s = (TIMING.election_max_s - TIMING.election_min_s) / 2
     for before, node_id in enumerate((2, 3)):
         begin_s = TIMING.election_min_s + before * part_s
@@ -132,7 +132,7 @@ def test_followers_wait_for_random_times_each_in_a_part_of_its_own() -> None:
 
 def test_candidates_wait_for_random_times() -> None:
     """Section 5.2: "Each candidate restarts its randomized election timeout at the start"."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     waits = set()
     for _ in range(20):
         cores.campaign(1, 2, 3)
@@ -145,7 +145,7 @@ def test_candidates_wait_for_random_times() -> None:
 @pytest.mark.parametrize("size", [3, 5])
 def test_members_seldom_lose_patience_together(size: int) -> None:
     """Section 5.2: "in most cases only a single server will time out" before another is elected."""
-    cores = Cores(range(1, size + 1), checker=Blind())
+    cores = CoreCluster(range(1, size + 1), checker=Blind())
     rounds, conflicts = 500, 0
     for _ in range(rounds):
         first, second, *_ = sorted(patience_s(cores, node) for node in range(2, size + 1))
@@ -157,7 +157,7 @@ def test_members_seldom_lose_patience_together(size: int) -> None:
 @pytest.mark.parametrize("terms", [[], [1], [1, 2]])
 def test_request_for_a_vote_tells_of_the_log(terms: list[int]) -> None:
     """Section 5.4.1: "the RPC includes information about the candidate's log"."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.fill(1, terms, term=2)
     cores.campaign(1, 2, 3)
     expected = RequestVote(3, 1 + len(terms), terms[-1] if terms else 0)
@@ -181,7 +181,7 @@ def test_voter_denies_its_vote_to_a_log_behind_its_own(
     terms: list[int], last_term: int, last_index: int, is_granted: bool
 ) -> None:
     """Section 5.4.1: "the voter denies its vote if its own log is more up-to-date"."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.fill(1, terms)
     cores.take(2, 1, RequestVote(3, last_index, last_term))
     assert bool(said(cores, 1, Vote)) == is_granted

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from raftlog.raft.messages import Append, AppendAnswer
-from tests.simulation.quorum.core_cluster import Blind, Cores
+from tests.simulation.quorum.core_cluster import Blind, CoreCluster
 
 
 def entry(index: int, term: int) -> tuple[int, bytes]:
@@ -19,7 +19,7 @@ def entries(first: int, *terms: int) -> list[tuple[int, bytes]]:
 
 def test_leader_sends_heartbeats_to_all() -> None:
     """Section 5.2: "periodic heartbeats (AppendEntries RPCs that carry no log entries)"."""
-    cores = Cores((1, 2, 3), (4,))
+    cores = CoreCluster((1, 2, 3), (4,))
     cores.elect(1, 2, 3)
     cores.exchange()
     cores.pump(1)
@@ -35,7 +35,7 @@ def test_leader_sends_heartbeats_to_all() -> None:
 
 def test_leader_sends_a_new_entry_to_all() -> None:
     """Section 5.3: "appends the command to its log as a new entry, then issues AppendEntries"."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.exchange()
     cores.propose(1, b"a")
@@ -49,7 +49,7 @@ def test_leader_sends_a_new_entry_to_all() -> None:
 
 def test_leader_commits_and_tells_the_others() -> None:
     """Section 5.3: "keeps track of the highest index it knows to be committed, and includes it"."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.exchange()
     cores.propose(1, b"a")
@@ -81,7 +81,7 @@ def test_entry_on_a_majority_is_committed(
     size: int, acceptors: list[int], is_committed: bool
 ) -> None:
     """Section 5.3: "once the leader ... has replicated it on a majority of the servers"."""
-    cores = Cores(range(1, size + 1))
+    cores = CoreCluster(range(1, size + 1))
     cores.elect(1, *range(2, size + 1))
     cores.exchange()
     cores.propose(1, b"a")
@@ -94,7 +94,7 @@ def test_entry_on_a_majority_is_committed(
 @pytest.mark.parametrize("terms", [[], [2], [1, 2], [1]])
 def test_commit_takes_all_preceding_entries_along(terms: list[int]) -> None:
     """Section 5.3: "This also commits all preceding entries", those of other leaders too."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.fill(1, terms, term=2)
     cores.elect(1, 2, 3)
     cores.propose(1, b"a")
@@ -112,7 +112,7 @@ def test_follower_applies_what_it_learns_to_be_committed(
     commands: list[bytes], commit_index: int
 ) -> None:
     """Section 5.3: "it applies the entry to its local state machine (in log order)"."""
-    cores = Cores((1, 2, 3), checker=Blind())
+    cores = CoreCluster((1, 2, 3), checker=Blind())
     brought = [(1, b"\x00" + command) for command in commands]
     cores.take(2, 1, Append(1, 1, 0, commit_index, 1, brought))
     assert cores[1].ledger.commands == commands[: commit_index - 1]
@@ -136,7 +136,7 @@ def test_follower_compares_the_entry_before(
     previous_index: int, previous_term: int, matches: bool, next_index: int
 ) -> None:
     """Section 5.3: "If the follower does not find an entry ... with the same index and term"."""
-    cores = Cores((1, 2, 3), checker=Blind())
+    cores = CoreCluster((1, 2, 3), checker=Blind())
     cores.fill(1, [1, 2], term=2)
     cores.take(2, 1, Append(3, previous_index, previous_term, 1, 7, []))
     answer = cores.last_said(1, 2)
@@ -158,7 +158,7 @@ def test_follower_replaces_what_conflicts_and_nothing_else(
     previous_index: int, previous_term: int, brought: list[int], expected: list[int]
 ) -> None:
     """Figure 2, AppendEntries, rules 3 and 4."""
-    cores = Cores((1, 2, 3), checker=Blind())
+    cores = CoreCluster((1, 2, 3), checker=Blind())
     cores.fill(1, [1, 2], term=2)
     append = Append(4, previous_index, previous_term, 1, 1, entries(previous_index + 1, *brought))
     cores.take(2, 1, append)
@@ -184,7 +184,7 @@ LEADER = [1, 1, 1, 4, 4, 5, 5, 6, 6, 6]
 )
 def test_leader_brings_a_follower_of_figure_7_into_line(terms: list[int]) -> None:
     """Section 5.3 and figure 7, (a) to (f)."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     cores.fill(1, LEADER, term=7)
     cores.fill(2, terms)
     cores.elect(1, 3)
@@ -198,7 +198,7 @@ def test_leader_counts_copies_of_its_own_terms_entries_only(
     match_index: int, commit_index: int
 ) -> None:
     """Section 5.4.2: "only log entries from the leader's current term are committed" that way."""
-    cores = Cores((1, 2, 3), checker=Blind())
+    cores = CoreCluster((1, 2, 3), checker=Blind())
     cores.fill(1, [1, 2], term=2)
     cores.elect_briefly(1, 2, 3)
     assert cores.terms(1) == [1, 2, 3]

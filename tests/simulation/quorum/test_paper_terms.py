@@ -11,12 +11,12 @@ from raftlog.raft.messages import (
     PreVoteGranted,
     RequestVote,
 )
-from tests.simulation.quorum.core_cluster import Cores
+from tests.simulation.quorum.core_cluster import CoreCluster
 
 
-def in_role(role: str) -> Cores:
+def in_role(role: str) -> CoreCluster:
     """Three members, of which 1 has that role in term 1."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     if role == "follower":
         cores.elect(2, 1, 3)
     elif role == "candidate":
@@ -82,7 +82,7 @@ def test_message_of_an_older_term_changes_nothing(message: Message) -> None:
 
 def test_member_starts_as_a_follower_of_nobody() -> None:
     """Section 5.2: "When servers start up, they begin as followers"."""
-    cores = Cores((1, 2, 3))
+    cores = CoreCluster((1, 2, 3))
     for seat in cores.seats.values():
         assert not seat.core.is_leader
         assert seat.core.leader_id is None

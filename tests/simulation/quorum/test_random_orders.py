@@ -15,7 +15,7 @@ import pytest
 from raftlog.raft import core
 from raftlog.raft.membership import VoterChanges
 from raftlog.record.errors import LogError
-from tests.simulation.quorum.core_cluster import Cores
+from tests.simulation.quorum.core_cluster import CoreCluster
 
 SEEDS = range(15)
 ENTRIES_PER_APPEND = 3
@@ -29,7 +29,7 @@ class Disorder:
         voters = self.chance.choice((3, 3, 5))
         observers = self.chance.choice((0, 1, 2))
         self.all = range(1, voters + observers + 1)
-        self.cores = Cores(self.all[:voters], self.all[voters:])
+        self.cores = CoreCluster(self.all[:voters], self.all[voters:])
         self.commands = 0
 
     def run(self) -> None:
