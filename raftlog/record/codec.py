@@ -189,8 +189,7 @@ class BatchBuilder:
     def set_producer_state(
         self, producer_id: ProducerId, producer_epoch: ProducerEpoch, base_sequence: int
     ) -> None:
-        """Set the batch's producer id, epoch and base sequence, for a producer that assigns
-        sequences when sending."""
+        """Set the batch's producer id, epoch and base sequence, as known only when sending."""
         assert self._built is None, "the batch is built already"
         self._builder.set_producer_state(producer_id, producer_epoch, base_sequence)
 

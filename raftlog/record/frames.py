@@ -173,8 +173,7 @@ class FetchFrameReader:
             raise _invalid(f"The response ends within frame {self._frame_count}")
 
     def _parse_head(self, view: memoryview, position: int) -> tuple[FetchFrame, int, int] | None:
-        """The frame (without data), its data's length and position; None if the head is
-        incomplete."""
+        """The frame without data, its data's length and position; None for a part of a head."""
         if view.nbytes - position < _FETCH_HEAD.size:
             return None
         (topic_length, partition, error_code, high_watermark, log_start, next_offset, length) = (

@@ -74,8 +74,7 @@ class CheckpointFile:
         collect: Callable[[], NodeCheckpoint],
         written: Callable[[NodeCheckpoint], None] | None = None,
     ) -> None:
-        """`collect` returns the content to write; `written` is called once the content is
-        durable."""
+        """`collect` returns the content to write; `written` is called once it is durable."""
         self.failure: DiskError | None = None
         self.writes = 0
         self._disk = disk

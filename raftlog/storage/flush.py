@@ -4,7 +4,7 @@ A log with unsynced bytes is queued once, whatever is appended meanwhile. A free
 share of the queue and syncs those logs one after the other. So appends arriving during a sync share
 the next one; a lone log is synced without delay; and when many logs are busy, several share the
 cost of one thread switch, while the device still gets several syncs at once, to merge. Measured in
-DESIGN.md.
+docs/decisions/group-commit.md.
 """
 
 from __future__ import annotations

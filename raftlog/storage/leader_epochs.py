@@ -45,8 +45,10 @@ class EpochEndOffset:
 
 
 class LeaderEpochs:
-    """The epoch history of one log. The caller must store every change (`to_bytes`) before the
-    recovery point passes the batch that caused the change.
+    """The epoch history of one log.
+
+    The caller must store every change (`to_bytes`) before the recovery point passes the batch that
+    caused the change.
     """
 
     __slots__ = ("_epochs", "_start_offsets")

@@ -178,8 +178,7 @@ class LogCore:
             self.failure = _damaged(directory, self.damage)
 
     def unrecovered(self) -> ReplicaCheckpoint:
-        """A recovery point at the log's first segment: a full scan must rebuild all derived
-        state."""
+        """A recovery point at the log's first segment: all derived state needs a full scan."""
         return beginning_at(self.segments.all[0].base_offset)
 
     def current_checkpoint(self) -> ReplicaCheckpoint:
@@ -396,8 +395,7 @@ class LogCore:
     # Durability
 
     def wrote(self, size_bytes: int, batches: int) -> None:
-        """Count appended batches, and start a sync where the flush mode or their size requires
-        one."""
+        """Count appended batches, and start a sync where flush mode or size requires one."""
         self._unflushed_bytes += size_bytes
         self.shared.room_bytes -= size_bytes
         self.batches_since_recovery += batches

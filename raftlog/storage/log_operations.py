@@ -181,8 +181,7 @@ class LogOperations:
             self._disk.remove(f"{directory}/{snapshot_name(known)}")
 
     async def delete_records_before(self, offset: Offset) -> Offset:
-        """Move the log start offset up to `offset`, and return the new one. Durable when it
-        returns.
+        """Move the log start offset up to `offset`, durably, and return the new one.
 
         While a compaction runs, the files below stay until the next retention. Raises LogError:
         OFFSET_OUT_OF_RANGE beyond the log end offset, DISK_FULL, STORAGE_FAILED.

@@ -479,8 +479,7 @@ class LogManager:
 
 
 def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
-    """The known checkpoints of all replicas. After an unclean stop the clean marks prove
-    nothing."""
+    """The known checkpoints of all replicas; without clean marks after an unclean stop."""
     if found is None:
         return {}
     if found.clean_shutdown:

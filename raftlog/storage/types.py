@@ -22,8 +22,7 @@ class FlushMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Settings of one log. Names and meanings are those of Kafka's topic configs, where Kafka has
-    them."""
+    """Settings of one log, with the names and meanings of Kafka's topic configs where possible."""
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * 24 * 3_600_000
@@ -101,8 +100,7 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Whole, checked record batches. The first contains the requested offset, if the offset still
-    exists.
+    """Whole, checked record batches, from the one containing the requested offset on.
 
     The next read begins at `next_offset`; without data, `next_offset` may be past the requested
     offset when compaction removed the records between.

@@ -18,8 +18,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class DiskError(Exception):
-    """The disk failed. After a failed sync the file's state is unknown: never sync the file
-    again."""
+    """The disk failed. After a failed sync a file's state is unknown: never sync again."""
 
 
 class DiskFullError(DiskError):

@@ -55,8 +55,7 @@ class Wakeup:
             self._waiter.set_result(None)
 
     async def wait(self, until: float | None) -> None:
-        """Return at the next `set`, or at the monotonic time `until`; without a time, only at a
-        `set`."""
+        """Return at the next `set`, or at the monotonic time `until`, if any."""
         if not self._is_set:
             delay_s = None if until is None else until - self._clock.monotonic()
             if delay_s is not None and delay_s <= 0:
