@@ -1,7 +1,7 @@
 """Measure the storage layer alone, without HTTP: `python -m bench.storage_probe [--dir D]`.
 
 Appends with group commit, lone small appends, sequential reads from the page cache, and the time to
-open logs again after a clean and an unclean stop. Figures go into raftlog/storage/DESIGN.md.
+open logs again after a clean and an unclean stop. Figures: docs/decisions/group-commit.md.
 """
 
 from __future__ import annotations

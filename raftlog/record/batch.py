@@ -1,4 +1,4 @@
-"""Whole record batches as opaque bytes: split and check what is produced, stamp, scan."""
+"""Record batches as opaque bytes: split and check produced batches, stamp, scan."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class RecordBatch:
 def split_batches(
     buffer: Buffer, *, max_message_bytes: int, allow_transactional: bool = False
 ) -> list[RecordBatch]:
-    """Take apart what a producer sent: one or more batches, every one valid, or nothing.
+    """Split a producer's bytes into batches: one or more, all valid, or none.
 
-    The batches are views of `buffer`, which must not change while they live. Base offset and leader
-    epoch are the leader's to set, so their values are ignored.
+    The batches are views of `buffer`, which must not change during their life. Base offset and
+    leader epoch are the leader's to set, so their values are ignored.
 
     Raises LogError: RECORD_TOO_LARGE for a batch over `max_message_bytes`, else CORRUPT_BATCH.
     """
@@ -128,7 +128,7 @@ def _refusal(header: BatchHeader, *, allow_transactional: bool) -> str | None:
 def stamped(
     batch: RecordBatch, base_offset: Offset, leader_epoch: LeaderEpoch
 ) -> tuple[bytes, memoryview]:
-    """The batch as a leader writes it: a new 16-byte prefix, and a view of the untouched rest."""
+    """The batch as written by a leader: a new 16-byte prefix, and a view of the unchanged rest."""
     prefix = PREFIX.pack(base_offset, batch.header.batch_length, leader_epoch)
     return prefix, memoryview(batch.data)[PREFIX_SIZE:]
 
@@ -146,7 +146,7 @@ def with_log_append_time(batch: RecordBatch, now_ms: int) -> RecordBatch:
 
 
 def sealed(data: bytearray, header: BatchHeader) -> BatchHeader:
-    """Write `header` over the start of `data` with the CRC that belongs to it; return that header.
+    """Write `header` with its CRC over the start of `data`; return the new header.
 
     `batch_length` must be true already.
     """
@@ -158,7 +158,7 @@ def sealed(data: bytearray, header: BatchHeader) -> BatchHeader:
 
 
 def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> bool:
-    """Whether the whole batch that `header` (parsed at `position`) begins is there, undamaged."""
+    """Whether the batch of `header` (parsed at `position`) is complete and undamaged."""
     end = position + header.size_bytes
     if end > len(buffer):
         return False
@@ -166,10 +166,10 @@ def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> bool:
 
 
 def whole_batches(buffer: Buffer) -> int:
-    """Length of the leading part of `buffer` that consists of whole, CRC-valid batches.
+    """Length of the leading part of `buffer` made of whole, CRC-valid batches.
 
-    What follows is damaged, foreign, or merely not there yet; `parse_header` at that position
-    tells how many bytes the next batch needs.
+    The rest is damaged, foreign, or not complete yet; `parse_header` at the end of this part gives
+    the size of the next batch.
     """
     view = memoryview(buffer)
     position = 0
@@ -180,7 +180,7 @@ def whole_batches(buffer: Buffer) -> int:
                 break
             position += header.size_bytes
     except LogError:
-        # Not a header: the end of what is valid, which is the very thing asked for.
+        # Not a header: the end of the valid part, the result of this function.
         return position
     return position
 
@@ -198,9 +198,10 @@ def iterate_headers(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, Ba
 
 
 def iterate_batches(buffer: Buffer, *, check_crc: bool = True) -> Iterator[RecordBatch]:
-    """Each batch of `buffer`, as a view of it. For what a log answered: nothing else is validated.
+    """Each batch of `buffer`, as a view. For bytes read from a log: only the CRC is checked.
 
-    Raises LogError(CORRUPT_BATCH) for a batch that is cut off or damaged, after those before it.
+    Raises LogError(CORRUPT_BATCH) at a truncated or damaged batch, after yielding the batches
+    before.
     """
     view = memoryview(buffer)
     for position, header in iterate_headers(view):

@@ -1,5 +1,6 @@
-"""Records in and out of a batch, by aiokafka's compiled codec: no Python step per record in here,
-save for the one call to append it."""
+"""Records in and out of a batch, by aiokafka's compiled codec.
+
+Python runs no step per record here, but for the one call that appends a record."""
 
 from __future__ import annotations
 
@@ -47,9 +48,9 @@ RecordTuple: TypeAlias = tuple[int | None, Buffer | None, Buffer | None, Headers
 
 _NO_HEADERS: Final[Headers] = []
 _PADDING: Final = bytes(64)
-"""Room behind the records that the decoder may touch. It checks that each field begins inside its
-buffer, but reads a varint of up to ten bytes from there; in a malformed batch that ends in the
-middle of one, it would read memory that is not ours, or not there at all."""
+"""Bytes after the records that the decoder may read. The decoder checks the beginning of each field
+against its buffer, but reads a varint of up to ten bytes from there; in a malformed batch ending in
+the middle of a varint, the decoder would read foreign or unmapped memory."""
 
 
 class Record(Protocol):
@@ -110,8 +111,8 @@ class BatchBuilder:
     ) -> None:
         self._compression = compression
         self._built: bytearray | None = None
-        # The codec is told not to compress: it has no choice of level, and its own are slow.
-        # It takes records while they stay *below* its limit, hence the 1.
+        # The codec does not compress: its levels are fixed, and slow. The codec takes records while
+        # they stay *below* its limit, hence the 1.
         self._builder = DefaultRecordBatchBuilder(
             MAGIC,
             Compression.NONE,
@@ -132,15 +133,15 @@ class BatchBuilder:
         value: Buffer | None,
         headers: Headers | None = None,
     ) -> bool:
-        """Add a record. False: it does not fit, and the batch is as before.
+        """Add a record. False: the record does not fit, and the batch is unchanged.
 
-        The first record always fits, so that a builder is never stuck: a record that alone is over
-        the limit makes an oversized batch, which the node refuses (RECORD_TOO_LARGE).
-        Timestamp None means now by the codec's own clock: for clients; a node states the time.
+        The first record always fits, so that a builder is never stuck: a single record over the
+        limit makes an oversized batch, which the node refuses (RECORD_TOO_LARGE). Timestamp None
+        means now by the codec's own clock: for clients; a node states the time.
 
-        Raises LogError(INVALID_BODY) for a timestamp that is negative or over 63 bits; TypeError,
-        ValueError or AttributeError for a key or value that is not bytes-like, or headers that are
-        not a list of (str, bytes | None) pairs. The batch is as before then, too.
+        Raises LogError(INVALID_BODY) for a negative timestamp or one over 63 bits; TypeError,
+        ValueError or AttributeError for a key or value not bytes-like, or headers other than a list
+        of (str, bytes | None) pairs. The batch is unchanged then, too.
         """
         if timestamp_ms is not None and timestamp_ms < 0:
             # The codec takes -1 for "no record yet", and would shift the timestamps before it.
@@ -157,10 +158,10 @@ class BatchBuilder:
         return True
 
     def append_many(self, records: Iterable[RecordTuple]) -> RecordTuple | None:
-        """Add records until one does not fit, and return that one; None if all did.
+        """Add records until one does not fit, and return this record; None if all fit.
 
-        For bulk work: give it an iterator, and begin the next batch with what it returns. Raises as
-        `append` does; the records before the faulty one are in the batch then.
+        For bulk work: pass an iterator, and begin the next batch with the returned record. Raises
+        as `append` does; the records before the faulty one are in the batch then.
         """
         append = self._append
         count = self.record_count
@@ -188,14 +189,14 @@ class BatchBuilder:
     def set_producer_state(
         self, producer_id: ProducerId, producer_epoch: ProducerEpoch, base_sequence: int
     ) -> None:
-        """Set what identifies the batch, for a producer that numbers batches as it sends them."""
+        """Set the batch's producer id, epoch and base sequence, as known only when sending."""
         assert self._built is None, "the batch is built already"
         self._builder.set_producer_state(producer_id, producer_epoch, base_sequence)
 
     def build(self) -> bytearray:
         """The batch, with base offset 0 and leader epoch -1. Building again returns the same.
 
-        Compressed only if that makes it smaller, as Kafka's readers allow per batch.
+        Compressed only if smaller, as Kafka's readers allow per batch.
         """
         assert self.record_count, "a record batch has at least one record"
         if self._built is None:
@@ -214,7 +215,7 @@ def _bad_timestamp(timestamp_ms: int | None) -> LogError:
 
 
 def _compressed(plain: bytearray, compression: Compression) -> bytearray:
-    """The plain batch with its records compressed, or as it is if that does not pay."""
+    """The plain batch with its records compressed, or unchanged if not smaller."""
     if len(plain) - LENGTH_END > BATCH_LENGTH_MAX:
         raise LogError(RECORD_TOO_LARGE, f"A record batch cannot have {len(plain)} bytes.")
     if compression is Compression.NONE:
@@ -242,7 +243,7 @@ def encode_batches(
 ) -> Iterator[EncodedBatch]:
     """Pack records, in their order, into as few batches as the limit allows; none for none.
 
-    Raises as `BatchBuilder.append` does; batches yielded before that stand.
+    Raises as `BatchBuilder.append` does; batches yielded before stay valid.
     """
     builder = BatchBuilder(compression, size_bytes_max)
     iterator = iter(records)
@@ -264,8 +265,8 @@ def decode(
     """The records of one batch, in offset order.
 
     Control batches (transaction markers) give none, unless `include_control`. Offsets and
-    timestamps follow `batch.header`, so a header that was stamped since counts. Costs memory of up
-    to about forty times `decompressed_bytes_max`, if all of that is tiny records (DESIGN.md).
+    timestamps follow `batch.header`, so a header stamped since then counts. Takes memory of up to
+    about forty times `decompressed_bytes_max`, if all records are tiny (DESIGN.md).
 
     Raises LogError: RECORD_TOO_LARGE over the bound, CORRUPT_BATCH for whatever is not a sound
     batch, and for a wrong CRC if `check_crc`.
@@ -279,7 +280,7 @@ def decode(
     try:
         records = cast("list[Record]", list(DefaultRecordBatch(plain)))
     except Exception as error:
-        # Whatever it raises, it is this batch's fault: besides its own error it lets through
+        # Any error is this batch's fault: besides its own error the codec lets through
         # UnicodeDecodeError (header keys), OverflowError and MemoryError (absurd lengths).
         raise _corrupt(batch, str(error) or type(error).__name__) from error
     _check_offsets(batch, records)
@@ -287,7 +288,7 @@ def decode(
 
 
 def _decompressed(batch: RecordBatch, decompressed_bytes_max: int) -> memoryview:
-    """The batch without compression, and with room behind it (see _PADDING)."""
+    """The batch without compression, followed by padding (see _PADDING)."""
     header = batch.header
     body = decompress(
         header.compression,
@@ -329,8 +330,8 @@ _offset_of = attrgetter("offset")
 def validate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> None:
     """Look inside a produced batch: every record is sound, and offsets count up by one.
 
-    The header alone cannot tell that. Costs a whole decode (DESIGN.md has the figures), so it is
-    for input that is not trusted to come from a real client.
+    The header alone does not show faulty records. Takes a whole decode (DESIGN.md has the figures),
+    so use it for input that may not come from a real client.
 
     Raises LogError as `decode` does.
     """

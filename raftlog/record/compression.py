@@ -1,11 +1,11 @@
 """The compression codecs of a record batch, with bounded decompression.
 
-A few hundred bytes can claim to hold gigabytes. So nothing here lets a codec choose how much memory
-it takes: gzip is inflated up to a limit, snappy states its length first, and lz4 and zstd write
-into a buffer that we provide.
+A few hundred bytes can claim to hold gigabytes. So no codec chooses its own memory here: gzip is
+inflated up to a limit, snappy states its length first, and lz4 and zstd write into a buffer of
+ours.
 
-Wire formats are those that Kafka's Java client reads and writes: gzip (RFC 1952), snappy in xerial
-framing, lz4 frames with independent blocks (KIP-57), zstd frames (KIP-110).
+Wire formats are those of Kafka's Java client: gzip (RFC 1952), snappy in xerial framing, lz4 frames
+with independent blocks (KIP-57), zstd frames (KIP-110).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from raftlog.record.types import Buffer
 GZIP_LEVEL: Final = 4
 LZ4_LEVEL: Final = 1
 ZSTD_LEVEL: Final = 1
-"""Nearly the size that the codecs' defaults reach, at a multiple of their speed (DESIGN.md)."""
+"""Nearly the size of the codecs' defaults, at a multiple of their speed (DESIGN.md)."""
 
 GZIP_MEMBERS_MAX: Final = 64
-"""Each further member copies what follows it; real producers write one."""
+"""Each further member copies the bytes after it; real producers write one."""
 SNAPPY_BLOCK_SIZE: Final = 32 * 1024
 SNAPPY_BLOCKS_MAX: Final = 65_536
 """Blocks cost a step of Python each. Producers write 32 KiB a block, the smallest known 1 KiB."""
@@ -38,7 +38,7 @@ OUTPUT_BYTES_FIRST: Final = 64 * 1024
 OUTPUT_RATIO_FIRST: Final = 16
 OUTPUT_GROWTH: Final = 4
 OUTPUT_TOO_SMALL: Final = "failed to write whole buffer"
-"""What cramjam says when the output buffer is full. Decides on the error code, nothing else."""
+"""cramjam's error text for a full output buffer. Decides on the error code, nothing else."""
 
 
 class Compression(IntEnum):
@@ -52,7 +52,7 @@ class Compression(IntEnum):
 
     @classmethod
     def from_id(cls, number: int) -> Compression:
-        """The codec of that number. Raises LogError(CORRUPT_BATCH) if there is none."""
+        """The codec of a number. Raises LogError(CORRUPT_BATCH) if there is none."""
         try:
             return cls(number)
         except ValueError:
@@ -60,7 +60,7 @@ class Compression(IntEnum):
 
     @classmethod
     def from_name(cls, name: str) -> Compression:
-        """The codec of that name (`none`, `gzip`, …). Raises LogError(INVALID_CONFIG)."""
+        """The codec of a name (`none`, `gzip`, …). Raises LogError(INVALID_CONFIG)."""
         for compression in cls:
             if compression.label == name:
                 return compression
@@ -69,12 +69,12 @@ class Compression(IntEnum):
 
     @property
     def label(self) -> str:
-        """The codec's name, as `compression.type` writes it."""
+        """The codec's name, as in `compression.type`."""
         return self.name.lower()
 
 
 def compress(compression: Compression, data: Buffer) -> Buffer:
-    """`data` as one block of that codec."""
+    """`data` compressed as one block."""
     match compression:
         case Compression.NONE:
             return data
@@ -95,10 +95,10 @@ def compress(compression: Compression, data: Buffer) -> Buffer:
 
 
 def decompress(compression: Compression, data: Buffer, *, decompressed_bytes_max: int) -> Buffer:
-    """What `data` holds, if that is at most `decompressed_bytes_max` bytes.
+    """The decompressed `data`, if at most `decompressed_bytes_max` bytes.
 
-    Needs no more memory than about twice that bound, whatever the data claims. Raises LogError:
-    RECORD_TOO_LARGE if it holds more, CORRUPT_BATCH if it is not what the codec writes.
+    Needs no more memory than about twice this bound, whatever the data claims. Raises LogError:
+    RECORD_TOO_LARGE over the bound, CORRUPT_BATCH if invalid for the codec.
     """
     match compression:
         case Compression.NONE:
@@ -134,7 +134,7 @@ def _corrupt(compression: Compression, reason: object) -> LogError:
 
 
 def _gzip_decompress(data: Buffer, decompressed_bytes_max: int) -> Buffer:
-    """Inflate every member (RFC 1952 allows several, and Java reads them all)."""
+    """Inflate every member (RFC 1952 allows several, and Java reads all)."""
     parts: list[bytes] = []
     size = 0
     rest: Buffer = data
@@ -171,14 +171,14 @@ def _xerial_compress(data: Buffer) -> bytes:
 def _snappy_decompress(data: Buffer, decompressed_bytes_max: int) -> Buffer:
     """Xerial framing, or one raw block, as some clients write it.
 
-    The two cannot be confused: a raw block that began with xerial's magic would copy from what it
-    has not written yet.
+    The two cannot be confused: a raw block beginning with xerial's magic would copy from output not
+    written yet.
     """
     view = memoryview(data)
     is_xerial = bytes(view[: len(XERIAL_MAGIC)]) == XERIAL_MAGIC
     blocks = _xerial_blocks(view) if is_xerial else [view]
     try:
-        # Every block states its length, which the codec then holds it to.
+        # Every block states its length, and the codec enforces this length.
         sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
         if sum(sizes) > decompressed_bytes_max:
             raise _too_large(Compression.SNAPPY, decompressed_bytes_max)
@@ -216,11 +216,10 @@ def _decompress_into(
     data: Buffer,
     decompressed_bytes_max: int,
 ) -> Buffer:
-    """Decompress into a buffer that grows, from a good guess, up to the bound.
+    """Decompress into a growing buffer, from a good guess up to the bound.
 
-    Neither format must state its length, and the codec cannot go on where it stopped; but each
-    further try is four times as large, so all of them together cost at most a third more than the
-    last one.
+    Neither format must state its length, and the codec cannot resume; but each further try is four
+    times as large, so all tries together cost at most a third more than the last one.
     """
     size = max(OUTPUT_BYTES_FIRST, OUTPUT_RATIO_FIRST * len(data))
     while True:

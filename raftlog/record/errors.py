@@ -1,11 +1,11 @@
 """The error table: every error a user of raftlog can meet, once, for server, client and OpenAPI.
 
-A code is the HTTP status followed by two digits (rest.md follows the field's REST proxies). Codes
-never change their meaning. `retriable` says that the same request may succeed later without any
-change; `refresh_metadata` that the caller's view of topics and leaders is stale; `outcome_unknown`
-that a write may or may not have happened, so that only an idempotent retry is safe.
+A code is the HTTP status followed by two digits, as in Kafka's REST proxies. Codes never change
+their meaning. `retriable`: the same request may succeed later without any change.
+`refresh_metadata`: the caller's view of topics and leaders is stale. `outcome_unknown`: a write may
+or may not have happened, so only an idempotent retry is safe.
 
-What operators are told to do, where several layers have to say the same.
+Advice to operators, shared by several layers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LogError(Exception):
 
     @property
     def message(self) -> str:
-        """What went wrong, and where it helps, what to do."""
+        """The cause, and where helpful, the next step."""
         return str(self.args[0])
 
 
@@ -126,7 +126,7 @@ DISK_FULL = ErrorEntry(
     "DISK_FULL",
     "The disk is full: writes are refused until room returns.",
     retriable=True,
-    # Others take over what a node with a full disk leads.
+    # Other nodes take over the partitions led by a node with a full disk.
     refresh_metadata=True,
 )
 
@@ -160,9 +160,9 @@ MAYBE_DELETED: Final = (
 
 
 def outcome_unknown_error(error: LogError, words: str = MAYBE_WRITTEN) -> LogError:
-    """The error for a change that was begun, and whose outcome is unknown because of `error`.
+    """The error for a begun change whose outcome is unknown because of `error`.
 
-    Its entry says so, too. `words` are said once, also where `error` has them already.
+    Its entry has `outcome_unknown` set. `words` appear once, even if `error` contains them already.
     """
     entry = error.entry if error.entry.outcome_unknown else RETRIABLE
     is_said = error.message.startswith(words)

@@ -1,6 +1,6 @@
-"""Frames that carry record batches of many partitions in one HTTP body of `/v1`.
+"""Frames of record batches of many partitions in one HTTP body of `/v1`.
 
-All numbers big endian. A body is frames without anything around them.
+All numbers big endian. A body is a plain sequence of frames.
 
     produce request:  topic length   i16     fetch response:  topic length      i16
                       partition      i32                      partition         i32
@@ -14,8 +14,8 @@ All numbers big endian. A body is frames without anything around them.
                                                                                 with an error, a
                                                                                 UTF-8 message
 
-Fetched data begins with the batch that contains the offset asked for, so records before that
-offset may come first: the reader drops them.
+Fetched data begins with the batch containing the requested offset, so records before this offset
+may come first: the reader drops these.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FetchFrame(NamedTuple):
 
     @property
     def message(self) -> str:
-        """What went wrong, if `error_code` is not 0."""
+        """The error text, if `error_code` is not 0."""
         return bytes(self.data).decode(errors="replace")
 
 
@@ -100,7 +100,7 @@ def parse_produce_frames(body: Buffer, *, frames_max: int) -> list[ProduceFrame]
 
 
 def encode_fetch_frame(frame: FetchFrame) -> tuple[bytes, Buffer]:
-    """Head and data of one frame of a fetch response, apart, so that the data need no copy."""
+    """Head and data of one frame of a fetch response, separate, to avoid a copy of the data."""
     name = frame.topic.encode()
     head = _FETCH_HEAD.pack(
         len(name),
@@ -115,11 +115,11 @@ def encode_fetch_frame(frame: FetchFrame) -> tuple[bytes, Buffer]:
 
 
 class FetchFrameReader:
-    """Turns the chunks of a fetch response into frames, as they arrive.
+    """Parses the chunks of a fetch response into frames, as chunks arrive.
 
-    Holds at most one frame, of `frame_bytes_max` bytes of data; a larger one is refused before
-    anything is set aside for it. A frame's data is copied once, into a buffer of its own size, or
-    not at all if one chunk has the whole of it.
+    Holds at most one frame, of `frame_bytes_max` bytes of data; a larger one is refused before any
+    allocation. A frame's data is copied once, into a buffer of its own size, or not at all if one
+    chunk contains all of it.
     """
 
     __slots__ = ("_filled", "_frame_bytes_max", "_frame_count", "_head", "_head_rest", "_payload")
@@ -128,14 +128,14 @@ class FetchFrameReader:
         self._frame_bytes_max = frame_bytes_max
         self._frame_count = 0
         self._head_rest = b""
-        """The start of a head (with topic) that is not whole yet."""
+        """The start of an incomplete head (with topic)."""
         self._head: FetchFrame | None = None
-        """The frame whose data is being filled in; its own `data` is the buffer to fill."""
+        """The frame being filled; its own `data` is the buffer to fill."""
         self._payload = memoryview(b"")
         self._filled = 0
 
     def feed(self, chunk: bytes) -> list[FetchFrame]:
-        """The frames that `chunk` completes. Their data may be views of it.
+        """The frames completed by `chunk`. Their data may be views of `chunk`.
 
         Raises LogError(INVALID_BODY) if the bytes are not frames. The reader is of no use then.
         """
@@ -168,12 +168,12 @@ class FetchFrameReader:
         return frames
 
     def finish(self) -> None:
-        """Say that the response ended. Raises LogError(INVALID_BODY) if a frame was not whole."""
+        """End the response. Raises LogError(INVALID_BODY) if a frame is incomplete."""
         if self._head is not None or self._head_rest:
             raise _invalid(f"The response ends within frame {self._frame_count}")
 
     def _parse_head(self, view: memoryview, position: int) -> tuple[FetchFrame, int, int] | None:
-        """The frame (without data), its data's length, and where that begins; None if cut off."""
+        """The frame without data, its data's length and position; None for a part of a head."""
         if view.nbytes - position < _FETCH_HEAD.size:
             return None
         (topic_length, partition, error_code, high_watermark, log_start, next_offset, length) = (
@@ -202,7 +202,7 @@ class FetchFrameReader:
         return frame, length, data_start
 
     def _fill(self, view: memoryview, position: int, frames: list[FetchFrame]) -> int:
-        """Copy what the chunk has of the present frame's data; return where that ends."""
+        """Copy the present frame's data from the chunk; return the position after it."""
         assert self._head is not None
         count = min(self._payload.nbytes - self._filled, view.nbytes - position)
         self._payload[self._filled : self._filled + count] = view[position : position + count]
@@ -216,7 +216,7 @@ class FetchFrameReader:
 
 
 def _topic(name: memoryview) -> str:
-    """The topic's name. Raises LogError(INVALID_BODY) if it cannot be one."""
+    """The topic's name. Raises LogError(INVALID_BODY) if the bytes are no valid name."""
     if not 0 < name.nbytes <= TOPIC_BYTES_MAX:
         raise _invalid(f"A frame has a topic name of {name.nbytes} bytes")
     try:

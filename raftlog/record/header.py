@@ -19,8 +19,8 @@ Layout, big endian, after KIP-98 and org.apache.kafka.common.record.DefaultRecor
           57     4  record count
           61     …  records, compressed as one block
 
-The leader's two fields stand in front of the CRC so that it can stamp a batch without reading it.
-The price: the CRC does not protect them. See DESIGN.md for what does.
+The leader's two fields precede the CRC so that a leader can stamp a batch without reading the
+records. The price: the CRC does not protect these fields. See DESIGN.md for their protection.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from raftlog.record.types import (
 
 HEADER_SIZE: Final = 61
 PREFIX_SIZE: Final = 16
-"""Bytes that a leader replaces: base offset, batch length, partition leader epoch."""
+"""Bytes replaced by a leader: base offset, batch length, partition leader epoch."""
 LENGTH_END: Final = 12
-"""Where the bytes that `batch_length` counts begin."""
+"""Position of the first byte counted by `batch_length`."""
 CRC_POSITION: Final = 17
 CRC_START: Final = 21
-"""Where the bytes that the CRC covers begin."""
+"""Position of the first byte covered by the CRC."""
 BATCH_LENGTH_MIN: Final = HEADER_SIZE - LENGTH_END
 BATCH_LENGTH_MAX: Final = 2**31 - 1
 MAGIC: Final = 2
@@ -89,7 +89,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_offset(self) -> Offset:
-        """Offset of the last record. Compaction may have removed that record, never the offset."""
+        """Offset of the last record. Compaction may have removed the record, never the offset."""
         return Offset(self.base_offset + self.last_offset_delta)
 
     @property
@@ -99,7 +99,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def compression(self) -> Compression:
-        """The codec of the records. Raises LogError(CORRUPT_BATCH) if there is none of that id."""
+        """The codec of the records. Raises LogError(CORRUPT_BATCH) for an unknown codec."""
         return Compression.from_id(self.attributes & COMPRESSION_MASK)
 
     @property
@@ -126,8 +126,8 @@ class BatchHeader(NamedTuple):
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Read the header at `position`. The records need not be there, nor is the CRC checked.
 
-    Raises LogError(CORRUPT_BATCH) if there are fewer than 61 bytes, or what is there cannot be a
-    batch at all: another magic, a length under its own header's, negative counts, unknown bits.
+    Raises LogError(CORRUPT_BATCH) for fewer than 61 bytes, or for an impossible header: another
+    magic, a length under its own header's, negative counts, unknown bits.
     """
     if len(buffer) - position < HEADER_SIZE:
         raise LogError(
@@ -150,7 +150,7 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def _absurdity(header: BatchHeader) -> str:
-    """Say what makes the header impossible."""
+    """Return the reason why a header is impossible."""
     if header.magic != MAGIC:
         return f"Record batch has magic {header.magic}; only magic {MAGIC} is supported."
     if header.batch_length < BATCH_LENGTH_MIN:

@@ -1,8 +1,8 @@
 """Which partition a keyed record belongs to: Kafka's default partitioner, in one place.
 
-Node and client both use this function, so that a record of one key lands in one partition whoever
-wrote it, and as any Kafka client would place it. The hash is murmur2 with Kafka's seed over the
-serialized key bytes; the sign bit is cleared before the remainder is taken (`Utils.toPositive`).
+Node and client both use this function, so that all records of one key go to one partition, the same
+as with any Kafka client. The hash is murmur2 with Kafka's seed over the serialized key bytes; the
+sign bit is cleared before the remainder is taken (`Utils.toPositive`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _remembered = lru_cache(maxsize=_CACHED_KEYS_MAX)(murmur2)
 def partition_for_key(key: bytes, partition_count: int) -> int:
     """The number of the partition of a record with this key, of `partition_count` partitions.
 
-    A plain int: it is called for every record, and a NewType call would cost as much as the rest.
+    Returns a plain int: a NewType call per record would cost as much as the rest.
     """
     digest = _remembered(key) if len(key) <= _CACHED_KEY_BYTES_MAX else murmur2(key)
     return (digest & 0x7FFFFFFF) % partition_count

@@ -1,22 +1,22 @@
-"""Distinct types for numbers that must not be mixed. They cost nothing at run time."""
+"""Distinct types for numbers that must not be mixed, without cost at run time."""
 
 from __future__ import annotations
 
 from typing import NewType, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""Contiguous bytes that a function only reads. A memoryview has item size 1."""
+"""Contiguous bytes for reading only. A memoryview has item size 1."""
 
 Offset = NewType("Offset", int)
 """Position of a record in its partition, from 0."""
 LeaderEpoch = NewType("LeaderEpoch", int)
 """Number of a leadership of one partition; grows with every change of leader."""
 PartitionEpoch = NewType("PartitionEpoch", int)
-"""Version of one partition's metadata; grows with every change of it."""
+"""Version of one partition's metadata; grows with every change."""
 PartitionId = NewType("PartitionId", int)
 """Number of a partition in its topic, from 0."""
 TopicId = NewType("TopicId", str)
-"""32 hexadecimal digits; a topic that is deleted and created again gets another one."""
+"""32 hexadecimal digits; a topic deleted and created again gets another id."""
 BrokerId = NewType("BrokerId", int)
 """A node's number, from 1, unique in its cluster."""
 BrokerEpoch = NewType("BrokerEpoch", int)

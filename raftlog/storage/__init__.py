@@ -1,7 +1,7 @@
-"""Storage: one durable log per replica, and the pieces it is made of.
+"""Storage: one durable log per replica, and its parts.
 
 Purpose: keep record batches in order on disk, give them back unchanged, and after any crash serve
-exactly what can be proven whole. `manager` holds a node's replicas, `log` is one of them.
+exactly the provably intact records. `manager` owns a node's replicas, `log` is one replica's log.
 
 Rules: decisions (recovery, retention, compaction, producer state, leader epochs) are plain
 functions over plain data; I/O goes through `raftlog.world.Disk` only. A failed sync is final.

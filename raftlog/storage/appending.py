@@ -1,19 +1,17 @@
-"""The two ways into a log: a leader's appends, and what a follower was sent.
+"""Appends to a log: a leader's batches, and batches fetched by a follower.
 
-Both check everything, then make one gathered write, and only then change state, without a chance
-for anything else to come between: no state moves unless the write succeeded, and all of it moves
-together. Only where a segment must be begun first do appends wait, in the order in which they came.
+Both check everything, then make one gathered write, and only then change state, with no await in
+between: no state moves unless the write succeeded, and all state moves together. Appends wait, in
+order of arrival, only where a segment must be begun first.
 
-A leader stamps offsets and its epoch; a follower keeps what its leader stamped. So the leader's
-batches are judged by their producers' sequences, and the follower's only remembered: what the
-leader took is what the log says.
+A leader stamps offsets and its epoch; a follower keeps what its leader stamped. So sequences of
+producers are judged in a leader's append and only recorded in a follower's: the leader has judged
+already.
 
-What a follower checks of the batches that its leader sent, before one byte of them is written.
-
-The leader has stamped them: their offsets and epochs are to be kept, and their bytes written as
-they are. So a follower checks what would make its log differ from the leader's, or unreadable at
-its own next start: whole batches, their CRCs, offsets that go on where the log ends, epochs that do
-not go back. Offsets may jump ahead, since compaction takes batches out of a leader's log.
+A follower writes the leader's bytes unchanged. Before the write it checks everything that would
+make its log differ from the leader's, or unreadable at its own next start: whole batches, their
+CRCs, offsets that continue the log, epochs that do not go back. Offsets may jump ahead, since
+compaction takes batches out of a leader's log.
 
 Cost is per batch, not per record: a header and a CRC.
 """
@@ -46,13 +44,14 @@ from raftlog.storage.types import AppendResult
 from raftlog.world import Buffer, DiskError, DiskFullError
 
 WRITERS_WAITING_MAX: Final = 10_000
-"""Appends of one log that may wait while a segment is begun; more are refused."""
+"""Most appends of one log waiting while a segment is begun; more are refused."""
 KEYED_BATCH_BYTES_MAX: Final = 16 << 20
-"""What a batch for a compacted topic may unpack to. It is unpacked in the event loop, so that the
-order of appends holds, and must not keep it for long; compaction can read four times as much."""
+"""Most bytes of a decompressed batch for a compacted topic. Decompression runs in the event loop,
+so that the order of appends holds, and must not block the loop for long; compaction can read four
+times as much."""
 GAPS_NOTED_AHEAD: Final = 1 << 20
-"""Offsets beyond a leader's gap for which later ones are allowed, too: a follower that fetches a
-compacted log would otherwise write the checkpoint file for almost every chunk."""
+"""Offsets beyond a leader's gap below which later gaps are allowed, too: a follower of a compacted
+log would otherwise write the checkpoint file for almost every chunk."""
 
 Guard = Callable[[], None]
 
@@ -76,9 +75,10 @@ class Appender:
     ) -> list[AppendResult]:
         """Append batches, all or none, and start their way to durability.
 
-        `guard` is called right before the append is judged, at each attempt (it may have waited for
-        a segment), and may raise. Returns when the batches are written, not when they are durable.
-        Raises LogError: nothing was written, but for STORAGE_FAILED, whose outcome is unknown.
+        `guard` is called right before the append is judged, at each attempt (the append may have
+        waited for a segment), and may raise. Returns when the batches are written, not when
+        durable. Raises LogError: nothing was written, but for STORAGE_FAILED, whose outcome is
+        unknown.
         """
         if self._core.config.compacts:
             for batch in batches:
@@ -168,7 +168,7 @@ class Appender:
         return results
 
     def _segment_for(self, size_bytes: int, following: Offset, now_ms: int) -> Segment | None:
-        """The active segment if it takes an append; None if a new one must be begun first."""
+        """The active segment if the append fits; None if a new segment must be begun first."""
         core = self._core
         if size_bytes > core.shared.room_bytes:
             raise disk_full(core.directory)
@@ -190,7 +190,7 @@ class Appender:
         return position
 
     def _extent(self, batches: Sequence[RecordBatch], end_offset: Offset) -> tuple[int, Offset]:
-        """How many bytes the batches take, and where the log would end behind them."""
+        """The size of the batches in bytes, and the log end offset after them."""
         size_bytes_max = self._core.config.max_message_bytes
         size_bytes = 0
         following = end_offset
@@ -234,7 +234,7 @@ class Appender:
         return self._is_free and self._append_fetched(data, leader_epoch)
 
     async def append_fetched(self, data: Buffer, leader_epoch: LeaderEpoch) -> None:
-        """Like `append_fetched_now`, waiting for what must come first."""
+        """Like `append_fetched_now`, waiting for other writers and for durability where needed."""
         if self.append_fetched_now(data, leader_epoch):
             return
         await self._core.run_shielded(self._append_fetched_queued(data, leader_epoch))
@@ -282,7 +282,8 @@ class Appender:
         epochs, producers = core.leader_epochs, core.producers
         latest = epochs.latest
         if latest is not None and latest.start_offset >= core.segments.end_offset:
-            # This replica led in that epoch and wrote nothing. Its leader may have older records.
+            # This replica led in the latest epoch and wrote nothing. Its leader may have older
+            # records.
             epochs.truncate_from_end(core.segments.end_offset)
         if active.first_append_ms is None:
             active.first_append_ms = now_ms
@@ -306,10 +307,11 @@ class Appender:
         return check_fetched(data, core.segments.end_offset, last_epoch, leader_epoch)
 
     def _base_below_start(self, data: Buffer) -> Offset | None:
-        """Where the first batch begins, if an empty log begins in the middle of it.
+        """Base offset of the first batch if an empty log begins in the middle of that batch.
 
-        delete-records can move a leader's log start offset there; who restarts at that offset gets
-        the whole batch. Its segment must then begin where the batch does.
+        delete-records can move a leader's log start offset into a batch; a follower restarting at
+        that offset gets the whole batch. The first segment must then begin at the batch's base
+        offset.
         """
         segments = self._core.segments
         end_offset = segments.end_offset
@@ -325,7 +327,7 @@ class Appender:
         return None
 
     async def _note_gaps(self, gap_to: Offset) -> None:
-        """Have it known, durably, that the log has gaps: the next start would call them damage."""
+        """Record durably that the log has gaps: the next start would take gaps for damage."""
         core = self._core
         if gap_to < core.gaps_below:
             return
@@ -346,7 +348,7 @@ def _replaced(core: LogCore, leader_epoch: LeaderEpoch) -> LogError:
 def _place(
     batches: Sequence[RecordBatch], plan: AppendPlan, end_offset: Offset, stamp_ms: int
 ) -> tuple[list[AppendResult], list[tuple[RecordBatch, Offset]]]:
-    """What to answer for each batch, and the new ones with the offsets they get."""
+    """The result of each batch, and the new batches with their offsets."""
     results: list[AppendResult] = []
     placed: list[tuple[RecordBatch, Offset]] = []
     offset = end_offset
@@ -365,20 +367,20 @@ def _place(
 
 
 class FetchedBatches(NamedTuple):
-    """Batches that may follow at the end of the log."""
+    """Checked batches, ready to be written at the end of the log."""
 
     headers: list[BatchHeader]
     size_bytes: int
     next_offset: Offset
-    """Where the log ends behind them."""
+    """The log end offset after the batches."""
     gap_to: Offset | None
-    """Base offset of the last batch that does not begin where the one before it ended, if any."""
+    """Base offset of the last batch with a gap before it; None without a gap."""
 
 
 def check_fetched(
     data: Buffer, end_offset: Offset, last_epoch: LeaderEpoch, leader_epoch: LeaderEpoch
 ) -> FetchedBatches:
-    """Take apart what a leader sent for a log that ends at `end_offset`, or refuse all of it.
+    """Parse and check a leader's batches for a log ending at `end_offset`; refuse all or none.
 
     `last_epoch` is the epoch of the log's last record, `leader_epoch` the sender's: epochs of the
     batches lie between them, and do not go back. Raises LogError(CORRUPT_BATCH).

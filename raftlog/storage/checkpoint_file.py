@@ -1,7 +1,7 @@
-"""Keep the node's checkpoint file: read it at the start, replace it when something changed.
+"""The node's checkpoint file: read at the start, replaced when logs change.
 
-Replacements never overlap, and callers that ask during one share the next: a thousand logs that
-want to be written down at once cost two writes.
+Replacements never overlap, and callers arriving during one share the next: a thousand logs changed
+at once cost two writes.
 """
 
 from __future__ import annotations
@@ -23,25 +23,24 @@ from raftlog.world import Clock, Disk, DiskError, DiskFullError, read_small_file
 
 CHECKPOINT_NAME: Final = "checkpoints.json"
 STARTED_NAME: Final = "checkpoints.json.started"
-"""What a start on a full disk makes of the file: only a change of names needs no room."""
+"""The file's name after a start on a full disk: only a rename needs no room."""
 UNREADABLE_NAME: Final = "checkpoints.json.unreadable"
 
 PAUSE_RATIO: Final = 2
-"""Pause between two writes, by how long the first took: opening a thousand logs must not spend its
-time on writing down each of them."""
+"""Pause between two writes, as a multiple of the first one's duration: opening a thousand logs must
+not spend its time on a write for each."""
 PAUSE_S_MAX: Final = 1.0
-"""The longest pause. A write that took longer had to wait for a disk that hung; that is over, and
-until the next write no replica is opened or removed. Once a second the file is written anyway."""
+"""The longest pause. A write of longer duration waited for a stalled disk; the stall is over, and
+no replica is opened or removed until the next write. Once a second the file is written anyway."""
 
 logger = logging.getLogger(__name__)
 
 
 def read_checkpoint(disk: Disk) -> NodeCheckpoint | None:
-    """What the last run wrote down; None if there is nothing to be trusted.
+    """The checkpoint of the last run; None without a trustworthy file.
 
-    A file that cannot be read is set aside for the operator: every log is then scanned from its
-    start, and nothing in it is cut that a later record proves to have been whole. Blocks. Raises
-    DiskError.
+    An unreadable file is renamed for the operator: every log is then scanned from its start, and
+    only an end that no valid batch follows is cut. Blocks. Raises DiskError.
     """
     name = CHECKPOINT_NAME if disk.exists(CHECKPOINT_NAME) else STARTED_NAME
     data = read_small_file(disk, name, CHECKPOINT_BYTES_MAX)
@@ -66,7 +65,7 @@ def take_marker_away(disk: Disk) -> None:
 
 
 class CheckpointFile:
-    """The file, for the run that owns it now. Lives in the event loop."""
+    """The file, written by the present run. Lives in the event loop."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class CheckpointFile:
         collect: Callable[[], NodeCheckpoint],
         written: Callable[[NodeCheckpoint], None] | None = None,
     ) -> None:
-        """`collect` says what to write, and `written` is told once that is durable."""
+        """`collect` returns the content to write; `written` is called once it is durable."""
         self.failure: DiskError | None = None
         self.writes = 0
         self._disk = disk
@@ -87,7 +86,7 @@ class CheckpointFile:
         self._next: asyncio.Task[None] | None = None
 
     async def write(self) -> None:
-        """Return once the file holds what `collect` says now, or later.
+        """Return once the file holds the present result of `collect`, or a later one.
 
         Raises DiskFullError, after which the old content stands and a later call may succeed, or
         DiskError, after which none will.
@@ -98,7 +97,7 @@ class CheckpointFile:
 
     async def _write(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
-            # Its callers get its error, if it has one.
+            # An error of the earlier write goes to its own callers.
             await asyncio.wait([before])
         began = self._clock.monotonic()
         if began < self._pause_until:
@@ -127,5 +126,5 @@ class CheckpointFile:
 
 def _replace(disk: Disk, data: bytes) -> None:
     disk.replace(CHECKPOINT_NAME, data)
-    # It has nothing to say any more, and must not be read should the file itself get lost.
+    # The renamed file is outdated, and must not be read should the file itself get lost.
     disk.remove(STARTED_NAME)

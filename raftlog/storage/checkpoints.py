@@ -1,17 +1,15 @@
-"""The node's checkpoint file: what was durable, where scanning may start, how the node stopped.
+"""Content of the node's checkpoint file: durable state, recovery points, kind of stop.
 
-One small JSON document with a CRC-32C, replaced whole. It is written after everything that it
-names is durable, so it may lag behind the logs but never runs ahead of them.
+One small JSON document with a CRC-32C, replaced whole. The file is written after everything named
+there is durable, so it may lag behind the logs but never runs ahead.
 
-The clean-shutdown marker is written last at a stop and taken away, durably, at the next start
-before anything else is written: a marker that is seen was true.
+The clean-shutdown marker is written last at a stop and removed, durably, at the next start before
+anything else is written: a marker found at a start is true.
 
-Which flush mode is in force, and what the next start has to know of it.
-
-With ASYNC a record may be acknowledged before it is synced, so a power cut may take what others
-count on: the start after it must ask. It asks the checkpoint, not the topic's setting, which may be
-another one by then. Hence two rules: ASYNC is in force once the checkpoint file says so; and the
-file goes on saying it until what was acknowledged meanwhile is synced.
+With flush=async a record may be acknowledged before its sync, so a power cut may take records other
+replicas count on. The next start decides by the checkpoint, not by the topic's setting, which may
+have changed since. Hence two rules: ASYNC takes effect once the checkpoint file says ASYNC; and the
+file goes on saying ASYNC until every record acknowledged meanwhile is synced.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ CHECKPOINT_BYTES_MAX = 64 << 20
 
 
 class StartKind(StrEnum):
-    """What a start must expect of the files it finds."""
+    """The kind of stop before a start, which bounds the state of the files."""
 
     CLEAN = "clean"
     """Everything was synced and checkpointed at the last stop."""
@@ -50,20 +48,20 @@ class FirstAppend(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaCheckpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What is known to be durable of one log."""
+    """The durable state of one log."""
 
     recovery_point: Offset
     """Everything derived from records below this offset is durable; scans start here."""
     flushed_offset: Offset
-    """Records below this offset were synced. If one is invalid now, that is damage."""
+    """Records below this offset were synced. An invalid one is damage."""
     log_start_offset: Offset
     high_watermark: Offset
     segment_base_offset: Offset
-    """Segment that holds the recovery point, or ends at it."""
+    """Segment that contains the recovery point, or ends there."""
     segment_position: int
-    """Position of the recovery point in that segment."""
+    """Position of the recovery point in the segment."""
     offset_index_entries: int
-    """Entries of that segment's offset index that lie below the recovery point."""
+    """Entries of the segment's offset index below the recovery point."""
     time_index_entries: int
     gaps_below: Offset = Offset(0)
     """Below this offset compaction may have left gaps between batches."""
@@ -71,19 +69,19 @@ class ReplicaCheckpoint(msgspec.Struct, frozen=True, array_like=True, kw_only=Tr
     boot_id: str = ""
     """The kernel's run in which the replica was last open."""
     clean: bool = False
-    """It was closed, and nothing has written to it since."""
+    """The log was closed, and not written since."""
     damage: str = ""
-    """Why the replica is offline, until it is repaired: later starts must not forget it."""
+    """Why the replica is offline, until its repair: later starts must not forget the damage."""
     first_appends: tuple[FirstAppend, ...] = ()
-    """Of the first segment, the last one that is not empty, and some between them; rising."""
+    """First appends of the first segment, the last non-empty one, and some between; rising."""
     possible_loss: PossibleLoss | None = None
-    """What a power cut may have taken, until the owner has dealt with it."""
+    """Records a power cut may have taken, until the owner has dealt with the loss."""
     restart_at: Offset | None = None
-    """The log is being emptied, to begin again here: files of it are left over."""
+    """The log is being emptied, to begin again here; old files may be left over."""
     flush: FlushMode | None = None
     """ASYNC: records may have been acknowledged before they were synced, since this was written or
-    before. The topic's setting at the next start says nothing of that: it may be another one by
-    then. None: written by a version that did not tell."""
+    before. The topic's setting at the next start proves nothing: it may have changed. None: written
+    by a version without this field."""
 
 
 class NodeCheckpoint(msgspec.Struct, frozen=True):
@@ -120,7 +118,7 @@ def encode_checkpoint(checkpoint: NodeCheckpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes) -> NodeCheckpoint | CheckpointUnreadable:
-    """The file's content, or why it cannot be trusted."""
+    """The file's content, or the reason not to trust the file."""
     try:
         envelope = _ENVELOPES.decode(data)
         if envelope.version != CHECKPOINT_VERSION:
@@ -134,10 +132,10 @@ def decode_checkpoint(data: bytes) -> NodeCheckpoint | CheckpointUnreadable:
 
 
 def start_kind(node: NodeCheckpoint | None, replica: str, boot_id: str) -> StartKind:
-    """What to expect of a replica's files. Where nothing is known of them: the worst.
+    """The kind of stop for a replica's files; the worst where nothing is known.
 
-    Asked for each replica by itself: one that was not opened in the last run may still be as the
-    run before left it.
+    Decided for each replica: a replica not opened in the last run may still be as the run before
+    left it.
     """
     checkpoint = None if node is None else node.replicas.get(replica)
     if node is None or checkpoint is None:
@@ -150,7 +148,7 @@ def start_kind(node: NodeCheckpoint | None, replica: str, boot_id: str) -> Start
 
 
 class EffectiveFlushMode:
-    """Of one log."""
+    """The flush mode of one log, which ASYNC becomes only once the checkpoint file says so."""
 
     __slots__ = ("_async_end", "_wanted", "mode")
 
@@ -158,11 +156,11 @@ class EffectiveFlushMode:
         is_told = checkpoint is None or checkpoint.flush is FlushMode.ASYNC
         self._wanted = wanted
         self._async_end = Offset(0)
-        """Records below it were perhaps acknowledged before they were synced."""
+        """Records below may have been acknowledged before their sync."""
         self.mode = wanted if is_told else FlushMode.SYNC
 
     def configure(self, wanted: FlushMode, end_offset: Offset) -> bool:
-        """The setting is this one now. Returns whether SYNC has come into force."""
+        """Apply a changed setting. Returns whether SYNC has just taken effect."""
         self._wanted = wanted
         if wanted is FlushMode.ASYNC or self.mode is FlushMode.SYNC:
             return False
@@ -172,17 +170,17 @@ class EffectiveFlushMode:
 
     @property
     def waits_for_checkpoint(self) -> bool:
-        """Whether the setting holds only once the checkpoint file says so."""
+        """Whether the setting takes effect only with the next checkpoint file."""
         return self.mode is not self._wanted
 
     def published(self, told: FlushMode | None) -> None:
-        """The checkpoint file says this now."""
+        """Note the mode now in the checkpoint file."""
         if told is FlushMode.ASYNC:
             self.mode = self._wanted
 
     def to_publish(self, flushed_offset: Offset, end_offset: Offset) -> FlushMode:
-        """What the checkpoint file has to say."""
-        # What was cut since is nobody's loss.
+        """The flush mode to write into the checkpoint file."""
+        # Offsets truncated since then do not count as loss.
         if self._wanted is FlushMode.ASYNC or flushed_offset < min(self._async_end, end_offset):
             return FlushMode.ASYNC
         return FlushMode.SYNC

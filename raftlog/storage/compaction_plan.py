@@ -1,23 +1,25 @@
-"""When and what to compact: the decisions, over plain facts. The work is in `compaction_pass`.
+"""When and what to compact, decided over plain facts. Pure; the work is in `compaction_run`.
 
 A compacted log keeps the newest record of each key. It has a clean part, compacted before, and a
-dirty part behind it. A pass reads the dirty part to learn each key's newest offset, and then
-rewrites everything below the end of what it has read without the records that are outdated.
+dirty part behind it. A pass reads the dirty part to map each key to its newest offset, and then
+rewrites everything below the end of the read part without the outdated records.
 
 Never touched: the active segment, anything at or above the high watermark, segments with a record
-younger than `min.compaction.lag.ms` and all behind them.
+younger than `min.compaction.lag.ms` and all later ones.
 
-**Tombstones.** A record without a value deletes its key. It must stay until every reader that began
-before has had time to see it: `delete.retention.ms` from when it became clean, that is, from the
-first pass that removed what it deletes. Kafka first told that time from the segments' last-modified
-times, by which tombstones could live forever or go too early (KAFKA-4545, KAFKA-8522), and since
-KIP-534 writes it into the batch, over its base timestamp. Here it is kept beside the log, as
-`CompactionHistory`: up to which offset was the log clean, and when. So batches need no rewriting to
-carry it and keep their timestamps. If the history is lost, tombstones only stay longer.
+**Tombstones.** A record without a value deletes its key. The tombstone must stay until every
+earlier reader has had time to read it: `delete.retention.ms` from the time it became clean, the
+time of the first pass that removed the deleted record. Kafka first derived this time from the
+segments' last-modified times, by which tombstones could live forever or go too early (KAFKA-4545,
+KAFKA-8522), and since KIP-534 writes the time into the batch, over its base timestamp. Here the
+time is kept beside the log, as `CompactionHistory`: up to which offset was the log clean, and when.
+So batches are not rewritten for the time's sake and keep their timestamps. If the history is lost,
+tombstones only stay longer.
 
 **Order of writing.** A pass counts once its segments have replaced the old ones durably. Only then
-may `CompactionHistory.after` be written down. The other way around, a crash between the two leaves
-outdated records in a part taken for clean, where they rise again once their tombstone goes.
+may `CompactionHistory.after` be stored. In the opposite order, a crash between the two leaves
+outdated records in a part taken for clean, where outdated records reappear once their tombstone is
+removed.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ HISTORY_PASSES_MAX: Final = 128
 HISTORY_GRAIN: Final = 32
 """Passes closer together than this part of `delete.retention.ms` may share an entry."""
 GROUP_OFFSETS_MAX: Final = 2**31 - 1
-"""Offsets that one segment may span: indexes hold them relative to its base offset."""
+"""Most offsets of one segment: index entries are relative to its base offset."""
 
 
 class CleanTo(msgspec.Struct, frozen=True, array_like=True):
@@ -48,14 +50,14 @@ class CleanTo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CompactionHistory(msgspec.Struct, frozen=True, array_like=True):
-    """What compaction has done to one log. Part of the replica's checkpoint."""
+    """Compactions of one log so far. Part of the replica's checkpoint."""
 
     passes: tuple[CleanTo, ...] = ()
     """Oldest first; both fields grow."""
     deleted_before: Offset = Offset(0)
     """Tombstones below this offset were due in the last pass, and are gone."""
     awaits_deletion: bool = False
-    """Whether the last pass left tombstones or markers that will be due."""
+    """Whether the last pass left tombstones or markers to be removed later."""
 
     @property
     def first_dirty_offset(self) -> Offset:
@@ -68,7 +70,7 @@ class CompactionHistory(msgspec.Struct, frozen=True, array_like=True):
         return due[-1].end_offset if due else Offset(0)
 
     def has_due(self, now_ms: int, delete_retention_ms: int) -> bool:
-        """Whether a pass would find tombstones, or markers, that have become due."""
+        """Whether tombstones or markers have become due for a pass."""
         return (
             self.awaits_deletion
             and self.deletable_before(now_ms, delete_retention_ms) > self.deleted_before
@@ -85,9 +87,9 @@ class CompactionHistory(msgspec.Struct, frozen=True, array_like=True):
     ) -> CompactionHistory:
         """The history once a pass has made the log clean below `end_offset`, durably."""
         assert end_offset >= self.first_dirty_offset
-        # A clock that went back must not make younger passes look older than those before them.
+        # After a jump back of the clock a younger pass must not look older than an earlier one.
         at_ms = max(now_ms, self.passes[-1].at_ms) if self.passes else now_ms
-        # Of the passes long enough ago only the last says anything that the others do not.
+        # Of the passes long enough ago only the last one matters.
         kept = [entry for entry in self.passes if at_ms - entry.at_ms < delete_retention_ms]
         kept = [*self.passes[: len(self.passes) - len(kept)][-1:], *kept]
         grain_ms = delete_retention_ms // HISTORY_GRAIN
@@ -98,7 +100,7 @@ class CompactionHistory(msgspec.Struct, frozen=True, array_like=True):
         return CompactionHistory(tuple(kept[-HISTORY_PASSES_MAX:]), deleted_before, awaits_deletion)
 
     def truncate_to(self, end_offset: Offset) -> CompactionHistory:
-        """The log now ends at `end_offset`: what comes to stand above it is dirty."""
+        """The history of the log truncated to `end_offset`: later appends are dirty."""
         return msgspec.structs.replace(
             self,
             passes=tuple(
@@ -114,7 +116,7 @@ class CompactionPlan:
 
     first_dirty_offset: Offset
     end_offset: Offset
-    """Base offset of the first segment that must not be touched."""
+    """Base offset of the first segment excluded from compaction."""
     clean_bytes: int
     dirty_bytes: int
 
@@ -132,9 +134,9 @@ def plan_compaction(
 ) -> CompactionPlan | None:
     """Whether a pass over the segments (oldest first, the last one active) is worth its work.
 
-    It is if the dirty part has its share (`min.cleanable.dirty.ratio`), or if tombstones have
-    become due. A pass that stopped because its map was full (`Stop.MAP_FULL`) is followed by
-    another one at once: ask again with a ratio of 0.
+    A pass is due if the dirty part has its share (`min.cleanable.dirty.ratio`), or if tombstones
+    have become due. After a pass stopped by a full map (`Stop.MAP_FULL`), call this again at once
+    with a ratio of 0.
     """
     cleanable = _cleanable(
         segments,

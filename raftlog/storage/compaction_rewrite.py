@@ -10,30 +10,31 @@ bounded by the map of keys and one batch, and the caller can pause between any t
     end_offset = work.finish_survey(plan.end_offset)
     for group in group_segments(segments, end_offset=end_offset, ...):
         for batch in the group's segments:
-            data = work.rewrite(batch, is_last=...)     # what to write, or None
+            data = work.rewrite(batch, is_last=...)     # bytes to write, or None
         sync the new segment, put it in the place of the old ones, durably
-    history = work.finish()                             # write it down now, not before
+    history = work.finish()                             # to be stored now, not before
 
-What never changes: offsets, the order of records, a batch's base and last offset, its producer id,
-epoch and sequence, its leader epoch, and each remaining record, byte for byte. A batch that loses
-nothing is passed through as it is. From others, records are cut as bytes out of the decompressed
-block instead of being encoded again: base offset and base timestamp stay, so their deltas hold, and
-only the record count, the largest timestamp, the length and the CRC are new.
+Unchanged are offsets, the order of records, a batch's base and last offset, its producer id, epoch
+and sequence, its leader epoch, and each remaining record, byte for byte. A batch without outdated
+records is passed through as is. From others, records are cut as bytes out of the decompressed block
+instead of being encoded again: base offset and base timestamp stay, so their deltas hold, and only
+the record count, the largest timestamp, the length and the CRC are new.
 
-**Batches without records** stay where something hangs on them: the newest batch of each producer,
-from which a scan tells its sequence (KAFKA-8335: known by its offset), and the last batch of each
-new segment, so that a segment still tells where it ends, and a missing segment can be told from a
-compacted one. They have no timestamp (-1), so no time leads to them.
+**Batches without records** stay where needed: the newest batch of each producer, from which a scan
+derives its sequence (KAFKA-8335: known by its offset), and the last batch of each new segment, so
+that a segment still shows its end, and a missing segment differs from a compacted one. Such batches
+have no timestamp (-1), so no lookup by time returns one.
 
-**Records without a key** cannot be superseded. Kafka drops them here; we keep them: compaction may
-remove only what something newer replaces. `refuse_keyless` keeps them out of compacted topics.
+**Records without a key** cannot be superseded. Kafka drops such records here; raftlog keeps these
+records: compaction may remove only records replaced by newer ones. `refuse_keyless` keeps keyless
+records out of compacted topics.
 
 **Transactions.** The caller says which transactions were aborted, and plans no further than the
 last stable offset. Aborted records supersede nothing and are removed. A marker stays as long as a
 record of its transaction does, and then for `delete.retention.ms`, like a tombstone.
 
-**A batch that cannot be read** ends the pass below it: what it says about its keys is not known,
-and the part of the log above it cannot be called clean.
+**A batch that cannot be read** ends the pass below it: its keys are unknown, and the log above
+cannot count as clean.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ from raftlog.record.types import Buffer, Offset, ProducerId
 from raftlog.storage.compaction_plan import CompactionHistory
 
 KEYS_MAX: Final = 250_000
-"""Keys that one pass learns; more take another pass. Measured: 125 bytes each, about 30 MB."""
+"""Most keys of one pass; more take another pass. Measured: 125 bytes each, about 30 MB."""
 KEY_BYTES_MAX: Final = 32
-"""Keys shorter than this are held as they are, others as a hash of this length: a collision of
-BLAKE2b-256 is not a thing that happens, by chance or by intent, and the lengths cannot be mixed."""
+"""Shorter keys are kept as they are, others as a hash of this length: a collision of BLAKE2b-256
+does not happen, by chance or by intent, and the lengths cannot be mixed."""
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
-"""A batch that unpacks to more is not compacted (it is passed through)."""
+"""A batch of more decompressed bytes is not compacted but passed through."""
 NO_TIMESTAMP: Final = -1
 
 
@@ -82,7 +83,7 @@ class Stop(StrEnum):
 
 @dataclass(slots=True)
 class CompactionStats:
-    """What a pass did, for the report and metrics."""
+    """Statistics of a pass, for the report and metrics."""
 
     records_removed: int = 0
     batches_removed: int = 0
@@ -90,7 +91,7 @@ class CompactionStats:
     bytes_read: int = 0
     bytes_written: int = 0
     tombstones_waiting: int = 0
-    """Tombstones and markers that only wait for their time."""
+    """Tombstones and markers kept only until their time."""
 
 
 class CompactionPass:
@@ -110,7 +111,7 @@ class CompactionPass:
         self.stats = CompactionStats()
         self.stopped: Stop | None = None
         self.unreadable: LogError | None = None
-        """What is wrong with the batch that stopped the survey."""
+        """The error of the batch that stopped the survey."""
         self._history = history
         self._now_ms = now_ms
         self._delete_retention_ms = delete_retention_ms
@@ -129,7 +130,7 @@ class CompactionPass:
             )
 
     def survey(self, batch: RecordBatch) -> bool:
-        """Learn the keys of the next dirty batch. False: this batch and all behind it must wait."""
+        """Map the keys of the next dirty batch. False: this batch and all later ones must wait."""
         assert self._end_offset is None, "survey after finish_survey"
         assert self.stopped is None, "survey after it said to stop"
         header = batch.header
@@ -157,11 +158,11 @@ class CompactionPass:
         return self._end_offset
 
     def rewrite(self, batch: RecordBatch, *, is_last: bool) -> Buffer | None:
-        """What to write for the next batch of the log: itself, a smaller one, or nothing (None).
+        """The bytes to write for the log's next batch: unchanged, smaller, or None.
 
-        Give it every batch from the start of the log to the end of the last group, in order.
-        `is_last` says that no batch comes after it in its new segment. Raises LogError if a batch
-        of the clean part cannot be decoded: then the old segments must stay.
+        Call this with every batch from the start of the log to the end of the last group, in order.
+        `is_last` marks the last batch of its new segment. Raises LogError if a batch of the clean
+        part cannot be decoded: then the old segments must stay.
         """
         assert self._end_offset is not None, "rewrite before finish_survey"
         self.stats.bytes_read += batch.header.size_bytes
@@ -178,7 +179,7 @@ class CompactionPass:
         return data
 
     def finish(self) -> CompactionHistory:
-        """The history to write down, once all that was rewritten has durably replaced the old."""
+        """The history to store, once all rewritten segments have durably replaced the old ones."""
         assert self._end_offset is not None, "finish before finish_survey"
         return self._history.after(
             self._end_offset,
@@ -201,7 +202,7 @@ class CompactionPass:
         if not self._aborted or not header.is_transactional:
             return False
         transactions = self._aborted.get(header.producer_id, ())
-        # The last one that begins at or before the batch is the only one that can hold it.
+        # Only the last one beginning at or before the batch can contain the batch.
         index = bisect_right(transactions, header.base_offset, key=lambda pair: pair[0]) - 1
         return index >= 0 and header.base_offset <= transactions[index][1]
 
@@ -236,7 +237,7 @@ class CompactionPass:
         return self._without(batch, records, retained)
 
     def _retained(self, records: Sequence[Record]) -> list[bool]:
-        """For each record, whether it stays."""
+        """Whether each record stays."""
         newest = self._newest
         deletable_before = self._deletable_before
         retained: list[bool] = []
@@ -267,7 +268,7 @@ class CompactionPass:
             decompressed_bytes_max=self._decompressed_bytes_max,
         )
         block = compress(header.compression, _cut(plain, retained))
-        # With log append time, every record's timestamp is the old maximum, so it stays.
+        # With log append time, every record's timestamp is the old maximum, so the maximum stays.
         kept = (record.timestamp for record, stays in zip(records, retained, strict=True) if stays)
         max_timestamp_ms = max(NO_TIMESTAMP if time is None else time for time in kept)
         data = bytearray(HEADER_SIZE)
@@ -283,7 +284,7 @@ class CompactionPass:
         return data
 
     def _emptied(self, batch: RecordBatch, *, is_last: bool) -> Buffer | None:
-        """The batch's header alone if something hangs on it, else nothing."""
+        """The batch's header alone if still needed, else None."""
         header = batch.header
         if not is_last and self._last_offsets.get(header.producer_id) != header.last_offset:
             return None
@@ -307,8 +308,8 @@ class CompactionPass:
 def refuse_keyless(batch: RecordBatch, *, decompressed_bytes_max: int) -> None:
     """Raise LogError(INVALID_BODY) if a record of the batch has no key, as compaction needs one.
 
-    The header does not tell, so this decodes the batch: call it for compacted topics only. Raises
-    what `decode` raises, too.
+    The header does not show keys, so this decodes the batch: call it for compacted topics only.
+    Raises the errors of `decode`, too.
     """
     for position, record in enumerate(decode(batch, decompressed_bytes_max=decompressed_bytes_max)):
         if record.key is None:

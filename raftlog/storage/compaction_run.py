@@ -1,8 +1,8 @@
 """Compact a log on disk: the reading, writing and swapping around `compaction_pass`.
 
 Reads go through the same checked path as a consumer's, so damage ends the pass instead of being
-copied. Decoding and rewriting run in disk threads, a chunk at a time. Appends never wait for it; a
-truncation or a stop that comes up makes it give up what it has not swapped yet.
+copied. Decoding and rewriting run in disk threads, a chunk at a time. Appends never wait for a
+pass; a truncation or a stop makes the pass discard all segments not swapped yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from raftlog.world import Buffer, File
 
 CHUNK_BYTES: Final = 1 << 20
 GROUP_SEGMENTS_MAX: Final = 64
-"""Segments that one swap replaces; their files stay open while it lasts."""
+"""Most segments replaced by one swap; their files stay open during the swap."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +40,10 @@ async def compact_log(
     *,
     resume: bool = False,
 ) -> CompactionReport | None:
-    """One pass, if the plan finds it worth while; None if not, or if it was interrupted.
+    """Run one pass if worthwhile; None if not, or if interrupted.
 
-    With `resume` any dirty part is worth while: the last pass was partial. Raises LogError. Damage
-    on the way ends the pass without an error: its readers are told.
+    With `resume` any dirty part is worth a pass: the last one was partial. Raises LogError. Damage
+    ends the pass without an error: its readers get the error.
     """
     core.require_online()
     if not core.config.compacts or core.is_compacting:
@@ -61,7 +61,7 @@ async def compact_log(
 
 
 class _InterruptedError(Exception):
-    """Something that matters more waits for the log."""
+    """A truncation or a close waits for the log."""
 
 
 class _Compaction:
@@ -110,14 +110,15 @@ class _Compaction:
             if end_offset <= plan.first_dirty_offset < plan.end_offset and not (
                 core.compaction.has_due(self._now_ms, config.delete_retention_ms)
             ):
-                # It stopped where the last one did: nothing would come of rewriting all before.
+                # The survey stopped at the same batch as the last one: rewriting all before would
+                # remove nothing.
                 return None
             groups = group_segments(
                 infos, end_offset=end_offset, segment_bytes=config.segment_bytes
             )
             if not groups:
                 return None
-            # The recovery point's position must not lie in a segment that is rewritten.
+            # The recovery point's position must not lie in a rewritten segment.
             await self._operations.advance_recovery_point()
             core.gaps_below = max(core.gaps_below, groups[-1][-1].next_offset)
             await core.publish()
@@ -140,7 +141,7 @@ class _Compaction:
         )
 
     def _report_unreadable(self, work: CompactionPass, offset: Offset) -> None:
-        """Say once what keeps compaction from going on."""
+        """Log once the batch that stops compaction."""
         core = self._core
         found = None
         if work.unreadable is not None:
@@ -168,7 +169,7 @@ class _Compaction:
         return result.data, result.next_offset
 
     async def _rewrite(self, work: CompactionPass, group: Sequence[SegmentInfo]) -> None:
-        """Write one segment in the place of a group, and swap them."""
+        """Write one segment to replace a group, and swap."""
         core = self._core
         base_offset, end_offset = group[0].base_offset, group[-1].next_offset
         cleaned = segment_name(base_offset) + CLEANED_SUFFIX
@@ -195,7 +196,7 @@ class _Compaction:
         assert [segment.base_offset for segment in old] == [info.base_offset for info in group]
         new.first_append_ms = old[-1].first_append_ms if new.size_bytes else None
         with ExitStack() as held:
-            # Who reads the old segments by name must not meet the new files under it.
+            # Readers of the old segments by name must not open the new files under these names.
             await core.run(self._hold, held, old)
             await core.run(self._swap, cleaned, base_offset, end_offset)
             segments.replace(first, first + len(group), [new])

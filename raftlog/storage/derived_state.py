@@ -1,11 +1,11 @@
-"""What follows from the records below an offset, as it stands on the disk: epochs and producers.
+"""Derived state on disk: leader epochs and producers as of an offset.
 
-A start can find all of it again in the log, but for the producers of records that are deleted: only
-a snapshot tells of them. So one that is older than the recovery point is still better than none.
+A start can rebuild all derived state from the log, but for the producers of deleted records: only a
+snapshot names these. So a snapshot older than the recovery point is still better than none.
 
-Cut the end of a log: find where, and rebuild what followed from the part that goes.
+For a truncation: find the cut, and rebuild the producers below.
 
-All of it blocks and runs while the log lets no append in.
+All functions block and run while the log admits no append.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from raftlog.world import Disk, DiskError, File, read_small_file
 EPOCHS_NAME: Final = "leader-epoch-checkpoint"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 RESTART_NAME: Final = "producers.restart"
-"""Those that a log which is being emptied is to know of: a snapshot of where it begins again. It
-counts as long as the checkpoint says that the log is being emptied."""
+"""Producers of a log being emptied: a snapshot at its next beginning. The file counts only while
+the checkpoint says `restart_at`."""
 SMALL_FILE_BYTES_MAX: Final = 256 << 20
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Derived:
-    """State that follows from the records below an offset."""
+    """State derived from the records below an offset."""
 
     leader_epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
     producers: ProducerStates = field(default_factory=ProducerStates)
@@ -88,7 +88,7 @@ def load_snapshot(
 def load_restart_producers(
     disk: Disk, directory: str, offset: Offset, now_ms: int
 ) -> ProducerStates:
-    """The producers that a log which begins again at `offset` was told of. Blocks."""
+    """The producers given to a log that restarts at `offset`. Blocks."""
     data = read_small_file(disk, f"{directory}/{RESTART_NAME}", SMALL_FILE_BYTES_MAX) or b""
     producers = ProducerStates.from_bytes(data, offset, now_ms=now_ms)
     if isinstance(producers, Damaged):
@@ -98,7 +98,7 @@ def load_restart_producers(
 
 
 def write_initial_state(disk: Disk, directory: str, offset: Offset, snapshot: bytes) -> None:
-    """Write what follows from records below `offset` for a log that has none. Blocks."""
+    """Write derived state as of `offset` for an empty log. Blocks."""
     disk.replace(f"{directory}/{EPOCHS_NAME}", LeaderEpochs().to_bytes())
     disk.replace(f"{directory}/{snapshot_name(offset)}", snapshot)
 
@@ -137,10 +137,10 @@ def older_producers(
     checkpoint: ReplicaCheckpoint | None,
     now_ms: int,
 ) -> ProducerStates:
-    """Of the newest snapshot that can be read, for a scan of the whole log to go on from.
+    """Producers of the newest readable snapshot, as the base for a scan of the whole log.
 
-    It may tell of records that are deleted. A batch that it knows changes nothing. What was synced
-    when the checkpoint was written is there, and was when the snapshot was taken.
+    The snapshot may include deleted records. A known batch changes nothing. Records synced when the
+    checkpoint was written are present, as when the snapshot was taken.
     """
     if checkpoint is not None:
         for offset in reversed(snapshot_offsets(names)):
@@ -152,12 +152,12 @@ def older_producers(
 
 
 TIME_OFFSET_KEY = 1
-"""Time index entries rise in their offsets as they do in their times."""
+"""Time index entries rise both in offset and in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What is left of a segment."""
+    """The remaining part of a segment."""
 
     next_offset: Offset
     size_bytes: int
@@ -168,10 +168,10 @@ class Cut:
 
 
 def find_cut(segment: Segment, offset: Offset, gaps_below: Offset) -> Cut:
-    """Where to cut so that no record at or above `offset` stays.
+    """Find the cut that leaves no record at or above `offset`.
 
-    Batches are whole: if `offset` lies inside of one, that one goes too. Raises DiskError, also
-    where something is damaged in front of `offset`: a cut that goes by it takes what is whole.
+    Batches stay whole: a batch containing `offset` is removed too. Raises DiskError, also for
+    damage before `offset`: a cut at the damage would remove intact batches.
     """
     found = segment.offset_index.search(offset - segment.base_offset)
     with segment.files.lease(segment.path) as file:
@@ -184,7 +184,7 @@ def find_cut(segment: Segment, offset: Offset, gaps_below: Offset) -> Cut:
         at = walk(file, start, segment.size_bytes, offset)
         if not _is_cut(file, at, segment, offset, gaps_below):
             raise DiskError(f"{segment.path} at {at.position}: damaged in front of {offset}")
-        # Not `at.base_offset`: behind a gap that compaction left, the batch may begin later.
+        # Not `at.base_offset`: after a gap of compaction, the batch may begin later.
         next_offset = min(at.base_offset, offset)
         relative = next_offset - segment.base_offset
         last_offset = segment.offset_index.search(relative - 1)
@@ -204,7 +204,7 @@ def find_cut(segment: Segment, offset: Offset, gaps_below: Offset) -> Cut:
 def _is_cut(
     file: File, at: OffsetEntry, segment: Segment, offset: Offset, gaps_below: Offset
 ) -> bool:
-    """Whether there is the segment's end, or the batch that holds `offset` or follows it."""
+    """Whether `header` is the segment's end, or the batch containing `offset` or after it."""
     if at.position >= segment.size_bytes:
         return at.base_offset >= min(offset, segment.next_offset)
     header = header_at(file, at, segment.size_bytes)
@@ -246,11 +246,11 @@ def rebuild_producers(
     *,
     stops_at_damage: bool = False,
 ) -> ProducerStates:
-    """The producers as of `end_offset`: the newest snapshot, then the batches behind it.
+    """Producers as of `end_offset`, from the newest snapshot and the batches after it.
 
-    A batch that is damaged counts nothing: a sequence that has rotted would refuse its producer, or
-    pass for another. Raises DiskError, also for such a batch, unless `stops_at_damage`: then what
-    is told ends there.
+    A damaged batch does not count: a damaged sequence would refuse its producer, or pass for
+    another. Raises DiskError, also for such a batch, unless `stops_at_damage`: then the rebuild
+    ends there.
     """
     producers = ProducerStates()
     from_offset = Offset(0)

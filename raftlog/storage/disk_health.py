@@ -1,8 +1,8 @@
-"""Whether a node's disk takes writes, as its cluster is to know it. Pure.
+"""Whether a node's disk takes writes, for the node's heartbeats. Pure.
 
-A disk that is full or hangs takes none, and others should lead what this node leads. Leaders do not
-move for a hiccup, and not back for a moment of room: trouble counts at once if it is a full disk,
-after a while if it is a sync that does not return, and for a while after it was seen last.
+A full or stalled disk takes no writes, and other nodes should take over leadership. Leaders do not
+move for a hiccup, and not back for a moment of room: a full disk counts at once, a sync without an
+end after STALLED_SYNC_S, and either for STEADY_S after its last observation.
 """
 
 from __future__ import annotations
@@ -12,50 +12,50 @@ from enum import Enum
 from typing import Final
 
 LOW_ROOM_BYTES: Final = 1 << 20
-"""With less room for appends than this, the disk is full: a batch of the default
-max.message.bytes would not fit."""
+"""The disk is full with less room for appends: a batch of the default max.message.bytes would not
+fit."""
 ROOM_AGAIN_BYTES: Final = 4 << 20
-"""The room that a disk which was full must have to count as one with room again."""
+"""Room at which a full disk stops counting as full."""
 STALLED_SYNC_S: Final = 5.0
-"""A disk hangs if one sync takes longer. One that is merely slow leaves the ISR as a follower, and
+"""A disk is stalled if one sync takes longer. A merely slow disk leaves the ISR as a follower, and
 delays writes as a leader; a hiccup of a second or two is no reason to move leaders."""
 STEADY_S: Final = 5.0
-"""For so long nothing must have been amiss before a disk counts as one that takes writes again."""
+"""Time without trouble after which a disk counts as writable again."""
 OBSERVE_INTERVAL_S: Final = 0.25
-"""Between two looks."""
+"""Interval between two observations."""
 
 
 class DiskTrouble(Enum):
-    """Why a disk takes no writes; the value is how to put it."""
+    """Why a disk takes no writes; the value completes "the disk ..."."""
 
     FULL = "is full"
     STALLED = "hangs"
 
 
 class DiskHealth:
-    """What the looks at a disk amount to. Times are monotonic seconds."""
+    """Judges a disk by observations. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self.trouble: DiskTrouble | None = None
-        """What was amiss at the last look."""
+        """The trouble at the last observation."""
         self._observed_at: float | None = None
         self._bad_at = -math.inf
         self._sync_at: float | None = None
         self._sync_s = 0.0
-        """For how long the sync that began then has been seen to last."""
+        """Observed duration of the sync begun at `_sync_at`."""
 
     @property
     def can_write(self) -> bool:
-        """Whether the node may be given leaderships, as of the last look."""
+        """Whether the node may be given leaderships, as of the last observation."""
         return self._observed_at is None or self._observed_at - self._bad_at >= STEADY_S
 
     def observe(
         self, now: float, *, room_bytes: int, oldest_sync_at: float | None, lacks_room: bool = False
     ) -> None:
-        """See what the disk is like.
+        """Take one observation of the disk.
 
-        `room_bytes`: for appends. `oldest_sync_at`: since when the oldest of the present syncs is
-        waited for. `lacks_room`: somebody else on this node finds the disk full.
+        `room_bytes`: room for appends. `oldest_sync_at`: start of the oldest running sync.
+        `lacks_room`: another component of this node found the disk full.
         """
         self._observe_sync(now, oldest_sync_at)
         self._observed_at = now
@@ -73,5 +73,5 @@ class DiskHealth:
         if oldest_sync_at is None or oldest_sync_at != self._sync_at:
             self._sync_at, self._sync_s = oldest_sync_at, 0.0
         elif self._observed_at is not None:
-            # A process that was stopped must not take its own pause for its disk's.
+            # A paused process must not mistake its own pause for a stall of its disk.
             self._sync_s += min(now - self._observed_at, 2 * OBSERVE_INTERVAL_S)

@@ -1,8 +1,8 @@
 """Open files of a node's logs, shared and bounded.
 
-A lease keeps a file open while it is used, so that readers outlive retention, compaction and
-eviction: a removed file goes on being readable until its last lease is given back. Files nobody
-uses stay open for the next reader, the least recently used are closed first.
+A lease keeps a file open during use, so that readers outlive retention, compaction and eviction: a
+removed file stays readable until its last lease is released. Idle files stay open for the next
+reader; the least recently used are closed first.
 
 Leases are taken by the event loop and by the disk's threads alike.
 """
@@ -17,7 +17,7 @@ from typing import Final
 from raftlog.world import Disk, File
 
 IDLE_FILES_MAX: Final = 512
-"""Open files that nobody uses at the moment. Active segments are in use and come on top."""
+"""Most idle open files. Active segments are in use and come on top."""
 
 
 class _OpenFile:
@@ -67,13 +67,13 @@ class OpenFiles:
         self._lock = threading.Lock()
         self._entries: dict[str, _OpenFile] = {}
         self._idle: OrderedDict[str, _OpenFile] = OrderedDict()
-        """Those nobody uses, the one longest unused first."""
+        """Idle files, the least recently used first."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def lease_open(self, path: str) -> Lease | None:
-        """A lease on a file that is open already; None if it is not. Never blocks."""
+        """A lease on an open file; None if the file is not open. Never blocks."""
         with self._lock:
             entry = self._entries.get(path)
             if entry is None:
@@ -130,7 +130,7 @@ class OpenFiles:
             file.close()
 
     def close(self) -> None:
-        """Close all files that nobody uses, and the others once they are given back."""
+        """Close all idle files at once, and the others when released."""
         for path in list(self._entries):
             self.forget(path)
 

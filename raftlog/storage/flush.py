@@ -1,10 +1,10 @@
 """Group commit for all logs of a node.
 
-A log that has something to sync stands in line once, whatever was appended to it since. Whenever a
-thread is free it takes its share of the line and syncs those logs one after the other. So appends
-that arrive during a sync share the next one; a lone log waits for nobody; and when many logs are
-busy, several share the cost of one change of threads, while the device still gets several syncs at
-once, which it can merge. Measured in DESIGN.md.
+A log with unsynced bytes is queued once, whatever is appended meanwhile. A free thread takes its
+share of the queue and syncs those logs one after the other. So appends arriving during a sync share
+the next one; a lone log is synced without delay; and when many logs are busy, several share the
+cost of one thread switch, while the device still gets several syncs at once, to merge. Measured in
+docs/decisions/group-commit.md.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from raftlog.world import Clock, Disk
 SYNC_THREADS_MAX: Final = 4
 """Syncs at once; the disk's other threads stay free for reads."""
 GATHER_ITERATIONS: Final = 3
-"""Rounds of the event loop between the first request for a sync and its start. What has arrived in
-sockets meanwhile gets into it, and the sync's thread does not compete with the loop for the
-interpreter while the loop still has appends to make. An idle loop takes microseconds for them."""
+"""Iterations of the event loop between the first request for a sync and its start. Appends from
+sockets readable meanwhile are included, and the sync's thread does not compete with the loop for
+the interpreter while the loop still has appends to make. An idle loop takes microseconds for these
+iterations."""
 SYNCS_PER_ROUND_MAX: Final = 16
-"""Logs that one thread syncs in one turn: their writers all wait for the last of them."""
+"""Most logs synced by one thread in one round: all their writers wait for the last sync."""
 
 
 BeginSync: TypeAlias = Callable[[], Callable[[], None] | None]
 """Returns the blocking work that makes everything written so far durable; None without any."""
 EndSync: TypeAlias = Callable[[Exception | None], None]
-"""Called when that work has returned, or raised the error."""
+"""Called when the sync has returned, or raised the error."""
 
 
 class _Progress:
-    """How far a turn is. Written by its thread, read by the event loop."""
+    """Progress of a round. Written by its thread, read by the event loop."""
 
     def __init__(self, now: float) -> None:
         self.since = now
-        """When its present sync began; before the first, when the thread was asked for."""
+        """Start of the present sync; before the first, the time of the request for the thread."""
 
 
 class Flusher:
-    """The line of logs that wait for a sync."""
+    """Queue of logs waiting for a sync, and the rounds that sync them."""
 
     def __init__(self, disk: Disk, clock: Clock, threads_max: int = SYNC_THREADS_MAX) -> None:
         self.syncs = 0
@@ -55,11 +56,11 @@ class Flusher:
 
     @property
     def oldest_sync_at(self) -> float | None:
-        """The monotonic time since which the oldest of the present syncs is waited for, if any."""
+        """Monotonic start time of the oldest running sync; None without a sync."""
         return min((progress.since for progress in self._progress), default=None)
 
     def request(self, begin_sync: BeginSync, end_sync: EndSync) -> None:
-        """Sync a log soon, once however often it is requested before `begin_sync` is called."""
+        """Queue one sync of a log, however often requested before `begin_sync` is called."""
         self._queue[begin_sync] = end_sync
         if not self._scheduled and len(self._rounds) < self._threads_max:
             self._scheduled = True
@@ -85,7 +86,7 @@ class Flusher:
     def _end_round(self, round_: asyncio.Task[None]) -> None:
         self._rounds.discard(round_)
         if not round_.cancelled() and round_.exception() is None:
-            # Who waited through a whole sync has gathered company enough.
+            # Logs queued during a whole sync start without further gathering.
             self._start()
 
     async def _round(self, syncs: list[tuple[BeginSync, EndSync]]) -> None:
@@ -96,7 +97,7 @@ class Flusher:
         try:
             errors = await self._disk.run(lambda: self._sync_all(works, progress))
         except Exception as error:
-            # Whatever stopped the thread, nobody knows what it had synced.
+            # Whatever stopped the thread, the extent of its syncs is unknown.
             errors = [error] * len(works)
         finally:
             del self._progress[progress]
@@ -110,14 +111,14 @@ class Flusher:
         """One sync after the other. Blocks."""
         errors = []
         for work, _ in works:
-            # Many syncs that take a while are a slow disk, not one that hangs.
+            # Many lengthy syncs are a slow disk, not a stalled one.
             progress.since = self._clock.monotonic()
             errors.append(_attempt(work))
         return errors
 
 
 def _attempt(work: Callable[[], None]) -> Exception | None:
-    """Run one sync. Its error is an answer, so that one log's failure leaves the others alone."""
+    """Run one sync. An error is returned, so that one log's failure leaves the others alone."""
     try:
         work()
     except Exception as error:

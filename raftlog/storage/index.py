@@ -4,13 +4,13 @@
     time index,  12 bytes an entry:               8 timestamp (ms), 4 relative offset
 
 An offset entry names a batch exactly, and is checked against the header found there: a wrong one
-costs time, never a wrong answer. A time entry (t, o) says that no record of the segment up to and
-including offset o is younger than t; the last entry of a finished segment carries its last offset,
-so it also tells where the segment ends.
+costs time, never a wrong answer. A time entry (t, o) means: no record of the segment up to and
+including offset o is younger than t. The last entry of a finished segment has the segment's last
+offset, and so also marks its end.
 
 New entries are kept in memory and written by `save`, at checkpoints and rolls: an append is one
 write to the log and none to an index. Entries on disk above the recovery point are not trusted
-after an unclean stop; recovery finds them again.
+after an unclean stop; recovery rebuilds these entries.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from raftlog.storage.files import OpenFiles
 from raftlog.world import DiskError
 
 UNSAVED_ENTRIES_MAX: Final = 65_536
-"""Entries that may wait in memory (on a full disk); beyond, every other one is given up."""
+"""Most unsaved entries in memory (on a full disk); beyond, every other one is dropped."""
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 POSITION_MAX: Final = 2**31 - 1
 
 
 class OffsetEntry(NamedTuple):
-    """A batch and where it lies in the segment."""
+    """A batch and its position in the segment."""
 
     base_offset: Offset
     position: int
@@ -46,7 +46,7 @@ class TimeEntry(NamedTuple):
 
 
 class IndexFile:
-    """A file of equal entries in rising order, the newest of them still in memory.
+    """A file of fixed-size entries in rising order, the newest still in memory.
 
     Changed by the event loop only, except `save`, which a disk thread runs and the loop confirms.
     """
@@ -69,10 +69,10 @@ class IndexFile:
         self.unsaved.append(entry)
 
     def thin(self) -> None:
-        """After a save that found no room: hold the memory that waits for the next one in bounds.
+        """Bound the unsaved entries after a save that found no room.
 
-        A sparser index is slower; one that grows without bound ends the process. The newest entry
-        stays, since it may be the one that tells where the segment ends.
+        A sparser index is slower; an unbounded one ends the process. The newest entry stays, since
+        it may mark the segment's end.
         """
         if len(self.unsaved) > UNSAVED_ENTRIES_MAX:
             del self.unsaved[-2::-2]
@@ -105,7 +105,7 @@ class IndexFile:
     def search_unsaved(
         self, target: int, *, key: int | None = None
     ) -> tuple[int, tuple[int, int]] | None:
-        """Number and value of the last entry in memory whose key is at most `target`, if any."""
+        """Number and value of the last unsaved entry with a key of at most `target`, if any."""
         key = self._key if key is None else key
         unsaved = self.unsaved
         if not unsaved or unsaved[0][key] > target:

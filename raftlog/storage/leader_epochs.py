@@ -1,14 +1,14 @@
 """Which leader epoch wrote which offsets: one partition's epoch history.
 
-A follower that comes back must not trust its own high watermark to decide what to cut: records
-below it may have been replaced, records above it may be committed. It asks the leader instead where
-the last epoch that both know ended (KIP-101), with the epoch that the answer is for (KIP-279), so
-that several fast failovers in a row still lead both to their last common record.
+A returning follower must not truncate to its own high watermark: records below may have been
+replaced, records above may be committed. Instead the follower requests from the leader the end of
+the last epoch known to both (KIP-101), with the epoch of the answer (KIP-279), so that several fast
+failovers in a row still lead both to their last common record.
 
-An entry says that `epoch` began at `start_offset`; it ends where the next one begins. Both numbers
-grow strictly from entry to entry. An epoch that began and wrote nothing leaves no entry once the
-next one begins at the same offset, so the history is never longer than the log has batches: that is
-its bound. Truncating the log at either end shortens it too.
+In an entry, `epoch` began at `start_offset` and ends where the next entry begins. Both numbers grow
+strictly from entry to entry. An epoch without records leaves no entry once the next one begins at
+the same offset, so the number of batches in the log bounds the history. Truncating the log at
+either end shortens the history too.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ class EpochEntry:
 
 @dataclass(frozen=True, slots=True)
 class EpochEndOffset:
-    """`epoch` is the largest one known that is not above the one asked for."""
+    """`epoch` is the largest known epoch not above the requested one."""
 
     epoch: LeaderEpoch
     end_offset: Offset
-    """First offset that the epoch did not write."""
+    """First offset after the records of the epoch."""
 
 
 class LeaderEpochs:
-    """The epoch history of one log. Every change must be written down (`to_bytes`) by the caller
-    before the recovery point passes the batch that caused it.
+    """The epoch history of one log.
+
+    The caller must store every change (`to_bytes`) before the recovery point passes the batch that
+    caused the change.
     """
 
     __slots__ = ("_epochs", "_start_offsets")
@@ -74,13 +76,13 @@ class LeaderEpochs:
         return EpochEntry(self._epochs[-1], self._start_offsets[-1])
 
     def assign(self, epoch: LeaderEpoch, start_offset: Offset) -> bool:
-        """Note that `epoch` writes from `start_offset` on; return whether the history changed.
+        """Begin `epoch` at `start_offset`; return whether the history changed.
 
-        Call it when a replica becomes leader (with its log end offset) and for every batch written
-        or scanned (with its base offset): all but the first of an epoch change nothing.
+        Call this when a replica becomes leader (with its log end offset) and for every batch
+        written or scanned (with its base offset): all but the first of an epoch change nothing.
 
-        A batch of an older epoch than one before it can only come from a leader that was replaced.
-        Callers refuse it where it comes from outside (a peer: typed error; a file: damage), see
+        A batch of an older epoch than an earlier batch can only come from a replaced leader.
+        Callers refuse such a batch from outside (a peer: typed error; a file: damage), see
         `accepts`; here it is a broken invariant.
         """
         epochs, start_offsets = self._epochs, self._start_offsets
@@ -92,7 +94,7 @@ class LeaderEpochs:
                 f"epoch {epoch} at {start_offset} after epoch {epochs[-1]} at {start_offsets[-1]}"
             )
             if start_offset == start_offsets[-1]:
-                # The last epoch wrote nothing: keeping it would give it the new one's records.
+                # The last epoch wrote nothing: a kept entry would claim the new epoch's records.
                 epochs[-1] = epoch
                 return True
         assert epoch >= 0, f"epoch {epoch}"
@@ -102,22 +104,22 @@ class LeaderEpochs:
         return True
 
     def accepts(self, epoch: LeaderEpoch, offset: Offset) -> bool:
-        """Whether a batch of `epoch` at `offset` may follow what is known: nothing goes back."""
+        """Whether a batch of `epoch` at `offset` may follow the history, which never goes back."""
         if epoch < 0 or offset < 0:
             return False
         return not self._epochs or (epoch >= self._epochs[-1] and offset >= self._start_offsets[-1])
 
     def epoch_for(self, offset: Offset) -> LeaderEpoch | None:
-        """The epoch that wrote `offset`, or would write it; None below the first entry."""
+        """The epoch of the record at `offset`, present or next; None below the first entry."""
         index = bisect_right(self._start_offsets, offset) - 1
         return self._epochs[index] if index >= 0 else None
 
     def end_offset_for(self, epoch: LeaderEpoch, log_end_offset: Offset) -> EpochEndOffset | None:
-        """Where `epoch` ended, answered for the largest known epoch not above it (KIP-279).
+        """End offset of the largest known epoch not above `epoch` (KIP-279).
 
-        None means that there is no answer: the history is empty, or `epoch` is newer than all that
-        is known here, so that the asker knows more than this replica does. An epoch older than all
-        that is known gets itself back, with the first known start: all it wrote lies below.
+        None means no answer: the history is empty, or `epoch` is newer than all known epochs, so
+        the requesting replica knows more than this one. An epoch older than all known ones is
+        returned itself, with the first known start: all its records lie below.
         """
         if not self._epochs or epoch < 0 or epoch > self._epochs[-1]:
             return None
@@ -130,7 +132,7 @@ class LeaderEpochs:
         return EpochEndOffset(self._epochs[following - 1], end_offset)
 
     def truncate_from_end(self, end_offset: Offset) -> bool:
-        """The log now ends at `end_offset`: forget epochs that begin there or later.
+        """Truncate the history to `end_offset`: forget epochs that begin there or later.
 
         True if the history changed. Needed after every truncation, and at every opening with the
         log end offset found: an entry may have been written down just before its batch was lost.
@@ -142,9 +144,9 @@ class LeaderEpochs:
         return changed
 
     def truncate_from_start(self, log_start_offset: Offset) -> bool:
-        """The log now begins at `log_start_offset`: forget epochs that ended at or before it.
+        """Begin the history at `log_start_offset`: forget epochs that ended at or before it.
 
-        True if the history changed. The epoch that holds `log_start_offset` stays, and now begins
+        True if the history changed. The epoch containing `log_start_offset` stays, and now begins
         there; so does the newest one, even of an emptied log: a leader must know its own epoch.
         """
         holding = bisect_right(self._start_offsets, log_start_offset) - 1

@@ -8,10 +8,10 @@
 
 `log_start_offset <= flushed_offset <= log_end_offset`.
 
-A `Log` is the shared state (`log_core`) together with the parts that work on it: `appender`,
-`reader`, `operations`. Operations that rearrange files run to their end even if their caller is
-cancelled. An I/O error ends the log's service for good: the content of the disk is unknown, and a
-retry could make it worse (mistake 9, docs/decisions/ten-mistakes.md).
+A `Log` is the shared state (`log_core`) with the parts working on it: `appender`, `reader`,
+`operations`. Operations that rearrange files run to their end even if their caller is cancelled. An
+I/O error ends the log's service for good: the content of the disk is unknown, and a retry could
+make it worse (mistake 9, docs/decisions/ten-mistakes.md).
 
 Lives in the event loop; not for other threads.
 """
@@ -82,16 +82,16 @@ class Log(LogCore):
         return cls(shared, directory, config, opened, checkpoint=checkpoint, publish=publish)
 
     async def compact(self, now_ms: int, *, resume: bool = False) -> CompactionReport | None:
-        """Remove records that a newer one of the same key replaces, if a pass is worth its cost.
+        """Remove records replaced by a newer one of the same key, if a pass is worth its cost.
 
-        After a partial pass, call it again at once with `resume`. Raises LogError.
+        After a partial pass, call again at once with `resume`. Raises LogError.
         """
         return await self.run_shielded(
             compact_log(self, self.operations, self.reader, now_ms, resume=resume)
         )
 
     async def close(self) -> None:
-        """Flush, checkpoint, and let go of the files. A log that failed is only let go.
+        """Flush, checkpoint, and close the files. The files of a failed log are only closed.
 
         Raises LogError if the last checkpoint could not be taken; the log is closed all the same.
         """
@@ -110,7 +110,7 @@ class Log(LogCore):
             self.discard(closed)
 
     async def retire(self, reason: LogError) -> None:
-        """Discard the log, and return when nothing of it touches its directory any more."""
+        """Discard the log; return when no work of the log touches its directory any more."""
         await self.run_shielded(self._retire(reason))
 
     async def _retire(self, reason: LogError) -> None:
@@ -118,13 +118,13 @@ class Log(LogCore):
         self.pending_rearrangements += 1
         try:
             async with self.arrange_lock, self.write_lock, self.derived_lock:
-                # Work that was running has come to its end, and may have opened files again.
+                # Running work has ended, and may have opened files again.
                 self.discard(reason)
         finally:
             self.pending_rearrangements -= 1
 
     def discard(self, reason: LogError) -> None:
-        """Let go of the files as they are, for good; every later use raises `reason`."""
+        """Close the files as they are, for good; every later use raises `reason`."""
         if self.failure is None:
             self.end(reason, LogState.FAILED)
         for segment in self.segments.all:

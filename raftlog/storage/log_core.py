@@ -1,8 +1,8 @@
-"""What every part of one log shares: its state, its durability, and its failure.
+"""Shared state of one log: offsets, durability, failure.
 
-Durability is a line of two numbers: `flushed_offset` follows the log end offset whenever a sync
-returns. A failed sync, or any other I/O error on data, ends the log's service: `fail` tells
-everybody who waits, once, and from then on every use raises the same error.
+Durability is a pair of numbers: `flushed_offset` follows the log end offset whenever a sync
+returns. A failed sync, or any other I/O error on data, ends the log's service: `fail` ends all
+waits, once, and from then on every use raises the same error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 Appended: TypeAlias = Callable[[Offset, Offset, Sequence[Buffer], int], None]
 """Listener of a leader's append: base offset, next offset, the buffers as written, their bytes.
 
-The buffers never change while a reference to them is held. It must not use the log."""
+The buffers never change while a reference to them is held. The listener must not use the log."""
 
 COLD_READS_MAX: Final = 4
 """Reads by disk threads at once, of all logs: the other threads stay free for syncs."""
@@ -55,7 +55,7 @@ UNKNOWN_ROOM_BYTES: Final = 1 << 62
 
 
 class LogShared:
-    """What the logs of a node share."""
+    """Resources shared by the logs of a node."""
 
     def __init__(self, disk: Disk, clock: Clock, files: OpenFiles | None = None) -> None:
         self.disk = disk
@@ -64,20 +64,20 @@ class LogShared:
         self.flusher = Flusher(disk, clock)
         self.cold_reads = asyncio.Semaphore(COLD_READS_MAX)
         self.room_bytes = UNKNOWN_ROOM_BYTES
-        """Room on the disk beyond its reserve, as of the last look, less what was appended since.
+        """Room on the disk beyond its reserve when last measured, minus the bytes appended since.
         Appends that do not fit are refused: the reserve belongs to the metadata and checkpoints."""
         self.changed: dict[LogCore, float] = {}
-        """Logs that took appends since their last checkpoint, with the time of the first."""
+        """Logs with appends since their last checkpoint, and the time of the first append."""
         self.file_is_behind = False
-        """The checkpoint file must be written though no log in `changed` asks for it."""
+        """The checkpoint file must be written even if `changed` is empty."""
 
     def monotonic_ms(self) -> int:
-        """The time that producers' ages are told in."""
+        """The monotonic time in milliseconds, by which producers age."""
         return int(self.clock.monotonic() * 1000)
 
 
 class Listeners:
-    """Listeners of one log, called in the event loop. They must not raise."""
+    """Listeners of one log, called in the event loop. A listener must not raise."""
 
     def __init__(self) -> None:
         self.flushed: list[Callable[[Offset], None]] = []
@@ -94,14 +94,14 @@ class Listeners:
 
 
 async def publish_nothing() -> None:
-    """For a log without a node: nobody writes its checkpoint down."""
+    """Publisher of a log without a node, whose checkpoint is not written."""
 
 
 class LogCore:
     """State of one log. Lives in the event loop."""
 
     damage_found: str | None = None
-    """The first damage that somebody met while the log was in service."""
+    """The first damage found while the log was in service."""
     pending_rearrangements = 0
     """Truncations and closings, for which a compaction gives way."""
     is_compacting = False
@@ -151,13 +151,13 @@ class LogCore:
         self.derived_lock = asyncio.Lock()
         """Held while index files of the active segment, epochs or snapshots are written."""
         self.damaged_ranges: dict[tuple[Offset, int], DamagedRange] = {}
-        """Batches that readers found damaged, by segment and position; a bounded number."""
+        """Batches found damaged by readers, by segment and position; a bounded number."""
         self.unreadable: UnreadableBatch | None = None
-        """The batch that the last compaction could not decode."""
+        """The batch at which the last compaction stopped because decoding failed."""
         self.published_recovery_point = (
             Offset(0) if checkpoint is None else checkpoint.recovery_point
         )
-        """The one that the node's checkpoint file names: its snapshot must stay."""
+        """The recovery point in the node's checkpoint file: its producer snapshot must stay."""
         self._published_log_start = (
             opened.log_start_offset if checkpoint is None else checkpoint.log_start_offset
         )
@@ -178,13 +178,13 @@ class LogCore:
             self.failure = _damaged(directory, self.damage)
 
     def unrecovered(self) -> ReplicaCheckpoint:
-        """A recovery point at the very start: all that is derived must be found by a full scan."""
+        """A recovery point at the log's first segment: all derived state needs a full scan."""
         return beginning_at(self.segments.all[0].base_offset)
 
     def current_checkpoint(self) -> ReplicaCheckpoint:
-        """What may be written down as durable now."""
+        """The checkpoint to write for this log: everything durable now."""
         if self.damage:
-            # What was promised stays as it was: whoever repairs the log must know it.
+            # Earlier promises stay as they were: the repair of the log needs them.
             return msgspec.structs.replace(
                 self.recovery, damage=self.damage, possible_loss=self._published_loss
             )
@@ -212,12 +212,12 @@ class LogCore:
 
     @property
     def flush_mode(self) -> FlushMode:
-        """What counts as durable."""
+        """The flush mode in effect."""
         return self.effective_flush.mode
 
     @property
     def log_start_offset(self) -> Offset:
-        """First offset that can be read."""
+        """First readable offset."""
         return self.segments.log_start_offset
 
     @property
@@ -232,7 +232,7 @@ class LogCore:
 
     @property
     def unrecovered_bytes(self) -> int:
-        """Bytes, approximately, that an unclean start would have to scan."""
+        """Bytes an unclean start would have to scan, approximately."""
         number = self.segments.number(self.recovery.segment_base_offset)
         unscanned = sum(segment.size_bytes for segment in self.segments.all[number:])
         return unscanned - self.recovery.segment_position
@@ -259,7 +259,7 @@ class LogCore:
             self.start_shielded(self._begin_async())
 
     async def _begin_async(self) -> None:
-        # That it holds is told by `published`, once the file says so: perhaps a later write of it.
+        # `published` puts ASYNC into effect once the file says so, perhaps after a later write.
         try:
             await self.publish()
         except LogError as error:
@@ -273,7 +273,7 @@ class LogCore:
 
     @property
     def durable_log_start(self) -> Offset:
-        """The log start offset that holds after a crash, too: up to the present one."""
+        """The log start offset after a crash: at most the present one."""
         present = self.segments.log_start_offset
         if self._publish is publish_nothing:
             return present
@@ -308,12 +308,12 @@ class LogCore:
         return NO_EPOCH if epoch is None else epoch
 
     def require_online(self) -> None:
-        """Raise what ended the log's service, if something did."""
+        """Raise the error that ended the log's service, if any."""
         if self.failure is not None:
             raise LogError(self.failure.entry, self.failure.message)
 
     def fail(self, error: Exception) -> LogError:
-        """End the log's service for good, and tell everybody who waits. Returns what to raise."""
+        """End the log's service for good, and end all waits. Returns the error to raise."""
         if self.failure is None:
             failure = LogError(STORAGE_FAILED, f"{self.directory} is offline: {error}")
             logger.error("%s", failure.message, exc_info=error)
@@ -322,7 +322,7 @@ class LogCore:
         return LogError(self.failure.entry, self.failure.message)
 
     def end(self, failure: LogError, state: LogState) -> None:
-        """From now on every use raises `failure`; so do the waits that run."""
+        """End service: every later use and all pending waits raise `failure`."""
         self.failure = failure
         self.state = state
         self.shared.changed.pop(self, None)
@@ -334,7 +334,7 @@ class LogCore:
             callback(failure)
 
     def report_damage(self, reason: str) -> None:
-        """Somebody met bytes that are not what was written. The owner decides; the log goes on."""
+        """Report damaged bytes to the owner, who decides; the log stays in service."""
         if self.damage_found is not None or self.failure is not None:
             return
         self.damage_found = reason
@@ -342,7 +342,7 @@ class LogCore:
             callback(reason)
 
     def declare_damaged(self, reason: str) -> None:
-        """End the log's service until it is repaired, over later starts, too."""
+        """End the log's service until its repair, across later starts, too."""
         if self.failure is not None:
             return
         self.recovery = self.current_checkpoint()
@@ -357,7 +357,7 @@ class LogCore:
         return await asyncio.shield(self.start_shielded(work))
 
     def start_shielded(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """The same, for who does not wait."""
+        """Like `run_shielded`, without waiting. Returns the task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -365,7 +365,8 @@ class LogCore:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        # Whoever asked is told; if nobody waits any more, only what is unexpected is worth a word.
+        # A waiting caller gets the error. Without one, only an unexpected error is worth a log
+        # line.
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, LogError):
             logger.critical("%s: unexpected failure", self.directory, exc_info=error)
@@ -394,7 +395,7 @@ class LogCore:
     # Durability
 
     def wrote(self, size_bytes: int, batches: int) -> None:
-        """Batches were appended: see to it that they become durable."""
+        """Count appended batches, and start a sync where flush mode or size requires one."""
         self._unflushed_bytes += size_bytes
         self.shared.room_bytes -= size_bytes
         self.batches_since_recovery += batches
@@ -403,7 +404,7 @@ class LogCore:
             self.request_sync()
 
     def mark_changed(self) -> None:
-        """There is something that the next checkpoint will write down."""
+        """Mark the log for the next checkpoint."""
         if self.failure is not None:
             self.shared.file_is_behind = True
             return
@@ -412,14 +413,14 @@ class LogCore:
             changed[self] = self.shared.clock.monotonic()
 
     def request_sync(self) -> None:
-        """Start a sync, or have one follow the one that runs."""
+        """Start a sync, or schedule one after the running sync."""
         if self._syncing_to is not None:
             self._sync_wanted = True
         elif self.failure is None and self.flushed_offset < self.segments.end_offset:
             self.shared.flusher.request(self.begin_sync, self.end_sync)
 
     def begin_sync(self) -> Callable[[], None] | None:
-        """For the flusher: the sync of all that is written now."""
+        """Return the sync of everything written so far; called by the flusher."""
         if self.failure is not None or self._syncing_to is not None:
             return None
         end_offset = self.segments.end_offset
@@ -429,7 +430,7 @@ class LogCore:
         self._sync_wanted = False
         self._unflushed_bytes = 0
         # Older segments were synced before this one took its first batch. The lease keeps the file
-        # open under the sync, whoever lets go of it meanwhile.
+        # open during the sync, even if the segment releases its file meanwhile.
         self._sync_lease = self.shared.files.lease(self.segments.active.path)
         return self._sync_lease.file.sync
 
@@ -458,7 +459,7 @@ class LogCore:
             callback(flushed_offset)
 
     async def flush(self) -> None:
-        """Return once all that was appended before the call is durable. Raises LogError."""
+        """Return once everything appended before the call is durable. Raises LogError."""
         self.require_online()
         end_offset = self.segments.end_offset
         if self.flushed_offset >= end_offset:
@@ -470,7 +471,7 @@ class LogCore:
 
 
 def disk_full(directory: str) -> LogError:
-    """The error for a change that found no room, and changed nothing."""
+    """The error for a change refused for lack of room; nothing was changed."""
     return LogError(DISK_FULL, f"{directory}: the disk is full; nothing was written.")
 
 
@@ -481,9 +482,9 @@ def _damaged(directory: str, reason: str) -> LogError:
 def beginning_at(
     offset: Offset, possible_loss: PossibleLoss | None = None, *, restart: bool = False
 ) -> ReplicaCheckpoint:
-    """Of a log whose first segment begins at `offset`: nothing of it is derived yet.
+    """The checkpoint of a log beginning at `offset`, with no derived state yet.
 
-    With `restart` it is empty, whatever else its files seem to be.
+    With `restart` the log counts as empty, whatever its files contain.
     """
     return ReplicaCheckpoint(
         recovery_point=Offset(0),
@@ -500,7 +501,7 @@ def beginning_at(
 
 
 def _combined(earlier: PossibleLoss | None, now: PossibleLoss | None) -> PossibleLoss | None:
-    """Both stand until the owner has dealt with them."""
+    """Both losses combined: each stands until the owner has dealt with both."""
     if earlier is None or now is None:
         return earlier or now
     return PossibleLoss(

@@ -1,4 +1,4 @@
-"""The operations that rearrange a log's files, each with the order that survives a crash.
+"""Operations on a log's files, each in an order that survives a crash.
 
 | operation | order |
 |---|---|
@@ -8,11 +8,11 @@
 | truncate | write down the lower promises; remove segments from the last one down; cut; sync |
 | restart | (2) write down that the log is empty; remove all; begin; write down that it is done |
 
-Producers of records that go are told by nothing else. So (1) before files go, a snapshot is there
-from which a truncation can rebuild them, and (2) a file tells those that the new log is to know of.
+Once records are removed, only a snapshot names their producers. So (1) before files are removed, a
+snapshot exists from which a truncation can rebuild the producers, and (2) a file holds the
+producers for the new log.
 
-Whatever a crash leaves half done is a log that is longer than it need be, never one that lacks what
-was promised.
+A crash in the middle leaves a log longer than necessary, never one without promised records.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from raftlog.storage.segments import DELETED_SUFFIX, IndexTails, Segment
 from raftlog.world import Disk
 
 SEGMENTS_DROPPED_MAX: Final = 64
-"""Segments that one call of retention removes; the next call goes on."""
+"""Most segments removed by one call of retention; the next call continues."""
 
 
 UNPUBLISHED_SNAPSHOTS_MAX: Final = 64
@@ -64,7 +64,7 @@ class LogOperations:
         self._disk: Disk = core.shared.disk
 
     def segment_infos(self) -> list[SegmentInfo]:
-        """The facts that retention and compaction decide by."""
+        """Facts about the segments, on which retention and compaction decide."""
         now_ms = self._core.shared.clock.time_ms()
         segments = self._core.segments
         return [
@@ -106,12 +106,12 @@ class LogOperations:
     async def checkpoint(self) -> ReplicaCheckpoint:
         """Advance the recovery point to the present end; return the checkpoint to write down.
 
-        Raises LogError; after DISK_FULL the recovery point is where it was.
+        Raises LogError; after DISK_FULL the recovery point is unchanged.
         """
         return await self._core.run_shielded(self.advance_recovery_point())
 
     async def advance_recovery_point(self) -> ReplicaCheckpoint:
-        """Like `checkpoint`, in work that is shielded already."""
+        """Like `checkpoint`, for callers that are shielded already."""
         core = self._core
         async with core.derived_lock:
             core.require_online()
@@ -181,7 +181,7 @@ class LogOperations:
             self._disk.remove(f"{directory}/{snapshot_name(known)}")
 
     async def delete_records_before(self, offset: Offset) -> Offset:
-        """Move the log start offset up to `offset`, and return it. Durable when it returns.
+        """Move the log start offset up to `offset`, durably, and return the new one.
 
         While a compaction runs, the files below stay until the next retention. Raises LogError:
         OFFSET_OUT_OF_RANGE beyond the log end offset, DISK_FULL, STORAGE_FAILED.
@@ -203,7 +203,7 @@ class LogOperations:
             # Soon a new one begins there.
             kept_from = offset
         if core.recovery.recovery_point < kept_from:
-            # A start drops the segments below without a look at who wrote them.
+            # A start drops the segments below without reading their producers.
             await self.advance_recovery_point()
         segments.log_start_offset = max(segments.log_start_offset, offset)
         await core.publish()
@@ -213,7 +213,7 @@ class LogOperations:
     async def apply_retention(self, now_ms: int) -> int:
         """Remove segments that are due by age or size; return how many. Raises LogError.
 
-        Removes none while a compaction runs, which can take minutes: they stay due.
+        Removes none while a compaction runs, which can take minutes: due segments stay due.
         """
         return await self._core.run_shielded(self._apply_retention(now_ms, by_start_only=False))
 
@@ -245,15 +245,14 @@ class LogOperations:
             async with core.write_lock:
                 await self.roll()
             if segments.all[drops - 1].next_offset != infos[drops - 1].next_offset:
-                # An append was faster: what it wrote is not due, nor perhaps committed.
+                # An append was faster: its batches are not due, nor perhaps committed.
                 drops -= 1
                 if not drops:
                     return 0
-        # What was due stays due: segments change only behind the ones that go.
+        # Due segments stay due: only later segments have changed.
         dropped = segments.all[:drops]
         if core.recovery.recovery_point < segments.all[drops].base_offset:
-            # A start would not find any more what followed from the records that go: who wrote
-            # them, and with which sequence.
+            # A start could no longer derive the producers and sequences of the removed records.
             await self.advance_recovery_point()
         await core.run(
             self._keep_snapshot,
@@ -272,14 +271,14 @@ class LogOperations:
     def _keep_snapshot(
         self, dropped: Sequence[Segment], start: Offset, committed: Offset, now_ms: int
     ) -> None:
-        """See to it that there is one from which a truncation can rebuild the producers.
+        """Ensure a snapshot exists from which a truncation can rebuild the producers.
 
-        `start` is where the log will begin: nothing else tells then who wrote the records below.
+        `start` is the log's next beginning: below it only the snapshot names the producers.
         """
         directory = self._core.directory
         known = snapshot_offsets(self._disk.list_directory(directory))
         if not any(start <= offset <= committed for offset in known):
-            # Segments that go, go, damaged or not.
+            # Due segments are removed, damaged or not.
             producers = rebuild_producers(
                 self._disk, directory, dropped, start, now_ms, stops_at_damage=True
             )
@@ -287,7 +286,7 @@ class LogOperations:
             self._disk.replace(f"{directory}/{snapshot_name(start)}", told)
 
     def _remove(self, dropped: Sequence[Segment]) -> None:
-        """Remove segments' files under another name, so that no crash leaves half a segment."""
+        """Rename segments' files, then remove them, so that no crash leaves half a segment."""
         for segment in dropped:
             for path in segment.paths:
                 self._core.shared.files.forget(path)
@@ -350,8 +349,8 @@ class LogOperations:
                 await core.publish()
             finally:
                 core.promised_end = None
-            # No await from here to the cut in memory: a sync that began in between would take the
-            # old end for flushed.
+            # No await from here to the cut in memory: a sync begun in between would take the old
+            # end for flushed.
             core.flushed_offset = cut.next_offset
             core.high_watermark = min(core.high_watermark, cut.next_offset)
             core.compaction = core.compaction.truncate_to(cut.next_offset)
@@ -388,9 +387,9 @@ class LogOperations:
         """Empty the log and begin it at `offset`, below or above its present end. Durable.
 
         Epoch history, producers and all other state derived from its records go, too; `producers`,
-        the leader's `producers_below`, takes their place. A crash leaves the old log or the new
-        one, with them. The high watermark is `offset` afterwards. Raises LogError, with nothing
-        changed: CORRUPT_BATCH if `producers` is not a snapshot of that offset, DISK_FULL.
+        the leader's `producers_below`, takes their place. A crash leaves the old log, or the new
+        one with these producers. The high watermark is `offset` afterwards. Raises LogError, with
+        nothing changed: CORRUPT_BATCH if `producers` is not a snapshot of that offset, DISK_FULL.
         """
         await self._core.run_shielded(self._restart_with(offset, producers))
         self._core.damaged_ranges.clear()
@@ -399,7 +398,7 @@ class LogOperations:
         core = self._core
         producers = ProducerStates()
         if snapshot:
-            # It may be long, so not in the event loop.
+            # A snapshot may be long, so decode it outside the event loop.
             now_ms = core.shared.monotonic_ms()
             read = await core.run(
                 partial(ProducerStates.from_bytes, snapshot, offset, now_ms=now_ms)
@@ -416,15 +415,15 @@ class LogOperations:
     ) -> None:
         """Empty the log and begin it at `offset`. Raises LogError; DISK_FULL: nothing was done.
 
-        `producers` are those of the records below, as far as they are still to be known. The first
-        segment begins at `segment_base`, if that is told, so that a batch which holds `offset` has
-        room there; until that batch comes, the log ends below its start.
+        `producers` are the remembered producers of the records below. The first segment begins at
+        `segment_base`, if given, for a batch that contains `offset`; until this batch is appended,
+        the log ends below its start.
         """
         core = self._core
         async with self._arranging(), core.write_lock, core.derived_lock:
             await core.flush()
             told = producers.to_bytes(offset, now_ms=core.shared.monotonic_ms())
-            # Also of none: one of an earlier attempt must not be taken for it.
+            # Written even without producers: a file of an earlier attempt must not take its place.
             await core.run(self._disk.replace, f"{core.directory}/{RESTART_NAME}", told)
             core.restart_at = offset
             try:
@@ -438,7 +437,7 @@ class LogOperations:
             try:
                 await self._empty_and_begin(offset, base, producers)
                 core.restart_at = None
-                # Before the first append: it would go with the rest.
+                # Before the first append: a start would remove the append with the rest.
                 await core.publish()
                 await core.run(self._disk.remove, f"{core.directory}/{RESTART_NAME}")
             except LogError as error:
@@ -452,7 +451,7 @@ class LogOperations:
         segments = core.segments
         old = segments.all
         segments.active.release_file()
-        # First in memory: no reader may meet the files while they go, and call it damage.
+        # First in memory: no reader may meet files being removed, and report damage.
         segments.replace(0, len(old), [Segment(core.shared.files, core.directory, base)])
         segments.log_start_offset = core.high_watermark = offset
         core.flushed_offset = base
@@ -478,7 +477,7 @@ class LogOperations:
         for segment in reversed(old):
             for path in segment.paths:
                 self._core.shared.files.forget(path)
-        # The newest first: should the checkpoint file get lost, what is left is a shorter log.
+        # The newest first: should the checkpoint file get lost, the rest is a shorter log.
         for name in reversed(self._disk.list_directory(directory)):
             if name != RESTART_NAME:
                 self._disk.remove(f"{directory}/{name}")
@@ -487,7 +486,7 @@ class LogOperations:
         return create_segment(self._disk, self._core.shared.files, directory, base)
 
     async def _start_over(self) -> None:
-        """The batch that held the log start offset went, too: go on from there, empty."""
+        """Continue at the log start offset, empty, after its batch was truncated."""
         core = self._core
         segments = core.segments
         offset = segments.log_start_offset
@@ -496,12 +495,13 @@ class LogOperations:
         segments.active.release_file()
         segments.replace(0, len(old), [new])
         core.flushed_offset = core.high_watermark = offset
-        # Left behind by a crash, they lie below the log start offset and go at the next start.
+        # Left behind by a crash, these files lie below the log start offset, and the next start
+        # removes them.
         await core.run(self._remove, old)
 
     def _cut_files(self, segment: Segment, cut: Cut, dropped: Sequence[Segment]) -> None:
         directory = self._core.directory
-        # Snapshots of a past that is about to be replaced: a power cut must not bring them back.
+        # Snapshots above the cut must be gone durably: a power cut must not bring one back.
         remove_snapshots(self._disk, directory, cut.next_offset)
         for unwanted in reversed(dropped):
             # One by one, each durable before the next: a gap would look like damage.
@@ -517,9 +517,9 @@ def outdated_snapshots(
 ) -> Sequence[Offset]:
     """Which producer snapshots (rising) may go, once the one of `newest` is durable.
 
-    The checkpoint file names `published`, or, if a write of it is on the way, a later one. Of those
-    below, the newest stays: a truncation can rebuild the producers from it. So does the newest one
-    of what is committed: no truncation goes further back.
+    The checkpoint file names `published`, or a later one while a write is in progress. The newest
+    snapshot below stays: a truncation can rebuild the producers from it. So does the newest
+    committed one: no truncation goes further back.
     """
     below = [offset for offset in known if offset < published]
     between = [offset for offset in known if published < offset < newest]

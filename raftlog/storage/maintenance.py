@@ -1,18 +1,18 @@
-"""What has to be done for logs in the background, a bounded piece at each tick.
+"""Background work for logs, a bounded piece at each tick.
 
 | each tick | for |
 |---|---|
 | start due syncs | logs with flush=async that took appends |
-| see whether there is room | the node |
+| measure the free room | the node |
 | advance recovery points | logs far behind, or behind for long; the farthest first |
 | write the checkpoint file | the node, once a second while logs change |
 | retention | some logs, in turn |
 | one compaction at a time | logs with cleanup.policy=compact, in turn |
 | remove files | deleted topics and replicas |
-| read finished segments again | damage that nobody met: see `scrub` |
+| read finished segments again | damage not found by a reader: see `scrub` |
 
-A log that fails is left out; that is reported by the log. Anything else that goes wrong ends
-maintenance, and `failure` says so: a node without it must not go on for long.
+A failed log is skipped, after its own report. Any other error ends maintenance and sets `failure`:
+a node without maintenance must not go on for long.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from raftlog.storage.types import LogState, StorageSettings
 from raftlog.world import Disk, DiskError, DiskFullError
 
 REMOVALS_WAITING_MAX: Final = 100_000
-"""Deleted topics whose files wait to be removed; others wait for the next start."""
+"""Most deleted topics waiting for removal of their files; further ones wait for the next start."""
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Maintenance:
         await self.scrubber.scrub_some()
 
     async def measure_room(self) -> None:
-        """See how much room there is for appends."""
+        """Measure the room for appends."""
         shared = self._shared
         self.free_bytes = await shared.disk.run(shared.disk.free_bytes)
         shared.room_bytes = self.free_bytes - self._settings.reserve_bytes
@@ -188,7 +188,7 @@ class Maintenance:
             self._compaction = asyncio.get_running_loop().create_task(self._compact())
 
     async def _compact(self) -> None:
-        """One pass over each log that wants one, one after the other."""
+        """One pass over each compacted log, one after the other."""
         now_ms = self._steady.now_ms(self._shared.clock.time_ms(), self._shared.monotonic_ms())
         for key in list(self._logs):
             log = self._logs.get(key)
@@ -196,7 +196,7 @@ class Maintenance:
                 continue
             try:
                 report = await log.compact(now_ms)
-                # A pass kept retention away; and each pass comes further than the one before.
+                # A pass holds retention up; and each pass comes further than the one before.
                 await self._retain(log, now_ms)
                 while report is not None and report.is_partial:
                     report = await log.compact(now_ms, resume=True)

@@ -1,11 +1,11 @@
 """All logs of a node: open, create, delete, check on them, close.
 
     replicas/<topic id>/<partition>/   one log each
-    deleted/, damaged/                 put aside: see `aside`
-    checkpoints.json                   what is durable of each log, and how the node stopped
+    deleted/, damaged/                 removed or kept: see `quarantine`
+    checkpoints.json                   durable state of each log, and how the node stopped
 
-Directories that nobody asks for are strays: they are kept, reported, and never deleted, since
-metadata that is missing is no proof that the data is not wanted (mistake 9 of replication.md).
+Replica directories without a replica in the metadata are strays: kept, reported, and never deleted,
+since missing metadata is no proof of unwanted data (mistake 9, docs/decisions/ten-mistakes.md).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StorageTotals:
     scrubbed_bytes: int
     """Read again by the scrubber since the start."""
     scrub_damage: int
-    """Segments in which it found damage."""
+    """Segments in which the scrubber found damage."""
 
 
 class LogManager:
@@ -95,7 +95,8 @@ class LogManager:
         self._opening: dict[str, asyncio.Task[Log]] = {}
         self._opens = asyncio.Semaphore(settings.opens_at_once_max)
         self._unfinished: set[str] = set()
-        """Replicas that were begun and not written down: the disk was full. Nothing is in them."""
+        """Replicas created but not in the checkpoint file, because the disk was full. All are
+        empty."""
         self._closed_clean: set[str] = set()
         self._clean_shutdown = False
         self._closing = False
@@ -106,9 +107,9 @@ class LogManager:
     async def open(
         cls, disk: Disk, clock: Clock, settings: StorageSettings | None = None
     ) -> LogManager:
-        """Read what the last run left, and take its clean-shutdown marker away, durably.
+        """Read the state left by the last run, and remove its clean-shutdown marker, durably.
 
-        Opens no log: that is `open_replica`'s. Raises DiskError.
+        Opens no log: call `open_replica` for each. Raises DiskError.
         """
         found, names, quarantined = await disk.run(partial(_look, disk))
         manager = cls(
@@ -128,17 +129,17 @@ class LogManager:
 
     @property
     def failure(self) -> str | None:
-        """Why the node's storage as a whole is failing, if it is."""
+        """Why the node's storage as a whole fails; None while storage works."""
         return self._maintenance.failure
 
     @property
     def room_bytes(self) -> int:
-        """Room on the disk for appends: what is beyond the reserve, as of the last look."""
+        """Room on the disk for appends beyond the reserve, when last measured."""
         return self._shared.room_bytes
 
     @property
     def oldest_sync_at(self) -> float | None:
-        """The monotonic time since which the oldest of the present syncs is waited for, if any."""
+        """Monotonic start time of the oldest running sync; None without a sync."""
         return self._shared.flusher.oldest_sync_at
 
     def logs(self) -> dict[tuple[TopicId, PartitionId], Log]:
@@ -146,21 +147,21 @@ class LogManager:
         return dict(self._logs)
 
     def strays(self) -> list[str]:
-        """Replica directories, `<topic id>/<partition>`, that nobody has opened."""
+        """Replica directories not opened so far, `<topic id>/<partition>`."""
         return sorted(self._strays)
 
     def quarantined(self) -> list[str]:
-        """Damaged replicas that repair left behind, `<topic id>/<partition>-<n>`, all kept."""
+        """Damaged replicas kept by repairs, `<topic id>/<partition>-<n>`."""
         return sorted(self._quarantined)
 
     async def open_replica(
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig, *, create: bool
     ) -> Log:
-        """Open a replica's log, or with `create` begin one. Opening an open one returns it.
+        """Open a replica's log, or with `create` begin one. An open log is returned as is.
 
-        Many may be opened at once; so many at a time are worked on as the settings say. Durable
-        when it returns. A damaged log is returned too; its `state` tells. A replica that is known
-        and has no directory is damaged: it is not begun anew here. Raises LogError.
+        Many may be opened at once; the settings limit the concurrency. Durable on return. A damaged
+        log is returned too, with `state` DAMAGED. A known replica without a directory is damaged,
+        and not created again here. Raises LogError.
         """
         if self._closing:
             raise LogError(ILLEGAL_STATE, "The node is stopping.")
@@ -180,7 +181,7 @@ class LogManager:
         return task
 
     async def _opened(self, name: str) -> None:
-        """Return when nobody opens or renews the replica."""
+        """Return when the replica is neither being opened nor renewed."""
         while (task := self._opening.get(name)) is not None:
             await asyncio.wait([task])
 
@@ -215,7 +216,7 @@ class LogManager:
                 full = disk_full(name)
                 log.discard(full)
                 raise full from error
-            # Without it, a crash is taken for a power cut: less is known, nothing is lost.
+            # Without the file, a crash is taken for a power cut: less is known, nothing is lost.
             logger.warning("%s: the disk is full: %s", name, error)
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be opened: {error}") from error
@@ -234,7 +235,8 @@ class LogManager:
         directory = f"{REPLICAS}/{name}"
         topic_directory = directory.rpartition("/")[0]
         if name in self._unfinished:
-            # Begun before, and given up: found as it is, it would count as one after a power cut.
+            # An earlier, unfinished attempt: left as it is, the replica would count as one after a
+            # power cut.
             self._disk.remove_tree(directory)
         if checkpoint is None and not self._disk.exists(directory):
             if not create:
@@ -243,7 +245,8 @@ class LogManager:
             self._disk.make_directory(directory)
             start = StartKind.PROCESS_CRASH if start is StartKind.CLEAN else start
         if start is not StartKind.CLEAN and self._disk.exists(directory):
-            # Also where it exists: a crash may have come between its making and these.
+            # Also for an existing directory: a crash may have come between its creation and these
+            # syncs.
             self._disk.sync_directory(topic_directory)
             self._disk.sync_directory(REPLICAS)
         return Log.open(
@@ -258,7 +261,7 @@ class LogManager:
         )
 
     async def delete_topic(self, topic_id: TopicId) -> None:
-        """Close the topic's logs and put its directory aside, durably; the rest is done later.
+        """Close the topic's logs and trash its directory, durably; files are removed later.
 
         Deleting what is not there is no error. Raises LogError.
         """
@@ -277,7 +280,7 @@ class LogManager:
         try:
             await self._file.write()
         except DiskFullError as error:
-            # The directory is gone, durably. What is removed below makes room for the file.
+            # The directory is gone, durably. Removing its files makes room for the checkpoint file.
             self._shared.file_is_behind = True
             logger.warning("%s: deleted, with the disk full: %s", topic_id, error)
         except DiskError as error:
@@ -287,7 +290,7 @@ class LogManager:
     async def release_topic(self, topic_id: TopicId) -> None:
         """Close the topic's logs, and keep their files as strays. Raises LogError.
 
-        Nothing reads, ages or compacts them then, until somebody opens them again.
+        The files are neither read, expired nor compacted until opened again.
         """
         for key in [key for key in self._logs if key[0] == topic_id]:
             name = replica_name(*key)
@@ -307,7 +310,7 @@ class LogManager:
                 self._strays[name] = None
                 self._checkpoints[name] = checkpoint
                 if self._found is not None:
-                    # Opened again in this run, it is one that this run has left.
+                    # Opened again in this run, the replica counts as left by this run.
                     self._found.replicas[name] = checkpoint
         try:
             await self._file.write()
@@ -315,10 +318,10 @@ class LogManager:
             raise LogError(STORAGE_FAILED, f"{topic_id} is not closed: {error}") from error
 
     async def delete_replica(self, topic_id: TopicId, partition: PartitionId) -> None:
-        """Close one log and put its directory aside, durably; the rest is done later.
+        """Close one log and trash its directory, durably; files are removed later.
 
-        Deleting what is not there is no error. A crash before it returns can leave a stray.
-        Raises LogError.
+        Deleting a missing topic is no error. A crash before it returns can leave a stray. Raises
+        LogError.
         """
         name = replica_name(topic_id, partition)
         await self._opened(name)
@@ -328,7 +331,7 @@ class LogManager:
         self._checkpoints.pop(name, None)
         self._strays.pop(name, None)
         try:
-            # First: a replica that the file knows and that has no directory counts as damaged.
+            # First: a replica in the file without a directory counts as damaged.
             await self._file.write()
         except DiskFullError as error:
             logger.warning("%s: deleted, with the disk full: %s", name, error)
@@ -344,12 +347,12 @@ class LogManager:
     async def renew_replica(
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig
     ) -> Log:
-        """Put the files of a replica that is out of service under damaged/, and begin an empty one.
+        """Quarantine the files of a replica out of service, and begin an empty log.
 
-        To be called when the metadata no longer counts on the replica's records: from here on they
-        are gone as far as this node is concerned. Nothing is deleted. Durable when it returns; a
-        crash before leaves the old files, a damaged replica, or the new one. Raises LogError:
-        ILLEGAL_STATE if the log is in service, or if too many copies are kept already.
+        Call it once the metadata no longer counts on the replica's records: from here on the
+        records are gone for this node. Nothing is deleted. Durable on return; a crash before leaves
+        the old files, a damaged replica, or the new one. Raises LogError: ILLEGAL_STATE if the log
+        is in service, or if too many copies are kept already.
         """
         if self._closing:
             raise LogError(ILLEGAL_STATE, "The node is stopping.")
@@ -386,8 +389,8 @@ class LogManager:
             raise disk_full(name) from error
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be renewed: {error}") from error
-        # Until the next write of the file a start finds it known, and its directory missing or
-        # empty: damaged again.
+        # Until the next write of the file a start finds a known replica with a missing or empty
+        # directory: damaged again.
         self._checkpoints.pop(name, None)
         self._strays.pop(name, None)
         return await self._open(topic_id, partition, config, create=True)
@@ -409,7 +412,7 @@ class LogManager:
         )
 
     async def start(self) -> None:
-        """Start the background maintenance, and remove what deleted topics left behind."""
+        """Start the background maintenance, and remove the files of deleted topics."""
         left_over = await self._disk.run(partial(self._disk.list_directory, DELETED))
         for name in left_over:
             self._maintenance.schedule_removal(f"{DELETED}/{name}")
@@ -417,11 +420,11 @@ class LogManager:
         self._maintenance.start()
 
     async def tick(self) -> None:
-        """One round of maintenance, for tests and simulations that keep their own time."""
+        """One round of maintenance, for tests and simulations with their own time."""
         await self._maintenance.tick()
 
     async def close(self) -> None:
-        """Flush and checkpoint all logs; then, if that held for all, write the clean marker.
+        """Flush and checkpoint all logs; then write the clean marker of the logs that succeeded.
 
         Logs that fail now are reported and scanned at the next start. Raises DiskError if the
         marker could not be written: the next start is then an unclean one, and nothing is lost.
@@ -449,7 +452,7 @@ class LogManager:
                 self._closed_clean.add(name)
 
     def _collect(self) -> NodeCheckpoint:
-        """What the checkpoint file should say now."""
+        """The content to write into the checkpoint file now."""
         for key, log in self._logs.items():
             name = replica_name(*key)
             self._checkpoints[name] = msgspec.structs.replace(
@@ -457,7 +460,7 @@ class LogManager:
             )
         replicas = self._checkpoints
         if self._clean_shutdown:
-            # Replicas that nobody opened are as they were found.
+            # Replicas not opened in this run are unchanged.
             replicas = {
                 name: msgspec.structs.replace(
                     checkpoint,
@@ -468,7 +471,7 @@ class LogManager:
         return NodeCheckpoint(self._clean_shutdown, dict(replicas))
 
     def _published(self, checkpoint: NodeCheckpoint) -> None:
-        """Tell each log what the checkpoint file says of it now."""
+        """Notify each log of its content in the checkpoint file."""
         for key, log in self._logs.items():
             replica = checkpoint.replicas.get(replica_name(*key))
             if replica is not None:
@@ -476,7 +479,7 @@ class LogManager:
 
 
 def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
-    """What is known of each replica. After an unclean stop no one vouches for the clean marks."""
+    """The known checkpoints of all replicas; without clean marks after an unclean stop."""
     if found is None:
         return {}
     if found.clean_shutdown:
@@ -488,7 +491,7 @@ def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
 
 
 def _look(disk: Disk) -> tuple[NodeCheckpoint | None, list[str], list[str]]:
-    """The checkpoint file, all replica directories, and the damaged ones put aside."""
+    """The checkpoint file, all replica directories, and the quarantined ones."""
     found = read_checkpoint(disk)
     disk.make_directory(REPLICAS)
     disk.make_directory(DELETED)

@@ -1,9 +1,9 @@
-"""Open a log's directory: finish what a crash interrupted, then find what can be proven whole.
+"""Open a log's directory: finish interrupted operations, then recover the provable log.
 
 The order: left-overs of interrupted operations; facts about segments; the plan (`recovery`); the
-scan, which rebuilds everything derived; the verdict; only then the one change to data that a start
-may make, cutting a torn end; and at last a sync of all that was scanned, since bytes that survived
-a process crash may still be in memory only. A damaged log is not changed at all.
+scan, which rebuilds all derived state; the verdict; only then the one change to data allowed at a
+start, cutting a torn end; and at last a sync of everything scanned, since bytes that survived a
+process crash may still be in memory only. A damaged log is not changed at all.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Opened:
-    """What a log starts from."""
+    """The initial state of a log."""
 
     segments: list[Segment]
     log_start_offset: Offset
@@ -87,7 +87,7 @@ def open_log(
 ) -> Opened:
     """Open the log in `directory`, or begin one if it has no segment. Blocks. Raises DiskError.
 
-    `now_ms` is the monotonic time that producers' ages are told in.
+    `now_ms` is the monotonic time by which producers age.
     """
     known_damage = _known_damage(disk, directory, checkpoint)
     if known_damage is not None:
@@ -97,8 +97,8 @@ def open_log(
     finish_swaps(disk, directory)
     names = _sweep(disk, directory)
     if start is not StartKind.CLEAN:
-        # What a crashed process had made, renamed or removed is so far only so in memory. Were it
-        # built upon now, a power cut could bring back what was there before.
+        # Names created, changed or removed by a crashed process may be in memory only. Without this
+        # sync, a power cut after further changes could bring the old names back.
         disk.sync_directory(directory)
     bases = sorted(base for name in names if (base := base_offset_of(name, LOG_SUFFIX)) is not None)
     if not bases:
@@ -136,7 +136,7 @@ def open_log(
         if not plan.trusted:
             remove_snapshots(disk, directory, opened.segments[-1].next_offset)
         if opened.segments[-1].next_offset < opened.log_start_offset:
-            # A truncation took the batch that held the log start offset, and was interrupted.
+            # A truncation below the log start offset's batch was interrupted.
             _start_over(disk, files, directory, opened)
         else:
             active = opened.segments[-1]
@@ -147,7 +147,7 @@ def open_log(
 def _known_damage(
     disk: Disk, directory: str, checkpoint: ReplicaCheckpoint | None
 ) -> Damage | None:
-    """What the checkpoint alone tells: a log that it knows does not begin anew by itself."""
+    """Damage evident from the checkpoint alone: a known log never begins again by itself."""
     if checkpoint is None:
         return None
     if checkpoint.damage:
@@ -181,7 +181,7 @@ _NOTHING: Final = ReplicaCheckpoint(
 
 
 def _sweep(disk: Disk, directory: str) -> list[str]:
-    """Remove what interrupted operations left behind; return the names that stay."""
+    """Remove left-overs of interrupted operations; return the remaining names."""
     kept: list[str] = []
     for name in disk.list_directory(directory):
         if name == RESTART_NAME or name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
@@ -199,7 +199,7 @@ def _begin(disk: Disk, files: OpenFiles, directory: str, offset: Offset) -> Open
 def _restart_empty(
     disk: Disk, files: OpenFiles, directory: str, offset: Offset, now_ms: int
 ) -> Opened:
-    """The log was being emptied. It counts as empty since that was written down."""
+    """Finish emptying a log, which counts as empty since the checkpoint says so."""
     for name in disk.list_directory(directory):
         if name != RESTART_NAME:
             files.forget(f"{directory}/{name}")
@@ -222,10 +222,10 @@ def _restart_empty(
 
 
 def create_segment(disk: Disk, files: OpenFiles, directory: str, base_offset: Offset) -> Segment:
-    """Make an empty active segment whose name is durable. Blocks. Raises DiskError."""
+    """Create an empty active segment with a durable name. Blocks. Raises DiskError."""
     segment = Segment(files, directory, base_offset)
     for path in segment.paths:
-        # Left-overs of an attempt that a crash or a full disk cut short.
+        # Left-overs of an attempt cut short by a crash or a full disk.
         files.forget(path)
         disk.remove(path)
     lease = files.lease(segment.path, create=True)
@@ -270,7 +270,7 @@ def _refused(
 def _facts(
     files: OpenFiles, directory: str, base_offset: Offset, *, last: bool
 ) -> tuple[SegmentFacts, Segment]:
-    """What can be told of a segment without reading its records."""
+    """Facts about a segment known without reading its records."""
     segment = Segment(files, directory, base_offset)
     with files.lease(segment.path) as file:
         segment.size_bytes = file.size
@@ -324,9 +324,9 @@ class _Recovery:
         if checkpoint is not None:
             self._gaps_below = checkpoint.gaps_below
         else:
-            # Nothing tells how far compaction came, nor whether the topic once was a compacted one;
-            # it never touches the active segment. Records that are missing are noticed all the
-            # same: each segment must end where the next one begins, and offsets must not go back.
+            # The extent of compaction is unknown, as is whether the topic was compacted once;
+            # compaction never touches the active segment. Missing records are noticed all the same:
+            # each segment must end where the next one begins, and offsets must not go back.
             self._gaps_below = segments[-1].base_offset
 
     def run(self) -> Opened:
@@ -362,7 +362,7 @@ class _Recovery:
         return self._opened(None, torn_bytes)
 
     def _prepare(self, segment: Segment, *, first: bool) -> int:
-        """Set the segment to what is known of it; return the position to scan from."""
+        """Set the segment to its known state; return the position to scan from."""
         position, offset = 0, segment.base_offset
         offset_entries = time_entries = 0
         checkpoint = self._checkpoint
@@ -378,7 +378,7 @@ class _Recovery:
                 offset_entries = checkpoint.offset_index_entries
                 time_entries = checkpoint.time_index_entries
             else:
-                # What the checkpoint says of the indexes will not be true of the new ones.
+                # The checkpoint's counts of index entries will not hold for the new indexes.
                 self._recovery_point = None
                 logger.warning("%s: an index is cut off; scanning.", segment.path)
         segment.size_bytes = position
@@ -452,8 +452,8 @@ class _Recovery:
         if self._checkpoint is not None:
             log_start_offset = max(log_start_offset, self._checkpoint.log_start_offset)
         if damage is None:
-            # The history that was written down may end before records that were deleted since.
-            # They would count as its last epoch's, and followers be told to cut far too much.
+            # The stored history may end before records deleted since. Such records would count as
+            # the last epoch's, and followers would truncate far too much.
             self._derived.leader_epochs.truncate_from_start(log_start_offset)
         return Opened(
             segments,
@@ -468,7 +468,7 @@ class _Recovery:
         )
 
     def _may_have_lost(self) -> bool:
-        # Without a checkpoint the start counts as one after a power cut: it may have been one.
+        # Without a checkpoint the start counts as one after a power cut, which may be true.
         if self._start is not StartKind.POWER_LOSS:
             return False
         known = None if self._checkpoint is None else self._checkpoint.flush

@@ -1,14 +1,14 @@
-"""What a partition remembers of its idempotent producers, so that a retry never duplicates.
+"""A partition's memory of its idempotent producers, so that a retry never duplicates.
 
 Every batch of such a producer carries (producer id, producer epoch, base sequence); sequences count
-records, per partition, and follow each other without a gap (KIP-98). Of each producer the last five
-batches are remembered: as many as a client may have in flight, so as many as it may have to repeat.
+records, per partition, and follow each other without a gap (KIP-98). The last five batches of each
+producer are remembered: as many as a client may have in flight, and so may have to repeat.
 
 | a batch arrives with | answer |
 |---|---|
-| the epoch known, and the sequence that comes next | Append |
-| epoch, first and last sequence of one of the last five batches | Duplicate: where it went |
-| the epoch known, only sequences that were written before those | DUPLICATE_SEQUENCE |
+| the epoch known, and the next sequence | Append |
+| epoch, first and last sequence of one of the last five batches | Duplicate, with its offsets |
+| the epoch known, only sequences written before those five | DUPLICATE_SEQUENCE |
 | the epoch known, any other sequence | OUT_OF_ORDER_SEQUENCE |
 | an older epoch | PRODUCER_FENCED |
 | a newer epoch, or a producer not known, and sequence 0 | Append |
@@ -16,22 +16,22 @@ batches are remembered: as many as a client may have in flight, so as many as it
 
 A transaction's marker (a control batch) has no sequence: only its epoch is looked at.
 
-The last line is KIP-98's rule. KIP-360 (Kafka 2.5) loosened it to "any first sequence", so that a
-producer whose state had expired could go on. That loses records without a word: when the first of
-two pipelined batches is refused for the moment (no leader yet, not enough replicas), the second is
+The last line is KIP-98's rule. KIP-360 (Kafka 2.5) loosened the rule to "any first sequence", so
+that a producer with expired state could go on. This loses records silently: when the first of two
+pipelined batches is refused for the moment (no leader yet, not enough replicas), the second is
 taken as the beginning, and the retry of the first can never be written (KAFKA-14312, KAFKA-15591,
 KAFKA-19880). Kafka went back to the strict rule for transactions (KIP-890) and for partitions never
-written to (KAFKA-15591). Here it is strict throughout: a producer that was silent for longer than
-the expiry time, or was evicted, is told OUT_OF_ORDER_SEQUENCE, and begins again at sequence 0 with
-the next epoch or another producer id (the client's half of KIP-360). It may do so once it knows the
-outcome of every batch that it had in flight.
+written to (KAFKA-15591). Here the rule is strict throughout: a producer silent for longer than the
+expiry time, or evicted, gets OUT_OF_ORDER_SEQUENCE, and begins again at sequence 0 with the next
+epoch or another producer id (the client's half of KIP-360), once the outcome of every batch in
+flight is known.
 
-Checking and remembering are two steps. `prepare` answers for all batches of one request together,
-and changes nothing; `apply` remembers them, and is called only once the write has succeeded. So a
-write that failed leaves no trace here, and the retry is not taken for a duplicate of nothing.
+Checking and remembering are two steps. `prepare` judges all batches of one request together, and
+changes nothing; `apply` remembers the batches, and is called only once the write has succeeded. So
+a failed write leaves no trace here, and its retry does not count as a duplicate.
 
-Time enters as `now_ms`. Use the monotonic clock: only differences count, and a wall clock that
-jumps by a day would forget every producer. Snapshots hold ages, so they survive a restart.
+Time enters as `now_ms`. Use the monotonic clock: only differences count, and a wall clock jumping
+by a day would expire every producer. Snapshots hold ages, which survive a restart.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The batch was written before, or stands earlier in the same request: do not write it.
+    """The batch was written before, or precedes in the same request: do not write it again.
 
     Answer with these offsets, and wait for their durability just as for a new batch.
     """
@@ -80,7 +80,7 @@ class Duplicate:
     base_offset: Offset
     last_offset: Offset
     log_append_time_ms: int
-    """The time the broker stamped it with; -1 if its records carry their own timestamps."""
+    """The broker's timestamp; -1 if the records carry their own timestamps."""
 
 
 Outcome: TypeAlias = Append | Duplicate
@@ -90,7 +90,7 @@ APPEND: Final = Append()
 class _Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     base_sequence: int
     count: int
-    """Sequences, and offsets, that it takes."""
+    """Number of its sequences, and offsets."""
     base_offset: int
     log_append_time_ms: int
 
@@ -100,7 +100,7 @@ class _Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _Producer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """State of one producer id. Replaced, never changed, so that a plan can hold the next one."""
+    """State of one producer id. Replaced, never changed, so that a plan can hold the next state."""
 
     producer_id: int
     epoch: int
@@ -110,7 +110,7 @@ class _Producer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     last_offset: int
     """Of its newest batch, markers included."""
     seen_ms: int
-    """When it last wrote."""
+    """Time of its last batch."""
     batches: tuple[_Batch, ...]
     """The newest of this epoch, oldest first; none if the epoch began with a marker."""
 
@@ -122,13 +122,13 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 _SNAPSHOTS: Final = msgspec.msgpack.Decoder(_Snapshot)
-"""Made here, once: disk threads that let msgspec find out about the type at the same time have been
-seen to end the process (msgspec 0.22, SIGSEGV)."""
+"""Created here, once: disk threads that had msgspec inspect the type at the same time have crashed
+the process (msgspec 0.22, SIGSEGV)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendPlan:
-    """The answer to one request: what to write, and what to remember once it is written."""
+    """The result of one request: the batches to write, and the state to apply afterwards."""
 
     outcomes: Sequence[Outcome]
     """One for each batch, in order."""
@@ -137,16 +137,16 @@ class AppendPlan:
 
 
 class Truncation(StrEnum):
-    """What is left after the log lost its end."""
+    """Producer state after a truncation of the log."""
 
     EXACT = "exact"
-    """Nothing that was known came from the records lost."""
+    """No remembered batch was truncated."""
     REBUILD = "rebuild"
     """Read the newest snapshot at or below the new end, then `update` for each later batch."""
 
 
 class ProducerStates:
-    """The idempotent producers of one partition, in the order in which they last wrote."""
+    """The idempotent producers of one partition, least recently written first."""
 
     __slots__ = ("_expiration_ms", "_producers", "_producers_max", "_revision", "_time_shift_ms")
 
@@ -159,7 +159,7 @@ class ProducerStates:
         self._expiration_ms = expiration_ms
         self._revision = 0
         self._time_shift_ms = 0
-        """Added to every `now_ms`, so that times from a snapshot need no change."""
+        """Added to every `now_ms`, so that times of a snapshot need no change."""
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -175,11 +175,11 @@ class ProducerStates:
         """Decide about the batches of one request; change nothing.
 
         `base_offset` is the log end offset: new batches are written there, one after the other.
-        `log_append_time_ms` is the broker's time if the topic stamps with it. The plan is good as
+        `log_append_time_ms` is the broker's time if the topic stamps with it. The plan is valid as
         long as nothing else is applied or updated in between.
 
-        Raises LogError for the whole request: PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE, or, if all of
-        it was written before, but not all of it is remembered, DUPLICATE_SEQUENCE.
+        Raises LogError for the whole request: PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE, or
+        DUPLICATE_SEQUENCE, if all batches were written before, but not all are remembered.
         """
         outcomes: list[Outcome] = []
         pending: dict[int, _Producer] = {}
@@ -206,7 +206,7 @@ class ProducerStates:
             outcomes.append(outcome)
         if forgotten is not None:
             if any(outcome is APPEND for outcome in outcomes):
-                # Told "duplicate", the client would take the new batches for written, too.
+                # With a DUPLICATE result, the client would take the new batches for written, too.
                 raise LogError(
                     OUT_OF_ORDER_SEQUENCE,
                     f"{forgotten.message} Other batches of the request are new: "
@@ -216,7 +216,7 @@ class ProducerStates:
         return AppendPlan(outcomes, tuple(pending.values()), self._revision)
 
     def apply(self, plan: AppendPlan) -> None:
-        """Remember what `plan` wrote. Call it once the write has succeeded, else drop the plan."""
+        """Remember the batches of `plan`. Call it after the write succeeded, else drop the plan."""
         if not plan.updates:
             return
         assert plan.revision == self._revision, "producers changed between prepare and apply"
@@ -224,11 +224,10 @@ class ProducerStates:
             self._remember(producer)
 
     def update(self, header: BatchHeader, *, now_ms: int) -> None:
-        """Remember a batch that stands in the log: replay, replication, markers. Checks nothing.
+        """Remember a batch in the log: replay, replication, markers. Checks nothing.
 
-        The header's base offset is real. A batch that is known already changes nothing, so that a
-        scan may begin below the snapshot's offset. Gaps in the sequence are taken as they are: they
-        are what compaction leaves.
+        The header's base offset is real. A known batch changes nothing, so that a scan may begin
+        below the snapshot's offset. Gaps in the sequence are accepted: compaction leaves gaps.
         """
         if header.producer_id == NO_PRODUCER_ID:
             return
@@ -254,9 +253,9 @@ class ProducerStates:
     def truncate_to(self, offset: Offset) -> Truncation:
         """The log now ends at `offset`.
 
-        Dropping batches from here cannot bring back what they replaced: the epoch before, or the
-        sixth batch back. So if any producer wrote at or above `offset`, everything is forgotten
-        (a refusal is safe, a wrong answer is not) and the caller must rebuild: `from_bytes` of the
+        Dropping remembered batches cannot bring back the state before: the earlier epoch, or the
+        sixth batch back. So if any producer wrote at or above `offset`, everything is forgotten (a
+        refusal is safe, a wrong result is not) and the caller must rebuild: `from_bytes` of the
         newest snapshot at or below `offset`, then `update` for every batch from there on.
         """
         if all(producer.last_offset < offset for producer in self._producers.values()):
@@ -266,12 +265,12 @@ class ProducerStates:
         return Truncation.REBUILD
 
     def below(self, offset: Offset) -> ProducerStates:
-        """What follows from the records below `offset` alone, as far as it can still be told.
+        """State derived from the records below `offset` alone, as far as still known.
 
-        For a log that begins there: it meets the others in the log itself, and must not count what
-        it has not got. It answers as one that has had all records, to whoever has no more batches
-        on the way than are remembered here; it only calls a repetition from long before that
-        OUT_OF_ORDER_SEQUENCE where the other might say DUPLICATE_SEQUENCE.
+        For a log that begins at `offset`: later batches follow in the log itself, and must not be
+        counted before. A producer with no more batches in flight than are remembered here gets the
+        same results as from a log with all records; only a much older repetition gets
+        OUT_OF_ORDER_SEQUENCE where the other log might answer DUPLICATE_SEQUENCE.
         """
         states = ProducerStates(
             producers_max=self._producers_max, expiration_ms=self._expiration_ms
@@ -284,9 +283,10 @@ class ProducerStates:
         return states
 
     def last_offsets(self) -> dict[ProducerId, Offset]:
-        """For each producer the last offset of the batch that its state can be told from.
+        """For each producer the last offset of the batch from which its state can be derived.
 
-        Compaction keeps these batches, emptied if need be, so that a scan finds the sequences.
+        Compaction keeps these batches, if necessary without records, so that a scan finds the
+        sequences.
         """
         return {
             ProducerId(producer.producer_id): Offset(
@@ -369,7 +369,7 @@ def _judge(known: _Producer | None, header: BatchHeader) -> Outcome | LogError:
 
 
 def _judge_repeated(known: _Producer, header: BatchHeader) -> Outcome | LogError:
-    """A batch of the known epoch that is not the next one: a repetition, or out of order."""
+    """Judge a batch of the known epoch with another than the next sequence."""
     sequence = header.base_sequence
     count = header.last_offset_delta + 1
     for batch in known.batches:
@@ -397,7 +397,7 @@ def _judge_repeated(known: _Producer, header: BatchHeader) -> Outcome | LogError
 def _below(producer: _Producer, offset: Offset) -> _Producer | None:
     """The state before the batches at or above `offset`, of which there is one at least.
 
-    None if nothing is known of that time: the epoch began later, or with a marker.
+    None if that sequence is unknown: the epoch began later, or with a marker.
     """
     kept = tuple(batch for batch in producer.batches if batch.last_offset < offset)
     later = producer.batches[len(kept) :]
@@ -431,7 +431,7 @@ def _after(
     last_offset = base_offset + header.last_offset_delta
     epoch = header.producer_epoch
     if known is not None and epoch < known.epoch:
-        # Only a log that was not checked by this table holds such a batch. The fence must stand.
+        # Only a log not checked by this table contains such a batch. The fence must stand.
         return msgspec.structs.replace(known, last_offset=last_offset, seen_ms=seen_ms)
     same_epoch = known is not None and epoch == known.epoch
     if header.is_control:

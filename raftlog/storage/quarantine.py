@@ -1,10 +1,10 @@
-"""Directories that are put aside: deleted ones, which go later, and damaged ones, which stay.
+"""Directories out of service: deleted ones, removed later, and damaged ones, kept.
 
     deleted/<topic id>/<partition>/             topics on their way out
     deleted/<topic id>-<partition>-<n>/<partition>/   single replicas on their way out
-    damaged/<topic id>/<partition>-<n>/         what repair left behind, for the operator
+    damaged/<topic id>/<partition>-<n>/         damaged replicas kept by repairs
 
-A rename is whole or not at all; so is what is put aside. All of it blocks, and raises DiskError.
+A rename is atomic, so each move is. All functions block, and raise DiskError.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ DELETED: Final = "deleted"
 DAMAGED: Final = "damaged"
 
 DAMAGED_KEPT_MAX: Final = 10
-"""Damaged copies of one replica. Nothing removes them but the operator."""
+"""Most damaged copies of one replica. Only the operator removes damaged copies."""
 DELETED_WAITING_MAX: Final = 1000
-"""Deleted copies of one replica whose removal waits."""
+"""Most deleted copies of one replica waiting for removal."""
 
 
 def replica_name(topic_id: TopicId, partition: PartitionId) -> str:
@@ -30,18 +30,18 @@ def replica_name(topic_id: TopicId, partition: PartitionId) -> str:
 
 
 def trash_topic(disk: Disk, topic_id: TopicId) -> None:
-    """Take a topic's directory away, if it is there."""
+    """Move a topic's directory to deleted/, if present."""
     if disk.exists(f"{REPLICAS}/{topic_id}"):
         _move(disk, f"{REPLICAS}/{topic_id}", f"{DELETED}/{topic_id}")
 
 
 def trash_replica(disk: Disk, topic_id: TopicId, partition: PartitionId) -> str | None:
-    """Take one replica's directory away; return where what is left is to be removed."""
+    """Move one replica's directory to deleted/; return the directory to remove, if any."""
     directory = f"{REPLICAS}/{replica_name(topic_id, partition)}"
     if not disk.exists(directory):
         return None
     for number in range(DELETED_WAITING_MAX):
-        # Never the name of a topic, nor that of one deleted before and not gone yet.
+        # Never the name of a topic, nor of a deleted copy not yet removed.
         aside = f"{DELETED}/{topic_id}-{partition}-{number}"
         if not disk.exists(aside):
             disk.make_directory(aside)
@@ -59,7 +59,7 @@ def quarantine_replica(disk: Disk, topic_id: TopicId, partition: PartitionId, nu
     topic_directory = f"{DAMAGED}/{topic_id}"
     if not disk.exists(topic_directory):
         disk.make_directory(topic_directory)
-    # Also where they exist: a crash may have come between their making and these.
+    # Also for existing directories: a crash may have come between their creation and these syncs.
     disk.sync_directory(DAMAGED)
     disk.sync_directory("")
     _move(disk, directory, f"{topic_directory}/{partition}-{number}")
@@ -75,7 +75,7 @@ def free_number(names: list[str], topic_id: TopicId, partition: PartitionId) -> 
 
 
 def names_below(disk: Disk, directory: str) -> list[str]:
-    """`<topic id>/<replica>` for all that is in it."""
+    """`<topic id>/<replica>` for every entry of `directory`."""
     return [
         f"{topic_id}/{name}"
         for topic_id in disk.list_directory(directory)

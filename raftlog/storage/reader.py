@@ -1,17 +1,15 @@
 """Read whole, checked batches from a log.
 
-A read is one `pread` of the size asked for, from the page cache if it is there, else by a disk
-thread; then a walk over the headers with a CRC check of each batch; and a view of the part that is
-asked for: no record is parsed and no byte is copied again. Memory is bounded by the size asked for
-and one batch, whatever the backlog.
+A read is one `pread` of the requested size, from the page cache if cached, else by a disk thread;
+then a walk over the headers with a CRC check of each batch; and a view of the requested part: no
+record is parsed and no byte is copied again. Memory is bounded by the requested size and one batch,
+whatever the backlog.
 
-A reader holds no lock. What it read while files were cut, swapped or removed (`generation`) is
-thrown away and read again.
+A reader holds no lock. Bytes read while files were cut, swapped or removed (`generation`) are
+discarded and read again.
 
-Find the first record that is not older than a given time.
-
-Segments and time index entries tell how young records may be at most, so they rule out everything
-in front; batch headers narrow it down to a batch; only that batch is decoded.
+A lookup by time rules out older records by segments and time index entries, which bound the age of
+their records; then batch headers narrow the search to one batch; only this batch is decoded.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ from raftlog.world import Buffer, DiskError
 _T = TypeVar("_T")
 
 READ_BYTES_MAX: Final = 16 << 20
-"""Bytes that one read gives at most, unless one batch is larger."""
+"""Most bytes of one read, unless one batch is larger."""
 READ_BYTES_MIN: Final = 16 << 10
 """A smaller read costs as much, and mostly has to be followed by another one."""
 DAMAGED_RANGES_MAX: Final = 16
-"""Damaged places of one log that are remembered for its status."""
+"""Most damaged places of one log that are remembered and logged."""
 ATTEMPTS_MAX: Final = 100
 """Reads of one request, when retention, truncation or compaction keep changing the files."""
 
@@ -57,20 +55,22 @@ class DamageFoundError(Exception):
 
 
 class _Cut(NamedTuple):
-    """The part of a chunk that answers a request."""
+    """The part of a chunk to return."""
 
     begin: int
     finish: int
     next_offset: Offset
-    """First offset behind what was passed: the answer's end, or where to go on looking."""
+    """First offset after the batches walked: the end of the result, or the next offset to
+    search."""
     position: int
-    """Where `next_offset` lies, relative to the chunk; beyond it if a batch is to be skipped."""
+    """Position of `next_offset`, relative to the chunk; beyond the chunk if a batch is to be
+    skipped."""
     wanted_bytes: int
-    """With an empty answer: bytes that the batch at `position` needs; 0: there is none."""
+    """With an empty result: size of the batch at `position`; 0 without a batch."""
 
 
 class _Wanted(NamedTuple):
-    """Batches that hold records from `start` on and begin before `end`."""
+    """Batches with records from `start` on that begin before `end`."""
 
     start: Offset
     end: Offset
@@ -87,8 +87,8 @@ class LogReader:
         self._segments = core.segments
         self._cold_reads = core.shared.cold_reads
         self._large_batch_bytes = 0
-        """About the size of the last batch that was larger than what was asked for; 0 once batches
-        fit again. Mostly the next one is as large, and would be read twice."""
+        """Approximate size of the last batch larger than the requested size; 0 once batches fit
+        again. The next batch is mostly as large, and would be read twice."""
 
     async def read(self, start: Offset, *, end: Offset, max_bytes: int) -> ReadResult:
         """Whole, checked batches from the one that holds `start`: `max_bytes`, or one if larger.
@@ -119,7 +119,7 @@ class LogReader:
     async def offset_for_timestamp(
         self, timestamp_ms: int, *, end: Offset
     ) -> tuple[Offset, int] | None:
-        """Offset and timestamp of the first record below `end` that is not older than a time.
+        """Offset and timestamp of the first record below `end` not older than `timestamp_ms`.
 
         Raises LogError(STORAGE_FAILED).
         """
@@ -210,7 +210,7 @@ class LogReader:
         raise LogError(OVERLOADED, f"{segment.path}: its files kept changing while it was read.")
 
     async def _locate(self, segment: Segment, offset: Offset) -> OffsetEntry:
-        """A batch at or before `offset`, and where it lies."""
+        """A batch at or before `offset`, and its position."""
         position = self._segments.remembered(offset, segment)
         if position is not None:
             return OffsetEntry(offset, position)
@@ -244,7 +244,7 @@ class LogReader:
             return await self._disk.run(work)
 
     def _cut(self, segment: Segment, chunk: Buffer, entry: OffsetEntry, wanted: _Wanted) -> _Cut:
-        """Find the batches that are wanted in a chunk that begins at `entry`, and check them."""
+        """Find and check the wanted batches in a chunk beginning at `entry`."""
         view = memoryview(chunk)
         begin = at = 0
         expected = entry.base_offset
@@ -257,7 +257,7 @@ class LogReader:
                 header = self._header(segment, view, entry.position, at, expected)
                 size = header.size_bytes
                 if header.next_offset <= wanted.start:
-                    # In front of what is wanted; its records may not even be in the chunk.
+                    # Before the wanted batches; its records may not even be in the chunk.
                     at = begin = at + size
                     expected = header.next_offset
                     continue
@@ -284,7 +284,7 @@ class LogReader:
     def _header(
         self, segment: Segment, view: memoryview, position: int, at: int, expected: Offset
     ) -> BatchHeader:
-        """The header at `at`, if it is the one that must be there."""
+        """The header at `at`, checked against its neighbours and the epoch history."""
         try:
             header = parse_header(view, at)
         except LogError as error:
@@ -318,9 +318,9 @@ def _part(chunk: Buffer, begin: int, finish: int) -> bytes | memoryview:
 
 
 DECOMPRESSED_BYTES_MAX: Final = 256 << 20
-"""What the one batch that is decoded may unpack to."""
+"""Most decompressed bytes of the one batch decoded."""
 LOOKUP_ATTEMPTS_MAX: Final = 1000
-"""Batches whose header promises a young enough record and whose records break the promise."""
+"""Most batches whose header promises a young enough record and whose records break the promise."""
 
 
 async def _find_offset_for_timestamp(
@@ -387,7 +387,7 @@ def _first_young(
     saved: int,
     unsaved: tuple[tuple[int, int], ...],
 ) -> Offset | None:
-    """Walk headers from the batch that holds `after`. Blocks. Raises DiskError."""
+    """Walk headers from the batch containing `after`. Blocks. Raises DiskError."""
     relative = after - segment.base_offset
     near = [entry for entry in unsaved if entry[0] <= relative]
     if near:
@@ -398,7 +398,7 @@ def _first_young(
         while at.position < segment.size_bytes:
             header = header_at(file, at, segment.size_bytes)
             if header is None:
-                # Damage: let the reader that is asked for this offset say so.
+                # Damage: the reader of this offset will report it.
                 return at.base_offset
             if header.next_offset > after and header.max_timestamp_ms >= timestamp_ms:
                 return header.base_offset

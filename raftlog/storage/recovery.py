@@ -1,8 +1,8 @@
-"""What to make of the files found at a start: decisions only, over plain facts.
+"""Recovery decisions at a start, over plain facts about the files. Pure.
 
-Two questions. `plan_recovery`: where must the scan begin, given what the checkpoint says was
-durable? `judge`: is the first invalid batch that a scan met the torn end of a write that nobody was
-told about, or damage to data that may have been acknowledged?
+Two questions. `plan_recovery`: where must the scan begin, given the checkpoint? `judge`: is the
+first invalid batch of a scan the torn end of an unacknowledged write, or damage to data that may
+have been acknowledged?
 
 | first invalid batch, at offset x | verdict |
 |---|---|
@@ -28,12 +28,12 @@ from raftlog.storage.scan import Stop
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """What a start can tell of a segment without reading its records."""
+    """Facts about a segment known at a start without reading its records."""
 
     base_offset: Offset
     size_bytes: int
     sealed_end: Offset | None
-    """Where it ends by the last entry of its time index; None if that is missing."""
+    """End offset by the last entry of the time index; None without an entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class RecoveryPlan:
     """Which segments to drop, and where to scan from."""
 
     dropped: int
-    """So many of the first segments lie below the log start offset: retention was interrupted."""
+    """Number of first segments below the log start offset: retention was interrupted."""
     scan_from: int
-    """Number of the first segment to scan (after dropping). All before it are trusted."""
+    """Number of the first segment to scan (after dropping). Earlier ones are trusted."""
     scan_position: int
     scan_offset: Offset
     """Offset of the batch at `scan_position`."""
@@ -53,13 +53,13 @@ class RecoveryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """The log cannot be served; `reason` says what is wrong, for the operator."""
+    """The log cannot be served; `reason` names the damage for the operator."""
 
     reason: str
 
 
 class Verdict(StrEnum):
-    """What the end of a scan means."""
+    """Meaning of the end of a scan."""
 
     WHOLE = "whole"
     TORN = "torn"
@@ -75,7 +75,7 @@ def plan_recovery(
     """Decide where to scan. `segments` are in order, and there is at least one.
 
     Without `derived_whole` (leader epochs or producers as of the recovery point are unreadable)
-    everything is scanned, to find them again.
+    everything is scanned, to rebuild both.
     """
     assert segments
     if checkpoint is None:
@@ -111,7 +111,7 @@ def _recovery_segment(
     """Number of the segment with the recovery point, and position and offset to scan from."""
     base_offset = checkpoint.segment_base_offset
     if base_offset < kept[0].base_offset:
-        # Retention went on after the checkpoint was taken: what is left lies above it.
+        # Retention continued after the checkpoint was taken: the remaining segments lie above it.
         return 0, 0, kept[0].base_offset
     for number, segment in enumerate(kept):
         if segment.base_offset == base_offset:
@@ -125,7 +125,7 @@ def _recovery_segment(
 
 
 def _first_unproven(segments: Sequence[SegmentFacts]) -> int:
-    """The first of the finished segments that does not end, by its index, where the next begins.
+    """The first finished segment whose end, by its index, is not the next one's beginning.
 
     The index may be wrong, or a segment missing: the scan will tell.
     """

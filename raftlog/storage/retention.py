@@ -1,13 +1,13 @@
 """Which segments may go: by size, by age, and by the log start offset.
 
-A plan, not an act: it looks at plain facts about the segments and says how many of the oldest to
-drop. Nothing at or above the high watermark is ever dropped, nor anything but a prefix of the log.
+Pure: the plan decides on plain facts about the segments how many of the oldest to drop. Nothing at
+or above the high watermark is ever dropped, nor anything but a prefix of the log.
 
 **Age.** A segment is as old as its largest timestamp (KIP-32, KIP-33); records without one count
 from the creation of their segment. Timestamps are the producers' (`message.timestamp.type`
 CreateTime) unless the topic says LogAppendTime, and any clock can be wrong, so:
 
-- A timestamp in the past is believed. Who loads a year's old events into a topic that keeps a week
+- A timestamp in the past is believed. A producer of year-old events in a topic that keeps a week
   sees them go at the next pass, as with Kafka: such a topic wants `retention.ms=-1` or
   LogAppendTime.
 - A timestamp in the future is not: it would keep its segment, and every later one, for as long as a
@@ -15,15 +15,16 @@ CreateTime) unless the topic says LogAppendTime, and any clock can be wrong, so:
   than the creation of the next segment, or than `segment.ms` after its own creation. Creation times
   in the future are not believed either; the newest believable one of this or any older segment
   counts, since appends follow each other in time.
-- What cannot be told (every clue lies in the future) is kept until the clock gets there.
+- A segment of unknown age (every clue lies in the future) is kept until the clock gets there.
 
-**Clock jumps.** Deleting is final and keeping is not, so time must not jump forward under this
+**Clock jumps.** Deletion is final and retention is not, so time must not jump forward under this
 decision. `SteadyClock` gives the `now_ms` to use: the wall clock, except that it never runs faster
-than twice real time. After a jump of an hour forward it takes an hour to believe it; if the jump is
-taken back within that time, hardly anything has happened. It follows a jump back at once.
+than twice real time. A jump of an hour forward takes effect over an hour; a jump taken back within
+this hour has had hardly any effect. A jump back is followed at once.
 
-**The active segment** never goes as it is. If everything in it is due too, `roll_first` is set: the
-caller rolls the log, so that a new, empty segment keeps the log end offset, and then drops.
+**The active segment** is never dropped itself. If all its records are due too, `roll_first` is set:
+the caller rolls the log, so that a new, empty segment keeps the log end offset, and then drops the
+old one.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ UNLIMITED: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """What a plan needs to know of one segment."""
+    """Facts about one segment for a plan."""
 
     base_offset: Offset
     next_offset: Offset
-    """First offset after it. Equal to `base_offset` if the segment is empty."""
+    """First offset after the segment. Equal to `base_offset` if the segment is empty."""
     size_bytes: int
     max_timestamp_ms: int
     """Largest timestamp of its records, NO_TIMESTAMP if none has one."""
     created_ms: int
-    """When it took its first append (wall clock), or later if that is not known any more."""
+    """Time of the first append (wall clock), or later if no longer known."""
 
 
 class DropReason(StrEnum):
@@ -71,18 +72,18 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """What to do, in this order: roll, move the log start offset up durably, remove files."""
+    """Steps in this order: roll, move the log start offset up durably, remove files."""
 
     drops: tuple[Drop, ...]
     """The oldest segments, oldest first."""
     log_start_offset: Offset
-    """The log start offset after it, never lower than before."""
+    """The log start offset after the drop, never lower than before."""
     roll_first: bool
     """The active segment is among the drops: begin a new one at the log end offset first."""
 
 
 class SteadyClock:
-    """The wall clock with its jumps forward taken out, for decisions that cannot be undone."""
+    """The wall clock without its jumps forward, for final decisions."""
 
     __slots__ = ("_last_monotonic_ms", "_steady_ms")
 
@@ -93,7 +94,7 @@ class SteadyClock:
         self._last_monotonic_ms = monotonic_ms
 
     def now_ms(self, wall_ms: int, monotonic_ms: int) -> int:
-        """The time to decide by, from what both clocks show now."""
+        """The time for decisions, from the present time of both clocks."""
         elapsed_ms = monotonic_ms - self._last_monotonic_ms
         assert elapsed_ms >= 0, "the monotonic clock went back"
         self._last_monotonic_ms = monotonic_ms
@@ -104,7 +105,7 @@ class SteadyClock:
 def newest_record_times(
     segments: Sequence[SegmentInfo], *, now_ms: int, segment_ms: int
 ) -> list[int]:
-    """For each segment, when its newest record was written, as far as that can be believed."""
+    """For each segment the time of its newest record, as far as credible."""
     times: list[int] = []
     begun_ms: int | None = None
     for index, segment in enumerate(segments):

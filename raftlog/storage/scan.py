@@ -1,9 +1,8 @@
-"""Walk a segment file batch by batch, checking everything that can be checked.
+"""Walk a segment file batch by batch, with all possible checks.
 
-What a batch must satisfy to be part of the log: a header that can be one, the base offset that
-follows from the batch before (compaction may leave gaps), a leader epoch that does not go back, all
-its bytes there, and its CRC. Base offset and leader epoch lie outside the CRC: the rules on their
-order are what protects them.
+A batch of the log has a possible header, the base offset that follows the batch before (compaction
+may leave gaps), a leader epoch that does not go back, all its bytes, and its CRC. Base offset and
+leader epoch lie outside the CRC: only the rules on their order protect these two.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from raftlog.world import File
 SCAN_CHUNK_BYTES: Final = 1 << 20
 OFFSET_BYTES: Final = 8
 LATER_BATCH_BYTES_MAX: Final = 256 << 20
-"""How far behind an invalid batch a valid one is looked for. No single append is that long."""
+"""Range of the search for a valid batch after an invalid one. No single append is longer."""
 
 Visit: TypeAlias = Callable[[int, BatchHeader], None]
 """Called with each valid batch's position and header, in order."""
 
 
 class Stop(StrEnum):
-    """Why a scan ended where it did."""
+    """Why a scan ended."""
 
     END = "end"
     """The last batch ends exactly where the file does."""
     INCOMPLETE = "incomplete"
-    """The file ends in the middle of what may be a valid batch."""
+    """The file ends in the middle of a possibly valid batch."""
     INVALID = "invalid"
-    """Bytes that no write of ours left there."""
+    """Bytes not left by any write."""
 
 
 class ScanEnd(NamedTuple):
-    """Where a scan ended: the first position, and offset, that is not a valid batch."""
+    """End of a scan: position and offset of the first invalid batch."""
 
     position: int
     next_offset: Offset
@@ -50,7 +49,7 @@ class ScanEnd(NamedTuple):
 
 
 class Expectation(NamedTuple):
-    """What the next batch must satisfy."""
+    """Conditions on the next batch."""
 
     next_offset: Offset
     leader_epoch: LeaderEpoch
@@ -59,7 +58,7 @@ class Expectation(NamedTuple):
 
 
 def mismatch(header: BatchHeader, expected: Expectation) -> str | None:
-    """Why a batch cannot follow here; None if it can."""
+    """Why a batch cannot follow here; None if valid."""
     base_offset = header.base_offset
     if not _may_begin_at(base_offset, expected):
         return f"base offset {base_offset} where {expected.next_offset} follows"
@@ -132,11 +131,11 @@ def _cut_off(
 def find_later_batch(file: File, position: int, end: int, next_offset: Offset) -> Offset | None:
     """Base offset of a valid batch anywhere behind an invalid one at `position`; None if none.
 
-    Blocks. Raises DiskError. Beyond LATER_BATCH_BYTES_MAX it does not look.
+    Blocks. Raises DiskError. The search ends after LATER_BATCH_BYTES_MAX.
     """
     data = file.read(position, min(end - position, LATER_BATCH_BYTES_MAX))
-    # Base offsets of batches that can follow share their upper five bytes with the next one (or,
-    # at a carry, differ from it by one there): search for those instead of trying every byte.
+    # Base offsets of possible later batches share their upper five bytes with `next_offset` (or, at
+    # a carry, differ by one there): search for these bytes instead of trying every position.
     upper = {offset.to_bytes(8, "big")[:5] for offset in (next_offset, next_offset + (1 << 24))}
     for pattern in sorted(upper):
         at = data.find(pattern, 1)
@@ -154,7 +153,7 @@ def _batch_at(data: bytes, at: int, next_offset: Offset) -> Offset | None:
     try:
         header = parse_header(data, at)
     except LogError:
-        # Most places that look like a base offset are none.
+        # Most matches are no base offsets.
         return None
     if header.base_offset < next_offset or not check_batch(data, at, header):
         return None

@@ -1,18 +1,18 @@
-"""Read again what was written long ago, to find damage while there is still a copy to repair from.
+"""Scrubbing: read old segments again, to find damage while another replica can repair it.
 
-Disks lose bits in data that nobody reads. A consumer would meet that when it is late: when the
-other replicas have been replaced, or rot as well. So every finished segment of every log is read
-once in `scrub_interval_s`, at no more than `scrub_bytes_per_s`, one log after the other, each from
-its first segment to its last but one; the active one was written, and checked, not long ago.
+Disks lose bits in unread data. A consumer would find the damage too late: when the other replicas
+have been replaced, or are damaged as well. So every finished segment of every log is read once in
+`scrub_interval_s`, at no more than `scrub_bytes_per_s`, one log after the other, each from its
+first segment to its last but one; the active segment was written, and checked, not long ago.
 
-Checked is all that a reader would check: headers, CRCs, offsets, leader epochs, and that a segment
-ends where the next one begins. Finished segments were synced, so whatever is wrong is damage, and
-so is a part of the disk that cannot be read. It is told as a reader's find is (`Log.on_damaged`):
-the owner of the log decides whether it goes offline for repair. What cannot be repaired, since no
-other replica has it, had better be served around its damage.
+The scrubber makes all checks of a reader: headers, CRCs, offsets, leader epochs, and the end of a
+segment at the beginning of the next one. Finished segments were synced, so any fault is damage, and
+so is an unreadable part of the disk. Damage is reported as by a reader (`Listeners.damaged`): the
+owner of the log decides whether the log goes offline for repair. A log without another replica is
+better served around its damage.
 
-Damage that is found does not end the pass: the rest of the log is still worth knowing. Where a pass
-is, is not written down; each start begins with a new one.
+Damage does not end the pass: the rest of the log is still worth checking. The progress of a pass is
+not stored; each start begins a new pass.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from raftlog.world import DiskError
 Key: TypeAlias = tuple[TopicId, PartitionId]
 
 PIECE_BYTES: Final = 1 << 20
-"""What is read at once; a larger batch is read whole."""
+"""Bytes per read; a larger batch is read whole."""
 BURST_S: Final = 1.0
 """After a pause, so many seconds of the rate are made up for at most."""
 
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the scrubber is: at a batch of a segment, in files that were arranged like this."""
+    """Position of the scrubber: a batch of a segment, in one generation of the log's files."""
 
     segment: Segment
     generation: int
@@ -58,7 +58,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What was read at once."""
+    """The result of one read."""
 
     position: int
     expected: Expectation
@@ -84,7 +84,7 @@ class Scrubber:
         self._queue: deque[Key] = deque()
         self._key: Key | None = None
         self._next_base = Offset(0)
-        """The pass goes on with the segment that holds this offset."""
+        """The pass continues with the segment containing this offset."""
         self._place: _Place | None = None
         self._credit_bytes = 0.0
         self._credited_at = shared.clock.monotonic()
@@ -101,7 +101,7 @@ class Scrubber:
             await self._read_on()
 
     def _next_place(self, now: float) -> bool:
-        """Find the next segment that is due; False if there is none."""
+        """Find the next due segment; False without one."""
         while True:
             if self._key is None and not self._next_log(now):
                 return False
@@ -153,7 +153,7 @@ class Scrubber:
         self._credit_bytes -= max(read_bytes, HEADER_SIZE)
         self.scrubbed_bytes += read_bytes
         if log.failure is not None or log.segments.generation != place.generation:
-            # Its files were cut, swapped or removed: that segment again, if it is still there.
+            # Its files were cut, swapped or removed: read the segment again, if still there.
             self._next_base, self._place = segment.base_offset, None
             return
         damage = piece.damage or _wrong_epoch(log, piece)

@@ -1,21 +1,20 @@
 """One segment of a log: a file of record batches, and its two indexes.
 
-Files are named by the offset of the first record that belongs to them, in 20 digits, so that names
-sort as offsets do. A segment is changed by the event loop only; disk threads read the numbers they
-were handed.
+Files are named by the offset of their first record, in 20 digits, so that names sort as offsets do.
+A segment is changed by the event loop only; disk threads read the numbers passed to them.
 
 The segments of one log, in order, and the generation of their arrangement.
 
 Replace a run of segments by one new segment, so that a crash leaves the old or the new.
 
-1. The new log file is written as `<base>.log.cleaned` and synced. A crash: it is removed.
-2. It is renamed to `<base>-<end>.swap`, and that name is made durable. From here on the new one
-   counts: its name says which offsets it stands for.
+1. The new log file is written as `<base>.log.cleaned` and synced. After a crash it is removed.
+2. The file is renamed to `<base>-<end>.swap`, and the name is made durable. From here on the file
+   counts: its name says which offsets it replaces.
 3. The old segments of that range are removed, the file gets its own name, and the directory is
    synced. A crash in between: the next start does this step again.
 
-Indexes of the old segments go with them; the new ones are written before step 3 ends, and are
-rebuilt by a scan if a crash loses them.
+Indexes of the old segments are removed with their files; the new ones are written before step 3
+ends, and are rebuilt by a scan if a crash loses any.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def segment_name(base_offset: Offset, suffix: str = LOG_SUFFIX) -> str:
 
 
 def base_offset_of(name: str, suffix: str = LOG_SUFFIX) -> Offset | None:
-    """The offset in a segment file's name; None if it is no such name."""
+    """The offset in a segment file's name; None for any other name."""
     digits = name.removesuffix(suffix)
     if digits == name or len(digits) != OFFSET_DIGITS or not digits.isdecimal():
         return None
@@ -66,7 +65,7 @@ def base_offset_of(name: str, suffix: str = LOG_SUFFIX) -> Offset | None:
 
 @dataclass(frozen=True, slots=True)
 class IndexTails:
-    """Index entries that are about to be written, with how many are on disk before them."""
+    """Index entries about to be written, and the number of entries on disk before these."""
 
     offset_saved: int
     offset_entries: tuple[tuple[int, int], ...]
@@ -95,7 +94,7 @@ class Segment:
         self.max_timestamp_ms = max_timestamp_ms
         """Largest timestamp of any record; NO_TIMESTAMP if there is none."""
         self.first_append_ms: int | None = None
-        """Wall time of the first append, or later if that is not known; None: it is empty."""
+        """Wall time of the first append, or later if unknown; None if the segment is empty."""
         self.path = f"{directory}/{segment_name(base_offset)}"
         self.files = files
         self.offset_index = offset_index(
@@ -124,13 +123,13 @@ class Segment:
         self._lease = lease
 
     def release_file(self) -> None:
-        """Stop being the active segment; whoever reads it goes on."""
+        """Stop being the active segment; readers continue."""
         if self._lease is not None:
             self._lease.release()
             self._lease = None
 
     def fits(self, size_bytes: int, next_offset: Offset, segment_bytes: int) -> bool:
-        """Whether an append of that size, up to that offset, still belongs here."""
+        """Whether an append of that size, up to that offset, still fits."""
         if not self.size_bytes:
             return True
         return (
@@ -139,12 +138,12 @@ class Segment:
         )
 
     def is_due(self, now_ms: int, segment_ms: int) -> bool:
-        """Whether it has taken appends for so long that another one should go on."""
+        """Whether the segment has taken appends for `segment_ms`, and a new one is due."""
         begun_ms = self.first_append_ms
         return begun_ms is not None and self.size_bytes > 0 and now_ms - begun_ms >= segment_ms
 
     def note(self, header: BatchHeader, position: int, base_offset: Offset, interval: int) -> None:
-        """Account for a batch that lies at `position` now, with an index entry if it is time."""
+        """Account for a batch written at `position`, with an index entry where due."""
         size = header.size_bytes
         if self._bytes_since_entry >= interval or not self._bytes_since_entry:
             self.offset_index.add((base_offset - self.base_offset, position))
@@ -165,7 +164,7 @@ class Segment:
             self.time_index.add((entry.timestamp_ms, entry.last_offset - self.base_offset))
 
     def index_tails(self) -> IndexTails:
-        """What `save_indexes` has to write for all that is in the segment now."""
+        """Entries that `save_indexes` has to write for all present batches."""
         self.note_time()
         return IndexTails(
             self.offset_index.saved,
@@ -217,10 +216,10 @@ class Segment:
         return None
 
     def hint_on_disk(self, target: Offset, saved: int) -> OffsetEntry:
-        """The batch that holds `target`, or the next one. Blocks. Raises DiskError.
+        """The batch containing `target`, or the next one. Blocks. Raises DiskError.
 
-        The index says where to begin; it is checked against the log. A wrong index must not make
-        damage out of whole data: then the walk begins at the start of the segment.
+        The walk begins at an index entry, checked against the log. A wrong index must not turn
+        intact data into damage: then the walk begins at the start of the segment.
         """
         found = self.offset_index.search_saved(target - self.base_offset, saved)
         entry = OffsetEntry(self.base_offset, 0)
@@ -241,10 +240,10 @@ class Segment:
 
 
 def walk(file: File, entry: OffsetEntry, end: int, target: Offset) -> OffsetEntry:
-    """From a batch to the one that holds `target`, or the first behind it, or the end.
+    """Walk from a batch to the one containing `target`, or the first after it, or the end.
 
-    Reads headers only. Stops early at bytes that cannot be the batch there: whoever reads there
-    will say so. Blocks. Raises DiskError.
+    Reads headers only. Stops early at bytes that cannot be the next batch: a reader will report
+    these. Blocks. Raises DiskError.
     """
     while entry.position < end:
         header = header_at(file, entry, end)
@@ -255,10 +254,10 @@ def walk(file: File, entry: OffsetEntry, end: int, target: Offset) -> OffsetEntr
 
 
 def header_at(file: File, entry: OffsetEntry, end: int) -> BatchHeader | None:
-    """The header at an entry; None if it cannot be that of a batch there, in a file of `end` bytes.
+    """The header at an entry; None if impossible there, in a file of `end` bytes.
 
-    Neither length nor base offset are under the batch's CRC: a walk that went by a length that has
-    rotted would pass over good batches, and say that nothing is there. Blocks. Raises DiskError.
+    Neither length nor base offset are under the batch's CRC: a walk by a damaged length would pass
+    over intact batches, and report none. Blocks. Raises DiskError.
     """
     header = read_header(file, entry.position)
     if header is None or header.base_offset < entry.base_offset:
@@ -274,14 +273,14 @@ def read_header(file: File, position: int) -> BatchHeader | None:
     try:
         return parse_header(data)
     except LogError:
-        # Bytes that are no header are the answer here, not a failure.
+        # Bytes without a valid header are a result here, not a failure.
         return None
 
 
 FIRST_APPENDS_MAX: Final = 16
-"""Segments of one log whose age is written down; those between take the next one's."""
+"""Most segments of one log with a stored age; those between take the next one's."""
 POSITIONS_MAX: Final = 128
-"""Places where readers of one log left off that are remembered."""
+"""Most remembered positions at which readers of one log stopped."""
 
 
 class Segments:
@@ -291,7 +290,8 @@ class Segments:
         assert segments
         self.log_start_offset = log_start_offset
         self.generation = 0
-        """Grows whenever files are cut, swapped or removed: what was read across it is suspect."""
+        """Grows whenever files are cut, swapped or removed: bytes read across a change are
+        suspect."""
         self._segments = segments
         self._bases = [segment.base_offset for segment in segments]
         self._positions: OrderedDict[Offset, tuple[Segment, int]] = OrderedDict()
@@ -301,7 +301,7 @@ class Segments:
 
     @property
     def active(self) -> Segment:
-        """The segment that takes appends."""
+        """The segment for appends."""
         return self._segments[-1]
 
     @property
@@ -310,15 +310,15 @@ class Segments:
         return self._segments[-1].next_offset
 
     def clamp(self, high_watermark: Offset) -> Offset:
-        """A high watermark from a checkpoint, for the log as it was found.
+        """A high watermark of a checkpoint, limited to the log as found.
 
-        What is not here is not committed here; and all that was deleted had been committed.
+        Missing records are not committed here; and all deleted records had been committed.
         """
         return max(min(high_watermark, self.end_offset), self.log_start_offset)
 
     @property
     def all(self) -> tuple[Segment, ...]:
-        """All of them, oldest first."""
+        """All segments, oldest first."""
         return tuple(self._segments)
 
     @property
@@ -327,10 +327,11 @@ class Segments:
         return sum(segment.size_bytes for segment in self._segments)
 
     def set_first_appends(self, known: Sequence[FirstAppend], now_ms: int) -> None:
-        """At a start: tell each segment that is not empty when it took its first append.
+        """Set the time of the first append of each non-empty segment, at a start.
 
-        One that is not known by itself takes the next later one that is: too young, never too old.
-        Where nothing is known (no checkpoint), it is now, once: from here on it grows old.
+        A segment without a stored time takes that of the next later one with a time: too young,
+        never too old. Without any (no checkpoint), the time is now, once: from here on the segment
+        ages.
         """
         at_ms = now_ms
         left = list(known)
@@ -340,9 +341,9 @@ class Segments:
             segment.first_append_ms = at_ms if segment.size_bytes else None
 
     def first_appends(self) -> tuple[FirstAppend, ...]:
-        """What `set_first_appends` needs at the next start."""
-        # The first one is always among them. So whatever the others lose by being left out, at
-        # each start again, ends when they come to be the first one.
+        """The times for `set_first_appends` at the next start."""
+        # The first segment is always included. So the others, which lose their age at each start by
+        # being left out, keep it once they become the first.
         segments = self._segments
         stride = -(-len(segments) // (FIRST_APPENDS_MAX - 2))
         last = len(segments) - (1 if segments[-1].size_bytes else 2)
@@ -353,11 +354,11 @@ class Segments:
         )
 
     def number(self, offset: Offset) -> int:
-        """Number of the segment that an offset belongs to."""
+        """Number of the segment of an offset."""
         return max(bisect_right(self._bases, offset) - 1, 0)
 
     def holding(self, offset: Offset) -> Segment:
-        """The segment that an offset belongs to."""
+        """The segment of an offset."""
         return self._segments[self.number(offset)]
 
     def end_of(self, segment: Segment) -> Offset:
@@ -390,7 +391,7 @@ class Segments:
             positions.popitem(last=False)
 
     def remembered(self, offset: Offset, segment: Segment) -> int | None:
-        """The position of that batch in that segment, if known."""
+        """The position of the batch at that offset in that segment, if known."""
         if offset == segment.base_offset:
             return 0
         found = self._positions.get(offset)
@@ -401,12 +402,12 @@ SWAP_SUFFIX: Final = ".swap"
 
 
 def swap_name(base_offset: Offset, end_offset: Offset) -> str:
-    """The name of a finished segment that stands for the offsets from base to end."""
+    """The name of a finished segment replacing the offsets from base to end."""
     return f"{base_offset:0{OFFSET_DIGITS}d}-{end_offset:0{OFFSET_DIGITS}d}{SWAP_SUFFIX}"
 
 
 def swap_range(name: str) -> tuple[Offset, Offset] | None:
-    """The offsets in such a name; None if it is no such name."""
+    """The offsets in a swap file's name; None for any other name."""
     base, dash, end = name.removesuffix(SWAP_SUFFIX).partition("-")
     if not name.endswith(SWAP_SUFFIX) or not dash or not (base + end).isdecimal():
         return None
@@ -416,21 +417,21 @@ def swap_range(name: str) -> tuple[Offset, Offset] | None:
 def swap_segments(
     disk: Disk, directory: str, cleaned: str, base_offset: Offset, end_offset: Offset
 ) -> None:
-    """Steps 2 and 3, for a `.cleaned` file that is synced. Blocks.
+    """Steps 2 and 3, for a synced `.cleaned` file. Blocks.
 
-    Raises DiskFullError if nothing was changed; DiskError if it is not known which segments count.
+    Raises DiskFullError if nothing was changed; DiskError if the valid segments are unknown.
     """
     disk.rename(f"{directory}/{cleaned}", f"{directory}/{swap_name(base_offset, end_offset)}")
     try:
         disk.sync_directory(directory)
         finish_swaps(disk, directory)
     except DiskFullError as error:
-        # There is no way back: whoever goes on with the old segments would lose what they take.
+        # There is no way back: appends to the old segments would be lost.
         raise DiskError(f"{directory}: a swap was cut short: {error}") from error
 
 
 def finish_swaps(disk: Disk, directory: str) -> int:
-    """Step 3, for every swap that was committed; return how many. Blocks. Raises DiskError."""
+    """Step 3, for every committed swap; return how many. Blocks. Raises DiskError."""
     names = disk.list_directory(directory)
     swaps = [(name, swapped) for name in names if (swapped := swap_range(name)) is not None]
     for _, (base_offset, end_offset) in swaps:
@@ -443,7 +444,7 @@ def finish_swaps(disk: Disk, directory: str) -> int:
             ):
                 disk.remove(f"{directory}/{old}")
     if swaps:
-        # The name that tells what has to go must not itself go before that is gone for good.
+        # The name listing the segments to remove must stay until their removal is durable.
         disk.sync_directory(directory)
         for name, (base_offset, _) in swaps:
             disk.rename(f"{directory}/{name}", f"{directory}/{segment_name(base_offset)}")

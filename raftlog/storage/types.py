@@ -8,21 +8,21 @@ from enum import StrEnum
 from raftlog.record.types import LeaderEpoch, Offset
 
 UNLIMITED = -1
-"""Value of a retention setting that deletes nothing."""
+"""Value of a retention setting without a limit."""
 
 
 class FlushMode(StrEnum):
-    """What an append's durability means (promises 1 and 2)."""
+    """Condition under which an append counts as durable (promises 1 and 2)."""
 
     SYNC = "sync"
     """Durable once synced to disk: every append starts a sync."""
     ASYNC = "async"
-    """Durable enough once the operating system has it: synced in the background."""
+    """Durable enough once in the operating system's cache: synced in the background."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Settings of one log. Names and meanings are Kafka's topic configs, where it has them."""
+    """Settings of one log, with the names and meanings of Kafka's topic configs where possible."""
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * 24 * 3_600_000
@@ -51,44 +51,45 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class StorageSettings:
-    """How a node looks after its logs. All of it has working defaults."""
+    """Settings of a node's storage maintenance. All have working defaults."""
 
     tick_interval_ms: int = 250
-    """How often maintenance looks."""
+    """Interval of maintenance ticks."""
     checkpoint_interval_ms: int = 1000
-    """How old the checkpoint file may get while logs change."""
+    """Oldest checkpoint file while logs change."""
     recovery_bytes_max: int = 16 << 20
-    """Bytes of one log behind its recovery point, beyond which it is advanced."""
+    """Unrecovered bytes of one log beyond which its recovery point is advanced."""
     recovery_batches_max: int = 16_384
-    """Batches behind it, beyond which it is advanced: small ones cost a scan more than bytes."""
+    """Unrecovered batches beyond which it is advanced: many small batches cost a scan more than
+    bytes do."""
     recovery_age_max_ms: int = 10_000
-    """Time after which the recovery point of a log that changed is advanced all the same."""
+    """Time after which the recovery point of any changed log is advanced."""
     checkpoints_per_tick_max: int = 16
     retention_interval_ms: int = 30_000
-    """How often each log is looked at for segments that are due, and for compaction."""
+    """Interval at which each log is checked for due segments, and for compaction."""
     retentions_per_tick_max: int = 64
     removals_per_tick_max: int = 16
-    """Files of deleted topics that one tick removes."""
+    """Most files of deleted topics removed by one tick."""
     reserve_bytes: int = 4 << 20
-    """Room that appends leave for checkpoints, indexes and metadata."""
+    """Room reserved for checkpoints, indexes and metadata; appends leave it free."""
     open_files_max: int = 512
-    """Open files of old segments and indexes that nobody uses at the moment."""
+    """Most idle open files of old segments and indexes."""
     opens_at_once_max: int = 4
-    """Logs that are opened, or closed, at the same time."""
+    """Most logs opened, or closed, at the same time."""
     scrub_bytes_per_s: int = 8 << 20
-    """How fast finished segments are read again to find damage; 0: they are not."""
+    """Rate of reading finished segments again to find damage; 0 turns scrubbing off."""
     scrub_interval_s: int = 7 * 24 * 3600
-    """Each segment is read again once in this time at most."""
+    """Shortest time between two reads of the same segment."""
 
 
 NO_TIMESTAMP = -1
 NO_EPOCH = LeaderEpoch(-1)
-"""Of the last record of a log that has none."""
+"""Epoch of the last record of an empty log."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Where one batch went. For a repeated batch: where it went the first time."""
+    """Offsets of one appended batch; for a duplicate, those of the first append."""
 
     base_offset: Offset
     last_offset: Offset
@@ -99,10 +100,10 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Whole, checked record batches. The first contains the offset asked for, if it still exists.
+    """Whole, checked record batches, from the one containing the requested offset on.
 
-    `next_offset` is where to go on; with no data it may be past the offset asked for, when the
-    records between were compacted away.
+    The next read begins at `next_offset`; without data, `next_offset` may be past the requested
+    offset when compaction removed the records between.
     """
 
     data: bytes | memoryview
@@ -114,25 +115,25 @@ class LogState(StrEnum):
 
     ONLINE = "online"
     FAILED = "failed"
-    """An I/O error: what the disk holds is unknown. Not used again until the next start."""
+    """An I/O error: the content of the disk is unknown. Not used again until the next start."""
     DAMAGED = "damaged"
-    """Recovery found bytes changed or missing that had been durable. The files are kept."""
+    """Recovery found durable bytes changed or missing. The files are kept."""
     CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """A batch on disk that fails its check: it is never served, and its bytes are kept."""
+    """A batch on disk that fails its check: never served, its bytes kept."""
 
     segment_base_offset: Offset
     position: int
     offset: Offset
-    """First offset that cannot be read."""
+    """First unreadable offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableBatch:
-    """A batch that is whole and cannot be decoded: compaction goes no further than to it."""
+    """An intact batch that cannot be decoded: compaction stops before it."""
 
     offset: Offset
     reason: str
@@ -148,7 +149,7 @@ class PossibleLoss:
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """What one compaction did."""
+    """Result of one compaction."""
 
     segments_rewritten: int
     bytes_before: int
@@ -156,4 +157,4 @@ class CompactionReport:
     compacted_offset: Offset
     """All below this offset has been compacted."""
     is_partial: bool = False
-    """There were more keys than one pass can learn: another pass should follow at once."""
+    """More keys than one pass can map: another pass should follow at once."""

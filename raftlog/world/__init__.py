@@ -1,11 +1,11 @@
-"""The world: what a node cannot decide by itself, behind small interfaces.
+"""The world: time, storage, chance and other nodes, behind small interfaces.
 
-Purpose: clock, disk, network and randomness come in through here, so that the simulator runs the
-very code that ships.
+Purpose: a node reaches clock, disk, network and randomness only through this package, so that the
+simulator runs the shipped code.
 
-Rules: interfaces hold no policy; the real ones (`real_*`) hold no decisions. Everything above asks
-for time, storage, other nodes and random bytes only through these interfaces. What several of those
-above would write again on top of them stands here once (`alarm`, `small_files`).
+Rules: interfaces hold no policy; the real implementations hold no decisions. All packages above use
+time, storage, other nodes and random bytes only through these interfaces. Helpers needed by several
+packages stand here once (`Wakeup`, `read_small_file`).
 
 Must not know: records, logs, topics, HTTP. Imports nothing of raftlog.
 """

@@ -1,13 +1,11 @@
-"""The disk, as a node sees it: append, read, sync, and the few atomic operations it can rely on.
+"""The disk of a node: append, read, sync, and a few atomic operations.
 
 Paths are strings relative to the disk's root, with `/` between their parts. All calls but `run`
-block the caller; the ones that can wait for the device (`sync`, `sync_directory`, `replace`, `read`
-of cold data) belong inside `run`, which takes them off the event loop.
+block the caller; those that can wait for the device (`sync`, `sync_directory`, `replace`, `read` of
+cold data) belong inside `run`, off the event loop.
 
-What survives a power cut: bytes of a file up to the last `File.sync` that returned, and names up to
-the last `sync_directory` (or `replace`) that returned. Nothing else may be assumed.
-
-Reading whole a file that is small.
+A power cut leaves the bytes of a file up to the last returned `File.sync`, and names up to the last
+returned `sync_directory` (or `replace`). Nothing else may be assumed.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class DiskError(Exception):
-    """The disk failed. After a failed sync the file's state is unknown: never sync it again."""
+    """The disk failed. After a failed sync a file's state is unknown: never sync again."""
 
 
 class DiskFullError(DiskError):
@@ -28,7 +26,7 @@ class DiskFullError(DiskError):
 
 
 class File(Protocol):
-    """An open file that grows at its end."""
+    """An open file, growing at its end."""
 
     @property
     def size(self) -> int:
@@ -36,7 +34,7 @@ class File(Protocol):
         ...
 
     def append(self, buffers: Sequence[Buffer]) -> int:
-        """Write all buffers at the end, in one gathered write; return the position they start at.
+        """Write all buffers at the end, in one gathered write; return their position.
 
         Raises DiskFullError (the file is as before) or DiskError. If a part was written and cannot
         be taken back, DiskError is raised and the file must not be used again.
@@ -48,7 +46,7 @@ class File(Protocol):
         ...
 
     def read_cached(self, position: int, length: int) -> Buffer | None:
-        """Like `read`, if the answer is in memory; None if it would have to wait for the device."""
+        """Like `read` from memory only; None if the read would wait for the device."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -68,14 +66,14 @@ class File(Protocol):
 
 
 class Disk(Protocol):
-    """One directory tree that a node owns."""
+    """One directory tree, owned by a node."""
 
     def open(self, path: str, *, create: bool = False) -> File:
         """Open a file for appending and reading. Missing: created if `create`, else DiskError."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether a file or directory of that name exists."""
+        """Whether a file or directory exists at `path`."""
         ...
 
     def list_directory(self, path: str) -> list[str]:
@@ -91,11 +89,11 @@ class Disk(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file. A missing one is no error. Open handles go on reading it."""
+        """Remove a file. A missing one is no error. Open handles stay readable."""
         ...
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all that is in it. A missing one is no error."""
+        """Remove a directory and all its content. A missing one is no error."""
         ...
 
     def sync_directory(self, path: str) -> None:
@@ -114,19 +112,19 @@ class Disk(Protocol):
         ...
 
     def boot_id(self) -> str:
-        """Identity of the kernel's present run: if it changed, unsynced bytes may be gone."""
+        """Identity of the kernel's present run: after a change, unsynced bytes may be gone."""
         ...
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run blocking disk work off the event loop and return what it returns or raises."""
+        """Run blocking disk work off the event loop; return its result or raise its error."""
         ...
 
 
 def read_small_file(disk: Disk, path: str, bytes_max: int) -> bytes | None:
     """A file's content; None if there is no such file. Blocks. Raises DiskError.
 
-    One longer than `bytes_max` is cut there, so that its reader finds it damaged: None would
-    say that it is missing.
+    A file longer than `bytes_max` is cut there, so that its reader finds damage: None would mean a
+    missing file.
     """
     if not disk.exists(path):
         return None

@@ -1,8 +1,8 @@
-"""How the C library hands out large blocks of memory.
+"""Keep large blocks of memory in the heap of the C library.
 
-Record batches come and go as blocks of 100 kB to some MB. By default each of them is mapped from
-the system, cleared page by page as it is touched, and unmapped again: a third of a busy node's
-processor time. Kept in the heap they are used again as they are.
+Record batches come and go as blocks of 100 kB to some MB. By default each block is mapped from the
+system, cleared page by page on first use, and unmapped again: a third of a busy node's processor
+time. Blocks kept in the heap are reused as they are.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import ctypes
 from typing import Final
 
 MMAP_THRESHOLD_BYTES: Final = 32 << 20
-"""Larger blocks are mapped, and returned at once: the most that glibc takes."""
+"""Larger blocks are mapped, and returned at once: the maximum of glibc."""
 TRIM_THRESHOLD_BYTES: Final = 128 << 20
-"""Free memory at the end of the heap beyond that is returned to the system."""
+"""More free memory at the end of the heap is returned to the system."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
 
 def keep_large_blocks() -> bool:
-    """Have freed blocks kept for the next use, for this process. False where it is not possible.
+    """Keep freed blocks for the next use, in this process. False where not possible.
 
     Source: mallopt(3) of glibc. To be called once, at the start.
     """

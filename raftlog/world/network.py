@@ -1,13 +1,12 @@
-"""The network between nodes: kept connections that carry whole messages, authenticated.
+"""The network between nodes: kept, authenticated connections of whole messages.
 
-A connection belongs to a *channel* (what it is for) and opens with a *hello* from each side: bytes
-in which each says who it is. The side that is called may reject the other by a `RejectedError`,
-and so may the caller after it has read the answer. Both sides have proven by then that they hold
-the cluster's secret.
+A connection belongs to a *channel* (its purpose) and opens with a *hello* from each side: bytes
+that identify the node. The called side may reject the caller by a `RejectedError`, and so may the
+caller after reading the answer. By then both sides have proven possession of the cluster's secret.
 
-What a connection promises: messages arrive whole, in order, none twice, none missing in between.
-What it does not: that the last ones sent before its end arrive, or that either side learns of the
-end soon. A peer that has vanished is noticed by its silence, which is the caller's business.
+A connection promises whole messages, in order, none twice, none missing in between. Not promised:
+arrival of the last messages sent before its end, or notice of the end to either side soon. Only
+silence shows a vanished peer; to detect silence is the caller's task.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from typing import Final, Protocol, TypeAlias
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 """A longer message ends the connection, on either side."""
 QUEUED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A connection whose peer does not read is ended once so much waits to be sent on it."""
+"""Most unsent bytes of a connection; beyond, a connection whose peer does not read is ended."""
 
 
 class NetworkError(Exception):
-    """No connection: the peer did not answer in time, or the way to it is broken."""
+    """No connection: no answer from the peer in time, or the path is broken."""
 
 
 class RefusedError(NetworkError):
-    """Nobody listens at that address: the machine is there, the process is not."""
+    """No listener at the address: the machine is up, the process is not."""
 
 
 class RejectedError(Exception):
@@ -47,7 +46,7 @@ class Connection(Protocol):
 
     @property
     def hello(self) -> bytes:
-        """What the other side said of itself."""
+        """The other side's hello."""
         ...
 
     @property
@@ -57,43 +56,43 @@ class Connection(Protocol):
 
     @property
     def queued_bytes(self) -> int:
-        """What was sent but not yet handed to the operating system."""
+        """Bytes sent but not yet passed to the operating system."""
         ...
 
     def send(self, message: bytes) -> None:
-        """Send a message. Never blocks, never raises; on a connection that has ended, nothing."""
+        """Send a message. Never blocks, never raises; does nothing on an ended connection."""
         ...
 
     def close(self) -> None:
-        """End the connection; what was sent and has not left is lost. Harmless if it has ended."""
+        """End the connection; unsent messages are lost. Harmless on an ended connection."""
         ...
 
 
 class Receiver(Protocol):
-    """What a connection tells its owner, from the event loop. Must not raise."""
+    """The owner of a connection, called from the event loop. Must not raise."""
 
     def received(self, message: bytes) -> None:
         """A message has arrived."""
         ...
 
     def closed(self) -> None:
-        """The connection has ended, whoever ended it. Told once; nothing is received after it."""
+        """The connection has ended, by either side. Called once; nothing is received afterwards."""
         ...
 
 
 Opened: TypeAlias = Callable[[Connection], Receiver]
-"""Takes a new connection. May raise RejectedError, which ends it."""
+"""Takes a new connection. May raise RejectedError, which ends the connection."""
 
 
 class Acceptor(Protocol):
     """The called side of a channel."""
 
     def hello(self, hello: bytes) -> bytes:
-        """Answer a caller's hello with one's own. Raises RejectedError."""
+        """Answer a caller's hello with the own one. Raises RejectedError."""
         ...
 
     def opened(self, connection: Connection) -> Receiver:
-        """Take the connection of a caller that was answered. Raises RejectedError."""
+        """Take the connection of an answered caller. Raises RejectedError."""
         ...
 
 
@@ -103,7 +102,7 @@ class Network(Protocol):
     async def connect(
         self, address: str, channel: str, hello: bytes, opened: Opened, *, timeout_s: float
     ) -> None:
-        """Open a connection to the node at `address` (`host:port`) and hand it to `opened`.
+        """Open a connection to the node at `address` (`host:port`) and pass it to `opened`.
 
         `opened` is called before this returns, and before anything is received. Raises
         RefusedError, NetworkError, or RejectedError by either side.
@@ -111,9 +110,9 @@ class Network(Protocol):
         ...
 
     async def is_refused(self, address: str, *, timeout_s: float) -> bool:
-        """Whether nobody listens at `address`. False also if that cannot be found out in time."""
+        """Whether no process listens at `address`. False also if unknown in time."""
         ...
 
     def accept(self, channel: str, acceptor: Acceptor) -> None:
-        """Let other nodes open connections of that channel. Until then they are rejected."""
+        """Accept connections of other nodes on `channel`, which are rejected until then."""
         ...

@@ -1,7 +1,4 @@
-"""Randomness, as a node sees it: seeded in simulation, the system's in production.
-
-The machine's randomness.
-"""
+"""Randomness of a node: seeded in simulation, the system's in production."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ class Randomness(Protocol):
     """Where unpredictable bytes come from."""
 
     def token(self, length: int) -> bytes:
-        """`length` bytes that nobody else has drawn: for ids and secrets."""
+        """`length` unique bytes, for ids and secrets."""
         ...
 
     def uniform(self, low: float, high: float) -> float:

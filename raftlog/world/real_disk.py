@@ -1,11 +1,11 @@
 """A directory of the machine's file system, owned by one process at a time.
 
-What the system calls promise, and what is made of it here:
+The system calls' promises, and their use here:
 
 - a gathered write may be cut short (no room, a signal, 2 GiB): it is continued or taken back whole;
-- `fdatasync` makes a file's bytes and size durable, but not its name: that takes an `fsync` of its
+- `fdatasync` makes a file's bytes and size durable, but not its name: names take an `fsync` of the
   directory;
-- `preadv2(RWF_NOWAIT)` answers from the page cache or not at all. Where the file system lacks it
+- `preadv2(RWF_NOWAIT)` reads from the page cache or not at all. Where a file system lacks it
   (tmpfs, some network mounts), nothing counts as cached and readers use the pool.
 """
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 DISK_THREADS_MAX: Final = 8
 """Blocking operations at once. A device's queue is deeper, but two cores serve no more threads."""
 GATHER_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
-"""Buffers that the kernel takes in one gathered write."""
+"""Most buffers of one gathered write."""
 LOCK_NAME: Final = "lock"
 TEMPORARY_SUFFIX: Final = ".tmp"
 
@@ -39,7 +39,7 @@ _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
 class FileSystemFile:
-    """`File` over a descriptor. Positions are explicit, so that it keeps no cursor."""
+    """`File` over a descriptor. Positions are explicit, so no cursor exists."""
 
     def __init__(self, path: str, flags: int) -> None:
         self._path = path
@@ -69,7 +69,7 @@ class FileSystemFile:
         return start
 
     def _write_rest(self, buffers: Sequence[Buffer], start: int, written: int) -> None:
-        """Continue a write that the kernel cut short, or whose buffers were too many for it."""
+        """Continue a write cut short by the kernel, or of too many buffers for one call."""
         position = start + written
         skip = written
         rest: list[memoryview] = []
@@ -229,7 +229,7 @@ class FileSystemDisk:
             _fail("remove", self._at(path), error)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all that is in it."""
+        """Remove a directory and all its content."""
         target = self._at(path)
         assert path, "the root itself"
         try:
@@ -262,8 +262,8 @@ class FileSystemDisk:
             file.append([content])
             file.sync()
         except DiskError:
-            # Best effort: the error that matters is the one on its way up, and a left-over
-            # temporary file is removed by the next replacement.
+            # Best effort: the error on its way up matters, and the next replacement removes a
+            # left-over temporary file.
             with suppress(DiskError):
                 self.remove(temporary)
             raise

@@ -1,8 +1,8 @@
 """Threads for blocking work, with the shortest way there and back.
 
 `loop.run_in_executor` makes a future of each kind, links them, and takes several locks for every
-call. A sync of a small write takes 0.2 ms; that overhead would be a third of it, on the thread that
-serves everybody. Here a call is one queue entry and one wake-up of the loop.
+call. A sync of a small write takes 0.2 ms; this overhead would be a third of the sync, on the event
+loop's thread. Here a call is one queue entry and one wake-up of the loop.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Threads:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: list[Thread] = []
         self._idle = 0
-        """Threads without work, less the jobs that wait. Changed in the event loop only."""
+        """Idle threads minus waiting jobs. Changed in the event loop only."""
         self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on a thread; return what it returns or raise what it raises.
+        """Run `work` on a thread; return its result or raise its error.
 
-        Cancelling the wait does not stop the work. Call it from one event loop only.
+        Cancelling the wait does not stop the work. Call from one event loop only.
         """
         assert not self._closed, "the threads have been closed"
         # A job counts until its work ends, even if its waiter gave up long before.
@@ -52,7 +52,7 @@ class Threads:
         return await future
 
     def close(self) -> None:
-        """Let the threads finish what they were given, and wait for them."""
+        """End all threads after their queued jobs, and wait for their end."""
         if not self._closed:
             self._closed = True
             for _ in self._threads:
@@ -67,9 +67,9 @@ class Threads:
             error: BaseException | None = None
             try:
                 result = work()
-            except BaseException as caught:  # the waiter's to handle, whatever it is
+            except BaseException as caught:  # the waiter handles every error
                 error = caught
-            # A loop that was closed meanwhile has nobody left to tell.
+            # A loop closed meanwhile has no waiter left.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._settle, future, result, error)
             # Not kept alive while waiting for the next job.

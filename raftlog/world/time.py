@@ -1,9 +1,4 @@
-"""Time, as a node sees it.
-
-The machine's clocks.
-
-Waiting for an event or a time, whichever comes first, on a clock.
-"""
+"""Clocks of a node, and waiting for an event or a time, whichever comes first."""
 
 from __future__ import annotations
 
@@ -14,10 +9,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks that must not be mixed: the wall's, for people, and the monotonic, for waiting."""
+    """Two clocks that must not be mixed: wall time, for people, and monotonic time, for waiting."""
 
     def time_ms(self) -> int:
-        """Milliseconds since the Unix epoch. May jump either way; never use it to measure."""
+        """Milliseconds since the Unix epoch. May jump either way; not for measuring."""
         ...
 
     def monotonic(self) -> float:
@@ -46,32 +41,32 @@ class SystemClock:
 
 
 class Wakeup:
-    """Wakes one waiter. A ring that comes while nobody waits is kept for the next wait."""
+    """Wakes one waiter. A `set` without a waiter is kept for the next wait."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._rung = False
+        self._is_set = False
         self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
         """Wake the waiter now."""
-        self._rung = True
+        self._is_set = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def wait(self, until: float | None) -> None:
-        """Return at the next ring, or at that monotonic time; without one, only at a ring."""
-        if not self._rung:
+        """Return at the next `set`, or at the monotonic time `until`, if any."""
+        if not self._is_set:
             delay_s = None if until is None else until - self._clock.monotonic()
             if delay_s is not None and delay_s <= 0:
-                # The other tasks get their turn, too, however late we are.
+                # Other tasks run, too, however late this one is.
                 await asyncio.sleep(0)
             else:
                 await self._woken(delay_s)
-        self._rung = False
+        self._is_set = False
 
     async def _woken(self, delay_s: float | None) -> None:
-        assert self._waiter is None, "an alarm has one waiter"
+        assert self._waiter is None, "a wakeup has one waiter"
         loop = asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
         sleeper = None
@@ -83,7 +78,7 @@ class Wakeup:
         finally:
             self._waiter = None
             if sleeper is not None:
-                # A sleeper that was cancelled ends in the loop's next turn: nobody need wait.
+                # A cancelled sleeper ends in the loop's next iteration: no need to wait.
                 sleeper.cancel()
 
 
