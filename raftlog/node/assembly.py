@@ -34,8 +34,9 @@ from raftlog.node.directory import (
 from raftlog.node.replication_service import ReplicationService
 from raftlog.node.settings import NodeSettings, split_address
 from raftlog.node.start import Begin, Join, Restart, Start
+from raftlog.peer.hello import is_passing
 from raftlog.raft import MemberIdentity, MemberSettings, RaftMember
-from raftlog.raft.hello import PROTOCOL, Hello, is_passing
+from raftlog.raft.hello import QuorumHello
 from raftlog.raft.joining import ask_cluster
 from raftlog.raft.voters import NO_VOTERS, Voter, VoterSet, bootstrap_id, parse_voters
 from raftlog.record.errors import (
@@ -478,8 +479,7 @@ async def _cluster_of(
         case Begin(voters=VoterSet() as voters):
             return None, voters
         case Join(addresses=addresses):
-            hello = Hello(
-                protocol=PROTOCOL,
+            hello = QuorumHello(
                 node_id=identity.node_id,
                 directory_id=identity.directory_id,
                 cluster_id=None,

@@ -63,6 +63,8 @@ class Session(ABC):
         self.is_open = False
         """The connection has opened; it may have ended since."""
         self.is_ended = False
+        self.is_replaced = False
+        """It ends because a newer connection of the peer takes its place."""
         self.is_dialled = False
         """This side called."""
         self.ended = asyncio.Event()
@@ -282,6 +284,7 @@ class Channel(Generic[SessionT]):
         peer_id = theirs.node_id
         old = self.sessions.get(peer_id)
         if old is not None:
+            old.is_replaced = True
             old.end("a newer connection takes its place")
         session = opener.opened(connection, theirs)
         assert session.peer_id == peer_id

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic
 
 from raftlog.raft.core import RaftCore
-from raftlog.raft.hello import PROTOCOL, Hello
+from raftlog.raft.hello import QuorumHello
 from raftlog.raft.identity import KnownPeers
 from raftlog.raft.interface import (
     Applied,
@@ -117,7 +117,12 @@ class RaftMember(Generic[R]):
         )
         self._writer = JournalWriter(disk, store, log, clock, self._durable)
         self._peers = Peers(
-            network=network, clock=clock, randomness=randomness, handler=self, known=known
+            network=network,
+            clock=clock,
+            randomness=randomness,
+            handler=self,
+            known=known,
+            on_fatal=self._fail,
         )
         self._keep_alive = KeepAlive(self._core, self._peers, clock, self.send_message)
         self._changes = VoterChanges(self._core, clock, self._hello_of, self._wake)
@@ -392,10 +397,9 @@ class RaftMember(Generic[R]):
 
     # What the connections tell (PeersHandler)
 
-    def hello(self) -> Hello:
+    def hello(self) -> QuorumHello:
         """What this member says of itself."""
-        return Hello(
-            protocol=PROTOCOL,
+        return QuorumHello(
             node_id=self._identity.node_id,
             directory_id=self._identity.directory_id,
             cluster_id=self._cluster_id(),
@@ -546,7 +550,7 @@ class RaftMember(Generic[R]):
         if self._address:
             self._keep_alive.retarget()
 
-    def _hello_of(self, node_id: int) -> Hello | None:
+    def _hello_of(self, node_id: int) -> QuorumHello | None:
         is_own = node_id == self._identity.node_id
         return self.hello() if is_own else self._peers.connected.get(node_id)
 
