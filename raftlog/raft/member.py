@@ -124,7 +124,7 @@ class RaftMember(Generic[R]):
             known=known,
             on_fatal=self._fail,
         )
-        self._keep_alive = KeepAlive(self._core, self._peers, clock, self.send_message)
+        self._keep_alive = KeepAlive(self._core, self._peers, clock)
         self._changes = VoterChanges(self._core, clock, self._hello_of, self._wake)
         self._keeper = SnapshotManager(
             core=self._core,
@@ -408,6 +408,10 @@ class RaftMember(Generic[R]):
             software_version=self._identity.software_version,
             voters=self._log.voters,
         )
+
+    def ping(self, node_id: int) -> None:
+        """A sign of life to a peer is due."""
+        self._guarded(lambda: self.send_message(node_id, self._keep_alive.ping()))
 
     def peer_up(self, node_id: int) -> None:
         """A connection to a member has been opened."""

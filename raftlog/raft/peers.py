@@ -77,6 +77,10 @@ class PeersHandler(Protocol):
         """A message, in the order in which it was sent on this connection."""
         ...
 
+    def ping(self, node_id: int) -> None:
+        """A sign of life is due: send any message to the peer."""
+        ...
+
     def hello(self) -> QuorumHello:
         """One's own, as of now. Its node id never changes."""
         ...
@@ -99,7 +103,13 @@ class Link(Session):
 
     def received(self, message: bytes) -> None:
         """Hand on what has arrived."""
+        self.has_heard = True
         self._owner.on_received(self, message)
+
+    def ping(self) -> None:
+        """Have the handler ping."""
+        if self.is_up:
+            self._owner.on_ping(self)
 
     def on_ended(self, reason: str) -> None:
         """Hand on that it is over."""
@@ -181,7 +191,6 @@ class Peers:
             clock=clock,
             tasks=self._tasks,
             settings=self._limits,
-            keeps_alive=False,
         )
         self._links = self._channel.sessions
         self._losses: DeadPeerProbe[Link] = DeadPeerProbe(
@@ -412,6 +421,10 @@ class Peers:
             or link.early_bytes > self._limits.early_bytes_max
         ):
             link.end("too much arrived before its data directory was noted")
+
+    def on_ping(self, link: Link) -> None:
+        """A sign of life is due on a connection."""
+        self._handler.ping(link.peer_id)
 
     # Losing
 

@@ -37,6 +37,9 @@ def hello_of(node_id: int, **changes: object) -> QuorumHello:
     return msgspec.structs.replace(hello, **changes)
 
 
+PING = b"ping"
+
+
 @dataclass
 class Event:
     """What a handler was told, and when."""
@@ -89,7 +92,12 @@ class Member:
         assert not self.live.send(node_id, b"lost")
         self._tell(node_id, "dead" if refused else "down")
 
+    def ping(self, node_id: int) -> None:
+        assert self.live.send(node_id, PING)
+
     def received(self, node_id: int, frame: bytes) -> None:
+        if frame == PING:
+            return
         assert self._state.get(node_id) == "up", "nothing is received but while it is up"
         self.events.append(Event(self.world.loop.now, node_id, "got", frame))
 

@@ -322,6 +322,9 @@ class _Teller:
     def received(self, node_id: int, frame: bytes) -> None:
         raise AssertionError
 
+    def ping(self, node_id: int) -> None:
+        pass
+
 
 class _HeldDisk(SimulatedDisk):
     """Work waits until the test lets it go on."""
