@@ -22,8 +22,9 @@ from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.node.directory import Identity
 from raftlog.node.settings import split_address
 from raftlog.node.start import Begin, Join, Restart, Start
+from raftlog.peer.hello import is_passing
 from raftlog.raft import RaftMember
-from raftlog.raft.hello import PROTOCOL, Hello, is_passing
+from raftlog.raft.hello import QuorumHello
 from raftlog.raft.joining import ask_cluster
 from raftlog.raft.voters import NO_VOTERS, Voter, VoterSet
 from raftlog.record.errors import (
@@ -199,8 +200,7 @@ async def find_cluster(
         case Begin(voters=VoterSet() as voters):
             return None, voters
         case Join(addresses=addresses):
-            hello = Hello(
-                protocol=PROTOCOL,
+            hello = QuorumHello(
                 node_id=identity.node_id,
                 directory_id=identity.directory_id,
                 cluster_id=None,

@@ -77,6 +77,7 @@ class ReplicationService:
             directory_id=directory_id,
             cluster_id=cluster_id,
             own_epoch=own_epoch,
+            on_fatal=on_fatal,
         )
         self.replicas = ReplicaManager(
             state_machine,
@@ -101,6 +102,7 @@ class ReplicationService:
             own_epoch=own_epoch,
             brokers=broker,
             find=self.replicas.replica,
+            on_fatal=on_fatal,
             adding_bytes_per_s=lambda: throttled_rate(state_machine.image.cluster_settings),
         )
         self.metadata = ClusterMetadata(

@@ -63,6 +63,8 @@ class Session(ABC):
         self.is_open = False
         """The connection has opened; it may have ended since."""
         self.is_ended = False
+        self.is_replaced = False
+        """It ends because a newer connection of the peer takes its place."""
         self.is_dialled = False
         """This side called."""
         self.ended = asyncio.Event()
@@ -74,8 +76,8 @@ class Session(ABC):
         """Something was sent in this interval."""
         self.defended = False
         """It has stayed once although the peer called again."""
-        self._forget: Callable[[], object] | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._unregister: Callable[[], object] | None = None
+        self._keep_alive: asyncio.Task[None] | None = None
 
     def start(
         self,
@@ -83,16 +85,16 @@ class Session(ABC):
         *,
         is_dialled: bool,
         opened_s: float,
-        watch: asyncio.Task[None] | None,
-        forget: Callable[[], object],
+        keep_alive: asyncio.Task[None] | None,
+        unregister: Callable[[], object],
     ) -> None:
-        """The channel has registered the session; `forget` unregisters it."""
+        """The channel has registered the session; `unregister` undoes that."""
         self.connection = connection
         self.is_open = True
         self.is_dialled = is_dialled
         self.opened_s = opened_s
-        self._watch = watch
-        self._forget = forget
+        self._keep_alive = keep_alive
+        self._unregister = unregister
 
     @abstractmethod
     def received(self, message: bytes) -> None:
@@ -114,11 +116,11 @@ class Session(ABC):
         if self.is_ended:
             return
         self.is_ended = True
-        if self._forget is not None:
-            self._forget()
+        if self._unregister is not None:
+            self._unregister()
         self.ended.set()
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
         if self.is_open:
             self.connection.close()
         self.on_ended(reason)
@@ -282,14 +284,15 @@ class Channel(Generic[SessionT]):
         peer_id = theirs.node_id
         old = self.sessions.get(peer_id)
         if old is not None:
+            old.is_replaced = True
             old.end("a newer connection takes its place")
         session = opener.opened(connection, theirs)
         assert session.peer_id == peer_id
         self.sessions[peer_id] = session
-        watch = None
+        keep_alive = None
         if self._keeps_alive:
             settings = self._settings
-            watch = self._tasks.spawn(
+            keep_alive = self._tasks.spawn(
                 session.watch(self._clock, settings.ping_s, settings.silent_pings_max),
                 f"{self.name}-watch-{peer_id}",
             )
@@ -297,8 +300,8 @@ class Channel(Generic[SessionT]):
             connection,
             is_dialled=is_dialled,
             opened_s=self._clock.monotonic(),
-            watch=watch,
-            forget=partial(self.sessions.pop, peer_id),
+            keep_alive=keep_alive,
+            unregister=partial(self.sessions.pop, peer_id),
         )
         return session
 
@@ -377,13 +380,13 @@ class PieceBuffer:
         self._size_bytes_max = size_bytes_max
         self._pieces: list[Buffer] = []
 
-    def add(self, piece: Buffer, *, is_last: bool) -> memoryview | None:
+    def add(self, piece: Buffer, *, is_last: bool) -> Buffer | None:
         """Add a piece; the whole body with the last one. Raises ProtocolError."""
         self.size_bytes += len(piece)
         if self.size_bytes > self._size_bytes_max:
             raise ProtocolError(f"a body is longer than {self._size_bytes_max} bytes")
         if is_last:
-            return memoryview(b"".join((*self._pieces, piece)) if self._pieces else piece)
+            return b"".join((*self._pieces, piece)) if self._pieces else piece
         if not piece:
             # Empty pieces would make a body without end.
             raise ProtocolError("a piece of a body is empty")

@@ -8,46 +8,48 @@ the process that was connected: so it counts only while nobody has connected as 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Final, Generic
 
-from raftlog.raft.identity import KNOWN_PEERS_MAX
-from raftlog.raft.peer_link import Link, PeersLimits
+from raftlog.peer.channel import PEERS_MAX, SessionT
+from raftlog.peer.tasks import TaskGroup
 from raftlog.world import Clock
 from raftlog.world.network import Network
 
-Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
-"""Starts a task that its owner ends."""
+PROBE_TIMEOUT_S: Final = 1.0
+PROBE_PAUSE_S: Final = 0.005
+"""Before the second probe; doubles. The kernel closes a killed process' connections a moment
+before or after the socket that it listened on."""
+PROBES_S: Final = 0.5
+"""No probe begins later than that after the loss."""
 
 
-class DeadPeerProbe:
+class DeadPeerProbe(Generic[SessionT]):
     """The peers whose end was reported, until they are back or known to be dead."""
 
     def __init__(
         self,
         network: Network,
         clock: Clock,
-        limits: PeersLimits,
-        spawn: Spawn,
+        tasks: TaskGroup,
         on_dead: Callable[[int], None],
     ) -> None:
         self._network = network
         self._clock = clock
-        self._limits = limits
-        self._spawn = spawn
+        self._tasks = tasks
         self._on_dead = on_dead
-        self._lost: dict[int, Link] = {}
+        self._lost: dict[int, SessionT] = {}
         """By their last connection."""
         self._probes: dict[int, asyncio.Task[None]] = {}
 
-    def find(self, node_id: int) -> Link | None:
+    def find(self, node_id: int) -> SessionT | None:
         """The last connection of a lost peer."""
         return self._lost.get(node_id)
 
-    def add(self, link: Link) -> None:
+    def add(self, session: SessionT) -> None:
         """Note that the end of a peer's connection was reported."""
-        self._lost[link.node_id] = link
-        if len(self._lost) > KNOWN_PEERS_MAX:
+        self._lost[session.peer_id] = session
+        if len(self._lost) > PEERS_MAX:
             del self._lost[next(iter(self._lost))]
 
     def discard(self, node_id: int) -> None:
@@ -59,7 +61,7 @@ class DeadPeerProbe:
         lost = self._lost.get(node_id)
         if lost is not None:
             assert node_id not in self._probes
-            self._probes[node_id] = self._spawn(
+            self._probes[node_id] = self._tasks.spawn(
                 self._probe(lost, address), f"quorum-probe-{node_id}"
             )
 
@@ -69,22 +71,22 @@ class DeadPeerProbe:
         if probe is not None:
             probe.cancel()
 
-    def refused(self, lost: Link) -> None:
+    def refused(self, lost: SessionT) -> None:
         """Nobody listens where the peer did after `lost` had ended, and it is not connected."""
-        node_id = lost.node_id
+        node_id = lost.peer_id
         # If it was up in between, nobody knows whether this was before or after that.
         if self._lost.get(node_id) is lost:
             del self._lost[node_id]
             self._on_dead(node_id)
 
-    async def _probe(self, lost: Link, address: str) -> None:
-        deadline = self._clock.monotonic() + self._limits.probes_s
-        pause_s = self._limits.probe_pause_s
+    async def _probe(self, lost: SessionT, address: str) -> None:
+        deadline = self._clock.monotonic() + PROBES_S
+        pause_s = PROBE_PAUSE_S
         while self._clock.monotonic() < deadline:
-            if await self._network.is_refused(address, timeout_s=self._limits.probe_timeout_s):
+            if await self._network.is_refused(address, timeout_s=PROBE_TIMEOUT_S):
                 self.refused(lost)
                 break
             await self._clock.sleep(pause_s)
             pause_s *= 2
         # A probe that was stopped has been taken out already.
-        del self._probes[lost.node_id]
+        del self._probes[lost.peer_id]

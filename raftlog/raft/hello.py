@@ -10,102 +10,72 @@ from typing import Annotated, Final
 
 import msgspec
 
-from raftlog.raft.voters import NODE_ID_MAX, VoterSet
-from raftlog.record.errors import (
-    BAD_REQUEST,
-    ERROR_TABLE,
-    ILLEGAL_STATE,
-    NOT_FOUND,
-    when_directory_is_lost,
-)
+from raftlog.peer.hello import Hello, Name, check_protocol, decode_hello
+from raftlog.raft.voters import NODE_ID_MAX, Voter, VoterSet
+from raftlog.record.errors import ILLEGAL_STATE, when_directory_is_lost
 from raftlog.world.network import RejectedError
 
-PROTOCOL: Final = 1
-"""Of the messages between members. Nodes of different protocols do not talk."""
-HELLO_BYTES_MAX: Final = 16 * 1024
-"""Nine voters and the longest of all names take less than half of it."""
-
-_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+CHANNEL: Final = "quorum"
+PROTOCOL: Final = 2
+"""Of the messages between members and the hello. Nodes of different protocols do not talk."""
 
 
-class Hello(msgspec.Struct, frozen=True):
-    """What a node says of itself, as of the moment a connection opens."""
+class QuorumHello(Hello, frozen=True, kw_only=True):
+    """A member's facts, as of the moment a connection opens."""
 
-    protocol: int
+    channel: str = CHANNEL
+    protocol: int = PROTOCOL
     node_id: Annotated[int, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
-    directory_id: _Name
+    directory_id: Name
     """Identity of its data directory."""
-    cluster_id: _Name | None
-    """None: it does not know yet, having just begun or not joined."""
-    bootstrap_id: _Name | None
+    bootstrap_id: Name | None
     """Digest of the list of voters that it was started with; None if it was given none."""
     address: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
     """`host:port` where other nodes reach it."""
-    software_version: Annotated[str, msgspec.Meta(max_length=128)]
     voters: VoterSet
     """The newest set in its log; NO_VOTERS before it has joined."""
 
 
-class _Front(msgspec.Struct):
-    """The part of a hello that every version has."""
+def decode_quorum_hello(content: bytes, channel: str = CHANNEL) -> QuorumHello:
+    """The other side's hello.
 
-    protocol: int
-    software_version: str = "unknown"
-
-
-def encode_hello(hello: Hello) -> bytes:
-    """The hello as it is sent: JSON."""
-    return msgspec.json.encode(hello)
-
-
-def decode_hello(content: bytes) -> Hello:
-    """What the other side sent.
-
-    Raises RejectedError: ILLEGAL_STATE if it speaks another protocol, else BAD_REQUEST.
+    Raises RejectedError: ILLEGAL_STATE for another protocol, else BAD_REQUEST.
     """
-    if len(content) > HELLO_BYTES_MAX:
-        raise RejectedError(BAD_REQUEST.code, f"A hello of {len(content)} bytes is too long.")
-    try:
-        # Another version may have changed all the rest, and should be told so.
-        front = msgspec.json.decode(content, type=_Front)
-        _check_protocol(PROTOCOL, front.protocol, front.software_version)
-        return msgspec.json.decode(content, type=Hello)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RejectedError(BAD_REQUEST.code, f"The hello is malformed: {error}.") from error
+    return decode_hello(content, QuorumHello, channel, PROTOCOL)
 
 
-def is_passing(error: RejectedError) -> bool:
-    """Whether time may change the other side's mind; else a person has to act.
+def dial_targets(me: int, me_is_voter: bool, voters: VoterSet) -> tuple[Voter, ...]:
+    """The voters that node `me` calls, ascending by id.
 
-    A node that does not serve the channel is one that is starting, if it is one of ours.
+    A voter calls the voters of lower id, everybody else calls every voter: so each pair that needs
+    a connection has one side that calls. While roles change the two may see them differently, and
+    both call, or neither for a moment; `channel.keeps_old` settles the former, the next change of
+    view the latter.
     """
-    entry = ERROR_TABLE.get(error.code)
-    return entry is not None and (entry.retriable or entry is NOT_FOUND)
+    return tuple(
+        voter
+        for voter in voters.voters
+        if voter.node_id != me and (not me_is_voter or voter.node_id < me)
+    )
 
 
-def check_hello(mine: Hello, theirs: Hello, pinned: str | None, *, live: str | None = None) -> None:
+def check_hello(
+    mine: QuorumHello, theirs: QuorumHello, pinned: str | None, *, live: str | None = None
+) -> None:
     """Raise RejectedError(ILLEGAL_STATE) if these two nodes must not talk.
 
     `pinned` is the data directory that the other's node id is known with here; what the newest
     voter set says goes before it, as a voter may have been removed and added again while this node
     was away. `live` is the data directory of a node of that id that is connected right now.
     """
-    _check_protocol(mine.protocol, theirs.protocol, theirs.software_version)
+    check_protocol(theirs.protocol, mine.protocol, theirs.software_version)
     _check_cluster(mine, theirs)
     if theirs.node_id == mine.node_id:
         _reject_own_id(mine, theirs)
     _check_directory(mine, theirs, pinned, live)
 
 
-def _check_protocol(mine: int, theirs: int, software_version: str) -> None:
-    if mine != theirs:
-        _reject(
-            f"A node of version {software_version} speaks protocol {theirs}, this one protocol "
-            f"{mine}: run versions of raftlog on both that go together."
-        )
-
-
-def _check_cluster(mine: Hello, theirs: Hello) -> None:
+def _check_cluster(mine: QuorumHello, theirs: QuorumHello) -> None:
     if mine.cluster_id is not None and theirs.cluster_id is not None:
         if mine.cluster_id != theirs.cluster_id:
             _reject(
@@ -126,7 +96,7 @@ def _check_cluster(mine: Hello, theirs: Hello) -> None:
         )
 
 
-def _reject_own_id(mine: Hello, theirs: Hello) -> None:
+def _reject_own_id(mine: QuorumHello, theirs: QuorumHello) -> None:
     if theirs.directory_id == mine.directory_id:
         _reject(
             f"At {theirs.address} answers node {mine.node_id}, which is this very node or one "
@@ -138,7 +108,9 @@ def _reject_own_id(mine: Hello, theirs: Hello) -> None:
     )
 
 
-def _check_directory(mine: Hello, theirs: Hello, pinned: str | None, live: str | None) -> None:
+def _check_directory(
+    mine: QuorumHello, theirs: QuorumHello, pinned: str | None, live: str | None
+) -> None:
     listed = mine.voters.find(theirs.node_id)
     known = pinned if listed is None or listed.directory_id is None else listed.directory_id
     if known != theirs.directory_id and live not in (None, theirs.directory_id):

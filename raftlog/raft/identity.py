@@ -17,11 +17,10 @@ from typing import Final
 import msgspec
 from crc32c import crc32c
 
+from raftlog.peer.channel import PEERS_MAX
 from raftlog.record.errors import ILLEGAL_STATE, OVERLOADED, STORAGE_FAILED, LogError
 from raftlog.world import Disk, read_small_file
 
-KNOWN_PEERS_MAX: Final = 1_100
-"""Voters and brokers of the largest cluster, with some to spare for those that went."""
 FILE_NAME: Final = "peers.json"
 _READ_BYTES_MAX: Final = 1024 * 1024
 
@@ -62,10 +61,10 @@ class KnownPeers:
         The directory counts from the call on. Raises LogError: OVERLOADED if too many are known,
         ILLEGAL_STATE if the node was forgotten or noted otherwise meanwhile; DiskError.
         """
-        if node_id not in self._wanted and len(self._wanted) >= KNOWN_PEERS_MAX:
+        if node_id not in self._wanted and len(self._wanted) >= PEERS_MAX:
             raise LogError(
                 OVERLOADED,
-                f"Node {node_id} is one too many: {KNOWN_PEERS_MAX} nodes are known here already.",
+                f"Node {node_id} is one too many: {PEERS_MAX} nodes are known here already.",
             )
         self._wanted[node_id] = directory_id
         while self._durable.get(node_id) != directory_id:

@@ -11,7 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from raftlog.raft.hello import Hello, check_hello, decode_hello, encode_hello, is_passing
+import msgspec
+
+from raftlog.peer.hello import encode_hello, is_passing
+from raftlog.raft.hello import QuorumHello, check_hello, decode_quorum_hello
 from raftlog.record.errors import ERROR_TABLE, ILLEGAL_STATE, NOT_READY, LogError
 from raftlog.world import Clock
 from raftlog.world.network import (
@@ -31,6 +34,11 @@ ASK_PAUSE_S: Final = 0.2
 """Between rounds over all addresses."""
 JOINERS_MAX: Final = 64
 """Open questions. Who asks ends the connection; of those that do not, the oldest go first."""
+
+
+def join_hello(hello: QuorumHello) -> QuorumHello:
+    """A member's hello, for the channel on which nodes find their cluster."""
+    return msgspec.structs.replace(hello, channel=JOIN_CHANNEL)
 
 
 class _Silent:
@@ -77,8 +85,13 @@ class JoinAcceptor:
 
 
 async def ask_cluster(
-    network: Network, addresses: Sequence[str], hello: Hello, *, clock: Clock, timeout_s: float
-) -> Hello:
+    network: Network,
+    addresses: Sequence[str],
+    hello: QuorumHello,
+    *,
+    clock: Clock,
+    timeout_s: float,
+) -> QuorumHello:
     """Ask the nodes at `addresses`, in turns, until one tells its cluster's id and voters.
 
     Returns what that node says of itself. Raises LogError: at once if every address is answered by
@@ -115,13 +128,13 @@ async def ask_cluster(
         await clock.sleep(min(left_s, ASK_PAUSE_S))
 
 
-async def _ask(network: Network, address: str, hello: Hello, timeout_s: float) -> Hello:
+async def _ask(network: Network, address: str, hello: QuorumHello, timeout_s: float) -> QuorumHello:
     """One node's answer. Raises RejectedError, NetworkError."""
-    answers: list[Hello] = []
+    answers: list[QuorumHello] = []
     connections: list[Connection] = []
 
     def opened(connection: Connection) -> Receiver:
-        theirs = decode_hello(connection.hello)
+        theirs = decode_quorum_hello(connection.hello, JOIN_CHANNEL)
         check_hello(hello, theirs, None)
         if theirs.cluster_id is None or not theirs.voters.voters:
             raise RejectedError(
@@ -131,6 +144,8 @@ async def _ask(network: Network, address: str, hello: Hello, timeout_s: float) -
         connections.append(connection)
         return _Silent()
 
-    await network.connect(address, JOIN_CHANNEL, encode_hello(hello), opened, timeout_s=timeout_s)
+    await network.connect(
+        address, JOIN_CHANNEL, encode_hello(join_hello(hello)), opened, timeout_s=timeout_s
+    )
     connections[0].close()
     return answers[0]

@@ -9,20 +9,17 @@ voters would else call those that have long gone, while the new ones do not know
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from raftlog.raft.core import RaftCore
-from raftlog.raft.messages import Message, Ping
+from raftlog.raft.messages import Ping
 from raftlog.raft.peers import Peers
 from raftlog.raft.voters import NO_VOTERS, decode_voters, encode_voters
 from raftlog.record.errors import LogError
 from raftlog.world import Clock
 
-PING_S: Final = 1.0
-"""Between signs of life on every connection."""
-SILENCE_S_MAX: Final = 4.0
-"""After which a connection is taken for dead; a paused or stuck peer connects again."""
+LOOK_S: Final = 1.0
+"""Between looks for missing voters."""
 LONELY_S: Final = 2.0
 """Without a leader for so long, a voter calls all others itself."""
 
@@ -30,13 +27,10 @@ LONELY_S: Final = 2.0
 class KeepAlive:
     """Looks after the connections of one member."""
 
-    def __init__(
-        self, core: RaftCore, peers: Peers, clock: Clock, send: Callable[[int, Message], None]
-    ) -> None:
+    def __init__(self, core: RaftCore, peers: Peers, clock: Clock) -> None:
         self._core = core
         self._peers = peers
         self._clock = clock
-        self._send = send
         self._heard_at: dict[int, float] = {}
         self._due_at = 0.0
         self._is_lonely = False
@@ -74,8 +68,8 @@ class KeepAlive:
         return self._clock.monotonic() >= self._due_at
 
     def run(self) -> None:
-        """Say something on every connection; end those on which the peer says nothing."""
-        self._due_at = self._clock.monotonic() + PING_S
+        """Call other voters than usual while this member is isolated, or leads without some."""
+        self._due_at = self._clock.monotonic() + LOOK_S
         is_isolated = self._core.is_isolated(LONELY_S) or self._lacks_voters()
         if is_isolated or self._is_lonely:
             self._is_lonely = is_isolated
@@ -83,13 +77,11 @@ class KeepAlive:
             self.retarget()
         if not is_isolated:
             self._heard = NO_VOTERS
+
+    def ping(self) -> Ping:
+        """This member's sign of life."""
         log = self._core.log
-        ping = Ping(self._core.term, log.voters_index, encode_voters(log.voters))
-        for node_id in sorted(self._peers.connected):
-            if self.heard_ago_s(node_id) > SILENCE_S_MAX:
-                self._peers.disconnect(node_id, f"nothing was heard of it for {SILENCE_S_MAX} s")
-            else:
-                self._send(node_id, ping)
+        return Ping(self._core.term, log.voters_index, encode_voters(log.voters))
 
     def _lacks_voters(self) -> bool:
         """Whether this member leads, and a voter that is to follow it is not connected.

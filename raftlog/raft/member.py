@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic
 
 from raftlog.raft.core import RaftCore
-from raftlog.raft.hello import PROTOCOL, Hello
+from raftlog.raft.hello import QuorumHello
 from raftlog.raft.identity import KnownPeers
 from raftlog.raft.interface import (
     Applied,
@@ -116,9 +116,14 @@ class RaftMember(Generic[R]):
         )
         self._writer = JournalWriter(disk, store, log, clock, self._on_durable)
         self._peers = Peers(
-            network=network, clock=clock, randomness=randomness, handler=self, known=known
+            network=network,
+            clock=clock,
+            randomness=randomness,
+            handler=self,
+            known=known,
+            on_fatal=self._fail,
         )
-        self._keep_alive = KeepAlive(self._core, self._peers, clock, self.send_message)
+        self._keep_alive = KeepAlive(self._core, self._peers, clock)
         self._changes = VoterChanges(self._core, clock, self._hello_of, self._wake)
         self._snapshots = SnapshotManager(
             core=self._core,
@@ -445,10 +450,9 @@ class RaftMember(Generic[R]):
 
     # Callbacks of the connections
 
-    def hello(self) -> Hello:
-        """This member's hello to its peers."""
-        return Hello(
-            protocol=PROTOCOL,
+    def hello(self) -> QuorumHello:
+        """What this member says of itself."""
+        return QuorumHello(
             node_id=self._identity.node_id,
             directory_id=self._identity.directory_id,
             cluster_id=self._cluster_id(),
@@ -457,6 +461,10 @@ class RaftMember(Generic[R]):
             software_version=self._identity.software_version,
             voters=self._log.voters,
         )
+
+    def ping(self, node_id: int) -> None:
+        """A sign of life to a peer is due."""
+        self._guarded(lambda: self.send_message(node_id, self._keep_alive.ping()))
 
     def peer_up(self, node_id: int) -> None:
         """Take note of a new connection to a member."""
@@ -599,7 +607,7 @@ class RaftMember(Generic[R]):
         if self._address:
             self._keep_alive.retarget()
 
-    def _hello_of(self, node_id: int) -> Hello | None:
+    def _hello_of(self, node_id: int) -> QuorumHello | None:
         is_own = node_id == self._identity.node_id
         return self.hello() if is_own else self._peers.connected.get(node_id)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftlog.raft.core import RaftCore
-from raftlog.raft.hello import Hello
+from raftlog.raft.hello import QuorumHello
 from raftlog.raft.log import VOTERS
 from raftlog.raft.voters import Voter, VoterSet, encode_voters, parse_voters
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE, LogError
@@ -41,7 +41,7 @@ class VoterChanges:
 
     core: RaftCore
     clock: Clock
-    hello_of: Callable[[int], Hello | None]
+    hello_of: Callable[[int], QuorumHello | None]
     """What a connected peer, or this member, says of itself."""
     pump: Callable[[], None]
     """Have what was decided sent."""

@@ -14,49 +14,149 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any, Final
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
 
+from raftlog.peer.channel import Channel, ChannelSettings, Session
+from raftlog.peer.hello import encode_hello, is_passing
+from raftlog.peer.tasks import TaskGroup
 from raftlog.raft.dead_peers import DeadPeerProbe
-from raftlog.raft.dial_plan import dial_targets, keeps_old, redial_delay_s
-from raftlog.raft.hello import Hello, check_hello, decode_hello, encode_hello, is_passing
+from raftlog.raft.hello import (
+    CHANNEL,
+    QuorumHello,
+    check_hello,
+    decode_quorum_hello,
+    dial_targets,
+)
 from raftlog.raft.identity import KnownPeers
-from raftlog.raft.joining import JOIN_CHANNEL, JoinAcceptor
-from raftlog.raft.peer_link import Link, PeersHandler, PeersLimits
-from raftlog.raft.rejections import Rejections
+from raftlog.raft.joining import JOIN_CHANNEL, JoinAcceptor, join_hello
 from raftlog.raft.voters import NO_VOTERS, Voter, VoterSet
-from raftlog.record.errors import ILLEGAL_STATE, NOT_READY, OVERLOADED, LogError
+from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.world import Clock, DiskError, Randomness
 from raftlog.world.network import (
     MESSAGE_BYTES_MAX,
     Connection,
     Network,
     NetworkError,
-    Receiver,
     RefusedError,
     RejectedError,
 )
 
-__all__ = ["CHANNEL", "Peers", "PeersHandler", "PeersLimits"]
-
-CHANNEL: Final = "quorum"
+REJECTIONS_MAX: Final = 256
+"""Kept; the oldest go first."""
 
 logger = logging.getLogger(__name__)
 
 
-class _PeersAcceptor:
-    """`Acceptor` of the members' channel."""
+@dataclass(frozen=True, slots=True)
+class PeersLimits(ChannelSettings):
+    """Bounds and times. The defaults are right for all but tests."""
 
-    def __init__(self, peers: Peers) -> None:
+    rejected_redial_s: float = 2.0
+    """A rejection lasts until a person acts."""
+    early_frames_max: int = 64
+    early_bytes_max: int = 1024 * 1024
+    """Held back until the peer's directory is durable; above, the connection is ended."""
+
+
+class PeersHandler(Protocol):
+    """The owner of the connections. Called from the event loop; must not raise."""
+
+    def peer_up(self, node_id: int) -> None:
+        """A new connection is open. If there was an old one, its `peer_down` came before."""
+        ...
+
+    def peer_down(self, node_id: int, *, refused: bool) -> None:
+        """The connection has ended; or, if `refused`, perhaps a second time: the process has."""
+        ...
+
+    def received(self, node_id: int, frame: bytes) -> None:
+        """A message, in the order in which it was sent on this connection."""
+        ...
+
+    def ping(self, node_id: int) -> None:
+        """A sign of life is due: send any message to the peer."""
+        ...
+
+    def hello(self) -> QuorumHello:
+        """One's own, as of now. Its node id never changes."""
+        ...
+
+
+class Link(Session):
+    """One connection with a peer."""
+
+    def __init__(self, owner: Peers, hello: QuorumHello) -> None:
+        super().__init__(hello.node_id)
+        self._owner = owner
+        self.hello = hello
+        self.is_up = False
+        """The handler was told of it, and not yet of its end."""
+        self.early: deque[bytes] = deque()
+        """What arrived before it was up."""
+        self.early_bytes = 0
+        self.greeting: asyncio.Task[None] | None = None
+        """What makes it count."""
+
+    def received(self, message: bytes) -> None:
+        """Hand on what has arrived."""
+        self.has_heard = True
+        self._owner.on_received(self, message)
+
+    def ping(self) -> None:
+        """Have the handler ping."""
+        if self.is_up:
+            self._owner.on_ping(self)
+
+    def on_ended(self, reason: str) -> None:
+        """Hand on that it is over."""
+        self._owner.on_ended(self, reason)
+
+
+class Rejections:
+    """The present ones, by the other node's address."""
+
+    def __init__(self) -> None:
+        self.by_address: dict[str, RejectedError] = {}
+        # Two nodes may share what looks like one address; their reasons would take turns in it.
+        self._told: dict[str, None] = {}
+
+    def add(self, address: str, error: RejectedError) -> None:
+        """Note one; a reason is logged when it is new, not each time that it is met again."""
+        self.by_address.pop(address, None)
+        self.by_address[address] = error
+        if error.message not in self._told:
+            logger.error("no connection with %s: %s", address, error.message)
+            self._told[error.message] = None
+        for noted in (self.by_address, self._told):
+            if len(noted) > REJECTIONS_MAX:
+                del noted[next(iter(noted))]
+
+    def clear(self, address: str) -> None:
+        """That node is connected: if it is rejected again, that is news."""
+        error = self.by_address.pop(address, None)
+        if error is not None:
+            self._told.pop(error.message, None)
+
+
+class _Opener:
+    """`Listener` of the members' channel; `Opener` of calls to a voter, if there is a target."""
+
+    def __init__(self, peers: Peers, target: Voter | None) -> None:
         self._peers = peers
+        self._target = target
 
-    def hello(self, hello: bytes) -> bytes:
-        """Answer a caller."""
-        return self._peers.on_called(hello)
+    def admit(self, content: bytes) -> QuorumHello:
+        return self._peers.admit(content, self._target)
 
-    def opened(self, connection: Connection) -> Receiver:
-        """Take a caller's connection."""
-        return self._peers.on_opened(connection, None)
+    def hello(self, theirs: QuorumHello) -> QuorumHello:
+        return self._peers.hello()
+
+    def opened(self, connection: Connection, theirs: QuorumHello) -> Link:
+        return self._peers.on_opened(theirs, self._target)
 
 
 class Peers:
@@ -70,10 +170,10 @@ class Peers:
         randomness: Randomness,
         handler: PeersHandler,
         known: KnownPeers,
+        on_fatal: Callable[[str], None],
         limits: PeersLimits | None = None,
     ) -> None:
         self._network = network
-        self._clock = clock
         self._randomness = randomness
         self._handler = handler
         self._known = known
@@ -82,12 +182,21 @@ class Peers:
         self._me = handler.hello().node_id
         self._voters = NO_VOTERS
         self._targets: dict[int, Voter] = {}
-        self._links: dict[int, Link] = {}
         self._dials: dict[int, asyncio.Task[None]] = {}
-        self._losses = DeadPeerProbe(network, clock, self._limits, self._spawn, self._on_dead)
+        self._tasks = TaskGroup(on_fatal)
+        self._channel: Channel[Link] = Channel(
+            CHANNEL,
+            node_id=self._me,
+            network=network,
+            clock=clock,
+            tasks=self._tasks,
+            settings=self._limits,
+        )
+        self._links = self._channel.sessions
+        self._losses: DeadPeerProbe[Link] = DeadPeerProbe(
+            network, clock, self._tasks, self._on_dead
+        )
         self._pin_failure = ""
-        # Not a set: the order in which tasks are cancelled must not depend on their addresses.
-        self._tasks: dict[asyncio.Task[None], None] = {}
         self._joiners = JoinAcceptor(self._check_joiner)
         self._started = False
         self._closing = False
@@ -95,7 +204,7 @@ class Peers:
     # What the owner does
 
     @property
-    def connected(self) -> dict[int, Hello]:
+    def connected(self) -> dict[int, QuorumHello]:
         """The connected peers and what they said when they connected, ascending by id."""
         return {
             node_id: self._links[node_id].hello
@@ -112,23 +221,18 @@ class Peers:
         """Begin to call and to be called."""
         assert not self._started
         self._started = True
-        self._network.accept(CHANNEL, _PeersAcceptor(self))
+        self._channel.listen(_Opener(self, None))
         self._network.accept(JOIN_CHANNEL, self._joiners)
         self._dial_targets()
 
     async def close(self) -> None:
         """End all connections and tasks; the owner is told nothing more. Closes `known` too."""
         self._closing = True
-        for task in list(self._tasks):
-            task.cancel()
-        for link in list(self._links.values()):
+        for link in self._links.values():
             link.is_up = False
-            link.ended.set()
-            link.connection.close()
-        self._links.clear()
+        self._channel.close("this node is stopping")
         self._joiners.close()
-        # Each one's failure is told by its callback.
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await self._known.close()
 
     def retarget(self, me_is_voter: bool, voters: VoterSet) -> None:
@@ -155,7 +259,7 @@ class Peers:
         """End the connection with a peer, if there is one: it is silent, or talks nonsense."""
         link = self._links.get(node_id)
         if link is not None:
-            self._lose(link, reason)
+            link.end(reason)
 
     def forget(self, node_id: int, *, unless: str | None = None) -> None:
         """Let a node come with another data directory than it is known with.
@@ -164,7 +268,7 @@ class Peers:
         with the directory `unless`.
         """
         if not self._closing and (unless is None or self._known.directory_id(node_id) != unless):
-            self._spawn(self._forget(node_id), f"quorum-forget-{node_id}")
+            self._tasks.spawn(self._forget(node_id), f"quorum-forget-{node_id}")
 
     def address(self, node_id: int) -> str | None:
         """Where a voter is by the newest voter set, any other node by its last hello."""
@@ -180,49 +284,23 @@ class Peers:
         for node_id in sorted(self._dials.keys() - self._targets.keys()):
             self._dials.pop(node_id).cancel()
         for node_id in sorted(self._targets.keys() - self._dials.keys()):
-            self._dials[node_id] = self._spawn(self._dial(node_id), f"quorum-dial-{node_id}")
-
-    async def _dial(self, node_id: int) -> None:
-        """Keep a connection with a voter, for as long as it is a target."""
-        failures = 0
-        while True:
-            link = self._links.get(node_id)
-            if link is not None:
-                await link.ended.wait()
-                lasted_s = self._clock.monotonic() - link.opened_s
-                failures = 0 if lasted_s >= self._limits.stable_s else failures + 1
-            else:
-                rejected = await self._call(self._targets[node_id], failures)
-                if rejected:
-                    await self._clock.sleep(self._limits.rejected_redial_s)
-                    continue
-                if node_id in self._links:
-                    continue
-                failures += 1
-            await self._clock.sleep(
-                redial_delay_s(
-                    failures,
-                    self._randomness.uniform(0.0, 1.0),
-                    delay_s_min=self._limits.redial_s_min,
-                    delay_s_max=self._limits.redial_s_max,
-                )
+            self._dials[node_id] = self._tasks.spawn(
+                self._channel.keep_connected(
+                    node_id, partial(self._call, node_id), self._randomness
+                ),
+                f"quorum-dial-{node_id}",
             )
 
-    async def _call(self, target: Voter, failures: int) -> bool:
-        """Call a voter once. True if it will not do before a person acts."""
-        lost = self._losses.find(target.node_id)
+    async def _call(self, node_id: int, failures: int) -> float | None:
+        """Call a voter once; see `Channel.keep_connected`."""
+        target = self._targets[node_id]
+        lost = self._losses.find(node_id)
         try:
-            await self._network.connect(
-                target.address,
-                CHANNEL,
-                encode_hello(self._handler.hello()),
-                lambda connection: self.on_opened(connection, target),
-                timeout_s=self._limits.connect_timeout_s,
-            )
+            await self._channel.connect(target.address, self.hello(), _Opener(self, target))
         except RejectedError as error:
             if not is_passing(error):
                 self._rejections.add(target.address, error)
-                return True
+                return self._limits.rejected_redial_s
             if failures == 0:
                 logger.info("node %d is not ready: %s", target.node_id, error.message)
         except NetworkError as error:
@@ -233,93 +311,60 @@ class Peers:
             refused = isinstance(error, RefusedError) and target.node_id not in self._links
             if refused and lost is not None:
                 self._losses.refused(lost)
-        return False
+        return None
 
     # Being called, and what comes of both
 
-    def on_called(self, content: bytes) -> bytes:
-        """Answer a caller's hello. Raises RejectedError."""
-        theirs = self._decode(content)
-        self._admit(theirs, None)
-        return encode_hello(self._handler.hello())
+    def hello(self) -> QuorumHello:
+        """This member's, as of now."""
+        return self._handler.hello()
 
-    def on_opened(self, connection: Connection, target: Voter | None) -> Receiver:
-        """Take a new connection; `target` if this side called. Raises RejectedError."""
-        theirs = decode_hello(connection.hello)
-        self._admit(theirs, target)
-        node_id = theirs.node_id
-        old = self._links.get(node_id)
-        if old is not None:
-            self._end(old, "a newer connection takes its place")
-        self._losses.stop_probe(node_id)
-        link = Link(
-            self,
-            connection,
-            theirs,
-            dialled=target is not None,
-            opened_s=self._clock.monotonic(),
-        )
-        self._links[node_id] = link
-        self._rejections.clear(theirs.address)
-        if target is not None:
-            self._rejections.clear(target.address)
-        # Not from here: the connection is the network's until this has returned.
-        link.greeting = self._spawn(self._greet(link), f"quorum-greet-{node_id}")
-        return link
+    def admit(self, content: bytes, target: Voter | None) -> QuorumHello:
+        """The hello of a node that may connect; `target` if this side called.
 
-    def _decode(self, content: bytes) -> Hello:
-        """A caller's hello. Raises RejectedError."""
-        try:
-            return decode_hello(content)
-        except RejectedError as error:
-            # Its address would be in what cannot be read.
-            self._rejections.add("an unknown address", error)
-            raise
-
-    def _admit(self, theirs: Hello, target: Voter | None) -> None:
-        """Raise RejectedError if that node may not connect, or not now."""
-        if self._closing:
-            raise RejectedError(NOT_READY.code, f"Node {self._me} is stopping.")
-        if target is not None and theirs.node_id != target.node_id:
+        Raises RejectedError.
+        """
+        if target is None:
+            theirs = self._decode(content, CHANNEL)
+            try:
+                self._check(theirs)
+            except RejectedError as error:
+                self._rejections.add(theirs.address, error)
+                raise
+            return theirs
+        theirs = decode_quorum_hello(content)
+        if theirs.node_id != target.node_id:
             raise RejectedError(
                 ILLEGAL_STATE.code,
                 f"At {target.address} answers node {theirs.node_id}, not node {target.node_id}: "
                 "check the addresses of the voters, and how both nodes were started.",
             )
-        old = self._links.get(theirs.node_id)
+        self._check(theirs)
+        return theirs
+
+    def on_opened(self, theirs: QuorumHello, target: Voter | None) -> Link:
+        """Take a new connection; `target` if this side called."""
+        node_id = theirs.node_id
+        self._losses.stop_probe(node_id)
+        link = Link(self, theirs)
+        self._rejections.clear(theirs.address)
+        if target is not None:
+            self._rejections.clear(target.address)
+        # Not from here: the connection is the network's until this has returned.
+        link.greeting = self._tasks.spawn(self._greet(link), f"quorum-greet-{node_id}")
+        return link
+
+    def _decode(self, content: bytes, channel: str) -> QuorumHello:
+        """A caller's hello. Raises RejectedError."""
         try:
-            self._check(theirs, old)
+            return decode_quorum_hello(content, channel)
         except RejectedError as error:
-            if target is None:
-                self._rejections.add(theirs.address, error)
+            # Its address would be in what cannot be read.
+            self._rejections.add("an unknown address", error)
             raise
-        if old is None:
-            if len(self._links) >= self._limits.connections_max:
-                raise RejectedError(
-                    OVERLOADED.code,
-                    f"Node {self._me} has {len(self._links)} connections, which is the limit.",
-                )
-        elif self._stays(old, target is not None):
-            raise RejectedError(
-                NOT_READY.code, f"Nodes {self._me} and {theirs.node_id} have just connected."
-            )
 
-    def _stays(self, old: Link, new_dialled: bool) -> bool:
-        """Whether a connection stays although a new one opens."""
-        young = self._clock.monotonic() - old.opened_s < self._limits.young_s
-        stays = keeps_old(
-            self._me,
-            old.node_id,
-            old_dialled=old.dialled,
-            new_dialled=new_dialled,
-            old_is_young=young and not old.defended,
-        )
-        if stays and not new_dialled:
-            # Who calls a second time has lost the old one, however young it is.
-            old.defended = True
-        return stays
-
-    def _check(self, theirs: Hello, old: Link | None) -> None:
+    def _check(self, theirs: QuorumHello) -> None:
+        old = self._links.get(theirs.node_id)
         check_hello(
             self._handler.hello(),
             theirs,
@@ -329,45 +374,45 @@ class Peers:
 
     def _check_joiner(self, content: bytes) -> bytes:
         """Answer a node that looks for its cluster. Raises RejectedError."""
-        theirs = self._decode(content)
+        theirs = self._decode(content, JOIN_CHANNEL)
         try:
-            self._check(theirs, self._links.get(theirs.node_id))
+            self._check(theirs)
         except RejectedError as error:
             self._rejections.add(theirs.address, error)
             raise
-        return encode_hello(self._handler.hello())
+        return encode_hello(join_hello(self._handler.hello()))
 
     async def _greet(self, link: Link) -> None:
         """Note the peer's directory durably, then let the connection count."""
         try:
-            await self._known.pin(link.node_id, link.hello.directory_id)
+            await self._known.pin(link.peer_id, link.hello.directory_id)
         except (DiskError, LogError) as error:
             if str(error) != self._pin_failure:
                 self._pin_failure = str(error)
-                logger.error("node %d is not connected: %s", link.node_id, error)
-            self._lose(link, "its data directory could not be noted")
+                logger.error("node %d is not connected: %s", link.peer_id, error)
+            link.end("its data directory could not be noted")
             return
-        if link.ended.is_set():
+        if link.is_ended:
             return
         link.is_up = True
-        self._losses.discard(link.node_id)
+        self._losses.discard(link.peer_id)
         logger.info(
             "node %d connected: %s, raftlog %s",
-            link.node_id,
+            link.peer_id,
             link.connection.address,
             link.hello.software_version,
         )
-        self._handler.peer_up(link.node_id)
+        self._handler.peer_up(link.peer_id)
         # The handler may end the connection at any of these.
         while link.early and link.is_up:
-            self._handler.received(link.node_id, link.early.popleft())
+            self._handler.received(link.peer_id, link.early.popleft())
 
     def on_received(self, link: Link, message: bytes) -> None:
         """A message has arrived on a connection."""
         if link.is_up:
-            self._handler.received(link.node_id, message)
+            self._handler.received(link.peer_id, message)
             return
-        if link.ended.is_set():
+        if link.is_ended:
             return
         link.early.append(message)
         link.early_bytes += len(message)
@@ -375,37 +420,32 @@ class Peers:
             len(link.early) > self._limits.early_frames_max
             or link.early_bytes > self._limits.early_bytes_max
         ):
-            self._lose(link, "too much arrived before its data directory was noted")
+            link.end("too much arrived before its data directory was noted")
+
+    def on_ping(self, link: Link) -> None:
+        """A sign of life is due on a connection."""
+        self._handler.ping(link.peer_id)
 
     # Losing
 
-    def on_closed(self, link: Link) -> None:
-        """A connection has ended by itself, or by the other side."""
-        if not link.ended.is_set():
-            self._lose(link, "the connection has ended")
-
-    def _lose(self, link: Link, reason: str) -> None:
-        """End a connection that no other one takes the place of."""
-        self._end(link, reason)
-        address = self.address(link.node_id)
-        # The handler, told of the end, cannot have opened another one.
-        assert link.node_id not in self._links
-        if address is not None:
-            self._losses.start_probe(link.node_id, address)
-
-    def _end(self, link: Link, reason: str) -> None:
-        assert self._links.get(link.node_id) is link
-        del self._links[link.node_id]
-        link.ended.set()
+    def on_ended(self, link: Link, reason: str) -> None:
+        """A connection has ended: tell the handler, and find out whether the process has, too."""
+        node_id = link.peer_id
         if link.greeting is not None:
             link.greeting.cancel()
         link.early.clear()
-        link.connection.close()
         if link.is_up:
             link.is_up = False
             self._losses.add(link)
-            logger.info("node %d disconnected: %s", link.node_id, reason)
-            self._handler.peer_down(link.node_id, refused=False)
+            logger.info("node %d disconnected: %s", node_id, reason)
+            self._handler.peer_down(node_id, refused=False)
+        if link.is_replaced or self._closing:
+            return
+        address = self.address(node_id)
+        # The handler, told of the end, cannot have opened another one.
+        assert node_id not in self._links
+        if address is not None:
+            self._losses.start_probe(node_id, address)
 
     def _on_dead(self, node_id: int) -> None:
         logger.info("node %d refuses connections: its process has ended", node_id)
@@ -418,15 +458,3 @@ class Peers:
             await self._known.forget(node_id)
         except DiskError as error:
             logger.warning("node %d is not forgotten durably: %s", node_id, error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks[task] = None
-        task.add_done_callback(self._on_task_done)
-        return task
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
-        if not task.cancelled():
-            # What no task expects is a broken invariant: the loop's handler ends the process.
-            task.result()

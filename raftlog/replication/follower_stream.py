@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from raftlog.peer.channel import PieceBuffer, Session
+from raftlog.peer.hello import ProtocolError
 from raftlog.record.types import BrokerEpoch, Offset
 from raftlog.replication.replica_fetcher import ReplicaFetcher
-from raftlog.replication.stream_liveness import Liveness
 from raftlog.replication.stream_protocol import (
     ENTRIES_MAX,
     HANDLE_MAX,
@@ -23,7 +24,6 @@ from raftlog.replication.stream_protocol import (
     Marks,
     Message,
     Ping,
-    ProtocolError,
     Refused,
     Restart,
     Subscribe,
@@ -33,35 +33,26 @@ from raftlog.replication.stream_protocol import (
     encode,
     is_data,
 )
-from raftlog.replication.stream_settings import StreamSettings
-from raftlog.world import Clock
-from raftlog.world.network import Connection
 
 
-class FollowerStream:
+class FollowerStream(Session):
     """`Receiver` of one connection. It ends once, for whatever reason."""
 
     def __init__(
         self,
-        connection: Connection,
+        leader_id: int,
         leader_broker_epoch: BrokerEpoch,
-        clock: Clock,
-        settings: StreamSettings,
         on_ended: Callable[[FollowerStream, str], None],
     ) -> None:
-        """`on_ended` is told why, before `ended` is set."""
-        self.connection = connection
+        super().__init__(leader_id)
         self.leader_broker_epoch = leader_broker_epoch
-        """The leader's incarnation, as it says."""
-        self.opened_s = clock.monotonic()
-        self.ended = asyncio.Event()
+        """The leader's incarnation, by its own hello."""
         self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
-        self._liveness = Liveness(clock, settings)
         self._handles: dict[int, ReplicaFetcher] = {}
         self._last_handle = 0
-        self._pieces: list[Restart] = []
-        """The beginning of a message that is not whole yet."""
+        self._restart: tuple[int, PieceBuffer] | None = None
+        """Handle and producers of a message that is not whole yet."""
         # What is to be said at the end of this turn. The order is that of asking.
         self._subscribe_due: dict[ReplicaFetcher, None] = {}
         self._acks_due: dict[ReplicaFetcher, None] = {}
@@ -92,33 +83,13 @@ class FollowerStream:
             self._unsubscribe_due.append(handle)
             self._flush_soon()
 
-    # What the owner asks
-
-    async def watch(self) -> None:
-        """Keep the connection alive; end it when the leader is silent."""
-        await self._liveness.watch(lambda: self._send(Ping()))
-        self.end("it has been silent for too long")
-
-    def end(self, reason: str) -> None:
-        """End the connection. Harmless if it has ended."""
-        if self.ended.is_set():
-            return
-        self._handles.clear()
-        self._pieces = []
-        self._subscribe_due.clear()
-        self._acks_due.clear()
-        self._unsubscribe_due.clear()
-        self.connection.close()
-        self._on_ended(self, reason)
-        self.ended.set()
-
-    # Receiver
+    # Session
 
     def received(self, message: bytes) -> None:
         """Take what the leader says."""
-        if self.ended.is_set():
+        if self.is_ended:
             return
-        self._liveness.heard = True
+        self.has_heard = True
         try:
             if is_data(message):
                 data = decode_data(message)
@@ -130,9 +101,18 @@ class FollowerStream:
         except ProtocolError as error:
             self.end(f"it does not keep to the protocol: {error}")
 
-    def closed(self) -> None:
-        """The connection is gone."""
-        self.end("the connection has ended")
+    def ping(self) -> None:
+        """Send a sign of life."""
+        self._send(Ping())
+
+    def on_ended(self, reason: str) -> None:
+        """Forget all handles, and tell the owner why."""
+        self._handles.clear()
+        self._restart = None
+        self._subscribe_due.clear()
+        self._acks_due.clear()
+        self._unsubscribe_due.clear()
+        self._on_ended(self, reason)
 
     # Inner parts
 
@@ -167,21 +147,18 @@ class FollowerStream:
 
     def _put_together(self, message: Restart) -> Restart | None:
         """The whole of a message that comes in pieces; None if there are more to come."""
-        if self._pieces and self._pieces[0].handle != message.handle:
+        if self._restart is not None and self._restart[0] != message.handle:
             # The other one is not wanted any more, or the leader would have gone on with it.
-            if self._pieces[0].handle in self._handles:
-                raise ProtocolError(f"handle {self._pieces[0].handle} was left in the middle")
-            self._pieces = []
-        self._pieces.append(message)
-        if sum(len(piece.producers) for piece in self._pieces) > PRODUCERS_BYTES_MAX:
-            raise ProtocolError("it tells of more producers than there can be")
-        if message.has_more:
-            if not message.producers:
-                raise ProtocolError("an empty piece")
+            if self._restart[0] in self._handles:
+                raise ProtocolError(f"handle {self._restart[0]} was left in the middle")
+            self._restart = None
+        if self._restart is None:
+            self._restart = (message.handle, PieceBuffer(PRODUCERS_BYTES_MAX))
+        producers = self._restart[1].add(message.producers, is_last=not message.has_more)
+        if producers is None:
             return None
-        pieces, self._pieces = self._pieces, []
-        whole = b"".join(piece.producers for piece in pieces)
-        return msgspec.structs.replace(message, producers=whole)
+        self._restart = None
+        return msgspec.structs.replace(message, producers=bytes(producers))
 
     def _find(self, handle: int) -> ReplicaFetcher | None:
         """Whom a handle names; None if it is not wanted any more."""
@@ -197,7 +174,7 @@ class FollowerStream:
 
     def _flush(self) -> None:
         self._is_flush_due = False
-        if self.ended.is_set():
+        if self.is_ended:
             return
         unsubscribe_due, self._unsubscribe_due = self._unsubscribe_due, []
         for start in range(0, len(unsubscribe_due), ENTRIES_MAX):
@@ -227,5 +204,5 @@ class FollowerStream:
                 self._send(Subscribe(subscriptions))
 
     def _send(self, message: Message) -> None:
-        self._liveness.sent = True
+        self.has_sent = True
         self.connection.send(encode(message))

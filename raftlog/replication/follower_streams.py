@@ -7,17 +7,18 @@ applied, and never wait.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from raftlog.metadata.image import BrokerImage
+from raftlog.peer.channel import Channel
+from raftlog.peer.tasks import TaskGroup
 from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
+from raftlog.replication.follower_stream import FollowerStream
 from raftlog.replication.leader_connection import LeaderConnection
 from raftlog.replication.partition import Partition
 from raftlog.replication.replica_fetcher import FollowState, ReplicaFetcher
-from raftlog.replication.stream_protocol import PROTOCOL, Hello
+from raftlog.replication.stream_protocol import CHANNEL, StreamHello
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.world import Clock, Randomness
 from raftlog.world.network import Network
@@ -55,21 +56,27 @@ class FollowerStreams:
         directory_id: str,
         cluster_id: Callable[[], str | None],
         own_epoch: Callable[[], BrokerEpoch | None],
+        on_fatal: Callable[[str], None],
         settings: StreamSettings | None = None,
     ) -> None:
         """`own_epoch`: this node's, None before it is registered; then nobody is called."""
-        self.network = network
-        self.clock = clock
-        self.randomness = randomness
-        self.settings = settings or StreamSettings()
+        self._randomness = randomness
+        self._settings = settings or StreamSettings()
+        self._tasks = TaskGroup(on_fatal)
+        self._channel: Channel[FollowerStream] = Channel(
+            CHANNEL,
+            node_id=broker_id,
+            network=network,
+            clock=clock,
+            tasks=self._tasks,
+            settings=self._settings,
+        )
         self._broker_id = broker_id
         self._directory_id = directory_id
         self._cluster_id = cluster_id
         self._own_epoch = own_epoch
         self._links: dict[BrokerId, LeaderConnection] = {}
         self._replicas: dict[tuple[TopicId, PartitionId], ReplicaFetcher] = {}
-        # Not a set: the order in which tasks are cancelled must not depend on their addresses.
-        self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
         self._bytes_received = 0
         """On links that are no more."""
@@ -85,7 +92,7 @@ class FollowerStreams:
             return
         link = self._links.get(leader.broker_id)
         if link is None:
-            link = self._links[leader.broker_id] = LeaderConnection(self, leader)
+            link = self._links[leader.broker_id] = self._connection(leader)
         elif leader != link.leader:
             link.retarget(leader)
         key = (partition.topic_id, partition.partition)
@@ -126,10 +133,7 @@ class FollowerStreams:
         for replica in list(self._replicas.values()):
             replica.stop()
         self._links.clear()
-        for task in list(self._tasks):
-            task.cancel()
-        # Each one's failure is told by its callback.
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def state_of(self, topic_id: TopicId, partition: PartitionId) -> FollowState | None:
         """How a replica stands; None if it is not followed."""
@@ -167,46 +171,45 @@ class FollowerStreams:
             for broker_id, link in sorted(self._links.items())
         ]
 
-    # LinkOwner
+    # Inner parts
 
-    def hello(self) -> Hello | None:
-        """This node's, as of now; None before it is registered."""
+    def _connection(self, leader: BrokerImage) -> LeaderConnection:
+        return LeaderConnection(
+            leader,
+            channel=self._channel,
+            tasks=self._tasks,
+            randomness=self._randomness,
+            settings=self._settings,
+            hello=self._hello,
+            replica_over=self._on_replica_over,
+            link_over=self._on_link_over,
+        )
+
+    def _hello(self) -> StreamHello | None:
         epoch, cluster_id = self._own_epoch(), self._cluster_id()
         if epoch is None or cluster_id is None:
             return None
-        return Hello(PROTOCOL, self._broker_id, epoch, self._directory_id, cluster_id)
+        return StreamHello(
+            node_id=self._broker_id,
+            broker_epoch=epoch,
+            directory_id=self._directory_id,
+            cluster_id=cluster_id,
+        )
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Start a task whose failure ends the process."""
-        task = asyncio.create_task(work, name=name)
-        self._tasks[task] = None
-        task.add_done_callback(self._on_task_done)
-        return task
-
-    def replica_over(self, replica: ReplicaFetcher) -> None:
-        """The task of a replica that is not followed any more has ended."""
+    def _on_replica_over(self, replica: ReplicaFetcher) -> None:
         if self._replicas.get(replica.key) is replica:
             del self._replicas[replica.key]
 
-    def link_over(self, link: LeaderConnection) -> None:
-        """Nothing was followed on the link for long."""
+    def _on_link_over(self, link: LeaderConnection) -> None:
         del self._links[link.leader.broker_id]
         self._bytes_received += link.bytes_received
         link.close("nothing is followed there any more")
-
-    # Inner parts
 
     def _unfollow(self, replica: ReplicaFetcher) -> None:
         replica.stop()
         replica.link.remove(replica)
         if not replica.is_working:
             del self._replicas[replica.key]
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
-        if not task.cancelled():
-            # What no task expects is a broken invariant: the loop's handler ends the process.
-            task.result()
 
 
 def _count(link: LeaderConnection, state: FollowState) -> int:

@@ -4,66 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from raftlog.metadata.image import BrokerImage
-from raftlog.raft.dial_plan import redial_delay_s
-from raftlog.record.errors import (
-    BAD_REQUEST,
-    CORRUPT_BATCH,
-    ILLEGAL_STATE,
-    STORAGE_FAILED,
-    LogError,
-)
+from raftlog.peer.channel import Channel
+from raftlog.peer.dial import join_address
+from raftlog.peer.tasks import TaskGroup
+from raftlog.record.errors import CORRUPT_BATCH, ILLEGAL_STATE, STORAGE_FAILED, LogError
 from raftlog.record.types import PartitionId, TopicId
 from raftlog.replication.follower_stream import FollowerStream
 from raftlog.replication.replica_fetcher import ReplicaFetcher
-from raftlog.replication.stream_protocol import (
-    CHANNEL,
-    Hello,
-    ProtocolError,
-    decode_hello,
-    encode_hello,
-)
+from raftlog.replication.stream_protocol import StreamHello, decode_stream_hello
 from raftlog.replication.stream_settings import StreamSettings
-from raftlog.world import Clock, Randomness
-from raftlog.world.network import Connection, Network, NetworkError, Receiver, RejectedError
+from raftlog.world import Randomness
+from raftlog.world.network import Connection, NetworkError, RejectedError
 
 logger = logging.getLogger(__name__)
 
 
-class LinkOwner(Protocol):
-    """What a link needs of who made it."""
-
-    network: Network
-    clock: Clock
-    randomness: Randomness
-    settings: StreamSettings
-
-    def hello(self) -> Hello | None:
-        """This node's, as of now; None before it is registered."""
-        ...
-
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Start a task whose failure ends the process."""
-        ...
-
-    def replica_over(self, replica: ReplicaFetcher) -> None:
-        """The task of a replica that is not followed any more has ended."""
-        ...
-
-    def link_over(self, link: LeaderConnection) -> None:
-        """The link has closed itself: nothing was followed on it for long."""
-        ...
-
-
 class LeaderConnection:
-    """The way to one leader."""
+    """The way to one leader. `Opener` of its connections."""
 
-    def __init__(self, owner: LinkOwner, leader: BrokerImage) -> None:
+    def __init__(
+        self,
+        leader: BrokerImage,
+        *,
+        channel: Channel[FollowerStream],
+        tasks: TaskGroup,
+        randomness: Randomness,
+        settings: StreamSettings,
+        hello: Callable[[], StreamHello | None],
+        replica_over: Callable[[ReplicaFetcher], None],
+        link_over: Callable[[LeaderConnection], None],
+    ) -> None:
+        """`hello`: this node's, as of now; None before it is registered. `replica_over`: the task
+        of a replica that is not followed any more has ended. `link_over`: nothing was followed here
+        for long; `close` must follow.
+        """
         self.leader = leader
-        self.settings = owner.settings
+        self.settings = settings
         self.stream: FollowerStream | None = None
         """The open connection."""
         self.replicas: dict[tuple[TopicId, PartitionId], ReplicaFetcher] = {}
@@ -75,11 +55,15 @@ class LeaderConnection:
         """How often batches came that are damaged, or not those that belong there."""
         self.rejection: str | None = None
         """Why the leader does not let this node in."""
-        self._owner = owner
+        self._channel = channel
+        self._tasks = tasks
+        self._randomness = randomness
+        self._hello = hello
+        self._replica_over = replica_over
+        self._link_over = link_over
         self._told: dict[int, None] = {}
         """Codes of errors that were logged since the connection opened."""
         self._linger: asyncio.TimerHandle | None = None
-        self._watch: asyncio.Task[None] | None = None
         self._is_closed = False
         self._dial = self._start_dial()
         self._rest()
@@ -121,15 +105,15 @@ class LeaderConnection:
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Start a task."""
-        return self._owner.spawn(work, name)
+        return self._tasks.spawn(work, name)
 
     def jitter(self) -> float:
         """In [0, 1]."""
-        return self._owner.randomness.uniform(0.0, 1.0)
+        return self._randomness.uniform(0.0, 1.0)
 
     def forget(self, replica: ReplicaFetcher) -> None:
         """The replica is not followed, and its task has ended."""
-        self._owner.replica_over(replica)
+        self._replica_over(replica)
 
     def hold(self, size_bytes: int) -> None:
         """So many bytes were received and cannot be appended yet."""
@@ -162,45 +146,20 @@ class LeaderConnection:
     # The connection
 
     def _start_dial(self) -> asyncio.Task[None]:
-        return self._owner.spawn(self._keep(), f"replication-dial-{self.leader.broker_id}")
+        leader_id = self.leader.broker_id
+        return self._tasks.spawn(
+            self._channel.keep_connected(leader_id, self._call, self._randomness),
+            f"replication-dial-{leader_id}",
+        )
 
-    async def _keep(self) -> None:
-        """Keep a connection."""
-        owner, settings = self._owner, self.settings
-        failures = 0
-        while True:
-            delay_s = redial_delay_s(
-                failures,
-                self.jitter(),
-                delay_s_min=settings.redial_s_min,
-                delay_s_max=settings.redial_s_max,
-            )
-            await owner.clock.sleep(delay_s)
-            if self.stream is None:
-                hello = owner.hello()
-                if hello is None:
-                    # No failure of the leader's: it is called as soon as this node may.
-                    await owner.clock.sleep(settings.redial_s_min)
-                    continue
-                await self._call(hello, failures)
-            stream = self.stream
-            if stream is None:
-                failures += 1
-                continue
-            await stream.ended.wait()
-            lasted_s = owner.clock.monotonic() - stream.opened_s
-            failures = 0 if lasted_s >= settings.stable_s else failures + 1
-
-    async def _call(self, hello: Hello, failures: int) -> None:
-        leader = self.leader
+    async def _call(self, failures: int) -> float | None:
+        """Call the leader once; see `Channel.keep_connected`."""
+        hello, leader = self._hello(), self.leader
+        if hello is None:
+            # No failure of the leader's: it is called as soon as this node may.
+            return self.settings.redial_s_min
         try:
-            await self._owner.network.connect(
-                address_of(leader),
-                CHANNEL,
-                encode_hello(hello),
-                lambda connection: self._opened(connection, hello),
-                timeout_s=self.settings.connect_timeout_s,
-            )
+            await self._channel.connect(join_address(leader.host, leader.port), hello, self)
         except RejectedError as error:
             if error.message != self.rejection:
                 self.rejection = error.message
@@ -208,37 +167,36 @@ class LeaderConnection:
         except NetworkError as error:
             if failures == 0:
                 logger.info("broker %d cannot be followed: %s", leader.broker_id, error)
+        return None
 
-    def _opened(self, connection: Connection, mine: Hello) -> Receiver:
-        """Take the connection. Raises RejectedError."""
-        try:
-            theirs = decode_hello(connection.hello)
-        except ProtocolError as error:
-            raise RejectedError(BAD_REQUEST.code, f"It cannot be followed: {error}.") from error
-        leader = self.leader
+    # Opener
+
+    def admit(self, content: bytes) -> StreamHello:
+        """The leader's hello, if it is the leader. Raises RejectedError."""
+        theirs = decode_stream_hello(content)
+        mine, leader = self._hello(), self.leader
         if (
-            theirs.broker_id != leader.broker_id
+            mine is None
+            or theirs.node_id != leader.broker_id
             or theirs.directory_id != leader.directory_id
             or theirs.cluster_id != mine.cluster_id
         ):
             raise RejectedError(
                 ILLEGAL_STATE.code,
-                f"At {address_of(leader)} is broker {theirs.broker_id} of cluster "
-                f"{theirs.cluster_id}, directory {theirs.directory_id}, not broker "
+                f"At {join_address(leader.host, leader.port)} is broker {theirs.node_id} of "
+                f"cluster {theirs.cluster_id}, directory {theirs.directory_id}, not broker "
                 f"{leader.broker_id}, directory {leader.directory_id}.",
             )
-        if self.stream is not None:
-            self.stream.end("a newer connection takes its place")
-        stream = FollowerStream(
-            connection, theirs.broker_epoch, self._owner.clock, self.settings, self._on_ended
-        )
+        return theirs
+
+    def opened(self, connection: Connection, theirs: StreamHello) -> FollowerStream:
+        """Follow on a new connection."""
+        assert self.stream is None
+        stream = FollowerStream(theirs.node_id, theirs.broker_epoch, self._on_ended)
         self.stream = stream
         self.rejection = None
         self._told.clear()
-        self._watch = self._owner.spawn(
-            stream.watch(), f"replication-watch-{self.leader.broker_id}"
-        )
-        logger.info("broker %d is followed at %s", leader.broker_id, connection.address)
+        logger.info("broker %d is followed at %s", self.leader.broker_id, connection.address)
         for replica in self.replicas.values():
             replica.maybe_subscribe()
         return stream
@@ -246,8 +204,6 @@ class LeaderConnection:
     def _on_ended(self, stream: FollowerStream, reason: str) -> None:
         assert self.stream is stream
         self.stream = None
-        if self._watch is not None:
-            self._watch.cancel()
         logger.info("broker %d is not followed any more: %s", self.leader.broker_id, reason)
         for replica in self.replicas.values():
             replica.stream_ended()
@@ -261,11 +217,5 @@ class LeaderConnection:
             self._linger = None
         elif not self.replicas and self._linger is None:
             self._linger = asyncio.get_running_loop().call_later(
-                self.settings.linger_s, self._owner.link_over, self
+                self.settings.linger_s, self._link_over, self
             )
-
-
-def address_of(broker: BrokerImage) -> str:
-    """`host:port` where other nodes reach a broker."""
-    host = f"[{broker.host}]" if ":" in broker.host else broker.host
-    return f"{host}:{broker.port}"

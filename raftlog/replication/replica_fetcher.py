@@ -39,7 +39,7 @@ from collections.abc import Callable, Coroutine
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from raftlog.raft.dial_plan import redial_delay_s
+from raftlog.peer.channel import redial_delay_s
 from raftlog.record.errors import (
     CORRUPT_BATCH,
     ERROR_TABLE,

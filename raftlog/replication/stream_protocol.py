@@ -41,17 +41,17 @@ from typing import Annotated, Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from raftlog.record.types import BrokerEpoch, BrokerId, Buffer, LeaderEpoch, Offset, TopicId
+from raftlog.peer.hello import Hello, Name, ProtocolError, decode_hello
+from raftlog.record.types import BrokerEpoch, Buffer, LeaderEpoch, Offset, TopicId
 
 _T = TypeVar("_T")
 
 CHANNEL: Final = "replication"
-PROTOCOL: Final = 2
-"""Of these messages. Nodes of different protocols do not replicate from each other."""
+PROTOCOL: Final = 3
+"""Of these messages and the hello. Nodes of different protocols do not replicate."""
 ENTRIES_MAX: Final = 500
 """Partitions in one message."""
 HANDLE_MAX: Final = 2**32 - 1
-HELLO_BYTES_MAX: Final = 4096
 CONTROL_BYTES_MAX: Final = 256 * 1024
 """A longer message that is not `Data` is refused unread: 500 entries take a fifth of it."""
 PRODUCERS_PIECE_BYTES: Final = 128 * 1024
@@ -69,29 +69,18 @@ HEADER_BYTES: Final = _HEAD.size
 _Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 _Epoch: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 _Handle: TypeAlias = Annotated[int, Meta(ge=1, le=HANDLE_MAX)]
-_Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
-class ProtocolError(Exception):
-    """Bytes, or a message at this moment, that a node of this version does not send."""
+class StreamHello(Hello, frozen=True, kw_only=True):
+    """A broker's facts when the connection opens; `node_id` is its broker id."""
 
-
-class Hello(msgspec.Struct, frozen=True):
-    """What each side says of itself when the connection opens."""
-
-    protocol: int
-    broker_id: Annotated[BrokerId, Meta(ge=0, le=2**31 - 1)]
+    channel: str = CHANNEL
+    protocol: int = PROTOCOL
+    cluster_id: Name
     broker_epoch: Annotated[BrokerEpoch, Meta(ge=0, le=2**62)]
     """Its incarnation: what it acknowledges counts for this one only."""
-    directory_id: _Name
+    directory_id: Name
     """Identity of its data directory."""
-    cluster_id: _Name
-
-
-class _Front(msgspec.Struct):
-    """The part of a hello that every version has."""
-
-    protocol: int
 
 
 class Subscription(
@@ -246,25 +235,12 @@ def decode_from_leader(message: bytes) -> FromLeader:
     return _decode(_FROM_LEADER, message)
 
 
-def encode_hello(hello: Hello) -> bytes:
-    """The hello as it is sent: JSON."""
-    return msgspec.json.encode(hello)
+def decode_stream_hello(content: bytes) -> StreamHello:
+    """The other side's hello.
 
-
-def decode_hello(content: bytes) -> Hello:
-    """What the other side sent. Raises ProtocolError."""
-    if len(content) > HELLO_BYTES_MAX:
-        raise ProtocolError(f"a hello of {len(content)} bytes is too long")
-    try:
-        front = msgspec.json.decode(content, type=_Front)
-        if front.protocol == PROTOCOL:
-            return msgspec.json.decode(content, type=Hello)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"the hello is malformed: {error}") from error
-    raise ProtocolError(
-        f"one node replicates by protocol {front.protocol}, the other by {PROTOCOL}: run versions "
-        "of raftlog on both that go together"
-    )
+    Raises RejectedError: ILLEGAL_STATE for another protocol, else BAD_REQUEST.
+    """
+    return decode_hello(content, StreamHello, CHANNEL, PROTOCOL)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_T], message: bytes) -> _T:

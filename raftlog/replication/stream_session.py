@@ -18,6 +18,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
+from raftlog.peer.channel import Session
+from raftlog.peer.hello import ProtocolError
 from raftlog.record.errors import NOT_READY, LogError
 from raftlog.record.types import (
     BrokerEpoch,
@@ -32,7 +34,6 @@ from raftlog.replication.catch_up_reader import CatchUpReader, Throttle
 from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
 from raftlog.replication.leader_role import Feed
 from raftlog.replication.partition import Partition
-from raftlog.replication.stream_liveness import Liveness
 from raftlog.replication.stream_protocol import (
     ENTRIES_MAX,
     MORE,
@@ -41,7 +42,6 @@ from raftlog.replication.stream_protocol import (
     Marks,
     Message,
     Ping,
-    ProtocolError,
     Refused,
     Subscribe,
     Subscription,
@@ -52,7 +52,6 @@ from raftlog.replication.stream_protocol import (
 )
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.world import Clock
-from raftlog.world.network import Connection
 
 FEEDS_MAX: Final = 200_000
 """Partitions on one connection."""
@@ -155,13 +154,12 @@ class PartitionStream:
         self._session.refuse(self, error)
 
 
-class StreamSession:
-    """One follower's connection. Satisfies `Receiver`."""
+class StreamSession(Session):
+    """One follower's connection."""
 
     def __init__(
         self,
         *,
-        connection: Connection,
         broker_id: BrokerId,
         broker_epoch: BrokerEpoch,
         clock: Clock,
@@ -171,14 +169,13 @@ class StreamSession:
         spawn: Spawn,
         on_ended: Callable[[StreamSession], None],
     ) -> None:
+        super().__init__(broker_id)
         self.broker_id = broker_id
         self.broker_epoch = broker_epoch
         self.settings = settings
-        self.connection = connection
         self.throttle = throttle
         self.bytes_sent = 0
         self.bytes_in_flight = 0
-        self.is_ended = False
         self._find = find
         self._on_ended = on_ended
         self._streams: dict[int, PartitionStream] = {}
@@ -186,14 +183,10 @@ class StreamSession:
         self._last_handle = 0
         self._watermarks_due: dict[int, PartitionStream] = {}
         self._watermarks_timer: asyncio.TimerHandle | None = None
-        self._liveness = Liveness(clock, settings)
         self.behind: OrderedDict[int, PartitionStream] = OrderedDict()
         """Feeds that the pump reads for, the next one first."""
         self._pump = CatchUpReader(self, clock)
-        self._tasks = (
-            spawn(self._pump.run(), f"replication-pump-{broker_id}"),
-            spawn(self._watch(), f"replication-watch-{broker_id}"),
-        )
+        self._pumping = spawn(self._pump.run(), f"replication-pump-{broker_id}")
 
     @property
     def address(self) -> str:
@@ -210,13 +203,13 @@ class StreamSession:
         """Those that the pump reads for."""
         return sum(1 for stream in self._streams.values() if stream.is_behind)
 
-    # Receiver
+    # Session
 
     def received(self, message: bytes) -> None:
         """Take what the follower says."""
         if self.is_ended:
             return
-        self._liveness.heard = True
+        self.has_heard = True
         try:
             decoded = decode_from_follower(message)
             match decoded:
@@ -231,24 +224,19 @@ class StreamSession:
         except ProtocolError as error:
             self.end(f"it does not keep to the protocol: {error}")
 
-    def closed(self) -> None:
-        """The connection is gone."""
-        self.end("the connection has ended")
+    def ping(self) -> None:
+        """Send a sign of life."""
+        self.send(Ping())
 
-    def end(self, reason: str) -> None:
-        """End the session. Harmless if it has ended."""
-        if self.is_ended:
-            return
-        self.is_ended = True
+    def on_ended(self, reason: str) -> None:
+        """Detach all feeds."""
         logger.info("broker %d does not follow any more: %s", self.broker_id, reason)
-        for task in self._tasks:
-            task.cancel()
+        self._pumping.cancel()
         if self._watermarks_timer is not None:
             self._watermarks_timer.cancel()
         for stream in list(self._streams.values()):
             self._forget(stream)
             stream.detach()
-        self.connection.close()
         self._on_ended(self)
 
     # What the follower says
@@ -377,7 +365,7 @@ class StreamSession:
                 flags,
             )
         )
-        self._liveness.sent = True
+        self.has_sent = True
         self.bytes_sent += size_bytes
         self.bytes_in_flight += size_bytes
         if stream.unacked is None:
@@ -406,7 +394,7 @@ class StreamSession:
 
     def send(self, message: Message) -> None:
         """Send anything but data."""
-        self._liveness.sent = True
+        self.has_sent = True
         self.connection.send(encode(message))
 
     # Inner parts
@@ -445,7 +433,3 @@ class StreamSession:
         self.behind.pop(stream.handle, None)
         self.bytes_in_flight -= sum(size_bytes for _, size_bytes in stream.unacked or ())
         self._pump.window_moved()
-
-    async def _watch(self) -> None:
-        await self._liveness.watch(lambda: self.send(Ping()))
-        self.end("it has been silent for too long")

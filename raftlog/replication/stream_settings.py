@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raftlog.peer.channel import ChannelSettings
 from raftlog.replication.stream_protocol import HEADER_BYTES
 from raftlog.world.network import MESSAGE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSettings:
+class StreamSettings(ChannelSettings):
     """All nodes of a cluster should be given the same. The defaults are right for all but tests."""
 
     window_bytes: int = 16 << 20
@@ -30,14 +31,7 @@ class StreamSettings:
     marks_s: float = 0.005
     """Moved high watermarks are gathered for so long."""
     ping_s: float = 0.5
-    """Each side says something that often."""
-    silent_pings_max: int = 4
-    """A connection ends when the other side has been silent for so many of these intervals."""
-    connect_timeout_s: float = 2.0
     redial_s_min: float = 0.02
-    redial_s_max: float = 1.0
-    stable_s: float = 1.0
-    """A connection that lasted so long is replaced at once when it is lost."""
     retry_s_min: float = 0.02
     retry_s_max: float = 1.0
     """Before a partition is asked for again that was refused, or could not be taken."""

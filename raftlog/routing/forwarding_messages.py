@@ -266,7 +266,8 @@ class Assembly:
         """Add a part; the whole body once it is there. Raises ProtocolError."""
         pieces = self._pieces
         is_last = pieces.size_bytes + part.nbytes == self.head.body_bytes
-        return pieces.add(part, is_last=is_last)
+        body = pieces.add(part, is_last=is_last)
+        return None if body is None else memoryview(body)
 
 
 def own_hello(cluster_id: str, node_id: int, peer_id: int) -> Hello:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from raftlog.raft.hello import PROTOCOL, Hello
+from raftlog.raft.hello import QuorumHello
 from raftlog.raft.identity import KnownPeers
 from raftlog.raft.peers import Peers, PeersLimits
 from raftlog.raft.voters import NO_VOTERS, Voter, VoterSet
@@ -24,9 +24,8 @@ def voter_set(*node_ids: int) -> VoterSet:
     return VoterSet(tuple(voter(node_id) for node_id in sorted(node_ids)))
 
 
-def hello_of(node_id: int, **changes: object) -> Hello:
-    hello = Hello(
-        protocol=PROTOCOL,
+def hello_of(node_id: int, **changes: object) -> QuorumHello:
+    hello = QuorumHello(
         node_id=node_id,
         directory_id=f"directory-{node_id}",
         cluster_id="cluster",
@@ -36,6 +35,9 @@ def hello_of(node_id: int, **changes: object) -> Hello:
         voters=NO_VOTERS,
     )
     return msgspec.structs.replace(hello, **changes)
+
+
+PING = b"ping"
 
 
 @dataclass
@@ -70,7 +72,7 @@ class Member:
 
     # PeersHandler
 
-    def hello(self) -> Hello:
+    def hello(self) -> QuorumHello:
         machine = f"n{self.machine_id}.test:8082"
         settled: dict[str, object] = {"address": machine, "voters": self.voters}
         return hello_of(self.node_id, **(settled | self.changes))
@@ -90,7 +92,12 @@ class Member:
         assert not self.live.send(node_id, b"lost")
         self._tell(node_id, "dead" if refused else "down")
 
+    def ping(self, node_id: int) -> None:
+        assert self.live.send(node_id, PING)
+
     def received(self, node_id: int, frame: bytes) -> None:
+        if frame == PING:
+            return
         assert self._state.get(node_id) == "up", "nothing is received but while it is up"
         self.events.append(Event(self.world.loop.now, node_id, "got", frame))
 
@@ -98,6 +105,9 @@ class Member:
         self._state[node_id] = what
         self.events.append(Event(self.world.loop.now, node_id, what))
         self.world.trace(f"{self.node_id} told {what} of {node_id}")
+
+    def _fail(self, reason: str) -> None:
+        raise AssertionError(reason)
 
     # What tests do
 
@@ -127,6 +137,7 @@ class Member:
             randomness=process.randomness,
             handler=self,
             known=self.known,
+            on_fatal=self._fail,
             limits=self.limits,
         )
         self.peers.start()

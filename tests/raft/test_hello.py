@@ -5,26 +5,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog.peer.hello import HELLO_BYTES_MAX, encode_hello
 from raftlog.raft.hello import (
-    HELLO_BYTES_MAX,
     PROTOCOL,
-    Hello,
+    QuorumHello,
     check_hello,
-    decode_hello,
-    encode_hello,
-    is_passing,
+    decode_quorum_hello,
+    dial_targets,
 )
 from raftlog.raft.voters import VOTERS_MAX, Voter, VoterSet
 from raftlog.record.errors import (
     BAD_REQUEST,
     ILLEGAL_STATE,
-    NOT_FOUND,
-    NOT_READY,
-    OVERLOADED,
-    UNAUTHORIZED,
 )
 from raftlog.world.network import RejectedError
-from tests.raft.peers_world import hello_of, voter
+from tests.raft.peers_world import hello_of, voter, voter_set
 
 
 def voters(*directories: str | None) -> VoterSet:
@@ -33,7 +28,7 @@ def voters(*directories: str | None) -> VoterSet:
 
 
 def reason(
-    mine: Hello, theirs: Hello, pinned: str | None = None, *, live: str | None = None
+    mine: QuorumHello, theirs: QuorumHello, pinned: str | None = None, *, live: str | None = None
 ) -> str:
     with pytest.raises(RejectedError) as caught:
         check_hello(mine, theirs, pinned, live=live)
@@ -43,7 +38,7 @@ def reason(
 
 def test_what_is_sent_is_what_arrives() -> None:
     hello = hello_of(1, voters=voters("a", None))
-    assert decode_hello(encode_hello(hello)) == hello
+    assert decode_quorum_hello(encode_hello(hello)) == hello
 
 
 def test_the_longest_hello_is_within_the_limit() -> None:
@@ -62,13 +57,13 @@ def test_the_longest_hello_is_within_the_limit() -> None:
         voters=VoterSet(crowd),
     )
     assert len(encode_hello(hello)) <= HELLO_BYTES_MAX // 2
-    assert decode_hello(encode_hello(hello)) == hello
+    assert decode_quorum_hello(encode_hello(hello)) == hello
 
 
 @given(st.binary(max_size=200))
 def test_anything_else_is_rejected(content: bytes) -> None:
     with pytest.raises(RejectedError):
-        decode_hello(content)
+        decode_quorum_hello(content)
 
 
 @pytest.mark.parametrize(
@@ -87,21 +82,21 @@ def test_anything_else_is_rejected(content: bytes) -> None:
 )
 def test_a_malformed_hello_is_a_bad_request(content: bytes) -> None:
     with pytest.raises(RejectedError) as caught:
-        decode_hello(content)
+        decode_quorum_hello(content)
     assert caught.value.code == BAD_REQUEST.code
 
 
 def test_another_protocol_is_told_as_such_however_its_hello_looks() -> None:
     content = msgspec.json.encode({"protocol": PROTOCOL + 1, "software_version": "9.9"})
-    with pytest.raises(RejectedError, match=r"version 9\.9 speaks protocol 2") as caught:
-        decode_hello(content)
+    with pytest.raises(RejectedError, match=r"version 9\.9 speaks protocol 3") as caught:
+        decode_quorum_hello(content)
     assert caught.value.code == ILLEGAL_STATE.code
-    assert "protocol 2" in reason(hello_of(1), hello_of(2, protocol=2))
+    assert "protocol 3" in reason(hello_of(1), hello_of(2, protocol=3))
 
 
 def test_a_later_version_may_say_more() -> None:
     content = encode_hello(hello_of(1))[:-1] + b',"rack":"a"}'
-    assert decode_hello(content) == hello_of(1)
+    assert decode_quorum_hello(content) == hello_of(1)
 
 
 def test_nodes_of_one_cluster_may_talk() -> None:
@@ -187,16 +182,28 @@ def test_whoever_one_side_rejects_is_rejected_by_the_other_if_it_knows_as_much()
     assert reason(hello_of(2, voters=old), hello_of(1, voters=old))
 
 
-@pytest.mark.parametrize(
-    ("code", "passing"),
-    [
-        (NOT_READY.code, True),
-        (OVERLOADED.code, True),
-        (NOT_FOUND.code, True),
-        (ILLEGAL_STATE.code, False),
-        (UNAUTHORIZED.code, False),
-        (99_999, False),
-    ],
-)
-def test_only_some_rejections_pass_by_themselves(code: int, passing: bool) -> None:
-    assert is_passing(RejectedError(code, "")) is passing
+def test_a_voter_calls_the_voters_of_lower_id_and_all_others_every_voter() -> None:
+    voters = voter_set(1, 2, 3)
+
+    def targets(me: int, me_is_voter: bool) -> list[int]:
+        return [each.node_id for each in dial_targets(me, me_is_voter, voters)]
+
+    assert [targets(me, True) for me in (1, 2, 3)] == [[], [1], [1, 2]]
+    assert targets(9, False) == [1, 2, 3]
+    assert targets(2, False) == [1, 3]
+
+
+def test_every_pair_with_a_voter_in_it_has_exactly_one_side_that_calls() -> None:
+    voters = voter_set(2, 4, 6)
+    nodes = range(1, 8)
+    calls = [
+        (me, each.node_id) for me in nodes for each in dial_targets(me, me in voters.ids, voters)
+    ]
+    pairs = [frozenset(call) for call in calls]
+    assert len(set(pairs)) == len(pairs)
+    assert set(pairs) == {
+        frozenset((one, other))
+        for one in nodes
+        for other in nodes
+        if one != other and {one, other} & voters.ids
+    }

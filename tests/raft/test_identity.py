@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from raftlog.raft.identity import KNOWN_PEERS_MAX, KnownPeers, decode_peers, encode_peers
+from raftlog.peer.channel import PEERS_MAX
+from raftlog.raft.identity import KnownPeers, decode_peers, encode_peers
 from raftlog.record.errors import ILLEGAL_STATE, OVERLOADED, STORAGE_FAILED, LogError
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
@@ -174,15 +175,15 @@ async def test_a_failure_that_nobody_waits_for_is_not_reported_as_lost() -> None
 
 async def test_more_than_the_limit_are_refused_and_the_known_ones_are_not() -> None:
     disk = SimulatedDisk()
-    disk.put("peers.json", encode_peers(dict.fromkeys(range(KNOWN_PEERS_MAX), "d" * 128)))
+    disk.put("peers.json", encode_peers(dict.fromkeys(range(PEERS_MAX), "d" * 128)))
     known = await opened(disk)
     with pytest.raises(LogError) as caught:
-        await known.pin(KNOWN_PEERS_MAX, "d")
+        await known.pin(PEERS_MAX, "d")
     assert caught.value.entry is OVERLOADED
     await known.pin(0, "e")
     await known.forget(1)
-    await known.pin(KNOWN_PEERS_MAX, "d")
-    assert (await opened(disk)).directory_id(KNOWN_PEERS_MAX) == "d"
+    await known.pin(PEERS_MAX, "d")
+    assert (await opened(disk)).directory_id(PEERS_MAX) == "d"
 
 
 def test_the_file_does_not_depend_on_the_order_of_pinning() -> None:

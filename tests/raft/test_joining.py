@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from raftlog.raft.hello import Hello, encode_hello
-from raftlog.raft.joining import JOIN_CHANNEL, JOINERS_MAX, ask_cluster
+from raftlog.peer.hello import encode_hello
+from raftlog.raft.hello import QuorumHello
+from raftlog.raft.joining import JOIN_CHANNEL, JOINERS_MAX, ask_cluster, join_hello
 from raftlog.raft.voters import NO_VOTERS
 from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, NOT_READY, UNAUTHORIZED, LogError
 from raftlog.world.network import Connection, Receiver, RejectedError
@@ -22,8 +23,8 @@ def play(main: Callable[[World], Coroutine[Any, Any, None]], seed: int = 0) -> N
 
 
 async def ask(
-    world: World, hello: Hello, addresses: list[str] = ADDRESSES, *, timeout_s: float = 10.0
-) -> Hello:
+    world: World, hello: QuorumHello, addresses: list[str] = ADDRESSES, *, timeout_s: float = 10.0
+) -> QuorumHello:
     """Ask from a machine of its own."""
 
     async def idle(process: Process) -> None:
@@ -40,7 +41,7 @@ async def ask(
         world.crash(9)
 
 
-def newcomer(**changes: object) -> Hello:
+def newcomer(**changes: object) -> QuorumHello:
     return hello_of(9, cluster_id=None, **changes)
 
 
@@ -125,10 +126,10 @@ def test_without_any_answer_the_error_names_every_address_and_what_came_from_it(
     [
         (newcomer(directory_id="other", bootstrap_id=None), "another data directory than before"),
         (hello_of(9, cluster_id="other"), "belongs to cluster"),
-        (newcomer(protocol=2), "speaks protocol 2"),
+        (newcomer(protocol=3), "speaks protocol 3"),
     ],
 )
-def test_who_is_not_wanted_is_told_at_once_why(hello: Hello, words: str) -> None:
+def test_who_is_not_wanted_is_told_at_once_why(hello: QuorumHello, words: str) -> None:
     async def main(world: World) -> None:
         one = cluster(world, voters=1)[1]
         nine = Member(world, 9, voter_set(1), is_voter=False)
@@ -218,7 +219,7 @@ def test_questions_that_nobody_ends_are_bounded() -> None:
                 asker.network.connect(
                     ADDRESSES[0],
                     JOIN_CHANNEL,
-                    encode_hello(newcomer()),
+                    encode_hello(join_hello(newcomer())),
                     lambda connection: Quiet(),
                     timeout_s=2,
                 )

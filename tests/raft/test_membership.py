@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raftlog.raft.hello import PROTOCOL, Hello
+from raftlog.raft.hello import QuorumHello
 from raftlog.raft.kernel import Node
 from raftlog.raft.membership import CATCH_UP_S, LAG_ENTRIES_MAX, TRANSFER_S, VoterChanges
 from raftlog.raft.messages import TimeoutNow
@@ -41,11 +41,18 @@ class Table:
     def voters(self) -> list[int]:
         return sorted(self.core.log.voters.ids)
 
-    def hello_of(self, node_id: int) -> Hello | None:
+    def hello_of(self, node_id: int) -> QuorumHello | None:
         if node_id != 1 and node_id not in self.core.connected:
             return None
         address = self.addresses[node_id]
-        return Hello(PROTOCOL, node_id, f"directory-{node_id}", None, None, address, "0", NO_VOTERS)
+        return QuorumHello(
+            node_id=node_id,
+            directory_id=f"directory-{node_id}",
+            cluster_id=None,
+            bootstrap_id=None,
+            address=address,
+            voters=NO_VOTERS,
+        )
 
     def rest(self, seconds: float = 0.06) -> None:
         for seat in self.cores.seats.values():

@@ -10,9 +10,10 @@ from typing import TypeVar
 
 import pytest
 
-from raftlog.raft.hello import Hello, encode_hello
+from raftlog.peer.hello import encode_hello
+from raftlog.raft.hello import CHANNEL, QuorumHello
 from raftlog.raft.identity import KnownPeers
-from raftlog.raft.peers import CHANNEL, Peers, PeersLimits
+from raftlog.raft.peers import Peers, PeersLimits
 from raftlog.raft.voters import VoterSet
 from raftlog.world import DiskError
 from raftlog.world.network import Acceptor, Opened, RefusedError
@@ -309,7 +310,7 @@ class _Teller:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def hello(self) -> Hello:
+    def hello(self) -> QuorumHello:
         return hello_of(2)
 
     def peer_up(self, node_id: int) -> None:
@@ -320,6 +321,9 @@ class _Teller:
 
     def received(self, node_id: int, frame: bytes) -> None:
         raise AssertionError
+
+    def ping(self, node_id: int) -> None:
+        pass
 
 
 class _HeldDisk(SimulatedDisk):
@@ -356,6 +360,7 @@ async def test_a_refusal_that_is_heard_of_late_counts_only_if_nobody_connected_s
         randomness=SystemRandomness(),
         handler=handler,
         known=known,
+        on_fatal=handler.told.append,
     )
     peers.start()
     acceptor = network.acceptors[CHANNEL]

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from raftlog.raft.rejections import REJECTIONS_MAX, Rejections
+from raftlog.raft.peers import REJECTIONS_MAX, Rejections
 from raftlog.raft.voters import VoterSet
 from raftlog.world.network import RejectedError
 from tests.raft.peers_world import Member, all_connected, cluster, play, until, voter, voter_set
@@ -116,7 +116,7 @@ def test_a_second_node_with_an_id_in_use_is_refused_and_the_first_stays() -> Non
     ("changes", "words"),
     [
         ({"cluster_id": "other"}, "belongs to cluster"),
-        ({"protocol": 2}, "speaks protocol 2"),
+        ({"protocol": 3}, "speaks protocol 3"),
         ({"cluster_id": None, "bootstrap_id": "b"}, "different lists of voters"),
     ],
 )

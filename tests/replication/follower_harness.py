@@ -8,20 +8,19 @@ from collections.abc import Callable
 import msgspec
 
 from raftlog.metadata.image import BrokerImage
+from raftlog.peer.hello import encode_hello
 from raftlog.record.types import BrokerEpoch, BrokerId, Offset, PartitionId
 from raftlog.replication.follower_streams import FollowerStreams
 from raftlog.replication.replica_fetcher import FollowState
 from raftlog.replication.stream_protocol import (
-    PROTOCOL,
     FromFollower,
     FromLeader,
-    Hello,
     Ping,
+    StreamHello,
     Subscribe,
     decode_from_follower,
     encode,
     encode_data,
-    encode_hello,
 )
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.world.network import Acceptor, Opened, Receiver, RejectedError
@@ -41,7 +40,7 @@ LEADER = BrokerImage(
     command_version=1,
     fenced=False,
 )
-THEIR_HELLO = Hello(PROTOCOL, BrokerId(1), BrokerEpoch(3), "d1", "c")
+THEIR_HELLO = StreamHello(node_id=1, broker_epoch=BrokerEpoch(3), directory_id="d1", cluster_id="c")
 FAST = StreamSettings(retry_s_min=0.001, retry_s_max=0.002, redial_s_min=0.001, redial_s_max=0.002)
 
 
@@ -62,11 +61,12 @@ class Clock(SystemClock):
         await super().sleep(seconds)
 
     def has_doubled(self) -> bool:
-        """Whether the first sleep was none, and each other one longer, up to the limit."""
-        first, *others = self.slept_s[: 1 + len(DELAYS_S)]
+        """Whether each sleep was longer than the one before, up to the limit."""
+        slept_s = self.slept_s[: len(DELAYS_S)]
         # Jitter takes up to half of a delay.
-        return first == 0 and all(
-            longest / 2 <= slept <= longest for slept, longest in zip(others, DELAYS_S, strict=True)
+        return all(
+            longest / 2 <= slept <= longest
+            for slept, longest in zip(slept_s, DELAYS_S, strict=True)
         )
 
 
@@ -92,7 +92,7 @@ class Network:
     def __init__(self) -> None:
         self.hello = THEIR_HELLO
         self.failure: Exception | None = None
-        self.calls: list[tuple[str, str, Hello]] = []
+        self.calls: list[tuple[str, str, StreamHello]] = []
         self.opened: list[tuple[Connection, Receiver]] = []
         self.rejections: list[RejectedError] = []
 
@@ -108,7 +108,7 @@ class Network:
     async def connect(
         self, address: str, channel: str, hello: bytes, opened: Opened, *, timeout_s: float
     ) -> None:
-        self.calls.append((address, channel, msgspec.json.decode(hello, type=Hello)))
+        self.calls.append((address, channel, msgspec.json.decode(hello, type=StreamHello)))
         if self.failure is not None:
             raise self.failure
         connection = Connection(encode_hello(self.hello))
@@ -126,6 +126,7 @@ class Stage:
         self.network = Network()
         self.clock = Clock()
         self.epoch: int | None = 7
+        self.fatal: list[str] = []
         self.streams = FollowerStreams(
             network=self.network,
             clock=self.clock,
@@ -134,6 +135,7 @@ class Stage:
             directory_id="d2",
             cluster_id=lambda: "c",
             own_epoch=lambda: None if self.epoch is None else BrokerEpoch(self.epoch),
+            on_fatal=self.fatal.append,
             settings=settings,
         )
         self.replicas = [FakePartition(2, row(1, 1, number=each)) for each in range(partitions)]

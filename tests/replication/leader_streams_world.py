@@ -59,7 +59,6 @@ class Stage:
         self.ended: list[StreamSession] = []
         clock = SystemClock()
         self.session = StreamSession(
-            connection=self.connection,
             broker_id=BrokerId(2),
             broker_epoch=BrokerEpoch(5),
             clock=clock,
@@ -70,6 +69,16 @@ class Stage:
             settings=settings or StreamSettings(),
             spawn=self._spawn,
             on_ended=self.ended.append,
+        )
+        settings = settings or StreamSettings()
+        self.session.start(
+            self.connection,
+            is_dialled=False,
+            opened_s=clock.monotonic(),
+            keep_alive=self._spawn(
+                self.session.watch(clock, settings.ping_s, settings.silent_pings_max), "watch"
+            ),
+            unregister=lambda: None,
         )
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

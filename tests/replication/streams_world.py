@@ -385,6 +385,11 @@ class FakePartition:
             self.working -= 1
 
 
+def fail(reason: str) -> None:
+    """An `on_fatal` that fails the run."""
+    raise AssertionError(reason)
+
+
 @dataclass
 class Node:
     """One node in all its lives."""
@@ -441,6 +446,7 @@ class Node:
             find=lambda topic_id, number: (
                 self.replicas.get(number) if topic_id == TOPIC_ID else None
             ),
+            on_fatal=fail,
             adding_bytes_per_s=lambda: self.adding_bytes_per_s,
             settings=self.settings,
         )
@@ -453,6 +459,7 @@ class Node:
             directory_id=f"d{self.node_id}",
             cluster_id=lambda: "c",
             own_epoch=lambda: BrokerEpoch(self.epoch),
+            on_fatal=fail,
             settings=self.settings,
         )
         self.follow_all()

@@ -221,8 +221,8 @@ async def test_pieces_of_what_is_not_wanted_any_more_are_dropped() -> None:
     ("message", "reason"),
     [
         (Restart(2, 5, b"cd", False), "left in the middle"),
-        (Restart(1, 5, b"", True), "an empty piece"),
-        (Restart(1, 5, b"x" * 99, True), "more producers"),
+        (Restart(1, 5, b"", True), "is empty"),
+        (Restart(1, 5, b"x" * 99, True), "longer than 100 bytes"),
     ],
 )
 async def test_pieces_that_do_not_go_together_end_the_connection(

@@ -13,9 +13,9 @@ from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.replication.replica_fetcher import FollowState
 from raftlog.replication.stream_protocol import (
     PROTOCOL,
-    Hello,
     Marks,
     Refused,
+    StreamHello,
     Subscribe,
     Unsubscribe,
     decode_from_follower,
@@ -49,9 +49,7 @@ async def test_a_replica_that_changes_leaders_is_asked_for_at_the_new_one_only()
     replica = stage.replicas[0]
     # Another partition's stream to the other leader is open.
     other = FakePartition(2, row(3, 1, number=9))
-    stage.network.hello = msgspec.structs.replace(
-        THEIR_HELLO, broker_id=BrokerId(3), directory_id="d3"
-    )
+    stage.network.hello = msgspec.structs.replace(THEIR_HELLO, node_id=3, directory_id="d3")
     third = msgspec.structs.replace(LEADER, broker_id=BrokerId(3), directory_id="d3")
     stage.streams.follow(other, third)
     await stage.until(lambda: len(stage.network.opened) == 2 and stage.take())
@@ -136,7 +134,11 @@ async def test_calls_name_this_node_and_its_epoch_and_wait_until_it_has_one() ->
     await stage.until(lambda: stage.network.calls)
     assert max(stage.clock.slept_s) <= 0.001, "it is nobody's failure"
     assert stage.network.calls == [
-        ("[::1]:8082", "replication", Hello(PROTOCOL, BrokerId(2), BrokerEpoch(8), "d2", "c"))
+        (
+            "[::1]:8082",
+            "replication",
+            StreamHello(node_id=2, broker_epoch=BrokerEpoch(8), directory_id="d2", cluster_id="c"),
+        )
     ]
     await stage.streams.close()
 
@@ -144,7 +146,7 @@ async def test_calls_name_this_node_and_its_epoch_and_wait_until_it_has_one() ->
 @pytest.mark.parametrize(
     "changes",
     [
-        {"broker_id": 3},
+        {"node_id": 3},
         {"directory_id": "other"},
         {"cluster_id": "other"},
         {"protocol": PROTOCOL + 1},
@@ -202,16 +204,12 @@ async def test_after_the_end_nothing_is_followed() -> None:
 
 
 async def test_what_is_unfollowed_after_the_end_sets_nothing_off() -> None:
-    failures: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(
-        lambda _loop, context: failures.append(context)
-    )
     stage = Stage(settings=StreamSettings(linger_s=0.001))
     await stage.follow()
     await stage.streams.close()
     stage.streams.unfollow(stage.replicas[0])
     await asyncio.sleep(0.02)
-    assert failures == []
+    assert stage.fatal == []
 
 
 async def test_a_partition_that_is_not_followed_is_not_unfollowed() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
 
 from raftlog.metadata.image import BrokerImage
+from raftlog.peer.hello import encode_hello
 from raftlog.record.errors import (
-    BAD_REQUEST,
     ILLEGAL_STATE,
     NOT_READY,
     ErrorEntry,
@@ -18,10 +16,9 @@ from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.replication.leader_streams import LeaderStreams
 from raftlog.replication.stream_protocol import (
     PROTOCOL,
-    Hello,
+    StreamHello,
     Subscribe,
     encode,
-    encode_hello,
 )
 from raftlog.world.network import Acceptor, Opened, RejectedError
 from raftlog.world.time import SystemClock
@@ -30,8 +27,11 @@ from tests.replication.streams_world import FakePartition, row
 
 
 class Network:
+    acceptor: Acceptor
+
     def accept(self, channel: str, acceptor: Acceptor) -> None:
         assert channel == "replication"
+        self.acceptor = acceptor
 
     async def connect(
         self, address: str, channel: str, hello: bytes, opened: Opened, *, timeout_s: float
@@ -59,9 +59,13 @@ def broker(broker_id: int) -> BrokerImage | None:
     )
 
 
-def leader_feeds(own_epoch: int | None = 3, cluster_id: str | None = "c") -> LeaderStreams:
+def leader_feeds(
+    own_epoch: int | None = 3, cluster_id: str | None = "c"
+) -> tuple[LeaderStreams, Acceptor, list[str]]:
+    network = Network()
+    fatal: list[str] = []
     feeds = LeaderStreams(
-        network=Network(),
+        network=network,
         clock=SystemClock(),
         broker_id=BrokerId(1),
         directory_id="d1",
@@ -69,36 +73,39 @@ def leader_feeds(own_epoch: int | None = 3, cluster_id: str | None = "c") -> Lea
         own_epoch=lambda: None if own_epoch is None else BrokerEpoch(own_epoch),
         brokers=broker,
         find=lambda _topic_id, _number: None,
+        on_fatal=fatal.append,
     )
     feeds.start()
-    return feeds
+    return feeds, network.acceptor, fatal
 
 
-HELLO = Hello(PROTOCOL, BrokerId(2), BrokerEpoch(5), "d2", "c")
+HELLO = StreamHello(node_id=2, broker_epoch=BrokerEpoch(5), directory_id="d2", cluster_id="c")
 
 
 async def test_a_registered_broker_is_answered_and_let_in() -> None:
-    feeds = leader_feeds()
+    feeds, acceptor, _ = leader_feeds()
     content = encode_hello(HELLO)
-    answer = msgspec.json.decode(feeds.hello(content), type=Hello)
-    assert answer == Hello(PROTOCOL, BrokerId(1), BrokerEpoch(3), "d1", "c")
-    feeds.opened(Connection(content))
+    answer = msgspec.json.decode(acceptor.hello(content), type=StreamHello)
+    assert answer == StreamHello(
+        node_id=1, broker_epoch=BrokerEpoch(3), directory_id="d1", cluster_id="c"
+    )
+    acceptor.opened(Connection(content))
     (status,) = feeds.describe()
     assert (status.broker_id, status.broker_epoch, status.address) == (2, 5, "somewhere")
     await feeds.close()
     assert feeds.describe() == []
     with pytest.raises(RejectedError):
-        feeds.hello(content)
+        acceptor.hello(content)
 
 
 async def test_a_newer_connection_of_a_broker_ends_the_older_one() -> None:
-    feeds = leader_feeds()
+    feeds, acceptor, _ = leader_feeds()
     replica = FakePartition(1, row(1, 1))
     feeds._find = lambda _topic_id, _number: replica
     older, newer = Connection(encode_hello(HELLO)), Connection(encode_hello(HELLO))
-    first = feeds.opened(older)
+    first = acceptor.opened(older)
     first.received(encode(Subscribe([asks(1)])))
-    second = feeds.opened(newer)
+    second = acceptor.opened(newer)
     assert older.is_closed
     assert not newer.is_closed
     assert replica.feeds == {}
@@ -113,25 +120,25 @@ async def test_a_newer_connection_of_a_broker_ends_the_older_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "entry"),
     [
-        ({"broker_id": 3}, NOT_READY),
+        ({"node_id": 3}, NOT_READY),
         ({"broker_epoch": 4}, ILLEGAL_STATE),
         ({"broker_epoch": 6}, NOT_READY),
         ({"directory_id": "d3"}, ILLEGAL_STATE),
         ({"cluster_id": "other"}, ILLEGAL_STATE),
-        ({"broker_id": 1, "directory_id": "d1"}, ILLEGAL_STATE),
-        ({"protocol": PROTOCOL + 1}, BAD_REQUEST),
+        ({"node_id": 1, "directory_id": "d1"}, ILLEGAL_STATE),
+        ({"protocol": PROTOCOL + 1}, ILLEGAL_STATE),
     ],
 )
 async def test_everybody_else_is_rejected_also_between_hello_and_opening(
     changes: dict[str, object], entry: ErrorEntry
 ) -> None:
-    feeds = leader_feeds()
+    feeds, acceptor, _ = leader_feeds()
     content = encode_hello(msgspec.structs.replace(HELLO, **changes))
     with pytest.raises(RejectedError) as told:
-        feeds.hello(content)
+        acceptor.hello(content)
     assert told.value.code == entry.code
     with pytest.raises(RejectedError):
-        feeds.opened(Connection(content))
+        acceptor.opened(Connection(content))
     await feeds.close()
 
 
@@ -139,25 +146,21 @@ async def test_everybody_else_is_rejected_also_between_hello_and_opening(
 async def test_nobody_is_let_in_before_this_broker_is_registered(
     own_epoch: int | None, cluster_id: str | None
 ) -> None:
-    feeds = leader_feeds(own_epoch, cluster_id)
+    feeds, acceptor, _ = leader_feeds(own_epoch, cluster_id)
     with pytest.raises(RejectedError) as told:
-        feeds.hello(encode_hello(HELLO))
+        acceptor.hello(encode_hello(HELLO))
     assert told.value.code == NOT_READY.code
     await feeds.close()
 
 
 async def test_a_failure_in_the_pump_is_not_swallowed() -> None:
-    failures: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(
-        lambda _loop, context: failures.append(context.get("exception"))
-    )
     replica = FakePartition(1, row(1, 1))
     replica.append(b"x")
     replica.read_failures = [AssertionError("broken")]  # type: ignore[list-item]
-    feeds = leader_feeds()
+    feeds, acceptor, fatal = leader_feeds()
     feeds._find = lambda _topic_id, _number: replica
-    session = feeds.opened(Connection(encode_hello(HELLO)))
+    session = acceptor.opened(Connection(encode_hello(HELLO)))
     session.received(encode(Subscribe([asks(1)])))
-    await until(lambda: bool(failures))
-    assert [str(failure) for failure in failures] == ["broken"]
+    await until(lambda: bool(fatal))
+    assert fatal == ["replication-pump-2 failed: AssertionError('broken')"]
     await feeds.close()

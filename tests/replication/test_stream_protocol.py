@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog.peer.hello import ProtocolError, encode_hello
 from raftlog.record.header import LOG_APPEND_TIME_BIT
-from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, Offset, TopicId
+from raftlog.record.types import BrokerEpoch, LeaderEpoch, Offset, TopicId
 from raftlog.replication.stream_protocol import (
     CONTROL_BYTES_MAX,
     ENTRIES_MAX,
     HANDLE_MAX,
     HEADER_BYTES,
-    HELLO_BYTES_MAX,
     PRODUCERS_BYTES_MAX,
     PRODUCERS_PIECE_BYTES,
     PROTOCOL,
@@ -24,25 +24,24 @@ from raftlog.replication.stream_protocol import (
     Diverged,
     FromFollower,
     FromLeader,
-    Hello,
     Marks,
     Ping,
-    ProtocolError,
     Refused,
     Restart,
+    StreamHello,
     Subscribe,
     Subscription,
     Unsubscribe,
     decode_data,
     decode_from_follower,
     decode_from_leader,
-    decode_hello,
+    decode_stream_hello,
     encode,
     encode_data,
-    encode_hello,
     is_data,
 )
 from raftlog.storage.producer_state import BATCHES_REMEMBERED_MAX, PRODUCERS_MAX, ProducerStates
+from raftlog.world.network import RejectedError
 from tests.storage.test_producer_state import header
 
 HANDLES = st.integers(1, HANDLE_MAX)
@@ -121,7 +120,7 @@ def test_data_comes_out_as_it_went_in(
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused_as_such(content: bytes) -> None:
-    for decode in (decode_from_follower, decode_from_leader, decode_hello):
+    for decode in (decode_from_follower, decode_from_leader):
         try:
             decode(content)
         except ProtocolError:
@@ -253,16 +252,11 @@ def test_data_without_batches_is_refused() -> None:
 
 
 def test_hellos_come_out_as_they_went_in() -> None:
-    hello = Hello(PROTOCOL, BrokerId(3), BrokerEpoch(7), "d", "c")
-    assert decode_hello(encode_hello(hello)) == hello
+    hello = StreamHello(node_id=3, broker_epoch=BrokerEpoch(7), directory_id="d", cluster_id="c")
+    assert decode_stream_hello(encode_hello(hello)) == hello
 
 
 def test_a_hello_of_another_protocol_is_refused_with_the_reason() -> None:
     newer = msgspec.json.encode({"protocol": PROTOCOL + 1, "something": "else"})
-    with pytest.raises(ProtocolError, match="versions"):
-        decode_hello(newer)
-
-
-def test_a_long_hello_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="too long"):
-        decode_hello(b"{" * (HELLO_BYTES_MAX + 1))
+    with pytest.raises(RejectedError, match="versions"):
+        decode_stream_hello(newer)

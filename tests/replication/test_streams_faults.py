@@ -383,7 +383,7 @@ def test_no_more_is_held_than_a_leader_may_send() -> None:
         follower = node.replicas[0]
         follower.append_s = 5.0
         # The leader's window is another one than the follower's.
-        cluster[1].leader._sessions[2].settings = StreamSettings()  # type: ignore[index]
+        cluster[1].leader._channel.sessions[2].settings = StreamSettings()
         connections = world.network.connections
         for _ in range(20):
             cluster.append(b"x" * 500)

@@ -28,7 +28,7 @@ from raftlog.replication.replica import Host
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.storage.manager import LogManager, StorageSettings
 from raftlog.storage.types import UNLIMITED, FlushMode, LogConfig
-from tests.replication.streams_world import play, until
+from tests.replication.streams_world import fail, play, until
 from tests.simulation.world import Process, World
 
 TOPIC = TopicId("b" * 32)
@@ -103,6 +103,7 @@ class Node:
             own_epoch=lambda: BrokerEpoch(self.epoch),
             brokers=lambda broker_id: cluster.brokers().get(broker_id),
             find=lambda _topic_id, _number: partition,
+            on_fatal=fail,
             settings=cluster.settings,
         )
         feeds.start()
@@ -114,6 +115,7 @@ class Node:
             directory_id=f"d{self.node_id}",
             cluster_id=lambda: "c",
             own_epoch=lambda: BrokerEpoch(self.epoch),
+            on_fatal=fail,
             settings=cluster.settings,
         )
         self.partition, self.feeds, self.streams = partition, feeds, streams
