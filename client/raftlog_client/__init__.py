@@ -4,12 +4,14 @@ Purpose: give a Python program the log at the speed of its whole batches, in the
 of aiokafka know: `Producer`, `Consumer`, `Admin`, each an async context manager.
 
 Rules: of raftlog it imports only `raftlog.record` (the batch format, the wire frames, the error
-table). Every buffer, wait and retry has a named bound. No record is ever reported written that was
-not acknowledged, and an error says whether the outcome is known.
+table) and `raftlog.api` (the wire shapes). Every buffer, wait and retry has a named bound. No
+record is ever reported written that was not acknowledged, and an error says whether the outcome is
+known.
 
 It must not know: how a node stores, replicates or elects; it knows addresses, leaders and errors.
 """
 
+from raftlog.api.cluster import ClusterSettings, NodeInfo, QuorumInfo, QuorumMember
 from raftlog_client.admin import Admin
 from raftlog_client.consumer import Consumer
 from raftlog_client.errors import (
@@ -28,7 +30,7 @@ from raftlog_client.errors import (
     TopicNotFoundError,
 )
 from raftlog_client.producer import Producer
-from raftlog_client.serializers import (
+from raftlog_client.record_encoder import (
     Partitioner,
     bytes_deserializer,
     bytes_serializer,
@@ -41,18 +43,14 @@ from raftlog_client.serializers import (
 from raftlog_client.types import (
     BrokerInfo,
     ClusterInfo,
-    ClusterSettings,
     ConfigEntry,
     Headers,
     NewTopic,
-    NodeInfo,
     OffsetAndTimestamp,
     PartitionInfo,
     PartitionOffsets,
     PartitionRange,
     ProducerRecord,
-    QuorumInfo,
-    QuorumMember,
     Record,
     RecordMetadata,
     SendSummary,

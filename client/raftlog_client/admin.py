@@ -3,33 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final, TypeVar
 from urllib.parse import quote
 
+import msgspec
+
+from raftlog.api.cluster import (
+    ClusterSettings,
+    ClusterSettingsChange,
+    DecommissionProgress,
+    LeaderElection,
+    LeadershipTransfer,
+    NewReassignment,
+    NewReassignments,
+    NewVoter,
+    NodeInfo,
+    NodeList,
+    PartitionStatus,
+    PartitionStatusList,
+    QuorumInfo,
+    ReassignmentList,
+)
+from raftlog.api.common import Empty
+from raftlog.api.v3 import (
+    ConfigChange,
+    ConfigChanges,
+    Listing,
+    TopicChange,
+    TopicConfig,
+)
+from raftlog.api.v3 import ConfigValue as NewConfig
+from raftlog.api.v3 import NewTopic as TopicCreation
+from raftlog.record.errors import NO_LEADER, NOT_FOUND
 from raftlog_client.errors import (
     ClientClosedError,
     ConnectionLostError,
     RaftlogClientError,
     ServerError,
+    server_error,
 )
-from raftlog_client.lifecycle import Startable
-from raftlog_client.metadata import METADATA_PATIENCE_S, ClusterMetadata
-from raftlog_client.offsets import deleted_records, topic_offsets
-from raftlog_client.replica_states import replica_states
-from raftlog_client.retry import Backoff
-from raftlog_client.transport import Transport, decoded, parse_bootstrap
+from raftlog_client.metadata import METADATA_PATIENCE_S, Backoff, ClusterMetadata, node_address
+from raftlog_client.offsets import delete_records, topic_offsets
+from raftlog_client.routing import LeaderCalls
+from raftlog_client.transport import NodeAddress, Startable, Transport, parse_bootstrap
 from raftlog_client.types import (
     ClusterInfo,
-    ClusterSettings,
     ConfigEntry,
-    DecommissionProgress,
     NewTopic,
-    NodeInfo,
-    NodeList,
     PartitionOffsets,
-    PartitionState,
-    QuorumInfo,
-    ReassignmentList,
     TopicDescription,
     TopicPartition,
 )
@@ -38,6 +59,10 @@ ConfigValue = str | int | float | bool
 
 LEADER_PATIENCE_S: Final = 2.0
 """How long to wait for what only the quorum's leader knows, if it is said to be elsewhere."""
+REPLICAS_PATIENCE_S: Final = 2.0
+"""A partition leader that is silent for longer is left out of `describe_replicas`."""
+
+T = TypeVar("T")
 
 
 class Admin(Startable):
@@ -106,16 +131,8 @@ class Admin(Startable):
 
         Raises ServerError (TOPIC_EXISTS, INVALID_TOPIC, INVALID_PARTITIONS, INVALID_CONFIG).
         """
-        body: dict[str, Any] = {
-            "topic_name": name,
-            "configs": [
-                {"name": key, "value": config_text(value)} for key, value in (configs or {}).items()
-            ],
-        }
-        if partitions is not None:
-            body["partitions_count"] = partitions
-        if replication_factor is not None:
-            body["replication_factor"] = replication_factor
+        values = [NewConfig(key, config_text(value)) for key, value in (configs or {}).items()]
+        body = TopicCreation(name, partitions, replication_factor, values)
         await self._change("POST", self._path("topics"), body)
         return await self.describe_topic(name)
 
@@ -163,21 +180,18 @@ class Admin(Startable):
 
     async def describe_configs(self, topic: str) -> dict[str, ConfigEntry]:
         """The configs of a topic, with their values in force. Raises TopicNotFoundError."""
-        answer = await self._read(self._path("topics", topic, "configs"))
-        try:
-            return {
-                entry["name"]: ConfigEntry(
-                    entry["name"],
-                    entry["value"],
-                    bool(entry["is_default"]),
-                    entry["source"],
-                    is_read_only=bool(entry.get("is_read_only")),
-                    is_sensitive=bool(entry.get("is_sensitive")),
-                )
-                for entry in answer["data"]
-            }
-        except (KeyError, TypeError) as error:
-            raise RaftlogClientError(f"Malformed answer about configs: {error!r}") from error
+        answer = await self._read(self._path("topics", topic, "configs"), Listing[TopicConfig])
+        return {
+            entry.name: ConfigEntry(
+                entry.name,
+                entry.value,
+                entry.is_default,
+                entry.source,
+                is_read_only=entry.is_read_only,
+                is_sensitive=entry.is_sensitive,
+            )
+            for entry in answer.data
+        }
 
     async def alter_configs(
         self,
@@ -191,13 +205,12 @@ class Admin(Startable):
         Raises TopicNotFoundError, ServerError (INVALID_CONFIG).
         """
         changes = [
-            {"name": name, "operation": "SET", "value": config_text(value)}
-            for name, value in (configs or {}).items()
+            ConfigChange(name, config_text(value)) for name, value in (configs or {}).items()
         ]
-        changes += [{"name": name, "operation": "DELETE"} for name in unset]
+        changes += [ConfigChange(name, operation="DELETE") for name in unset]
         if changes:
             path = self._path("topics", topic, "configs:alter")
-            await self._change("POST", path, {"data": changes})
+            await self._change("POST", path, ConfigChanges(changes))
 
     async def create_partitions(self, topic: str, total: int) -> None:
         """Let a topic have `total` partitions; they can only become more.
@@ -205,7 +218,7 @@ class Admin(Startable):
         Records of a key may go to another partition from then on. Raises TopicNotFoundError,
         ServerError (INVALID_PARTITIONS).
         """
-        await self._change("PATCH", self._path("topics", topic), {"partitions_count": total})
+        await self._change("PATCH", self._path("topics", topic), TopicChange(total))
 
     async def offsets(
         self, topics: Iterable[str], *, at_hand_after_ms: float | None = None
@@ -228,7 +241,7 @@ class Admin(Startable):
         were tried.
         """
         self._require_started()
-        return await deleted_records(self._metadata, offsets)
+        return await delete_records(self._metadata, offsets)
 
     async def describe_cluster(self) -> ClusterInfo:
         """The cluster's name, its active controller and its nodes."""
@@ -237,27 +250,29 @@ class Admin(Startable):
 
     async def describe_nodes(self) -> tuple[NodeInfo, ...]:
         """Every node of the cluster: where it is, whether it votes, whether it is fenced."""
-        answer = await self._read("/v1/nodes")
-        return decoded(answer, NodeList, "nodes").nodes
+        return (await self._read("/v1/nodes", NodeList)).nodes
 
     async def describe_quorum(self) -> QuorumInfo:
         """The metadata quorum, as its leader sees it, or any node if the leader does not answer."""
-        info = decoded(await self._read("/v1/quorum"), QuorumInfo, "the quorum")
+        info = await self._read("/v1/quorum", QuorumInfo)
         leader = next((voter for voter in info.voters if voter.is_leader), None)
         if leader is None or leader.node_id == info.node_id or not (leader.host and leader.port):
             return info
         try:
-            answer = await self._metadata.call_at(
-                leader.host, leader.port, "/v1/quorum", timeout_s=LEADER_PATIENCE_S
+            return await self._metadata.call_node(
+                node_address(leader.host, leader.port),
+                "GET",
+                "/v1/quorum",
+                QuorumInfo,
+                timeout_s=LEADER_PATIENCE_S,
             )
         except (ConnectionLostError, ServerError):
             return info
-        return decoded(answer, QuorumInfo, "the quorum")
 
     async def add_voter(self, node_id: int) -> None:
         """Give a vote to a node that follows the metadata log. Raises ServerError(ILLEGAL_STATE)
         if that is not possible; see `raftlog quorum describe`."""
-        await self._change("POST", "/v1/quorum/voters", {"node_id": node_id})
+        await self._change("POST", "/v1/quorum/voters", NewVoter(node_id))
 
     async def remove_voter(self, node_id: int) -> None:
         """Take a node's vote. Raises ServerError(ILLEGAL_STATE) if it has none, or the only one."""
@@ -280,8 +295,7 @@ class Admin(Startable):
 
     async def describe_decommission(self, node_id: int) -> DecommissionProgress:
         """How much a node still holds. Raises ServerError(NOT_FOUND)."""
-        answer = await self._read(f"/v1/nodes/{int(node_id)}/decommission")
-        return decoded(answer, DecommissionProgress, "a decommission")
+        return await self._read(f"/v1/nodes/{int(node_id)}/decommission", DecommissionProgress)
 
     async def set_maintenance(self, node_id: int, *, enabled: bool) -> None:
         """Have a node lead only what nobody else can, or end that; lasts over its restarts. Raises
@@ -298,16 +312,32 @@ class Admin(Startable):
         records is lost for good. Raises TopicNotFoundError, ServerError(ILLEGAL_STATE).
         """
         path = f"/v1/topics/{quote(topic, safe='')}/partitions/{int(partition)}/leader"
-        await self._change("POST", path, {"broker": broker, "unclean": unclean})
+        await self._change("POST", path, LeaderElection(broker, unclean))
 
-    async def describe_replicas(self, topic: str) -> dict[int, PartitionState]:
+    async def describe_replicas(self, topic: str) -> dict[int, PartitionStatus]:
         """By partition, how far its replicas are; what nobody can tell at the moment is left out.
         Raises TopicNotFoundError."""
-        return await replica_states(self._metadata, await self.describe_topic(topic))
+        partitions = [
+            TopicPartition(topic, info.partition)
+            for info in (await self.describe_topic(topic)).partitions
+        ]
+        found: dict[int, PartitionStatus] = {}
+
+        def settle(one: TopicPartition, outcome: PartitionStatus | RaftlogClientError) -> None:
+            if isinstance(outcome, PartitionStatus):
+                found[one.partition] = outcome
+            # A node of an earlier release does not know the path.
+            elif not outcome.retriable and not _is_unknown_path(outcome):
+                raise outcome
+
+        await LeaderCalls(self._metadata).query_once(
+            self._replicas, partitions, settle, timeout_s=REPLICAS_PATIENCE_S
+        )
+        return found
 
     async def describe_reassignments(self) -> ReassignmentList:
         """The partitions whose replicas are being moved."""
-        return decoded(await self._read("/v1/reassignments"), ReassignmentList, "reassignments")
+        return await self._read("/v1/reassignments", ReassignmentList)
 
     async def reassign(self, replicas: Mapping[TopicPartition, Sequence[int]]) -> None:
         """Have partitions held by these nodes, the preferred leader first; all are checked before
@@ -316,10 +346,10 @@ class Admin(Startable):
         Raises TopicNotFoundError, ServerError (INVALID_PARTITIONS, ILLEGAL_STATE).
         """
         moves = [
-            {"topic": place.topic, "partition": place.partition, "replicas": list(nodes)}
+            NewReassignment(place.topic, place.partition, tuple(nodes))
             for place, nodes in replicas.items()
         ]
-        await self._change("POST", "/v1/reassignments", {"reassignments": moves})
+        await self._change("POST", "/v1/reassignments", NewReassignments(moves))
 
     async def cancel_reassignment(self, topic: str, partition: int) -> None:
         """Leave a partition to the nodes that held it. Raises TopicNotFoundError, ServerError
@@ -330,7 +360,7 @@ class Admin(Startable):
     async def transfer_leadership(self, node_id: int | None = None) -> None:
         """Let that voter lead the quorum, or any other than the present leader. Raises
         ServerError(ILLEGAL_STATE)."""
-        await self._change("POST", "/v1/quorum/transfer", {"node_id": node_id})
+        await self._change("POST", "/v1/quorum/transfer", LeadershipTransfer(node_id))
 
     async def describe_cluster_settings(self, *, fresh: bool = False) -> ClusterSettings:
         """Topic configs that are set for the whole cluster, as some node has applied them.
@@ -340,8 +370,7 @@ class Admin(Startable):
         path = "/v1/cluster/settings" + ("?fresh=true" if fresh else "")
         # A fresh answer takes the quorum, and so as long as that takes to have a leader.
         patience_s = self._metadata.request_timeout_s if fresh else METADATA_PATIENCE_S
-        answer = await self._read(path, patience_s=patience_s)
-        return decoded(answer, ClusterSettings, "cluster settings")
+        return await self._read(path, ClusterSettings, patience_s=patience_s)
 
     async def alter_cluster_settings(
         self, values: Mapping[str, ConfigValue] | None = None, *, unset: Iterable[str] = ()
@@ -349,29 +378,50 @@ class Admin(Startable):
         """Set topic configs for all topics that do not set them, and return those of `unset` to
         their defaults: all or none. Returns the settings after it. ServerError(INVALID_CONFIG).
         """
-        body = {
-            "values": {name: config_text(value) for name, value in (values or {}).items()},
-            "removals": list(unset),
-        }
-        answer = await self._change("PUT", "/v1/cluster/settings", body)
-        return decoded(answer, ClusterSettings, "cluster settings")
+        texts = {name: config_text(value) for name, value in (values or {}).items()}
+        self._require_started()
+        return await self._metadata.call_any(
+            "PUT",
+            "/v1/cluster/settings",
+            ClusterSettings,
+            ClusterSettingsChange(texts, list(unset)),
+            is_idempotent=False,
+        )
 
     def _path(self, *segments: str) -> str:
         self._require_started()
         cluster = quote(self._metadata.view.cluster_id or "-", safe="")
         return "/".join((f"/v3/clusters/{cluster}", *(quote(part, safe=":") for part in segments)))
 
-    async def _read(self, path: str, *, patience_s: float = METADATA_PATIENCE_S) -> Any:
-        self._require_started()
-        return await self._metadata.call_any("GET", path, patience_s=patience_s)
+    async def _replicas(
+        self, address: NodeAddress, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, PartitionStatus | RaftlogClientError]:
+        """Query a leader for the replicas of partitions of one topic."""
+        path = f"/v1/topics/{quote(partitions[0].topic, safe='')}/partitions"
+        answer = await self._metadata.call_node(
+            address, "GET", path, PartitionStatusList, timeout_s=timeout_s
+        )
+        found = {row.partition: row for row in answer.partitions}
+        missing = server_error(NO_LEADER.code)
+        return {one: found.get(one.partition, missing) for one in partitions}
 
-    async def _change(self, method: str, path: str, body: Any = None) -> Any:
+    async def _read(
+        self, path: str, kind: type[T], *, patience_s: float = METADATA_PATIENCE_S
+    ) -> T:
         self._require_started()
-        return await self._metadata.call_any(method, path, body, is_idempotent=False)
+        return await self._metadata.call_any("GET", path, kind, patience_s=patience_s)
+
+    async def _change(self, method: str, path: str, body: msgspec.Struct | None = None) -> None:
+        self._require_started()
+        await self._metadata.call_any(method, path, Empty, body, is_idempotent=False)
 
     def _require_started(self) -> None:
         if not self._is_started:
             raise ClientClosedError("The admin client is closed, or was never started.")
+
+
+def _is_unknown_path(error: RaftlogClientError) -> bool:
+    return isinstance(error, ServerError) and error.entry is NOT_FOUND
 
 
 def config_text(value: ConfigValue) -> str:

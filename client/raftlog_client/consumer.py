@@ -8,15 +8,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Final, Generic, Literal
 
 from raftlog_client.errors import ClientClosedError, ConnectionLostError, RaftlogClientError
+from raftlog_client.fetch_protocol import FetchConnectionPool
 from raftlog_client.fetcher import Fetcher, FetchSettings
-from raftlog_client.lifecycle import Startable
-from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.metadata import Backoff, ClusterMetadata
 from raftlog_client.offsets import offsets_for_times, partition_offsets
 from raftlog_client.record_buffer import RecordBuffer
 from raftlog_client.record_decoder import RecordDecoder
-from raftlog_client.retry import Backoff
 from raftlog_client.subscription import OffsetReset, PartitionState, Subscription
-from raftlog_client.transport import Transport, parse_bootstrap
+from raftlog_client.transport import Startable, Transport, parse_bootstrap
 from raftlog_client.types import K, OffsetAndTimestamp, PartitionOffsets, Record, TopicPartition, V
 
 PARTITION_BYTES_MIN: Final = 1_024
@@ -106,8 +105,9 @@ class Consumer(Startable, Generic[K, V]):
             ),
             on_taken=self._taken,
         )
+        self._pool = FetchConnectionPool(client_id)
         self._fetcher = Fetcher(
-            self._transport,
+            self._pool,
             self._metadata,
             self._buffer,
             settings=FetchSettings(
@@ -119,7 +119,6 @@ class Consumer(Startable, Generic[K, V]):
                 check_crcs=check_crcs,
                 reset=reset,
             ),
-            backoff=backoff,
             on_data=self._wake,
         )
         self._reset = reset
@@ -161,6 +160,7 @@ class Consumer(Startable, Generic[K, V]):
             self._follower.cancel()
             await asyncio.gather(self._follower, return_exceptions=True)
         await self._fetcher.close()
+        self._pool.close()
         await self._metadata.close()
         await self._transport.close()
 

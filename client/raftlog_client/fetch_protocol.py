@@ -18,7 +18,6 @@ from raftlog.record.types import Offset, PartitionId
 from raftlog_client.errors import ConnectionLostError
 from raftlog_client.transport import (
     CONNECT_TIMEOUT_S,
-    FRAME_BYTES_MAX,
     JSON_TYPE,
     KEEP_ALIVE_S,
     NodeAddress,
@@ -32,6 +31,8 @@ SCRATCH_BYTES: Final = 16 * 1024
 """Received at once while it is not known where it belongs: what is copied after all."""
 HEAD_BYTES_MAX: Final = 32 * 1024
 """Of a response's head, or one line."""
+FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
+"""One partition's data in a fetch answer: a node may exceed what was asked by one batch."""
 REFUSAL_BYTES_MAX: Final = 64 * 1024
 IDLE_PER_NODE_MAX: Final = 4
 _HTTP_OK: Final = 200

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-import orjson
+import msgspec
 
+from raftlog.api.records import FetchPartition, FetchRequest
 from raftlog.record.errors import NOT_READY, OFFSET_OUT_OF_RANGE, STORAGE_FAILED, UNKNOWN_TOPIC
 from raftlog.record.frames import FetchFrame
+from raftlog.record.types import Offset
 from raftlog_client.errors import (
     ConnectionLostError,
     NoOffsetError,
@@ -25,19 +28,17 @@ from raftlog_client.errors import (
     TopicNotFoundError,
     server_error,
 )
+from raftlog_client.fetch_protocol import FetchConnectionPool
 from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.offsets import offset_questions
+from raftlog_client.offsets import offsets_query
 from raftlog_client.record_buffer import RecordBuffer
-from raftlog_client.retry import Backoff
+from raftlog_client.routing import SLOW_S, LeaderCall, LeaderCalls
 from raftlog_client.subscription import Chunk, OffsetReset, PartitionState
-from raftlog_client.transport import NodeAddress, Transport
+from raftlog_client.transport import NodeAddress
 from raftlog_client.types import PartitionOffsets, TopicPartition
 
 FETCHES_PER_NODE_MAX: Final = 2
 PARTITIONS_PER_FETCH_MAX: Final = 1_000
-SLOW_S: Final = 0.5
-"""Beyond what a fetch may wait for records: a node that has been silent for so long may be gone
-without a word. Others are asked who leads, and again after each such time."""
 BROKEN_ATTEMPTS_MAX: Final = 40
 """A leader whose storage failed is followed by another, if the partition is replicated: try this
 often (about 10 s) before the reader is told."""
@@ -71,12 +72,32 @@ class NodeFetches:
 
 
 @dataclass(eq=False, slots=True)
-class FetchRequest:
+class FetchInFlight:
     """One request under way, and the partitions that still want its answer."""
 
-    states: dict[PartitionState, int]
-    """With the generation that each was asked for in."""
+    states: dict[TopicPartition, tuple[PartitionState, int]]
+    """With the generation of each when the request was made."""
+    take: Callable[[PartitionState, FetchFrame], None]
+    """Called with each frame that is still wanted."""
+    call: LeaderCall = field(init=False)
     task: asyncio.Task[None] | None = None
+
+    def leave(self, source: TopicPartition) -> None:
+        """The partition wants the answer no more."""
+        self.states.pop(source, None)
+        self.call.seen.pop(source, None)
+
+    def begin(self, frame: FetchFrame, size_bytes: int) -> memoryview:
+        """Memory for a frame's data. Satisfies `FrameSink`."""
+        return memoryview(bytearray(size_bytes))
+
+    def end(self, frame: FetchFrame, data: memoryview) -> None:
+        """The frame is whole."""
+        found = self.states.get(TopicPartition(frame.topic, frame.partition))
+        if found is not None:
+            state, generation = found
+            if state.generation == generation:
+                self.take(state, frame._replace(data=data.toreadonly()))
 
 
 class Fetcher:
@@ -84,19 +105,18 @@ class Fetcher:
 
     def __init__(
         self,
-        transport: Transport,
+        pool: FetchConnectionPool,
         metadata: ClusterMetadata,
         buffer: RecordBuffer,
         *,
         settings: FetchSettings,
-        backoff: Backoff,
         on_data: Callable[[], None],
     ) -> None:
-        self._transport = transport
+        self._pool = pool
         self._metadata = metadata
         self._buffer = buffer
         self._settings = settings
-        self._backoff = backoff
+        self._leaders = LeaderCalls(metadata)
         self._on_data = on_data
         """Told when the buffer has something new, or a position became known."""
         self._nodes: dict[NodeAddress, NodeFetches] = {}
@@ -104,14 +124,11 @@ class Fetcher:
         self._asked_bytes = 0
         """What requests under way may bring."""
         self._resetting: asyncio.Task[None] | None = None
-        self._offset_questions = offset_questions(metadata)
+        self._offsets = offsets_query(metadata)
         self._positions_asked = asyncio.Event()
         """Set, and replaced, each time that positions were asked for."""
         self.position_error: RaftlogClientError | None = None
         """Why some partition has no position yet."""
-        self._watching: set[asyncio.Task[None]] = set()
-        self._refresh_wanted: set[str] = set()
-        self._refreshing: asyncio.Task[None] | None = None
         self._is_scheduled = False
         self._is_running = False
 
@@ -124,10 +141,10 @@ class Fetcher:
         """End all requests."""
         self._is_running = False
         tasks = [task for node in self._nodes.values() for task in node.requests]
-        tasks += [task for task in (self._resetting, self._refreshing) if task is not None]
-        tasks += self._watching
+        tasks += [] if self._resetting is None else [self._resetting]
         for task in tasks:
             task.cancel()
+        await self._leaders.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def assign(self, states: Mapping[TopicPartition, PartitionState]) -> None:
@@ -159,8 +176,8 @@ class Fetcher:
                 self._tell(
                     state, TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {topic!r} does not exist.")
                 )
-            self._want_metadata(topic)
-            self._pause(state)
+            self._leaders.refresh_soon(topic)
+            self._park(state)
             return
         node = self._nodes.get(address)
         if node is None:
@@ -177,8 +194,8 @@ class Fetcher:
         """
         request = state.in_flight
         state.in_flight = None
-        if isinstance(request, FetchRequest):
-            request.states.pop(state, None)
+        if isinstance(request, FetchInFlight):
+            request.leave(state.source)
             if not request.states and request.task is not None:
                 request.task.cancel()
 
@@ -221,10 +238,18 @@ class Fetcher:
                     settings.partition_max_bytes * len(states),
                 )
                 self._asked_bytes += max_bytes
-                request = FetchRequest({state: state.generation for state in states})
+                request = FetchInFlight(
+                    {state.source: (state, state.generation) for state in states},
+                    self._take_frame,
+                )
+                request.call = self._leaders.follow(
+                    node.address,
+                    request.states,
+                    on_moved=partial(self._moved, request),
+                    patience_s=settings.max_wait_ms / 1000 + SLOW_S,
+                )
                 for state in states:
                     state.in_flight = request
-                    state.seen_leader = self._metadata.leadership(*state.source)
                 request.task = asyncio.ensure_future(self._fetch(node, request, max_bytes))
                 node.requests.add(request.task)
 
@@ -246,77 +271,52 @@ class Fetcher:
             states.append(state)
         return states
 
-    async def _fetch(self, node: NodeFetches, request: FetchRequest, max_bytes: int) -> None:
+    async def _fetch(self, node: NodeFetches, request: FetchInFlight, max_bytes: int) -> None:
         settings = self._settings
-        asked = {state.source: state for state in request.states}
-        body = orjson.dumps(
-            {
-                "partitions": [
-                    {
-                        "topic": state.source.topic,
-                        "partition": state.source.partition,
-                        "offset": state.fetch_offset,
-                        "max_bytes": settings.partition_max_bytes,
-                    }
-                    for state in asked.values()
+        body = msgspec.json.encode(
+            FetchRequest(
+                [
+                    FetchPartition(
+                        source.topic,
+                        source.partition,
+                        Offset(state.fetch_offset),
+                        settings.partition_max_bytes,
+                    )
+                    for source, (state, _) in request.states.items()
                 ],
-                "max_bytes": max_bytes,
-                "min_bytes": settings.min_bytes,
-                "max_wait_ms": settings.max_wait_ms,
-            }
+                max_bytes,
+                settings.min_bytes,
+                settings.max_wait_ms,
+            )
         )
-        timeout_s = self._transport.request_timeout_s + settings.max_wait_ms / 1000
-        slow = asyncio.get_running_loop().call_later(
-            settings.max_wait_ms / 1000 + SLOW_S, self._is_slow, node, request
-        )
+        timeout_s = self._metadata.request_timeout_s + settings.max_wait_ms / 1000
         try:
-            async for frames in self._transport.fetch(node.address, body, timeout_s):
-                for frame in frames:
-                    state = asked.get(TopicPartition(frame.topic, frame.partition))
-                    if state is not None and request.states.get(state) == state.generation:
-                        self._take_frame(state, frame)
+            with request.call:
+                await self._pool.fetch(node.address, body, request, timeout_s)
         except RaftlogClientError as error:
             if isinstance(error, ConnectionLostError):
                 self._metadata.suspect(node.address)
-            for state, generation in list(request.states.items()):
+            for state, generation in list(request.states.values()):
                 if state.generation == generation:
                     self._failed(state, error)
         finally:
-            slow.cancel()
             self._asked_bytes -= max_bytes
             assert request.task is not None
             node.requests.discard(request.task)
             request.task = None
             self._schedule()
-        for state in list(request.states):
+        for state, _ in list(request.states.values()):
             state.in_flight = None
             self.want(state)
 
-    def _is_slow(self, node: NodeFetches, request: FetchRequest) -> None:
-        task = asyncio.ensure_future(self._watch(node, request))
-        # As many as there are requests.
-        self._watching.add(task)
-        task.add_done_callback(self._watching.discard)
-
-    async def _watch(self, node: NodeFetches, request: FetchRequest) -> None:
-        """Ask other nodes who leads while a request waits in vain; ask who does."""
-        while request.task is not None and self._metadata.may_ask_others(node.address):
-            self._metadata.suspect(node.address)
-            try:
-                await self._metadata.refresh({state.source.topic for state in request.states})
-            except RaftlogClientError as error:
-                logger.info("%s is slow, and nobody else tells who leads: %s", node.address, error)
-            self._resume_moved()
-            for state in list(request.states):
-                if self._metadata.has_moved(*state.source, state.seen_leader):
-                    logger.warning(
-                        "%s-%d: %s does not answer, and another node leads by now",
-                        *state.source,
-                        node.address,
-                    )
-                    self.abandon(state)
-                    self.want(state)
-            await asyncio.sleep(SLOW_S)
+    def _moved(self, request: FetchInFlight, moved: Collection[TopicPartition]) -> bool:
+        """Fetch these partitions from their new leaders; whether the request is of no more use."""
+        for source in moved:
+            state, _ = request.states[source]
+            request.leave(source)
+            state.in_flight = None
+            self.want(state)
+        return not request.states
 
     def _take_frame(self, state: PartitionState, frame: FetchFrame) -> None:
         if frame.error_code:
@@ -366,23 +366,23 @@ class Fetcher:
                 and state.attempts < BROKEN_ATTEMPTS_MAX
             )
             if error.entry.refresh_metadata or is_leaving:
-                self._want_metadata(state.source.topic)
+                self._leaders.refresh_soon(state.source.topic)
             may_pass = error.retriable or error.entry.refresh_metadata or is_leaving
             if not may_pass or (isinstance(error, TopicNotFoundError) and not is_lagging):
                 self._tell(state, error)
         else:
-            self._want_metadata(state.source.topic)
+            self._leaders.refresh_soon(state.source.topic)
         logger.info("%s cannot be fetched: %s", name, error)
-        self._pause(state)
+        self._park(state)
 
     def _out_of_range(self, state: PartitionState, error: ServerError) -> None:
         if self._settings.reset is OffsetReset.NONE:
             self._tell(state, error)
-            self._pause(state)
+            self._park(state)
             return
         if state.has_records:
             # What is buffered was read in time: it is served before the position jumps.
-            self._pause(state)
+            self._park(state)
             return
         logger.warning(
             "%s-%d: offset %d is out of range, going on at the %s one (auto_offset_reset): %s",
@@ -402,40 +402,16 @@ class Fetcher:
         self._buffer.refresh(state)
         self._on_data()
 
-    def _pause(self, state: PartitionState) -> None:
+    def _park(self, state: PartitionState) -> None:
+        """Try the partition again after its back-off, or when another node leads it."""
         state.is_waiting = True
-        state.seen_leader = self._metadata.leadership(*state.source)
-        delay_s = self._backoff.delay_s(max(state.attempts - 1, 0))
-        asyncio.get_running_loop().call_later(delay_s, self._resume, state)
+        self._leaders.park(state, state.source, state.attempts, partial(self._resume, state))
 
     def _resume(self, state: PartitionState) -> None:
         state.is_waiting = False
         if self._metadata.leader_address(*state.source) is None:
             state.attempts += 1
         self.want(state)
-
-    def _want_metadata(self, topic: str) -> None:
-        self._refresh_wanted.add(topic)
-        if (self._refreshing is None or self._refreshing.done()) and self._is_running:
-            self._refreshing = asyncio.ensure_future(self._refresh())
-
-    async def _refresh(self) -> None:
-        while self._refresh_wanted:
-            names, self._refresh_wanted = self._refresh_wanted, set()
-            try:
-                await self._metadata.refresh(names)
-            except RaftlogClientError as error:
-                # The partitions that wait for it ask again after their pause.
-                logger.warning("No metadata of %s: %s", ", ".join(sorted(names)), error)
-                return
-            self._resume_moved()
-
-    def _resume_moved(self) -> None:
-        """Those whose leader is another one, or there at last, need not sit out their pause."""
-        for state in self._assigned.values():
-            if state.is_waiting and self._metadata.has_moved(*state.source, state.seen_leader):
-                state.is_waiting = False
-                self.want(state)
 
     def _want_position(self) -> None:
         if (self._resetting is None or self._resetting.done()) and self._is_running:
@@ -451,7 +427,7 @@ class Fetcher:
                 self._positions_asked.set()
                 self._positions_asked = asyncio.Event()
             if not has_all:
-                await asyncio.sleep(self._backoff.delay_s(attempt))
+                await asyncio.sleep(self._metadata.backoff.delay_s(attempt))
                 attempt += 1
 
     async def _ask_positions(self, lacking: Sequence[PartitionState]) -> bool:
@@ -470,8 +446,8 @@ class Fetcher:
             if state.generation == generation and state.reset is not None:
                 self._set_position(state, outcome)
 
-        timeout_s = self._transport.request_timeout_s
-        await self._offset_questions.ask_once(asked, settle, timeout_s=timeout_s)
+        timeout_s = self._metadata.request_timeout_s
+        await self._leaders.query_once(self._offsets, asked, settle, timeout_s=timeout_s)
         return self.position_error is None
 
     def _set_position(

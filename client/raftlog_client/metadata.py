@@ -1,10 +1,10 @@
-"""The cluster as the client sees it: nodes, topics, leaders; refreshed when it proves stale.
+"""Cluster metadata: nodes, topics, leaders; refreshed when it proves stale. Calls to any node.
 
-A view may always be out of date; what follows from it (a refused request) says so, and the answer
-is `refresh`. Concurrent refreshes share one request. Of a partition's leader nothing older is ever
-believed than what is known: the node that is asked may be behind the others.
+A view may always be out of date; the request that it misleads is refused, and the caller then
+calls `refresh`. Concurrent refreshes share one request. A partition's leader epoch never goes back:
+the node that answers may be behind the others.
 
-A node that could not be reached, or was silent, is *suspect* for a while: others are asked first.
+A node that could not be reached, or was silent, is *suspect* for a while: others are tried first.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
+import msgspec
+
+from raftlog.api.cluster import MetadataResponse, MetadataTopic
 from raftlog.record.errors import UNKNOWN_PARTITION, UNKNOWN_TOPIC
 from raftlog_client.errors import (
     ConnectionLostError,
@@ -25,7 +28,6 @@ from raftlog_client.errors import (
     TopicNotFoundError,
     server_error,
 )
-from raftlog_client.retry import Backoff
 from raftlog_client.transport import NodeAddress, Transport
 from raftlog_client.types import BrokerInfo, ClusterInfo, PartitionInfo, TopicDescription
 
@@ -38,7 +40,28 @@ REFRESH_PATIENCE_S: Final = 0.5
 SUSPECT_S: Final = 10.0
 """How long other nodes are asked first."""
 UNKNOWN_TOPIC_ATTEMPTS: Final = 3
-"""A topic just created may not be known on every node yet: ask this often before believing it."""
+"""A topic just created may not be known on every node yet: look this often before it counts as
+unknown."""
+JITTER: Final = 0.2
+"""Each pause is up to a fifth shorter or longer than its nominal length, so that many clients do
+not return in step."""
+DOUBLINGS_MAX: Final = 16
+"""From here on the pause cannot grow, whatever its bound: keeps the shift small."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pauses between attempts: the first about `first_ms`, doubling up to `max_ms`."""
+
+    first_ms: float
+    max_ms: float
+
+    def delay_s(self, attempt: int) -> float:
+        """Seconds to wait after failed attempt number `attempt`, counted from 0."""
+        nominal_ms = min(self.max_ms, self.first_ms * (1 << min(attempt, DOUBLINGS_MAX)))
+        return nominal_ms * random.uniform(1 - JITTER, 1 + JITTER) / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +189,12 @@ class ClusterMetadata:
         self,
         method: str,
         path: str,
-        body: Any = None,
+        kind: type[T],
+        body: msgspec.Struct | None = None,
         *,
         is_idempotent: bool = True,
         patience_s: float = math.inf,
-    ) -> Any:
+    ) -> T:
         """A request that any node can answer: tried on one after another, with pauses.
 
         What is not idempotent is tried again only if it certainly reached nobody. Another node is
@@ -186,7 +210,7 @@ class ClusterMetadata:
             timeout_s = min(max(deadline - loop.time(), 0.01), patience_now_s)
             try:
                 answer = await self._transport.call(
-                    address, method, path, body, timeout_s=timeout_s
+                    address, method, path, kind, body, timeout_s=timeout_s
                 )
             except (ConnectionLostError, ServerError) as error:
                 if isinstance(error, ConnectionLostError):
@@ -203,15 +227,18 @@ class ClusterMetadata:
                 return answer
             await asyncio.sleep(delay_s)
 
-    async def call_at(self, host: str, port: int, path: str, *, timeout_s: float) -> Any:
-        """Ask one node, once. Raises ConnectionLostError, ServerError."""
-        return await self.call_node(_address(host, port), "GET", path, timeout_s=timeout_s)
-
     async def call_node(
-        self, address: NodeAddress, method: str, path: str, body: Any = None, *, timeout_s: float
-    ) -> Any:
-        """Send one node a request, once. Raises ConnectionLostError, ServerError."""
-        return await self._transport.call(address, method, path, body, timeout_s=timeout_s)
+        self,
+        address: NodeAddress,
+        method: str,
+        path: str,
+        kind: type[T],
+        body: msgspec.Struct | None = None,
+        *,
+        timeout_s: float,
+    ) -> T:
+        """Send one node a request, once. Raises as `Transport.call`."""
+        return await self._transport.call(address, method, path, kind, body, timeout_s=timeout_s)
 
     def addresses(self) -> list[NodeAddress]:
         """Every node worth asking: the cluster's, and those given to start with."""
@@ -246,43 +273,32 @@ class ClusterMetadata:
             self._apply(await self._ask(f"/v1/metadata?topics={query}"), part)
         return self.view
 
-    async def _ask(self, path: str) -> Any:
-        return await self.call_any("GET", path, patience_s=REFRESH_PATIENCE_S)
+    async def _ask(self, path: str) -> MetadataResponse:
+        return await self.call_any("GET", path, MetadataResponse, patience_s=REFRESH_PATIENCE_S)
 
-    def _apply(self, answer: Any, asked: Sequence[str] | None) -> None:
-        """Take over a metadata answer about the topics `asked` for."""
+    def _apply(self, answer: MetadataResponse, asked: Sequence[str] | None) -> None:
+        """Take over a metadata answer about these topics; None: about all."""
         topics = {} if asked is None else dict(self.view.topics)
         for name in asked or ():
             topics.pop(name, None)
-        try:
-            brokers = {
-                int(broker["broker_id"]): BrokerInfo(
-                    int(broker["broker_id"]),
-                    broker["host"],
-                    int(broker["port"]),
-                    broker.get("rack"),
-                )
-                for broker in answer["brokers"]
-            }
-            for topic in answer["topics"]:
-                code = topic.get("error_code")
-                if not code:
-                    fresh = _topic_from_json(topic)
-                    topics[fresh.name] = _newest(self.view.topics.get(fresh.name), fresh)
-                elif code != UNKNOWN_TOPIC.code:
-                    raise server_error(code, topic.get("message"))
-            cluster_id, controller_id = answer["cluster_id"], answer.get("controller_id")
-            if controller_id is not None and controller_id < 0:
-                controller_id = None
-        except (KeyError, TypeError, ValueError) as error:
-            raise RaftlogClientError(f"A node's metadata answer is malformed: {error!r}") from error
-        self.view = ClusterView(cluster_id, controller_id, brokers, topics)
+        brokers = {
+            broker.broker_id: BrokerInfo(broker.broker_id, broker.host, broker.port, broker.rack)
+            for broker in answer.brokers
+        }
+        for topic in answer.topics:
+            if not topic.error_code:
+                fresh = _description(topic)
+                topics[fresh.name] = _newest(self.view.topics.get(fresh.name), fresh)
+            elif topic.error_code != UNKNOWN_TOPIC.code:
+                raise server_error(topic.error_code)
+        controller_id = None if answer.controller_id < 0 else answer.controller_id
+        self.view = ClusterView(answer.cluster_id, controller_id, brokers, topics)
         self._addresses = {
-            broker.broker_id: _address(broker.host, broker.port) for broker in brokers.values()
+            broker.broker_id: node_address(broker.host, broker.port) for broker in brokers.values()
         }
 
 
-def _address(host: str, port: int) -> NodeAddress:
+def node_address(host: str, port: int) -> NodeAddress:
     """`host:port`, with the brackets that an IPv6 address needs in a URL."""
     return NodeAddress(f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}")
 
@@ -300,21 +316,21 @@ def _newest(known: TopicDescription | None, fresh: TopicDescription) -> TopicDes
     return TopicDescription(fresh.name, fresh.topic_id, (*rows, *longer[len(rows) :]))
 
 
-def _topic_from_json(topic: Mapping[str, Any]) -> TopicDescription:
-    partitions = sorted(topic["partitions"], key=lambda partition: int(partition["partition"]))
+def _description(topic: MetadataTopic) -> TopicDescription:
+    """The topic, with its partitions in order. Raises RaftlogClientError if any is missing."""
     infos = tuple(
         PartitionInfo(
-            topic["name"],
-            int(partition["partition"]),
-            partition["leader"]
-            if partition["leader"] is not None and partition["leader"] >= 0
-            else None,
-            int(partition["leader_epoch"]),
-            tuple(partition["replicas"]),
-            tuple(partition["isr"]),
+            topic.name,
+            row.partition,
+            None if row.leader < 0 else row.leader,
+            row.leader_epoch,
+            row.replicas,
+            row.isr,
         )
-        for partition in partitions
+        for row in sorted(topic.partitions, key=lambda row: row.partition)
     )
-    if [info.partition for info in infos] != list(range(len(infos))):
-        raise ValueError(f"topic {topic['name']} has partitions missing")
-    return TopicDescription(topic["name"], str(topic["topic_id"]), infos)
+    if topic.topic_id is None or [info.partition for info in infos] != list(range(len(infos))):
+        raise RaftlogClientError(
+            f"A node's metadata answer is malformed: topic {topic.name} lacks its id or partitions"
+        )
+    return TopicDescription(topic.name, topic.topic_id, infos)

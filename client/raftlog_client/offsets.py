@@ -1,21 +1,75 @@
-"""Questions about offsets, for consumer and admin alike. A partition's leader answers them."""
+"""Offsets of partitions, by their leaders or by any node; deletion of records.
+
+A partition's leader knows its offsets: consumer and admin query the leaders themselves. A planner
+of work over whole topics, which keeps no connections to all nodes, calls any node, and that one
+queries each leader once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
-from raftlog_client.errors import RaftlogClientError, server_error
-from raftlog_client.leader_questions import LeaderQuestions, answers
-from raftlog_client.metadata import METADATA_PATIENCE_S, ClusterMetadata
+import msgspec
+
+from raftlog.api.records import (
+    DeletedPartition,
+    DeletedRecords,
+    DeleteRecords,
+    FoundOffset,
+    OffsetsRequest,
+    OffsetsResponse,
+    ReadableOffsets,
+    TimesRequest,
+    TimesResponse,
+)
+from raftlog.record.errors import STORAGE_FAILED
+from raftlog_client.errors import (
+    RaftlogClientError,
+    ServerError,
+    TopicNotFoundError,
+    server_error,
+)
+from raftlog_client.metadata import METADATA_PATIENCE_S, UNKNOWN_TOPIC_ATTEMPTS, ClusterMetadata
+from raftlog_client.routing import LeaderCalls, LeaderQuery, all_answers
 from raftlog_client.transport import NodeAddress
 from raftlog_client.types import OffsetAndTimestamp, PartitionOffsets, TopicPartition
+
+PARTITIONS_PER_CALL_MAX: Final = 10_000
+"""The default limit of a node; more partitions take several calls."""
+ANY_NODE_PATIENCE_S: Final = 4.0
+"""A node gives its peers 2 s, and has the rest in memory: one that is silent for longer is in
+trouble itself."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class PartitionBounds(NamedTuple):
+    """Readable offsets of a partition: from `log_start_offset` up to, not including, the
+    `high_watermark`; of committed transactions only, up to the `last_stable_offset`."""
+
+    topic_id: str
+    log_start_offset: int
+    high_watermark: int
+    last_stable_offset: int
+
+
+class TimedOffset(NamedTuple):
+    """The first record at or after a time; `found` is None if there is none."""
+
+    topic_id: str
+    found: OffsetAndTimestamp | None
+
+
+# By the leaders
 
 
 async def topic_offsets(
     metadata: ClusterMetadata, topics: Iterable[str], *, at_hand_after_s: float | None = None
 ) -> dict[TopicPartition, PartitionOffsets]:
-    """The offsets that can be read, of all partitions of some topics.
+    """Readable offsets of all partitions of some topics.
 
     With `at_hand_after_s`, those that are known after so many seconds; the others are left out.
     Raises TopicNotFoundError if a topic does not exist, the last error of a partition without
@@ -32,9 +86,9 @@ async def topic_offsets(
     ]
     if at_hand_after_s is None:
         return await partition_offsets(metadata, partitions)
-    return answers(
-        await offset_questions(metadata).ask(
-            partitions, timeout_s=at_hand_after_s, must_settle=False
+    return all_answers(
+        await LeaderCalls(metadata).query(
+            offsets_query(metadata), partitions, timeout_s=at_hand_after_s, must_settle=False
         )
     )
 
@@ -42,9 +96,8 @@ async def topic_offsets(
 async def partition_offsets(
     metadata: ClusterMetadata, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, PartitionOffsets]:
-    """The offsets that can be read, of some partitions. Raises the error of one without answer."""
-    questions = offset_questions(metadata)
-    return answers(await questions.ask(partitions, timeout_s=metadata.request_timeout_s))
+    """Readable offsets of some partitions. Raises the error of one without answer."""
+    return await _by_leaders(metadata, offsets_query(metadata), partitions)
 
 
 async def offsets_for_times(
@@ -52,104 +105,282 @@ async def offsets_for_times(
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     """The first record at or after a timestamp (ms), of each partition; None if there is none."""
 
-    async def question(
+    async def query(
         address: NodeAddress, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, OffsetAndTimestamp | RaftlogClientError | None]:
-        body = {"timestamps": _by_topic({one: timestamps[one] for one in partitions})}
+        body = TimesRequest(_keyed_by_text({one: timestamps[one] for one in partitions}))
         answer = await metadata.call_node(
-            address, "POST", "/v1/offsets-for-times", body, timeout_s=timeout_s
+            address, "POST", "/v1/offsets-for-times", TimesResponse, body, timeout_s=timeout_s
         )
-        try:
-            return {one: _found(answer["offsets"][one.topic][_number(one)]) for one in partitions}
-        except (KeyError, TypeError, ValueError) as error:
-            raise _malformed(error) from error
+        return _each(partitions, lambda one: _found(answer.offsets[one.topic][str(one.partition)]))
 
-    questions = LeaderQuestions[OffsetAndTimestamp | None](metadata, question)
-    return answers(await questions.ask(timestamps, timeout_s=metadata.request_timeout_s))
+    return await _by_leaders(metadata, query, timestamps)
 
 
-async def deleted_records(
+async def delete_records(
     metadata: ClusterMetadata, offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Delete the records of each partition below an offset (-1: all); where they begin now.
+    """Delete each partition's records below an offset (-1: all); return the log start offsets.
 
     Raises the first partition's error, if any, once all were tried.
     """
 
-    async def question(
+    async def query(
         address: NodeAddress, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, int | RaftlogClientError]:
-        body = {"offsets": _by_topic({one: offsets[one] for one in partitions})}
+        body = DeleteRecords(_by_topic({one: offsets[one] for one in partitions}))
         answer = await metadata.call_node(
-            address, "POST", "/v1/delete-records", body, timeout_s=timeout_s
+            address, "POST", "/v1/delete-records", DeletedRecords, body, timeout_s=timeout_s
         )
-        try:
-            found = {
-                TopicPartition(result["topic"], int(result["partition"])): _deleted(result)
-                for result in answer["results"]
-            }
-            return {one: found[one] for one in partitions}
-        except (KeyError, TypeError, ValueError) as error:
-            raise _malformed(error) from error
+        found = {TopicPartition(row.topic, row.partition): row for row in answer.results}
+        return _each(partitions, lambda one: _deleted(found[one]))
 
-    # What is deleted already is not deleted again: a repeat does no harm.
-    questions = LeaderQuestions[int](metadata, question)
-    return answers(await questions.ask(offsets, timeout_s=metadata.request_timeout_s))
+    # A repeat does no harm: deleted records are not deleted twice.
+    return await _by_leaders(metadata, query, offsets)
 
 
-def offset_questions(metadata: ClusterMetadata) -> LeaderQuestions[PartitionOffsets]:
-    """What asks for the offsets of partitions."""
+def offsets_query(metadata: ClusterMetadata) -> LeaderQuery[PartitionOffsets]:
+    """The query for readable offsets."""
 
-    async def question(
+    async def query(
         address: NodeAddress, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, PartitionOffsets | RaftlogClientError]:
-        topics: dict[str, list[int]] = {}
-        for one in partitions:
-            topics.setdefault(one.topic, []).append(one.partition)
         # A node has these in memory.
         patience_s = min(timeout_s, METADATA_PATIENCE_S)
+        body = OffsetsRequest(_numbers_by_topic(partitions))
         answer = await metadata.call_node(
-            address, "POST", "/v1/offsets", {"topics": topics}, timeout_s=patience_s
+            address, "POST", "/v1/offsets", OffsetsResponse, body, timeout_s=patience_s
         )
+        return _each(
+            partitions,
+            lambda one: _offsets(answer.topics[one.topic].partitions[str(one.partition)]),
+        )
+
+    return query
+
+
+async def _by_leaders(
+    metadata: ClusterMetadata, query: LeaderQuery[T], partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, T]:
+    timeout_s = metadata.request_timeout_s
+    return all_answers(await LeaderCalls(metadata).query(query, partitions, timeout_s=timeout_s))
+
+
+def _each(
+    partitions: Iterable[TopicPartition], answer: Callable[[TopicPartition], T]
+) -> dict[TopicPartition, T]:
+    """The answer for each partition. Raises RaftlogClientError if one has none."""
+    try:
+        return {one: answer(one) for one in partitions}
+    except KeyError as error:
+        raise _malformed(error) from error
+
+
+# By any node
+
+
+async def bounds_of_topics(
+    metadata: ClusterMetadata, topics: Iterable[str]
+) -> dict[TopicPartition, PartitionBounds]:
+    """Readable offsets of all partitions of these topics, by calls to any node.
+
+    Raises TopicNotFoundError if one does not exist; the last error of a partition without answer
+    after the request timeout.
+    """
+    names = sorted(set(topics))
+    if unknown := set(names) - metadata.view.topics.keys():
+        # The number of their partitions tells how many calls it takes: usually one.
+        await metadata.refresh(unknown)
+    bounds: dict[TopicPartition, PartitionBounds] = {}
+    for page in _pages({name: _partition_count(metadata, name) for name in names}):
+        whole: list[str] | dict[str, list[int]] = page
+
+        def body(
+            left: dict[str, list[int]], page: list[str] | dict[str, list[int]] = whole
+        ) -> OffsetsRequest:
+            return OffsetsRequest(left or page, any_node=True)
+
+        def rows(
+            reply: OffsetsResponse,
+        ) -> Iterator[tuple[TopicPartition, PartitionBounds | ServerError]]:
+            for name, topic in reply.topics.items():
+                for number, row in topic.partitions.items():
+                    one = TopicPartition(name, int(number))
+                    yield one, _refusal(one, row) or _bounds(topic.topic_id, row)
+
+        bounds.update(await _by_any_node(metadata, "/v1/offsets", OffsetsResponse, body, rows))
+    return bounds
+
+
+async def offsets_of_times(
+    metadata: ClusterMetadata, times_ms: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, TimedOffset]:
+    """The first record at or after each partition's own time (ms), by calls to any node.
+
+    Raises as `bounds_of_topics`.
+    """
+    partitions = sorted(times_ms)
+    offsets: dict[TopicPartition, TimedOffset] = {}
+    for start in range(0, len(partitions), PARTITIONS_PER_CALL_MAX):
+        some = _numbers_by_topic(partitions[start : start + PARTITIONS_PER_CALL_MAX])
+
+        def body(left: dict[str, list[int]], some: dict[str, list[int]] = some) -> TimesRequest:
+            return TimesRequest(
+                {
+                    name: {str(n): times_ms[TopicPartition(name, n)] for n in numbers}
+                    for name, numbers in (left or some).items()
+                },
+                any_node=True,
+            )
+
+        def rows(
+            reply: TimesResponse,
+        ) -> Iterator[tuple[TopicPartition, TimedOffset | ServerError]]:
+            for name, found in reply.offsets.items():
+                topic_id = reply.topic_ids[name]
+                for number, row in found.items():
+                    one = TopicPartition(name, int(number))
+                    yield one, _refusal(one, row) or TimedOffset(topic_id, _found(row))
+
+        offsets.update(
+            await _by_any_node(
+                metadata,
+                "/v1/offsets-for-times",
+                TimesResponse,
+                body,
+                rows,
+                patience_s=metadata.request_timeout_s,
+            )
+        )
+    return offsets
+
+
+async def _by_any_node(
+    metadata: ClusterMetadata,
+    path: str,
+    kind: type[R],
+    body: Callable[[dict[str, list[int]]], msgspec.Struct],
+    rows: Callable[[R], Iterator[tuple[TopicPartition, T | ServerError]]],
+    *,
+    patience_s: float = ANY_NODE_PATIENCE_S,
+) -> dict[TopicPartition, T]:
+    """Call nodes until all partitions have an answer.
+
+    `body` makes the request for the partitions that are left; for all of them, if none are named.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + metadata.request_timeout_s
+    answers: dict[TopicPartition, T] = {}
+    left: list[TopicPartition] = []
+    attempt = 0
+    while True:
+        error: ServerError | None = None
         try:
-            return {
-                one: _offsets(answer["topics"][one.topic]["partitions"][_number(one)])
-                for one in partitions
-            }
-        except (KeyError, TypeError, ValueError) as error:
-            raise _malformed(error) from error
+            reply = await metadata.call_any(
+                "POST", path, kind, body(_numbers_by_topic(left)), patience_s=patience_s
+            )
+        except TopicNotFoundError as refusal:
+            # The node may not have applied the topic's creation yet.
+            if attempt + 1 >= UNKNOWN_TOPIC_ATTEMPTS:
+                raise
+            error = refusal
+        else:
+            left = []
+            try:
+                for one, row in rows(reply):
+                    if isinstance(row, ServerError):
+                        left.append(one)
+                        error = row
+                    else:
+                        answers[one] = row
+            except (KeyError, ValueError) as fault:
+                raise _malformed(fault) from fault
+        if error is None:
+            return answers
+        delay_s = metadata.backoff.delay_s(attempt)
+        attempt += 1
+        if not _may_pass(error) or loop.time() + delay_s >= deadline:
+            raise error
+        await asyncio.sleep(delay_s)
 
-    return LeaderQuestions[PartitionOffsets](metadata, question)
+
+def _may_pass(error: ServerError) -> bool:
+    # A leader whose storage failed is followed by another, if there is one.
+    return error.retriable or error.entry.refresh_metadata or error.entry is STORAGE_FAILED
 
 
-def _by_topic(values: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    topics: dict[str, dict[str, int]] = {}
+def _pages(counts: Mapping[str, int]) -> Iterator[list[str] | dict[str, list[int]]]:
+    """Split topics into calls with no more partitions than one call may name."""
+    names: list[str] = []
+    size = 0
+    for name, count in counts.items():
+        if count > PARTITIONS_PER_CALL_MAX:
+            for start in range(0, count, PARTITIONS_PER_CALL_MAX):
+                yield {name: list(range(start, min(start + PARTITIONS_PER_CALL_MAX, count)))}
+            continue
+        if names and size + count > PARTITIONS_PER_CALL_MAX:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += count
+    if names:
+        yield names
+
+
+def _partition_count(metadata: ClusterMetadata, name: str) -> int:
+    known = metadata.view.topics.get(name)
+    return 0 if known is None else len(known.partitions)
+
+
+# Rows
+
+
+def _by_topic(values: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
+    topics: dict[str, dict[int, int]] = {}
     for one, value in values.items():
-        topics.setdefault(one.topic, {})[_number(one)] = value
+        topics.setdefault(one.topic, {})[int(one.partition)] = value
     return topics
 
 
-def _number(partition: TopicPartition) -> str:
-    return str(int(partition.partition))
+def _keyed_by_text(values: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    topics: dict[str, dict[str, int]] = {}
+    for one, value in values.items():
+        topics.setdefault(one.topic, {})[str(one.partition)] = value
+    return topics
 
 
-def _offsets(fields: Mapping[str, Any]) -> PartitionOffsets:
-    return PartitionOffsets(
-        int(fields["beginning_offset"]), int(fields["end_offset"]), int(fields["high_watermark"])
+def _numbers_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for one in partitions:
+        topics.setdefault(one.topic, []).append(int(one.partition))
+    return topics
+
+
+def _refusal(one: TopicPartition, row: ReadableOffsets | FoundOffset | None) -> ServerError | None:
+    if row is None or not isinstance(row.error_code, int) or not row.error_code:
+        return None
+    name, message = f"{one.topic}-{one.partition}", str(row.message)
+    return server_error(row.error_code, message if name in message else f"{name}: {message}")
+
+
+def _offsets(row: ReadableOffsets) -> PartitionOffsets:
+    return PartitionOffsets(row.beginning_offset, row.end_offset, row.high_watermark)
+
+
+def _bounds(topic_id: str, row: ReadableOffsets) -> PartitionBounds:
+    return PartitionBounds(
+        topic_id, row.beginning_offset, row.high_watermark, row.last_stable_offset
     )
 
 
-def _found(fields: Mapping[str, Any] | None) -> OffsetAndTimestamp | None:
-    if fields is None:
-        return None
-    return OffsetAndTimestamp(int(fields["offset"]), int(fields["timestamp"]))
+def _found(row: FoundOffset | None) -> OffsetAndTimestamp | None:
+    return None if row is None else OffsetAndTimestamp(row.offset, row.timestamp)
 
 
-def _deleted(result: Mapping[str, Any]) -> int | RaftlogClientError:
-    if code := result.get("error_code"):
-        text = f"{result['topic']}-{result['partition']}: {result.get('message')}"
-        return server_error(int(code), text)
-    return int(result["log_start_offset"])
+def _deleted(row: DeletedPartition) -> int | RaftlogClientError:
+    if row.error_code:
+        return server_error(row.error_code, f"{row.topic}-{row.partition}: {row.message}")
+    return row.log_start_offset
 
 
 def _malformed(error: Exception) -> RaftlogClientError:

@@ -19,14 +19,11 @@ from raftlog_client.errors import (
     RaftlogClientError,
     server_error,
 )
-from raftlog_client.lifecycle import Startable
-from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.metadata import Backoff, ClusterMetadata
 from raftlog_client.raw_batch import RawBatchBuilder
-from raftlog_client.record_encoder import RecordEncoder
-from raftlog_client.retry import Backoff
+from raftlog_client.record_encoder import Partitioner, RecordEncoder, murmur2_partitioner
 from raftlog_client.sender import Sender
-from raftlog_client.serializers import Partitioner, murmur2_partitioner
-from raftlog_client.transport import Transport, parse_bootstrap
+from raftlog_client.transport import Startable, Transport, parse_bootstrap
 from raftlog_client.types import Headers, RecordMetadata, SendSummary
 
 KeyIn = TypeVar("KeyIn", default=bytes)
@@ -131,7 +128,6 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             request_bytes_max=request_bytes_max,
             in_flight_requests_max=in_flight_requests_max,
             request_timeout_ms=request_timeout_ms,
-            backoff=backoff,
         )
         self._accumulator = Accumulator(
             compression=codec,

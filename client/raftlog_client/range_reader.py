@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import Final, NamedTuple
 
-import orjson
+import msgspec
 
+from raftlog.api.records import FetchPartition, FetchRequest
 from raftlog.record.errors import (
     OFFSET_OUT_OF_RANGE,
     STORAGE_FAILED,
@@ -22,6 +22,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.frames import FetchFrame
 from raftlog.record.header import parse_header
+from raftlog.record.types import Offset
 from raftlog_client.errors import (
     ConnectionLostError,
     RaftlogClientError,
@@ -32,13 +33,11 @@ from raftlog_client.errors import (
     server_error,
 )
 from raftlog_client.fetch_protocol import FetchConnectionPool
-from raftlog_client.metadata import UNKNOWN_TOPIC_ATTEMPTS, ClusterMetadata, Leadership
+from raftlog_client.metadata import UNKNOWN_TOPIC_ATTEMPTS, ClusterMetadata
+from raftlog_client.routing import SLOW_S, LeaderCalls
 from raftlog_client.transport import NodeAddress
 from raftlog_client.types import TopicPartition
 
-SLOW_S: Final = 0.5
-"""Beyond what a fetch may wait for records: a node that sends nothing for so long may be gone
-without a word. Others are asked who leads, and again after each such time."""
 WAIT_MS: Final = 500
 """How long a node waits for records that are wanted and not there: they were committed once, so a
 new leader is about to find out."""
@@ -184,6 +183,7 @@ class RangeReader:
         self._end = end
         self._fetcher = fetcher
         self._metadata = metadata
+        self._leaders = LeaderCalls(metadata)
         self._source = source
         self._topic_id = topic_id
         self._chunk_bytes = chunk_bytes
@@ -278,58 +278,29 @@ class RangeReader:
         raise TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {topic!r} of that id is not known.")
 
     async def _fetch(self, address: NodeAddress, answer: _Answer, timeout_s: float) -> None:
-        """Ask, and fill the answer. A node that is silent is left once there is another leader."""
-        metadata, source = self._metadata, self._source
-        seen = metadata.leadership(*source)
-        task = asyncio.ensure_future(self._receive(address, answer, timeout_s))
-        patience_s = SLOW_S + WAIT_MS / 1000
-        try:
-            while True:
-                before = answer.buffer.taken_bytes
-                done, _ = await asyncio.wait((task,), timeout=patience_s)
-                if done:
-                    break
-                patience_s = SLOW_S
-                if answer.buffer.taken_bytes == before and metadata.may_ask_others(address):
-                    await self._ask_others(address, seen)
-        finally:
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError, RaftlogClientError):
-                    await task
-        task.result()
-
-    async def _ask_others(self, address: NodeAddress, seen: Leadership | None) -> None:
-        """Raises ConnectionLostError if another node leads by now."""
-        self._metadata.suspect(address)
-        try:
-            await self._metadata.refresh((self._source.topic,))
-        except RaftlogClientError as error:
-            logger.info("%s is slow, and nobody else tells who leads: %s", address, error)
-        if self._metadata.has_moved(*self._source, seen):
-            raise ConnectionLostError(
-                f"{address} does not answer, and another node leads by now.", outcome_unknown=False
-            )
-
-    async def _receive(self, address: NodeAddress, answer: _Answer, timeout_s: float) -> None:
-        body = orjson.dumps(
-            {
-                "partitions": [
-                    {
-                        "topic": self._source.topic,
-                        "topic_id": self._topic_id,
-                        "partition": self._source.partition,
-                        "offset": self.offset,
-                        "end_offset": self._end,
-                        "max_bytes": self._chunk_bytes,
-                    }
-                ],
-                "max_bytes": self._chunk_bytes,
-                # It must answer before we stop listening.
-                "max_wait_ms": int(min(WAIT_MS, timeout_s * 1000 * WAIT_SHARE_MAX)),
-            }
+        """Fill the answer. A node that sends nothing is left once another one leads."""
+        part = FetchPartition(
+            self._source.topic,
+            self._source.partition,
+            Offset(self.offset),
+            max_bytes=self._chunk_bytes,
+            end_offset=Offset(self._end),
+            topic_id=self._topic_id,
         )
-        await self._fetcher.fetch(address, body, answer, timeout_s)
+        request = FetchRequest(
+            [part],
+            max_bytes=self._chunk_bytes,
+            # The node must answer before this reader stops listening.
+            max_wait_ms=int(min(WAIT_MS, timeout_s * 1000 * WAIT_SHARE_MAX)),
+        )
+        call = self._leaders.follow(
+            address,
+            (self._source,),
+            patience_s=SLOW_S + WAIT_MS / 1000,
+            progress=lambda: answer.buffer.taken_bytes,
+        )
+        with call:
+            await self._fetcher.fetch(address, msgspec.json.encode(request), answer, timeout_s)
 
     def _check_start(self, chunk: RangeChunk, answer: _Answer) -> None:
         """Records that retention took between two looks of the node at its log are no gap."""

@@ -1,18 +1,22 @@
 """Carries due batches to their leaders: many partitions to a request, several requests at once.
 
-What to send next and what an answer means is decided in delivery.py; here is the I/O around it:
-which node, how many requests, when to pause, when to ask for new metadata or a producer id.
+delivery.py decides what to send next and what an answer means, routing.py follows the leaders;
+here is the I/O between them: which node, how many requests, when to get a producer id.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
+from raftlog.api.common import Empty
+from raftlog.api.records import ProduceResult
+from raftlog.api.records import ProducerIdentity as AllocatedIdentity
 from raftlog.record.errors import BODY_TOO_LARGE, STORAGE_FAILED, UNKNOWN_TOPIC
 from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog_client.accumulator import TopicQueues
@@ -25,8 +29,8 @@ from raftlog_client.errors import (
     TopicNotFoundError,
     server_error,
 )
-from raftlog_client.metadata import ClusterMetadata, Leadership
-from raftlog_client.retry import Backoff
+from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.routing import LeaderCall, LeaderCalls
 from raftlog_client.transport import NodeAddress, Part, Transport
 
 PRODUCE_FRAME_HEAD: Final = Struct(">HiI")
@@ -37,26 +41,12 @@ SERVER_TIMEOUT_SHARE: Final = 0.9
 stop listening."""
 IDENTITY_PATIENCE_SHARE: Final = 0.5
 """Of the request timeout, how long a node may take for a producer id before another is asked."""
-SLOW_S: Final = 0.5
-"""A node that has not answered for so long may be gone without a word: others are asked who leads,
-and again after each such time."""
 TIMES_MISSING_MAX: Final = 3
 """Metadata answers in a row without the topic, after which it is believed to be gone."""
 
 logger = logging.getLogger("raftlog_client")
 
 Outcome = Acknowledged | RaftlogClientError
-
-
-@dataclass(eq=False, slots=True)
-class ProduceRequest:
-    """A request under way, and who led its partitions when it was sent."""
-
-    node: NodeState
-    queues: Sequence[PartitionQueue]
-    seen: Sequence[Leadership | None]
-    task: asyncio.Task[None] | None = None
-    is_abandoned: bool = False
 
 
 @dataclass(slots=True)
@@ -83,26 +73,20 @@ class Sender:
         request_bytes_max: int,
         in_flight_requests_max: int,
         request_timeout_ms: float,
-        backoff: Backoff,
     ) -> None:
         self.topics: dict[str, TopicQueues] = {}
         self._transport = transport
         self._metadata = metadata
+        self._leaders = LeaderCalls(metadata, on_view=self._view_changed)
         self.is_idempotent = is_idempotent
         self._request_bytes_max = request_bytes_max
         self._in_flight_requests_max = in_flight_requests_max
-        self._backoff = backoff
         timeout_ms = int(request_timeout_ms * SERVER_TIMEOUT_SHARE)
         acks_text = "all" if acks == -1 else str(acks)
         self._path = f"/v1/produce?acks={acks_text}&timeout={timeout_ms}"
         self._nodes: dict[NodeAddress, NodeState] = {}
         self._identity: ProducerIdentity | None = None
         self._identity_task: asyncio.Task[None] | None = None
-        self._refresh_wanted: set[str] = set()
-        self._refresh_task: asyncio.Task[None] | None = None
-        self._paused: dict[PartitionQueue, tuple[asyncio.TimerHandle, Leadership | None]] = {}
-        """Partitions that wait for their next attempt, and who led them at the last one."""
-        self._watching: set[asyncio.Task[None]] = set()
         self._is_scheduled = False
         self._is_closed = False
 
@@ -115,12 +99,10 @@ class Sender:
         """Stop sending. Requests in flight are given up, their batches' outcome unknown."""
         self._is_closed = True
         tasks = [task for node in self._nodes.values() for task in node.requests]
-        tasks += [task for task in (self._identity_task, self._refresh_task) if task is not None]
-        tasks += self._watching
-        for timer, _ in self._paused.values():
-            timer.cancel()
+        tasks += [] if self._identity_task is None else [self._identity_task]
         for task in tasks:
             task.cancel()
+        await self._leaders.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def ready(self, queue: PartitionQueue) -> None:
@@ -130,8 +112,8 @@ class Sender:
         topic, partition = queue.target
         address = self._metadata.leader_address(topic, partition)
         if address is None:
-            self._want_metadata(topic)
-            self._pause(queue)
+            self._leaders.refresh_soon(topic)
+            self._park(queue)
             return
         node = self._nodes.get(address)
         if node is None:
@@ -143,16 +125,20 @@ class Sender:
 
     def apply_metadata(self) -> None:
         """Take over partitions that were added to known topics, and leaders that are new."""
+        self._view_changed(())
+        self._leaders.resume_moved()
+
+    def _view_changed(self, asked: Collection[str]) -> None:
+        """The metadata has a new view, after a refresh of the topics `asked`."""
+        topics = self._metadata.view.topics
         for name, topic in self.topics.items():
-            description = self._metadata.view.topics.get(name)
+            description = topics.get(name)
             if description is not None:
                 topic.times_missing = 0
                 topic.grow(description, is_idempotent=self.is_idempotent)
-        for queue, (timer, seen) in list(self._paused.items()):
-            if self._metadata.has_moved(*queue.target, seen):
-                # What the last attempt failed by says nothing of this leader.
-                timer.cancel()
-                self._resume(queue)
+        for name in asked:
+            if name not in topics and name in self.topics:
+                self._topic_is_missing(self.topics[name])
 
     def _schedule(self) -> None:
         """Send soon: at the end of this turn of the loop, with all that it still adds."""
@@ -172,9 +158,9 @@ class Sender:
                 queues = self._collect(node)
                 if not queues:
                     break
-                seen = [self._metadata.leadership(*queue.target) for queue in queues]
-                request = ProduceRequest(node, queues, seen)
-                task = request.task = asyncio.ensure_future(self._request(request))
+                task = asyncio.ensure_future(
+                    self._request(node, queues, self._follow(node, queues))
+                )
                 node.requests.add(task)
                 task.add_done_callback(node.requests.discard)
 
@@ -205,8 +191,24 @@ class Sender:
             queues.append(queue)
         return queues
 
-    async def _request(self, request: ProduceRequest) -> None:
-        node, queues = request.node, request.queues
+    def _follow(self, node: NodeState, queues: Sequence[PartitionQueue]) -> LeaderCall:
+        """The call that carries a request, to be abandoned when other nodes lead.
+
+        Its frames are sent again to the new leaders, which recognise a repeat if the old leader
+        wrote them. Without idempotence a repeat is not recognised: the frames count as lost, so
+        only a request whose partitions have all moved is abandoned.
+        """
+        count_min = 1 if self.is_idempotent else len(queues)
+        return self._leaders.follow(
+            node.address,
+            [queue.target for queue in queues],
+            on_moved=lambda moved: len(moved) >= count_min,
+            is_write=True,
+        )
+
+    async def _request(
+        self, node: NodeState, queues: Sequence[PartitionQueue], call: LeaderCall
+    ) -> None:
         parts: list[Part] = []
         size = 0
         for queue in queues:
@@ -217,27 +219,21 @@ class Sender:
             parts += (head, *frame)
             size += len(head) + frame_size
         outcomes: Sequence[Outcome]
-        slow = asyncio.get_running_loop().call_later(SLOW_S, self._is_slow, request)
         try:
-            answer = await self._transport.produce(node.address, self._path, parts, size)
-            outcomes = outcomes_from_json(answer, queues)
+            with call:
+                answer = await self._transport.produce(node.address, self._path, parts, size)
+            outcomes = outcomes_of(answer.results, queues)
         except RaftlogClientError as error:
             outcomes = [self._request_error(error, node, queues)] * len(queues)
         except asyncio.CancelledError:
-            if not request.is_abandoned or self._is_closed:
-                for queue in queues:
-                    for batch in queue.in_flight:
-                        batch.outcome_unknown = True
-                raise
-            lost = ConnectionLostError(
-                f"{node.address} has not answered, and others lead by now.", outcome_unknown=True
-            )
-            outcomes = [lost] * len(queues)
+            for queue in queues:
+                for batch in queue.in_flight:
+                    batch.outcome_unknown = True
+            raise
         finally:
-            slow.cancel()
-            assert request.task is not None
-            node.requests.discard(request.task)
-            request.task = None
+            task = asyncio.current_task()
+            assert task is not None
+            node.requests.discard(task)
         self._settle(queues, outcomes)
 
     def _request_error(
@@ -253,49 +249,16 @@ class Sender:
             return RaftlogClientError(str(error), retriable=True)
         return error
 
-    def _is_slow(self, request: ProduceRequest) -> None:
-        task = asyncio.ensure_future(self._watch(request))
-        # As many as there are requests.
-        self._watching.add(task)
-        task.add_done_callback(self._watching.discard)
-
-    async def _watch(self, request: ProduceRequest) -> None:
-        """Ask other nodes who leads while a request waits; give it up when it waits in vain.
-
-        What travels in it is sent again, to whoever leads then, and recognised there if the old
-        leader wrote it. What nobody would recognise is given up for lost only with all of the
-        request.
-        """
-        address = request.node.address
-        topics = {queue.target.topic for queue in request.queues}
-        while request.task is not None and self._metadata.may_ask_others(address):
-            self._metadata.suspect(address)
-            try:
-                await self._metadata.refresh(topics)
-            except RaftlogClientError as error:
-                logger.info("%s is slow, and nobody else tells who leads: %s", address, error)
-            self.apply_metadata()
-            moved = [
-                self._metadata.has_moved(*queue.target, seen)
-                for queue, seen in zip(request.queues, request.seen, strict=True)
-            ]
-            if request.task is not None and (any if self.is_idempotent else all)(moved):
-                logger.warning("%s does not answer, and another node leads by now", address)
-                request.is_abandoned = True
-                request.task.cancel()
-                return
-            await asyncio.sleep(SLOW_S)
-
     def _settle(self, queues: Sequence[PartitionQueue], outcomes: Sequence[Outcome]) -> None:
         now = asyncio.get_running_loop().time()
         for queue, outcome in zip(queues, outcomes, strict=True):
             identity = queue.identity
             settlement = queue.settle(self._judged(queue, outcome), now)
             if settlement.must_refresh:
-                self._want_metadata(queue.target.topic)
+                self._leaders.refresh_soon(queue.target.topic)
             self._check_identity(queue, identity)
             if settlement.must_retry:
-                self._pause(queue)
+                self._park(queue)
             else:
                 self.ready(queue)
         self._schedule()
@@ -310,15 +273,12 @@ class Sender:
             return ConnectionLostError(str(outcome), outcome_unknown=True)
         return outcome
 
-    def _pause(self, queue: PartitionQueue) -> None:
-        """Try the partition again after a while, or when another node leads it."""
+    def _park(self, queue: PartitionQueue) -> None:
+        """Try the partition again after its back-off, or when another node leads it."""
         queue.is_waiting = True
-        delay_s = self._backoff.delay_s(max(queue.attempts - 1, 0))
-        timer = asyncio.get_running_loop().call_later(delay_s, self._resume, queue)
-        self._paused[queue] = timer, self._metadata.leadership(*queue.target)
+        self._leaders.park(queue, queue.target, queue.attempts, partial(self._resume, queue))
 
     def _resume(self, queue: PartitionQueue) -> None:
-        self._paused.pop(queue, None)
         queue.is_waiting = False
         if self._is_closed:
             return
@@ -340,25 +300,6 @@ class Sender:
         """
         if before is not None and queue.identity is None and before == self._identity:
             self._identity = None
-
-    def _want_metadata(self, topic: str) -> None:
-        self._refresh_wanted.add(topic)
-        if self._refresh_task is None or self._refresh_task.done():
-            self._refresh_task = asyncio.ensure_future(self._refresh())
-
-    async def _refresh(self) -> None:
-        while self._refresh_wanted:
-            names, self._refresh_wanted = self._refresh_wanted, set()
-            try:
-                view = await self._metadata.refresh(names)
-            except RaftlogClientError as error:
-                # The partitions that wait for it ask again after their pause.
-                logger.warning("No metadata of %s: %s", ", ".join(sorted(names)), error)
-                return
-            self.apply_metadata()
-            for name in names:
-                if name not in view.topics and name in self.topics:
-                    self._topic_is_missing(self.topics[name])
 
     def _topic_is_missing(self, topic: TopicQueues) -> None:
         topic.times_missing += 1
@@ -384,7 +325,7 @@ class Sender:
             except RaftlogClientError as error:
                 logger.warning("No producer id: %s", error)
                 self._expire_queued()
-                await asyncio.sleep(self._backoff.delay_s(attempt))
+                await asyncio.sleep(self._metadata.backoff.delay_s(attempt))
                 attempt += 1
         self._schedule()
 
@@ -399,41 +340,32 @@ class Sender:
         # An id that was allocated for a lost answer is merely never used.
         patience_s = self._metadata.request_timeout_s * IDENTITY_PATIENCE_SHARE
         answer = await self._metadata.call_any(
-            "POST", "/v1/producer-ids", {}, patience_s=patience_s
+            "POST", "/v1/producer-ids", AllocatedIdentity, Empty(), patience_s=patience_s
         )
-        try:
-            return ProducerIdentity(
-                ProducerId(int(answer["producer_id"])), ProducerEpoch(int(answer["producer_epoch"]))
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise RaftlogClientError(f"Malformed producer id answer: {answer!r}") from error
+        return ProducerIdentity(
+            ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch)
+        )
 
 
-def outcomes_from_json(answer: Any, queues: Sequence[PartitionQueue]) -> list[Outcome]:
-    """One outcome per frame from a produce answer, whose results stand in the frames' order.
+def outcomes_of(
+    results: Sequence[ProduceResult], queues: Sequence[PartitionQueue]
+) -> list[Outcome]:
+    """One outcome per frame of a produce answer, whose results stand in the frames' order.
 
     An answer that does not fit leaves every outcome unknown.
     """
-    try:
-        return [
-            _outcome(queue, result) for queue, result in zip(queues, answer["results"], strict=True)
-        ]
-    except (KeyError, TypeError, ValueError) as error:
+    if [(result.topic, result.partition) for result in results] != [
+        queue.target for queue in queues
+    ]:
         malformed = ConnectionLostError(
-            f"Malformed produce answer: {error!r}", outcome_unknown=True
+            "Malformed produce answer: its results are not those of the request's frames",
+            outcome_unknown=True,
         )
         return [malformed] * len(queues)
+    return [_outcome(result) for result in results]
 
 
-def _outcome(queue: PartitionQueue, result: Mapping[str, Any]) -> Outcome:
-    if (result["topic"], result["partition"]) != queue.target:
-        raise ValueError(f"{result['topic']}-{result['partition']} is not {queue.target}")
-    code = result.get("error_code")
-    if code:
-        return server_error(int(code), result.get("message"))
-    log_append_time = result.get("log_append_time")
-    return Acknowledged(
-        int(result["base_offset"]),
-        int(result["last_offset"]),
-        -1 if log_append_time is None else int(log_append_time),
-    )
+def _outcome(result: ProduceResult) -> Outcome:
+    if result.error_code:
+        return server_error(result.error_code, result.message)
+    return Acknowledged(result.base_offset, result.last_offset, result.log_append_time)

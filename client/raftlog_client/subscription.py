@@ -18,7 +18,7 @@ from typing import Any
 from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.types import Buffer
 from raftlog_client.errors import RaftlogClientError
-from raftlog_client.metadata import ClusterView, Leadership
+from raftlog_client.metadata import ClusterView
 from raftlog_client.types import Record, TopicPartition
 
 
@@ -62,7 +62,6 @@ class PartitionState:
         "log_start_offset",
         "position",
         "reset",
-        "seen_leader",
         "source",
     )
 
@@ -93,8 +92,6 @@ class PartitionState:
         """The request that the partition is in."""
         self.attempts = 0
         """Failures in a row."""
-        self.seen_leader: Leadership | None = None
-        """Who led when the partition was last asked for, or began to pause."""
 
     @property
     def has_data(self) -> bool:

@@ -6,21 +6,23 @@ Every failure leaves here as a `ServerError` (a node answered so) or a `Connecti
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, NewType, TypeAlias, TypeVar
+from types import TracebackType
+from typing import Final, NewType, Self, TypeAlias, TypeVar
 
 import aiohttp
 import msgspec
-import orjson
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
-from raftlog.record.errors import LogError
-from raftlog.record.frames import BATCHES_MEDIA_TYPE, FetchFrame, FetchFrameReader
+from raftlog.api.common import ErrorBody
+from raftlog.api.records import ProduceResults
+from raftlog.record.frames import BATCHES_MEDIA_TYPE
 from raftlog_client.errors import ConnectionLostError, RaftlogClientError, server_error
 
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 NodeAddress = NewType("NodeAddress", str)
 """`host:port` of a node."""
@@ -41,11 +43,33 @@ WRITE_PIECE_BYTES: Final = 256 * 1024
 """Bodies are handed to the socket in pieces of this size, with backpressure between them."""
 JSON_ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """A JSON answer over this is refused instead of held."""
-FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
-"""One partition's data in a fetch answer: a node may exceed what was asked by one batch."""
 URLS_MAX: Final = 1_024
 """Parsed URLs kept; paths with names of topics in them could be many."""
 _HTTP_ERROR_MIN: Final = 400
+
+
+class Startable(ABC):
+    """An async context manager that starts on entry and closes on exit, however that comes."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Connect."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connections. Closing twice is allowed."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
 
 
 class PartsPayload(aiohttp.Payload):
@@ -117,22 +141,30 @@ class Transport:
         address: NodeAddress,
         method: str,
         path: str,
-        body: Any = None,
+        kind: type[T],
+        body: msgspec.Struct | None = None,
         *,
         timeout_s: float | None = None,
-    ) -> Any:
-        """One JSON request; returns the decoded answer, None if it is empty."""
-        data = None if body is None else orjson.dumps(body)
+    ) -> T:
+        """Send one JSON request; return its answer, of type `kind`.
+
+        Raises ServerError, ConnectionLostError; RaftlogClientError for an answer of another shape.
+        """
+        data = None if body is None else msgspec.json.encode(body)
         async with self._request(
             address, method, path, data=data, content_type=JSON_TYPE, timeout_s=timeout_s
         ) as response:
             answer = await _read_bounded(response)
-        return _decode_json(answer, address) if answer else None
+        return decoded(answer or b"{}", kind, address)
 
     async def produce(
         self, address: NodeAddress, path: str, parts: Sequence[Part], size_bytes: int
-    ) -> Any:
-        """One produce request of encoded frames; returns the decoded answer."""
+    ) -> ProduceResults:
+        """Send one produce request of encoded frames; return one result for each.
+
+        Raises as `call`, but an answer of another shape is a ConnectionLostError, too: the frames
+        may be written.
+        """
         if size_bytes <= JOINED_BYTES_MAX:
             parts = (b"".join(parts),)
         body = PartsPayload(parts, size_bytes, BATCHES_MEDIA_TYPE)
@@ -140,25 +172,12 @@ class Transport:
             address, "POST", path, data=body, content_type=BATCHES_MEDIA_TYPE
         ) as response:
             answer = await _read_bounded(response)
-        return _decode_json(answer, address)
-
-    async def fetch(
-        self, address: NodeAddress, body: bytes, timeout_s: float
-    ) -> AsyncIterator[list[FetchFrame]]:
-        """One fetch request; yields frames as they arrive."""
-        async with self._request(
-            address, "POST", "/v1/fetch", data=body, content_type=JSON_TYPE, timeout_s=timeout_s
-        ) as response:
-            reader = FetchFrameReader(frame_bytes_max=FRAME_BYTES_MAX)
-            try:
-                async for chunk in response.content.iter_any():
-                    if frames := reader.feed(chunk):
-                        yield frames
-                reader.finish()
-            except LogError as error:
-                raise ConnectionLostError(
-                    f"{address} sent a malformed fetch answer: {error}", outcome_unknown=False
-                ) from error
+        try:
+            return msgspec.json.decode(answer, type=ProduceResults)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConnectionLostError(
+                f"{address} sent a malformed produce answer: {error}", outcome_unknown=True
+            ) from error
 
     @asynccontextmanager
     async def _request(
@@ -227,23 +246,31 @@ async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _decode_json(answer: bytes, address: NodeAddress) -> Any:
+def decoded(answer: bytes, kind: type[T], address: NodeAddress) -> T:
+    """Decode a JSON answer of type `kind`; fields that a newer node adds are ignored.
+
+    Raises ConnectionLostError if it is not JSON, RaftlogClientError if it is of another shape.
+    """
     try:
-        return orjson.loads(answer)
-    except orjson.JSONDecodeError as error:
+        return msgspec.json.decode(answer, type=kind)
+    except msgspec.ValidationError as error:
+        raise RaftlogClientError(
+            f"{address} sent a malformed answer, no {kind.__name__}: {error}"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConnectionLostError(
             f"{address} answered something that is not JSON: {answer[:80]!r}", outcome_unknown=True
         ) from error
 
 
 def refusal(status: int, answer: bytes, address: NodeAddress) -> RaftlogClientError:
-    """The exception for an error answer; what is not of our form is judged by its status."""
+    """The exception for an error answer; an answer of another form is judged by its status."""
     try:
-        fields = orjson.loads(answer)
-        return server_error(int(fields["error_code"]), str(fields["message"]))
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+        error = msgspec.json.decode(answer, type=ErrorBody)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         text = answer[:200].decode(errors="replace").strip()
         return server_error(status * 100, f"{address} answered HTTP {status}: {text}")
+    return server_error(error.error_code, error.message)
 
 
 def parse_bootstrap(servers: str | Sequence[str]) -> list[NodeAddress]:
@@ -266,11 +293,3 @@ def parse_bootstrap(servers: str | Sequence[str]) -> list[NodeAddress]:
     if not addresses:
         raise ValueError("bootstrap_servers names no server")
     return addresses
-
-
-def decoded(answer: Any, kind: type[_T], what: str) -> _T:
-    """An answer's JSON as a value of `kind`. Raises RaftlogClientError if it is malformed."""
-    try:
-        return msgspec.convert(answer, kind)
-    except msgspec.ValidationError as error:
-        raise RaftlogClientError(f"Malformed answer about {what}: {error}") from error

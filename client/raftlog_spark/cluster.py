@@ -12,12 +12,11 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from raftlog_client import Producer
-from raftlog_client.bulk_offsets import bounds_of_topics, offsets_of_times
 from raftlog_client.errors import RaftlogClientError, TopicNotFoundError
 from raftlog_client.fetch_protocol import FetchConnectionPool
-from raftlog_client.metadata import ClusterMetadata
+from raftlog_client.metadata import Backoff, ClusterMetadata
+from raftlog_client.offsets import bounds_of_topics, offsets_of_times
 from raftlog_client.range_reader import RangeReader
-from raftlog_client.retry import Backoff
 from raftlog_client.transport import Transport, parse_bootstrap
 from raftlog_client.types import TopicPartition
 

@@ -47,17 +47,17 @@ class MetadataTopic(msgspec.Struct, frozen=True):
     partitions: list[MetadataPartition] = []
 
 
-class MetadataResponse(msgspec.Struct, frozen=True):
+class MetadataResponse(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes and partition leaders, as one node has applied them."""
 
     cluster_id: str
-    controller_id: int
+    controller_id: int = -1
     """The active controller; -1 while this node knows of none."""
     brokers: list[MetadataBroker]
     topics: list[MetadataTopic]
 
 
-class LeaderElection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LeaderElection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The replica to lead a partition, until the preferred replica (the first one) leads again.
 
     For another preferred replica, reassign the partition to the same nodes in another order.
@@ -74,9 +74,9 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     has not heard from the replica yet."""
 
     broker_id: int
-    in_sync: bool
-    log_end_offset: int | None
-    lag: int | None
+    in_sync: bool = False
+    log_end_offset: int | None = None
+    lag: int | None = None
     """Records behind the leader's log end."""
 
 
@@ -84,12 +84,12 @@ class PartitionStatus(msgspec.Struct, frozen=True):
     """A partition and its replicas."""
 
     partition: int
-    leader: int
-    leader_epoch: int
-    replicas: tuple[ReplicaStatus, ...]
-    elr: tuple[int, ...]
+    leader: int = -1
+    leader_epoch: int = -1
+    replicas: tuple[ReplicaStatus, ...] = ()
+    elr: tuple[int, ...] | None = None
     """Eligible leader replicas: not in sync, but with all committed records (KIP-966)."""
-    high_watermark: int | None
+    high_watermark: int | None = None
     """Null if this node does not lead the partition."""
 
 
@@ -223,7 +223,9 @@ class NewVoter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node_id: NodeNumber
 
 
-class LeadershipTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LeadershipTransfer(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """The voter to lead the quorum; null: the other voter with the longest log."""
 
     node_id: NodeNumber | None = None

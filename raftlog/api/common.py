@@ -34,6 +34,10 @@ class ErrorBody(msgspec.Struct, frozen=True):
     """What went wrong, and where it helps, what to do."""
 
 
+class Empty(msgspec.Struct, frozen=True):
+    """A request without fields; or an answer without content, or with content of no use here."""
+
+
 class Status(msgspec.Struct, frozen=True):
     """The answer of `/health` and `/ready` of a node that is well."""
 

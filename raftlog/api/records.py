@@ -57,7 +57,9 @@ class ProduceResults(msgspec.Struct, frozen=True):
     results: list[ProduceResult]
 
 
-class FetchPartition(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class FetchPartition(
+    msgspec.Struct, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True
+):
     """Where to read one partition from."""
 
     topic: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
@@ -70,7 +72,7 @@ class FetchPartition(msgspec.Struct, frozen=True, gc=False, forbid_unknown_field
     """Which topic of that name is meant: 40401 if it is another one by now."""
 
 
-class FetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FetchRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Which batches to send, how many, and how long to wait for the first."""
 
     partitions: list[FetchPartition]
@@ -97,7 +99,7 @@ class ProducerIdentity(msgspec.Struct, frozen=True):
     producer_epoch: int
 
 
-class OffsetsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OffsetsRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Partitions whose offsets are wanted: all of each topic, or some of each."""
 
     topics: list[str] | dict[str, list[PartitionNumber]]
@@ -134,7 +136,7 @@ class OffsetsResponse(msgspec.Struct, frozen=True):
     topics: dict[str, TopicOffsets]
 
 
-class TimesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TimesRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A timestamp (ms) for each partition, by topic and partition number."""
 
     timestamps: dict[str, dict[str, Annotated[int, Meta(ge=0, le=INT64_MAX)]]]

@@ -137,7 +137,7 @@ class ConfigValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: str
 
 
-class NewTopic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NewTopic(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A topic to create."""
 
     topic_name: str
@@ -159,7 +159,7 @@ class NewConfigValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: str
 
 
-class ConfigChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ConfigChange(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One config to set, or to return to its default."""
 
     name: str
@@ -167,7 +167,7 @@ class ConfigChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operation: Literal["SET", "DELETE"] = "SET"
 
 
-class ConfigChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ConfigChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Configs to change at once: all of them, or none."""
 
     data: list[ConfigChange]

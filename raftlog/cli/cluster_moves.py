@@ -19,7 +19,7 @@ from raftlog.cli.session import explained, run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from raftlog_client.types import DecommissionProgress, ReassignmentList
+    from raftlog.api.cluster import DecommissionProgress, ReassignmentList
 
 _NODE = click.IntRange(1, 2**31 - 1)
 ELECTIONS_AT_ONCE = 16

@@ -16,7 +16,7 @@ from raftlog.cli.topic_admin import topic_document
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from raftlog_client.types import PartitionState
+    from raftlog.api.cluster import PartitionStatus
 
 OFFSETS_PATIENCE_MS = 2_000
 """How long to try for the offsets of partitions that have no leader at the moment."""
@@ -94,7 +94,7 @@ def describe(name: str, all_configs: bool, servers: str, output_format: str) -> 
         )
 
 
-async def _states(admin: Admin, name: str) -> dict[int, PartitionState]:
+async def _states(admin: Admin, name: str) -> dict[int, PartitionStatus]:
     try:
         return await admin.describe_replicas(name)
     except TopicNotFoundError:
@@ -106,7 +106,7 @@ async def _states(admin: Admin, name: str) -> dict[int, PartitionState]:
         return {}
 
 
-def _add_state(partition: dict[str, Any], state: PartitionState | None) -> None:
+def _add_state(partition: dict[str, Any], state: PartitionStatus | None) -> None:
     known = {} if state is None else {replica.broker_id: replica for replica in state.replicas}
     partition["elr"] = None if state is None or state.elr is None else list(state.elr)
     partition["followers"] = [

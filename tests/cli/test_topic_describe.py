@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from raftlog_client import Admin, ConnectionLostError, ServerError
-from raftlog_client.transport import decoded
-from raftlog_client.types import PartitionState, PartitionStates, ReplicaState
 
+from raftlog.api.cluster import PartitionStatus, PartitionStatusList, ReplicaStatus
 from raftlog.record.errors import UNAUTHORIZED
 from tests.cli.conftest import Run
 
@@ -55,7 +55,9 @@ def test_lag_and_eligible_replicas_are_shown_as_far_as_known(
     monkeypatch.setattr(
         topic_describe, "topic_document", lambda description: with_followers(whole(description))
     )
-    states = {state.partition: state for state in decoded(ANSWER, PartitionStates, "x").partitions}
+    states = {
+        state.partition: state for state in msgspec.convert(ANSWER, PartitionStatusList).partitions
+    }
     told(monkeypatch, states)
     rows = [line.split() for line in run("topic", "describe", topic).stdout.splitlines()]
     assert rows[1] == [
@@ -84,5 +86,5 @@ def test_leaders_that_do_not_answer_hide_nothing_else(
 def test_one_replica_has_no_followers(run: Run, topic: str) -> None:
     document = json.loads(run("topic", "describe", topic, "--format", "json").stdout)
     assert [partition["followers"] for partition in document["partitions"]] == [[], [], []]
-    assert PartitionState(0).replicas == ()
-    assert ReplicaState(1).lag is None
+    assert PartitionStatus(0).replicas == ()
+    assert ReplicaStatus(1).lag is None

@@ -409,9 +409,9 @@ class FakeNode:
         except LogError as error:
             if not any_node:
                 raise
-            return {"error_code": error.entry.code, "message": error.message}
+            return _row_error(error.entry, error.message)
         if partition.leader < 0:
-            return {"error_code": NO_LEADER.code, "message": NO_LEADER.message}
+            return _row_error(NO_LEADER, NO_LEADER.message)
         return tell(partition)
 
     async def producer_ids(self, _: web.Request, __: Fault) -> web.Response:
@@ -485,6 +485,13 @@ def topic_json(topic: FakeTopic) -> dict[str, Any]:
             for partition in topic.partitions
         ],
     }
+
+
+def _row_error(entry: ErrorEntry, message: str) -> dict[str, Any]:
+    """A row of offsets, or of times: the client reads what it knows."""
+    names = ("beginning_offset", "end_offset", "high_watermark", "last_stable_offset")
+    offsets = dict.fromkeys((*names, "offset", "timestamp"), -1)
+    return {**offsets, "error_code": entry.code, "message": message}
 
 
 def refuse(entry: ErrorEntry) -> NoReturn:

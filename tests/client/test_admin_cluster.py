@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 from raftlog_client import Admin, RaftlogClientError, ServerError
-from raftlog_client.transport import decoded
-from raftlog_client.types import NodeList
+from raftlog_client.transport import NodeAddress, decoded
 
+from raftlog.api.cluster import NodeList
 from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.raft.voters import Voter, VoterSet
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, LogError
@@ -186,6 +186,7 @@ async def test_voter_without_a_known_address_is_no_leader_to_ask() -> None:
 
 
 def test_malformed_answer_is_a_typed_error_and_new_fields_are_none() -> None:
-    with pytest.raises(RaftlogClientError, match="Malformed answer about nodes"):
-        decoded({"nodes": [{"node_id": "x"}]}, NodeList, "nodes")
-    assert decoded({"nodes": [], "colour": "red"}, NodeList, "nodes") == NodeList(())
+    address = NodeAddress("h:1")
+    with pytest.raises(RaftlogClientError, match="h:1 sent a malformed answer, no NodeList"):
+        decoded(b'{"nodes": [{"node_id": "x"}]}', NodeList, address)
+    assert decoded(b'{"nodes": [], "colour": "red"}', NodeList, address) == NodeList(())

@@ -104,7 +104,7 @@ async def test_without_idempotence_a_hanging_leader_leaves_the_outcome_unknown(
         future = await producer.send("t", b"001")
         await asyncio.sleep(0.1)
         lead(three, 1)
-        with pytest.raises(Exception, match="others lead") as caught:
+        with pytest.raises(Exception, match="other nodes lead") as caught:
             await asyncio.wait_for(future, 3.0)
         assert getattr(caught.value, "outcome_unknown", None) is True
         three.nodes[0].stopped_after.set()

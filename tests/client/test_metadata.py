@@ -13,6 +13,7 @@ from raftlog_client.metadata import TOPICS_PER_REQUEST_MAX, ClusterMetadata
 from raftlog_client.retry import JITTER, Backoff
 from raftlog_client.transport import NodeAddress, Transport, parse_bootstrap
 
+from raftlog.api.cluster import MetadataResponse
 from raftlog.record.errors import OVERLOADED, RETRIABLE
 from tests.client.fake_node import FakeCluster, Fault
 
@@ -78,12 +79,12 @@ async def test_what_may_have_happened_is_not_repeated(single: FakeCluster) -> No
     async with metadata_of(single) as metadata:
         single.fail(METADATA, Fault(error=RETRIABLE))
         with pytest.raises(ServerError):
-            await metadata.call_any("GET", METADATA, is_idempotent=False)
+            await metadata.call_any("GET", METADATA, MetadataResponse, is_idempotent=False)
         single.fail(METADATA, Fault(error=OVERLOADED))
-        await metadata.call_any("GET", METADATA, is_idempotent=False)
+        await metadata.call_any("GET", METADATA, MetadataResponse, is_idempotent=False)
         single.fail(METADATA, Fault(drop_after=True))
         with pytest.raises(ConnectionLostError):
-            await metadata.call_any("GET", METADATA, is_idempotent=False)
+            await metadata.call_any("GET", METADATA, MetadataResponse, is_idempotent=False)
 
 
 @pytest.mark.parametrize(

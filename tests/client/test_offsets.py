@@ -19,9 +19,8 @@ from raftlog_client import (
     TopicPartition,
 )
 from raftlog_client.errors import server_error
-from raftlog_client.leader_questions import LeaderQuestions, answers
-from raftlog_client.metadata import ClusterMetadata
-from raftlog_client.retry import Backoff
+from raftlog_client.metadata import Backoff, ClusterMetadata
+from raftlog_client.routing import LeaderCalls, all_answers
 from raftlog_client.transport import NodeAddress, Transport, parse_bootstrap
 
 from raftlog.record.errors import (
@@ -82,7 +81,7 @@ class Asked:
 async def test_each_leader_is_asked_for_what_it_leads(cluster: FakeCluster) -> None:
     asked = Asked()
     async with metadata_of(cluster) as metadata:
-        found = await LeaderQuestions(metadata, asked).ask(reversed(ALL), timeout_s=2)
+        found = await LeaderCalls(metadata).query(asked, reversed(ALL), timeout_s=2)
         assert found == {one: one.partition for one in ALL}
         assert list(found) == ALL[::-1]
     first, second = (NodeAddress(f"127.0.0.1:{node.port}") for node in cluster.nodes)
@@ -99,8 +98,8 @@ async def test_leaders_are_asked_at_the_same_time(cluster: FakeCluster) -> None:
         return dict.fromkeys(partitions, 0)
 
     async with metadata_of(cluster) as metadata:
-        questions = LeaderQuestions[int](metadata, question)
-        assert answers(await questions.ask(ALL, timeout_s=2)) == dict.fromkeys(ALL, 0)
+        calls = LeaderCalls(metadata)
+        assert all_answers(await calls.query(question, ALL, timeout_s=2)) == dict.fromkeys(ALL, 0)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +119,8 @@ async def test_what_may_pass_is_asked_again_with_new_metadata(
     async with metadata_of(single) as metadata:
         await metadata.refresh(["t"])
         before = single.requests[METADATA]
-        found = await LeaderQuestions(metadata, asked).ask(ALL[:1], timeout_s=2)
-        assert answers(found) == {ALL[0]: 0}
+        found = await LeaderCalls(metadata).query(asked, ALL[:1], timeout_s=2)
+        assert all_answers(found) == {ALL[0]: 0}
         assert single.requests[METADATA] == before + 1
     assert len(asked.requests) == 2
 
@@ -129,9 +128,9 @@ async def test_what_may_pass_is_asked_again_with_new_metadata(
 async def test_what_is_final_is_told_at_once(single: FakeCluster) -> None:
     asked = Asked(OFFSET_OUT_OF_RANGE)
     async with metadata_of(single) as metadata:
-        found = await LeaderQuestions(metadata, asked).ask(ALL[:1], timeout_s=2)
+        found = await LeaderCalls(metadata).query(asked, ALL[:1], timeout_s=2)
     with pytest.raises(OffsetOutOfRangeError):
-        answers(found)
+        all_answers(found)
     assert len(asked.requests) == 1
 
 
@@ -141,7 +140,7 @@ async def test_an_offline_partition_does_not_hide_its_neighbours(single: FakeClu
     asked = Asked()
     asked.offline = {places[4]}
     async with metadata_of(single) as metadata:
-        found = await LeaderQuestions(metadata, asked).ask(places, timeout_s=2)
+        found = await LeaderCalls(metadata).query(asked, places, timeout_s=2)
     assert {one for one, outcome in found.items() if outcome == one.partition} == {
         *places[:4],
         *places[5:],
@@ -153,22 +152,22 @@ async def test_a_partition_without_leader_is_waited_for(cluster: FakeCluster) ->
     partition = cluster.topics["t"].partitions[1]
     partition.leader = NOBODY
     async with metadata_of(cluster) as metadata:
-        questions = LeaderQuestions[int](metadata, Asked())
-        waiting = asyncio.create_task(questions.ask(ALL, timeout_s=2))
+        calls, asked = LeaderCalls(metadata), Asked()
+        waiting = asyncio.create_task(calls.query(asked, ALL, timeout_s=2))
         await cluster.wait_for_requests(METADATA, 3)
         partition.leader = 1
-        assert answers(await waiting) == {one: one.partition for one in ALL}
+        assert all_answers(await waiting) == {one: one.partition for one in ALL}
 
 
 async def test_without_a_leader_the_end_comes_in_time(cluster: FakeCluster) -> None:
     cluster.topics["t"].partitions[1].leader = NOBODY
     async with metadata_of(cluster) as metadata:
         await metadata.refresh(["t"])
-        questions = LeaderQuestions[int](metadata, Asked())
+        calls, asked = LeaderCalls(metadata), Asked()
         with pytest.raises(ServerError, match="t-1") as refused:
-            answers(await questions.ask(ALL, timeout_s=0.2))
+            all_answers(await calls.query(asked, ALL, timeout_s=0.2))
         assert refused.value.entry is NO_LEADER
-        at_hand = await questions.ask(ALL, timeout_s=0.2, must_settle=False)
+        at_hand = await calls.query(asked, ALL, timeout_s=0.2, must_settle=False)
         assert at_hand == {ALL[0]: 0, ALL[2]: 2}
 
 
@@ -184,16 +183,14 @@ async def test_a_silent_leader_costs_half_of_the_time(cluster: FakeCluster) -> N
         return dict.fromkeys(partitions, 0)
 
     async with metadata_of(cluster) as metadata:
-        await LeaderQuestions[int](metadata, question).ask(ALL[:1], timeout_s=2)
+        await LeaderCalls(metadata).query(question, ALL[:1], timeout_s=2)
     assert times[0] == pytest.approx(1, rel=0.1)
 
 
 async def test_topics_and_partitions_that_do_not_exist_are_told(cluster: FakeCluster) -> None:
     gone, beyond = TopicPartition("gone", 0), TopicPartition("t", 3)
     async with metadata_of(cluster) as metadata:
-        found = await LeaderQuestions[int](metadata, Asked()).ask(
-            [gone, beyond, ALL[0]], timeout_s=2
-        )
+        found = await LeaderCalls(metadata).query(Asked(), [gone, beyond, ALL[0]], timeout_s=2)
     assert found[ALL[0]] == 0
     assert all(isinstance(found[one], TopicNotFoundError) for one in (gone, beyond))
 
@@ -203,7 +200,7 @@ async def test_a_new_partition_is_found(cluster: FakeCluster) -> None:
         await metadata.refresh(["t"])
         cluster.add_partitions("t", 4)
         new = TopicPartition("t", 3)
-        assert await LeaderQuestions(metadata, Asked()).ask([new], timeout_s=2) == {new: 3}
+        assert await LeaderCalls(metadata).query(Asked(), [new], timeout_s=2) == {new: 3}
 
 
 @pytest.mark.parametrize("path", [OFFSETS, TIMES, DELETE])

@@ -8,9 +8,8 @@ from typing import Any, cast
 import pytest
 from raftlog_client.errors import ConnectionLostError, RecordsGoneError
 from raftlog_client.fetch_protocol import FetchConnectionPool, FrameSink
-from raftlog_client.metadata import ClusterMetadata, ClusterView
+from raftlog_client.metadata import Backoff, ClusterMetadata, ClusterView
 from raftlog_client.range_reader import BUFFERS_KEPT_MAX, RangeChunk, RangeReader
-from raftlog_client.retry import Backoff
 from raftlog_client.transport import NodeAddress
 from raftlog_client.types import TopicDescription, TopicPartition
 

@@ -18,6 +18,7 @@ from raftlog_client.transport import (
     parse_bootstrap,
 )
 
+from raftlog.api.common import Empty
 from raftlog.record.errors import ERROR_TABLE
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
@@ -98,7 +99,7 @@ def answering(answer: bytes) -> Handler:
 )
 async def test_a_broken_answer_leaves_the_outcome_unknown(answer: bytes) -> None:
     with pytest.raises(ConnectionLostError) as lost:
-        await respond(answering(answer), lambda t, a: t.call(a, "POST", "/x", {}))
+        await respond(answering(answer), lambda t, a: t.call(a, "POST", "/x", Empty, Empty()))
     assert lost.value.outcome_unknown
 
 
@@ -107,7 +108,7 @@ async def test_silence_ends_with_the_timeout() -> None:
         await reader.read()
 
     with pytest.raises(ConnectionLostError, match="did not answer within") as lost:
-        await respond(silent, lambda t, a: t.call(a, "GET", "/x"))
+        await respond(silent, lambda t, a: t.call(a, "GET", "/x", Empty))
     assert lost.value.outcome_unknown
 
 
@@ -115,17 +116,17 @@ async def test_a_refused_connection_reached_nobody() -> None:
     transport = Transport(client_id="test", request_timeout_ms=200)
     transport.start()
     with pytest.raises(ConnectionLostError) as refused:
-        await transport.call(NodeAddress("127.0.0.1:1"), "GET", "/x")
+        await transport.call(NodeAddress("127.0.0.1:1"), "GET", "/x", Empty)
     assert not refused.value.outcome_unknown
     await transport.close()
     with pytest.raises(ConnectionLostError, match="closed"):
-        await transport.call(NodeAddress("127.0.0.1:1"), "GET", "/x")
+        await transport.call(NodeAddress("127.0.0.1:1"), "GET", "/x", Empty)
 
 
 async def test_an_error_without_our_form_keeps_its_status() -> None:
     answer = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 4\r\n\r\noops"
     with pytest.raises(ServerError, match="HTTP 502: oops") as bad:
-        await respond(answering(answer), lambda t, a: t.call(a, "GET", "/x"))
+        await respond(answering(answer), lambda t, a: t.call(a, "GET", "/x", Empty))
     assert bad.value.outcome_unknown
 
 
@@ -136,7 +137,9 @@ async def test_bodies_of_any_size_arrive_whole(size: int) -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         received.extend(await reader.readexactly(size))
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        writer.write(
+            b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\nConnection: close\r\n\r\n{"results":[]}'
+        )
 
     data = bytes(range(256)) * (size // 256 + 1)
     parts = [data[:1], bytearray(data[1 : size // 2]), memoryview(data)[max(size // 2, 1) : size]]

@@ -54,6 +54,6 @@ async def append(address: str, topic: str, partition: int, batches: Iterable[Buf
             answer = await transport.produce(
                 NodeAddress(address), "/v1/produce", (body,), len(body)
             )
-            assert not answer["results"][0]["error_code"], answer
+            assert not answer.results[0].error_code, answer
     finally:
         await transport.close()

@@ -1,0 +1,478 @@
+"""Calls to partition leaders: find the leader, notice that it moved, back off, retry.
+
+The parts that every caller shares, whatever it asks of a leader:
+
+- **follow** one request: while its node is silent, other nodes are asked for the leader, every
+  `SLOW_S`. Once another node leads, or the same one in another leader epoch, the request is
+  abandoned. A node that hangs answers nothing, and to wait for the request timeout would be the
+  outage.
+- **park** a partition between two attempts: it resumes after its back-off, or as soon as the
+  metadata names another leader or epoch.
+- **refresh** metadata soon: requests for it are coalesced.
+- **query** many partitions: split by leader, sent to all leaders at once, merged; repeated for the
+  partitions whose leader moved, died or is unknown, until the timeout.
+
+The leader of a partition of an internal topic is the coordinator of its groups and transactional
+ids, so a call to a coordinator is a call to a leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Final, NamedTuple, Self, TypeAlias, TypeVar
+
+from raftlog.record.errors import NO_LEADER, STORAGE_FAILED
+from raftlog_client.errors import (
+    ConnectionLostError,
+    RaftlogClientError,
+    ServerError,
+    TopicNotFoundError,
+    server_error,
+)
+from raftlog_client.metadata import ClusterMetadata, Leadership
+from raftlog_client.transport import NodeAddress
+from raftlog_client.types import TopicPartition
+
+SLOW_S: Final = 0.5
+"""Silence after which a node may have died without closing its connections, and the interval at
+which other nodes are then asked for the leader."""
+PARTITIONS_PER_QUERY_MAX: Final = 1_000
+"""Partitions in one request; a leader of more gets one request after the other."""
+SILENCE_SHARE: Final = 0.5
+"""Of the time that is left, the share that one attempt may take. The rest is for a new leader."""
+NAMES_LOGGED_MAX: Final = 10
+
+logger = logging.getLogger("raftlog_client")
+
+T = TypeVar("T")
+
+LeaderQuery: TypeAlias = Callable[
+    [NodeAddress, Sequence[TopicPartition], float],
+    Awaitable[Mapping[TopicPartition, T | RaftlogClientError]],
+]
+"""Sends one node a request about some partitions, with a timeout in seconds; returns an answer, or
+an error, for each. Raises RaftlogClientError for all of them. Must be harmless to repeat."""
+Settle: TypeAlias = Callable[[TopicPartition, T | RaftlogClientError], None]
+"""Called with the outcome of one partition."""
+
+
+class LeaderCall:
+    """One request to a node, and its partitions' leaders at that time; a context manager.
+
+    The block sends the request and awaits the answer. Raises ConnectionLostError in place of the
+    block's CancelledError once the call is abandoned.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_cancel_count",
+        "_is_write",
+        "_on_moved",
+        "_patience_s",
+        "_progress",
+        "_task",
+        "_timer",
+        "_watch",
+        "address",
+        "is_abandoned",
+        "received_bytes",
+        "seen",
+    )
+
+    def __init__(
+        self,
+        calls: LeaderCalls,
+        address: NodeAddress,
+        partitions: Iterable[TopicPartition],
+        *,
+        on_moved: Callable[[Collection[TopicPartition]], bool],
+        patience_s: float,
+        is_write: bool,
+        progress: Callable[[], int] | None,
+    ) -> None:
+        self.address = address
+        leadership = calls.metadata.leadership
+        self.seen: dict[TopicPartition, Leadership | None] = {
+            one: leadership(*one) for one in partitions
+        }
+        """Partitions that still wait for the answer, with their leaders when the call was made."""
+        self.is_abandoned = False
+        self.received_bytes = 0
+        self._calls = calls
+        self._on_moved = on_moved
+        self._patience_s = patience_s
+        self._is_write = is_write
+        self._progress = progress
+        self._task: asyncio.Task[object] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._cancel_count = 0
+
+    def __enter__(self) -> Self:
+        task = self._task = asyncio.current_task()
+        assert task is not None
+        self._cancel_count = task.cancelling()
+        if self._progress is not None:
+            self.received_bytes = self._progress()
+        self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._is_slow)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._timer is not None
+        assert self._task is not None
+        self._timer.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+        if not self.is_abandoned:
+            return
+        # As asyncio.timeout does: a cancellation by the caller's caller stays one.
+        if self._task.uncancel() <= self._cancel_count and kind is asyncio.CancelledError:
+            raise ConnectionLostError(
+                f"{self.address} has not answered, and other nodes lead by now.",
+                outcome_unknown=self._is_write,
+            ) from error
+
+    def _is_slow(self) -> None:
+        self._watch = asyncio.ensure_future(self._calls.watch(self))
+
+    def is_silent(self) -> bool:
+        """Whether nothing was received since the last look."""
+        if self._progress is None:
+            return True
+        before, self.received_bytes = self.received_bytes, self._progress()
+        return self.received_bytes == before
+
+    def leaders_moved(self, moved: Collection[TopicPartition]) -> None:
+        """Other nodes lead these partitions: abandon the call if it is of no more use."""
+        if self._on_moved(moved) and not self.is_abandoned:
+            self.is_abandoned = True
+            assert self._task is not None
+            self._task.cancel()
+
+
+class _Parked(NamedTuple):
+    """A partition that waits for its next attempt."""
+
+    partition: TopicPartition
+    seen: Leadership | None
+    """Its leader at the last attempt."""
+    timer: asyncio.TimerHandle
+    resume: Callable[[], None]
+
+
+class LeaderCalls:
+    """Routes one part of a client (its sender, fetcher, offset queries) to partition leaders.
+
+    `close` it if it was used for anything but queries.
+    """
+
+    def __init__(
+        self,
+        metadata: ClusterMetadata,
+        *,
+        on_view: Callable[[Collection[str]], None] | None = None,
+    ) -> None:
+        """`on_view` is called with each new view, before parked partitions resume: with the topics
+        of a `refresh_soon`, with none after a look for other leaders."""
+        self.metadata = metadata
+        self._on_view = on_view
+        self._parked: dict[Hashable, _Parked] = {}
+        """By owner; bounded by the partitions that the client uses."""
+        self._refresh_names: set[str] = set()
+        self._refreshing: asyncio.Task[None] | None = None
+        self._stale: set[str] = set()
+        """Topics whose leaders a query has found elsewhere than the metadata says."""
+        self._is_closed = False
+
+    async def close(self) -> None:
+        """End back-offs and refreshes; nothing resumes after it. Calls end with their tasks."""
+        self._is_closed = True
+        for parked in self._parked.values():
+            parked.timer.cancel()
+        self._parked.clear()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+
+    # One request
+
+    def follow(
+        self,
+        address: NodeAddress,
+        partitions: Iterable[TopicPartition],
+        *,
+        on_moved: Callable[[Collection[TopicPartition]], bool] = bool,
+        patience_s: float = SLOW_S,
+        is_write: bool = False,
+        progress: Callable[[], int] | None = None,
+    ) -> LeaderCall:
+        """Make a call to that node that is abandoned once it is silent and others lead.
+
+        Silence begins after `patience_s`; with `progress` (bytes received so far), any byte ends
+        it. `on_moved` gets the partitions whose leader moved, and returns whether to abandon the
+        call; by default the first one does.
+        """
+        return LeaderCall(
+            self,
+            address,
+            partitions,
+            on_moved=on_moved,
+            patience_s=patience_s,
+            is_write=is_write,
+            progress=progress,
+        )
+
+    async def watch(self, call: LeaderCall) -> None:
+        """While a call is silent, ask other nodes for the leaders of its partitions.
+
+        The end of the call cancels it.
+        """
+        metadata = self.metadata
+        while True:
+            if call.is_silent() and metadata.may_ask_others(call.address):
+                metadata.suspect(call.address)
+                try:
+                    await metadata.refresh({one.topic for one in call.seen})
+                except RaftlogClientError as error:
+                    logger.info(
+                        "%s is slow, and no other node has metadata: %s", call.address, error
+                    )
+                if self._on_view is not None:
+                    self._on_view(())
+                self.resume_moved()
+                moved = [one for one, seen in call.seen.items() if metadata.has_moved(*one, seen)]
+                if moved:
+                    logger.warning(
+                        "%s does not answer, and other nodes lead by now: %s",
+                        call.address,
+                        _names(moved),
+                    )
+                    call.leaders_moved(moved)
+            await asyncio.sleep(SLOW_S)
+
+    # Back-off
+
+    def park(
+        self,
+        owner: Hashable,
+        partition: TopicPartition,
+        attempts: int,
+        resume: Callable[[], None],
+    ) -> None:
+        """Call `resume` after the back-off of so many failed attempts, or once the leader moved.
+
+        An `owner` that is parked already waits anew.
+        """
+        if (before := self._parked.pop(owner, None)) is not None:
+            before.timer.cancel()
+        delay_s = self.metadata.backoff.delay_s(max(attempts - 1, 0))
+        timer = asyncio.get_running_loop().call_later(delay_s, self._resume, owner)
+        seen = self.metadata.leadership(*partition)
+        self._parked[owner] = _Parked(partition, seen, timer, resume)
+
+    def resume_moved(self) -> None:
+        """Resume what waits for a leader that has moved: its last failure says nothing of the new
+        one."""
+        for owner, parked in list(self._parked.items()):
+            if self.metadata.has_moved(*parked.partition, parked.seen):
+                parked.timer.cancel()
+                self._resume(owner)
+
+    def _resume(self, owner: Hashable) -> None:
+        parked = self._parked.pop(owner, None)
+        if parked is not None:
+            parked.resume()
+
+    # Metadata
+
+    def refresh_soon(self, topic: str) -> None:
+        """Refresh the topic's metadata in the background, with the others that are wanted."""
+        self._refresh_names.add(topic)
+        if not self._is_closed and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = asyncio.ensure_future(self._refresh_wanted())
+
+    async def _refresh_wanted(self) -> None:
+        while self._refresh_names:
+            names, self._refresh_names = self._refresh_names, set()
+            try:
+                await self.metadata.refresh(names)
+            except RaftlogClientError as error:
+                # Parked partitions request it again after their back-off.
+                logger.warning("No metadata of %s: %s", ", ".join(sorted(names)), error)
+                return
+            if self._on_view is not None:
+                self._on_view(names)
+            self.resume_moved()
+
+    # Queries
+
+    async def query(
+        self,
+        query: LeaderQuery[T],
+        partitions: Iterable[TopicPartition],
+        *,
+        timeout_s: float,
+        must_settle: bool = True,
+    ) -> dict[TopicPartition, T | RaftlogClientError]:
+        """Query leaders, again and again where that may help, until all is settled or time is up.
+
+        Returns the answer for each partition, or the last error. Without `must_settle` the
+        partitions that were not settled in time are left out.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        outcomes: dict[TopicPartition, T | RaftlogClientError] = dict.fromkeys(
+            partitions, ConnectionLostError("There was no time to ask.", outcome_unknown=False)
+        )
+        attempt = 0
+        while pending := [one for one, outcome in outcomes.items() if _may_change(outcome)]:
+            remaining_s = max(deadline - loop.time(), 0.01)
+            try:
+                async with asyncio.timeout(remaining_s):
+                    await self.query_once(
+                        query, pending, outcomes.__setitem__, timeout_s=remaining_s * SILENCE_SHARE
+                    )
+            except TimeoutError:
+                break
+            delay_s = self.metadata.backoff.delay_s(attempt)
+            attempt += 1
+            if loop.time() + delay_s >= deadline:
+                break
+            if any(_may_change(outcome) for outcome in outcomes.values()):
+                await asyncio.sleep(delay_s)
+        if must_settle:
+            return outcomes
+        return {one: outcome for one, outcome in outcomes.items() if not _may_change(outcome)}
+
+    async def query_once(
+        self,
+        query: LeaderQuery[T],
+        partitions: Iterable[TopicPartition],
+        settle: Settle[T],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Query each leader once; `settle` gets each partition's outcome as soon as it is known.
+
+        A retriable error may be another one, or none, next time.
+        """
+        wanted = list(partitions)
+        await self._refresh_stale({one.topic for one in wanted})
+        by_node: dict[NodeAddress, list[TopicPartition]] = {}
+        unknown: list[TopicPartition] = []
+        for one in wanted:
+            address = self.metadata.leader_address(*one)
+            if address is not None:
+                by_node.setdefault(address, []).append(one)
+            elif self.metadata.has_partition(*one):
+                self._stale.add(one.topic)
+                settle(one, _no_leader(f"{one.topic}-{one.partition} has no leader at the moment."))
+            else:
+                unknown.append(one)
+        await asyncio.gather(
+            self._look_up(unknown, settle),
+            *(
+                self._query_node(query, node, led, settle, timeout_s)
+                for node, led in by_node.items()
+            ),
+        )
+
+    async def _look_up(self, partitions: Iterable[TopicPartition], settle: Settle[T]) -> None:
+        """Settle partitions that the metadata does not have: new ones, or none at all."""
+        for one in partitions:
+            try:
+                await self.metadata.check_partition(*one)
+            except RaftlogClientError as error:
+                settle(one, error)
+            else:
+                settle(one, _no_leader(f"{one.topic}-{one.partition} was created just now."))
+
+    async def _query_node(
+        self,
+        query: LeaderQuery[T],
+        address: NodeAddress,
+        partitions: Sequence[TopicPartition],
+        settle: Settle[T],
+        timeout_s: float,
+    ) -> None:
+        for start in range(0, len(partitions), PARTITIONS_PER_QUERY_MAX):
+            some = partitions[start : start + PARTITIONS_PER_QUERY_MAX]
+            outcomes: Mapping[TopicPartition, T | RaftlogClientError]
+            try:
+                outcomes = await query(address, some, timeout_s)
+            except RaftlogClientError as error:
+                if isinstance(error, ConnectionLostError):
+                    self.metadata.suspect(address)
+                if len(some) > 1 and _is_of_one_partition(error):
+                    # Answers are all or nothing: one offline partition must not hide the others.
+                    middle = len(some) // 2
+                    await self._query_node(query, address, some[:middle], settle, timeout_s)
+                    await self._query_node(query, address, some[middle:], settle, timeout_s)
+                    continue
+                outcomes = dict.fromkeys(some, error)
+            for one in some:
+                settle(one, self._judged(address, one, outcomes[one]))
+
+    def _judged(
+        self, address: NodeAddress, one: TopicPartition, outcome: T | RaftlogClientError
+    ) -> T | RaftlogClientError:
+        """The outcome as the caller gets it; metadata that proved stale is noted."""
+        if not isinstance(outcome, RaftlogClientError):
+            return outcome
+        if isinstance(outcome, TopicNotFoundError) or outcome.retriable:
+            self._stale.add(one.topic)
+        if isinstance(outcome, TopicNotFoundError):
+            # The metadata named this leader. Either it has not applied the topic yet, or the topic
+            # was deleted: then the next refresh says so.
+            return _no_leader(f"{address} knows no {one.topic}-{one.partition}: {outcome}")
+        return outcome
+
+    async def _refresh_stale(self, topics: set[str]) -> None:
+        stale = {topic for topic in topics if topic in self._stale}
+        stale |= topics - self.metadata.view.topics.keys()
+        if not stale:
+            return
+        self._stale -= stale
+        try:
+            await self.metadata.refresh(stale)
+        except RaftlogClientError as error:
+            # The same nodes are queried again: no others are known.
+            logger.warning("No metadata of %s: %s", ", ".join(sorted(stale)), error)
+            self._stale |= stale
+
+
+def all_answers(
+    outcomes: Mapping[TopicPartition, T | RaftlogClientError],
+) -> dict[TopicPartition, T]:
+    """The answers, if every partition has one. Raises the first partition's error."""
+    found: dict[TopicPartition, T] = {}
+    for one, outcome in outcomes.items():
+        if isinstance(outcome, RaftlogClientError):
+            raise outcome
+        found[one] = outcome
+    return found
+
+
+def _may_change(outcome: object) -> bool:
+    return isinstance(outcome, RaftlogClientError) and outcome.retriable
+
+
+def _is_of_one_partition(error: RaftlogClientError) -> bool:
+    return isinstance(error, ServerError) and error.entry is STORAGE_FAILED
+
+
+def _no_leader(message: str) -> RaftlogClientError:
+    return server_error(NO_LEADER.code, message)
+
+
+def _names(partitions: Sequence[TopicPartition]) -> str:
+    names = [f"{one.topic}-{one.partition}" for one in partitions[:NAMES_LOGGED_MAX]]
+    return ", ".join(names) + (", …" if len(partitions) > NAMES_LOGGED_MAX else "")
