@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from raftlog.controller.messages import HeartbeatAnswer
+from raftlog.controller.messages import HeartbeatAnswer, answered_timeout_s
 
+LEASE_SHARE: Final = 0.9
+"""A lease's length, as a share of the session timeout. The rest is a margin: see DESIGN.md."""
 HEARTBEATS_IN_FLIGHT_MAX: Final = 64
 """Heartbeats whose answers are waited for; the oldest are given up first."""
 
@@ -19,8 +21,7 @@ HEARTBEATS_IN_FLIGHT_MAX: Final = 64
 class Lease:
     """What the answers to one incarnation's heartbeats amount to."""
 
-    def __init__(self, lease_s: float) -> None:
-        self._lease_s = lease_s
+    def __init__(self) -> None:
         self._until = -math.inf
         self._term = 0
         self._sequence = 0
@@ -58,7 +59,8 @@ class Lease:
             # Others may lead by now what this node leads as far as it knows.
             self._until = -math.inf
         else:
-            self._until = max(self._until, sent_at - answer.confirmed_age_s + self._lease_s)
+            lease_s = LEASE_SHARE * answered_timeout_s(answer)
+            self._until = max(self._until, sent_at - answer.confirmed_age_s + lease_s)
         return True
 
     def _take(self, sender: int, sequence: int) -> float | None:

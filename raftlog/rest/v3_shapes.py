@@ -120,6 +120,22 @@ class TopicConfig(msgspec.Struct, frozen=True):
     synonyms: list[Synonym]
 
 
+class BrokerConfig(msgspec.Struct, frozen=True):
+    """One config of all brokers: the value in force, and its source."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    config_type: Literal["BROKER"]
+    name: str
+    value: str
+    is_default: bool
+    is_read_only: bool
+    is_sensitive: bool
+    source: str
+    synonyms: list[Synonym]
+
+
 class Partition(msgspec.Struct, frozen=True):
     """A partition of a topic."""
 
@@ -261,6 +277,23 @@ class Shaper:
             ),
             cluster_id=self.cluster_id,
             topic_name=topic.name,
+            name=name,
+            value=config.value,
+            is_default=config.is_default,
+            is_read_only=False,
+            is_sensitive=False,
+            source=source,
+            synonyms=[Synonym(name, config.value, source)],
+        )
+
+    def broker_config(self, config: ConfigDescription) -> BrokerConfig:
+        """One config of all brokers."""
+        name, source = config.entry.name, _SOURCES[config.source]
+        return BrokerConfig(
+            kind="KafkaClusterConfig",
+            metadata=self._metadata(f"/broker-configs/{name}", f"/broker-config={name}"),
+            cluster_id=self.cluster_id,
+            config_type="BROKER",
             name=name,
             value=config.value,
             is_default=config.is_default,
