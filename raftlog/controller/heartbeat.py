@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from raftlog.controller.lease import Lease
 from raftlog.controller.messages import (
     HEARTBEAT_S,
     Heartbeat,
@@ -22,6 +21,7 @@ from raftlog.controller.messages import (
     RefusalReason,
     encode_message,
 )
+from raftlog.controller.sessions import Lease
 from raftlog.metadata.apply import ApplyResult
 from raftlog.raft import Quorum
 from raftlog.record.types import BrokerEpoch, BrokerId

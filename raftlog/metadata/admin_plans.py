@@ -26,8 +26,7 @@ from raftlog.metadata.commands import (
     CreateTopic,
 )
 from raftlog.metadata.configs import ConfigEntry, find_entry, validate_all
-from raftlog.metadata.image import MetadataImage
-from raftlog.metadata.names import check_topic_name
+from raftlog.metadata.image import MetadataImage, check_topic_name
 from raftlog.metadata.placement import place
 from raftlog.record.errors import (
     INVALID_CONFIG,

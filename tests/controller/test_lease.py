@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog.controller.heartbeat import RETRY_S
-from raftlog.controller.lease import HEARTBEATS_IN_FLIGHT_MAX, LEASE_SHARE, Lease
 from raftlog.controller.messages import HEARTBEAT_S, HeartbeatAnswer, granted_timeout_ms
+from raftlog.controller.sessions import HEARTBEATS_IN_FLIGHT_MAX, LEASE_SHARE, Lease
 from raftlog.metadata.broker_configs import (
     BROKER_CONFIG_TABLE,
     SESSION_TIMEOUT,

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from raftlog.controller import lease
+from raftlog.controller import sessions
 from raftlog.controller.messages import HEARTBEAT_S
 from raftlog.metadata.broker_configs import SESSION_TIMEOUT_S_DEFAULT
 from raftlog.record.errors import NO_LEADER, LogError
@@ -242,7 +242,7 @@ async def append_soon(nodes: NodeWorld, node_id: int, number: int) -> None:
 
 
 def test_the_checker_finds_a_lease_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "LEASE_SHARE", 2.0)
+    monkeypatch.setattr(sessions, "LEASE_SHARE", 2.0)
 
     async def test(nodes: NodeWorld) -> None:
         victim = others(nodes)[0]
