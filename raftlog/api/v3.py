@@ -104,6 +104,22 @@ class TopicConfig(msgspec.Struct, frozen=True):
     synonyms: list[Synonym]
 
 
+class BrokerConfig(msgspec.Struct, frozen=True):
+    """One config of all brokers: the value in force, and its source."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    config_type: Literal["BROKER"]
+    name: str
+    value: str
+    is_default: bool
+    is_read_only: bool
+    is_sensitive: bool
+    source: str
+    synonyms: list[Synonym]
+
+
 class Partition(msgspec.Struct, frozen=True):
     """A partition of a topic."""
 

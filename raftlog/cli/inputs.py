@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from errno import EISDIR
 from pathlib import Path
 
-from raftlog.cli.lines import BadLineError, Lines, LineSplitter
 from raftlog.cli.output import Transfer
-from raftlog.cli.records import BytesRecord, Parsed, RecordReader
+from raftlog.cli.records import BadLineError, BytesRecord, Lines, LineSplitter, Parsed, RecordReader
 
 CHUNK_BYTES = 256 * 1024
 STDIN = "-"

@@ -13,7 +13,7 @@ import click
 
 from raftlog import __version__
 from raftlog.cli.errors import CommandError, ExitCode, from_log_error, from_os_error
-from raftlog.cli.lazy import Lazy, LazyGroup
+from raftlog.cli.groups import Lazy, LazyGroup
 from raftlog.record.errors import LogError
 
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ cli = RootGroup(
     "raftlog",
     subcommands={
         "serve": Lazy("raftlog.cli.serve", "serve", "Run one node in the foreground."),
-        "topic": Lazy("raftlog.cli.topic", "topic", "Create, inspect, write and read topics."),
+        "topic": Lazy("raftlog.cli.groups", "topic", "Create, inspect, write and read topics."),
         "cluster": Lazy(
-            "raftlog.cli.cluster", "cluster", "Show a cluster; run one here; change it."
+            "raftlog.cli.groups", "cluster", "Show a cluster; run one here; change it."
         ),
         "quorum": Lazy("raftlog.cli.quorum", "quorum", "Show and change who votes."),
         "pipeline": Lazy("raftlog.cli.pipeline", "pipeline", "Run data pipelines on Spark."),

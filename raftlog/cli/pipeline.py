@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from raftlog.cli.errors import CommandError, ExitCode
-from raftlog.cli.lazy import Lazy, LazyGroup
+from raftlog.cli.groups import Lazy, LazyGroup
 from raftlog.cli.options import config_pairs, servers_option
 
 

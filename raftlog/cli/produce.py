@@ -14,11 +14,12 @@ from raftlog_client import Producer, RaftlogClientError, SendManyError, SendSumm
 from raftlog.cli import output
 from raftlog.cli.errors import CommandError, ExitCode
 from raftlog.cli.inputs import STDIN, Feed, closing_source
-from raftlog.cli.lines import BadLineError, CsvLines
 from raftlog.cli.options import format_option, servers_option
 from raftlog.cli.output import MEGABYTE, Transfer
 from raftlog.cli.records import (
     REQUEST_BYTES_MAX,
+    BadLineError,
+    CsvLines,
     CsvParser,
     RecordOptions,
     RecordReader,

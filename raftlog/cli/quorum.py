@@ -9,7 +9,7 @@ import msgspec
 from raftlog_client import QuorumInfo
 
 from raftlog.cli import output
-from raftlog.cli.lazy import Lazy, LazyGroup
+from raftlog.cli.groups import Lazy, LazyGroup
 from raftlog.cli.options import format_option, servers_option
 from raftlog.cli.session import run, unready_too
 

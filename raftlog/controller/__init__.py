@@ -15,6 +15,5 @@ Must not know: records, logs, what a lease is used for, HTTP.
 
 from raftlog.controller.messages import RefusalReason
 from raftlog.controller.service import ControllerService
-from raftlog.controller.settings import ControllerSettings
 
-__all__ = ["ControllerService", "ControllerSettings", "RefusalReason"]
+__all__ = ["ControllerService", "RefusalReason"]

@@ -24,13 +24,15 @@ from raftlog.controller.messages import (
     HeartbeatRefusal,
     HeartbeatReply,
     RefusalReason,
+    granted_timeout_ms,
 )
 from raftlog.controller.partition_work import PartitionWork
 from raftlog.controller.sessions import Action, DeadBrokers, Decision, Sessions
-from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.apply_partitions import PartitionsChanged
+from raftlog.metadata.broker_configs import SESSION_TIMEOUT, lease_bound_change
 from raftlog.metadata.commands import (
+    AlterClusterSettings,
     Command,
     FenceBroker,
     encode_command,
@@ -107,14 +109,12 @@ class ActiveController:
         clock: Clock,
         randomness: Randomness,
         broker_id: BrokerId,
-        settings: ControllerSettings,
     ) -> None:
         self._quorum = quorum
         self._state_machine = state_machine
         self._clock = clock
         self._randomness = randomness
         self._broker_id = broker_id
-        self._settings = settings
         self._departures = DeadBrokers()
         self._reign: _ControllerTerm | None = None
         self._alarm = Wakeup(clock)
@@ -130,7 +130,10 @@ class ActiveController:
     def applied(self, delta: MetadataDelta) -> None:
         """The metadata has changed."""
         reign = self._reign
-        if reign is not None and reign.work.applied(delta, self._image, self._clock.monotonic()):
+        if reign is None:
+            return
+        is_due = reign.work.applied(delta, self._image, self._clock.monotonic())
+        if is_due or SESSION_TIMEOUT in delta.cluster_settings:
             self._alarm.set()
 
     def connection_changed(self, node_id: int, event: ConnectionEvent) -> None:
@@ -155,7 +158,7 @@ class ActiveController:
         reign = self._follow_reign()
         confirmed_age_s = self._confirmed_age_s()
         image = self._image
-        if reign is None or confirmed_age_s > self._settings.session_timeout_s:
+        if reign is None or confirmed_age_s > reign.sessions.timeout_s:
             return _refusal(heartbeat, RefusalReason.NOT_ACTIVE, "This node is no controller.")
         if self._is_behind(reign) or heartbeat.broker_epoch > image.applied_index:
             return _refusal(heartbeat, RefusalReason.NOT_ACTIVE, "The controller is behind.")
@@ -200,6 +203,7 @@ class ActiveController:
             drained=drained,
             confirmed_age_s=confirmed_age_s,
             unwritable=tuple(sorted(unwritable)[:UNWRITABLE_MAX]),
+            session_timeout_ms=granted_timeout_ms(reign.sessions.timeout_s),
         )
 
     async def run(self) -> None:
@@ -238,12 +242,12 @@ class ActiveController:
             now = self._clock.monotonic()
             image = self._image
             last_index = self._quorum.status().last_index
-            sessions = Sessions(self._settings, image, now, first_index=last_index)
+            sessions = Sessions(image, now, first_index=last_index)
             for broker in image.brokers.values():
                 if self._departures.is_dead(broker.broker_id, broker.broker_epoch):
                     sessions.lost(broker.broker_id, broker.broker_epoch, image, now)
             # The controller before may have died between a change and what has to follow it.
-            work = PartitionWork(self._settings, image, now)
+            work = PartitionWork(image, now)
             self._reign = _ControllerTerm(self._quorum.term, sessions, work)
             logger.info(
                 "node %d is the active controller of term %d", self._broker_id, self._quorum.term
@@ -304,10 +308,23 @@ class ActiveController:
             elif decision.action is Action.UNFENCE and self._broker(decision) is not None:
                 logger.info("broker %d is back", decision.broker_id)
                 await self._carry_out(reign, self._planned(reign, decision, plan_unfencing))
+        await self._follow_session_timeout(reign)
         for plan in reign.work.due(self._image, self._clock.monotonic()):
             await self._carry_out(reign, plan)
             # Each may have looked at every partition there is.
             await asyncio.sleep(0)
+
+    async def _follow_session_timeout(self, reign: _ControllerTerm) -> None:
+        """Have the metadata hold the lease bound that the session timeout calls for."""
+        timeout_s = reign.sessions.take_bound_change(self._image, self._clock.monotonic())
+        if timeout_s is None:
+            return
+        values, removals = lease_bound_change(timeout_s)
+        result = await self._propose(reign, AlterClusterSettings(values=values, removals=removals))
+        if result.refusal is not None:
+            raise _NotProposedError(result.refusal.message)
+        reign.sessions.bound_changed(self._image, self._clock.monotonic())
+        logger.info("session timeout of brokers: %g s", timeout_s)
 
     async def _fence(self, reign: _ControllerTerm, decision: Decision) -> None:
         broker = self._broker(decision)

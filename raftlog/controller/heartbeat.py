@@ -13,21 +13,23 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from raftlog.controller.lease import Lease
 from raftlog.controller.messages import (
+    HEARTBEAT_S,
     Heartbeat,
     HeartbeatAnswer,
     HeartbeatReply,
     RefusalReason,
     encode_message,
 )
-from raftlog.controller.settings import ControllerSettings
+from raftlog.controller.sessions import Lease
 from raftlog.metadata.apply import ApplyResult
 from raftlog.raft import RaftMember
 from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.world import Clock, Randomness, Wakeup
 
 LISTENERS_MAX: Final = 64
+RETRY_S: Final = 0.05
+"""Until the next heartbeat, if there was no active controller to take the last one."""
 STOPPING_S: Final = 0.01
 """Between two heartbeats of a node that waits to be relieved of what it leads, so as to stop."""
 
@@ -44,7 +46,6 @@ class Heartbeats:
         clock: Clock,
         randomness: Randomness,
         broker_id: BrokerId,
-        settings: ControllerSettings,
         deliver: Callable[[Heartbeat], HeartbeatReply],
         can_write: Callable[[], bool],
     ) -> None:
@@ -56,7 +57,6 @@ class Heartbeats:
         self._clock = clock
         self._randomness = randomness
         self._broker_id = broker_id
-        self._settings = settings
         self._deliver = deliver
         self._can_write = can_write
         self.unwritable: frozenset[BrokerId] = frozenset()
@@ -64,7 +64,7 @@ class Heartbeats:
         self.known_index = -1
         """What controllers had applied when they answered; -1 before the first answer."""
         self._broker_epoch: BrokerEpoch | None = None
-        self._lease = Lease(settings.lease_s)
+        self._lease = Lease()
         self._told_valid = False
         self._refused = False
         self._send_at = -math.inf
@@ -83,7 +83,7 @@ class Heartbeats:
     def registered(self, broker_epoch: BrokerEpoch) -> None:
         """Speak for this incarnation from now on. It has no lease yet."""
         self._broker_epoch = broker_epoch
-        self._lease = Lease(self._settings.lease_s)
+        self._lease = Lease()
         self._refused = False
         self.hurry()
 
@@ -157,7 +157,7 @@ class Heartbeats:
 
     def _interval_s(self) -> float:
         waits = self._stopping and self._drained_index is None
-        return STOPPING_S if waits else self._settings.heartbeat_s
+        return STOPPING_S if waits else HEARTBEAT_S
 
     def _send(self, now: float) -> None:
         if self._broker_epoch is None or self._refused:
@@ -182,7 +182,7 @@ class Heartbeats:
 
     def _retry_soon(self) -> None:
         # All brokers are refused at about the same time: they need not come back together.
-        delay_s = self._settings.retry_s * self._randomness.uniform(0.5, 1.0)
+        delay_s = RETRY_S * self._randomness.uniform(0.5, 1.0)
         self._send_at = min(self._send_at, self._clock.monotonic() + delay_s)
         self._alarm.set()
 
@@ -190,7 +190,7 @@ class Heartbeats:
         if self._refused:
             return
         self._refused = True
-        self._lease = Lease(self._settings.lease_s)
+        self._lease = Lease()
         logger.error("this node's registration is void: %s", explanation)
         for callback in self._on_refused:
             callback(reason, explanation)

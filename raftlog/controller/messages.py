@@ -11,10 +11,13 @@ from enum import StrEnum
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from raftlog.metadata.broker_configs import SESSION_TIMEOUT_S_DEFAULT
 from raftlog.record.types import BrokerEpoch, BrokerId
 
+HEARTBEAT_S: Final = 0.3
+"""Between two heartbeats of a broker. Losing one must not cost a lease."""
 MESSAGE_BYTES_MAX: Final = 4096
 """Of a whole message; the largest is a refusal."""
 EXPLANATION_CHARACTERS_MAX: Final = 512
@@ -71,6 +74,19 @@ class HeartbeatAnswer(_Message, frozen=True, tag="heartbeat_answer"):
     there can have been a newer controller."""
     unwritable: Annotated[tuple[_BrokerId, ...], Meta(max_length=UNWRITABLE_MAX)] = ()
     """Brokers whose disks take no writes, as far as the controller knows."""
+    session_timeout_ms: Annotated[int, Meta(ge=1, le=3_600_000)] | UnsetType = UNSET
+    """The session timeout that this answer grants; unset: the default."""
+
+
+def answered_timeout_s(answer: HeartbeatAnswer) -> float:
+    """The session timeout, in seconds, that an answer grants."""
+    timeout_ms = answer.session_timeout_ms
+    return SESSION_TIMEOUT_S_DEFAULT if timeout_ms is UNSET else timeout_ms / 1000
+
+
+def granted_timeout_ms(timeout_s: float) -> int | UnsetType:
+    """The session timeout as an answer states it."""
+    return UNSET if timeout_s == SESSION_TIMEOUT_S_DEFAULT else round(timeout_s * 1000)
 
 
 class HeartbeatRefusal(_Message, frozen=True, tag="heartbeat_refusal"):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Final, TypeAlias
 
-from raftlog.controller.settings import ControllerSettings
+from raftlog.metadata.broker_configs import REBALANCE_DELAY, rebalance_delay_s
 from raftlog.metadata.commands import ChangePartitions
 from raftlog.metadata.configs import UNCLEAN_ELECTION
 from raftlog.metadata.decommission import plan_evacuation
@@ -28,6 +28,9 @@ from raftlog.metadata.image import NO_LEADER_ID, MetadataImage
 from raftlog.metadata.reassignment import plan_completions
 from raftlog.record.types import BrokerId
 
+PREFERRED_CHECK_S_MAX: Final = 10.0
+PREFERRED_CHECK_S_MIN: Final = 0.5
+"""Between two looks at what preferred replicas could lead again: the delay, within these bounds."""
 KEYS_MAX: Final = 10_000
 """Partitions that are remembered for one kind of work; of more, all are looked at."""
 
@@ -64,8 +67,7 @@ class _Due:
 class PartitionWork:
     """The work that is due in one reign. Times are monotonic seconds."""
 
-    def __init__(self, settings: ControllerSettings, image: MetadataImage, now: float) -> None:
-        self._settings = settings
+    def __init__(self, image: MetadataImage, now: float) -> None:
         self._elections = _Due()
         self._relief = _Due()
         self._completions = _Due()
@@ -76,9 +78,7 @@ class PartitionWork:
         self._unwritable: frozenset[BrokerId] = frozenset()
         self._back_since: dict[BrokerId, float] = {}
         """Brokers that are available, and since when, as far as this reign knows."""
-        self._preferred_at = math.inf
-        if settings.preferred_leaders_s is not None:
-            self._preferred_at = now + settings.preferred_check_s
+        self._preferred_at = now + _preferred_check_s(image)
         self._look_at_brokers(image, image.brokers, now)
 
     def everything(self) -> None:
@@ -94,6 +94,8 @@ class PartitionWork:
             self._look_at_brokers(image, (*delta.brokers, *delta.brokers_gone), now)
             # Whoever has come back may lead what has no leader, or take over from one that leaves.
             self.everything()
+        if REBALANCE_DELAY in delta.cluster_settings:
+            self._preferred_at = min(self._preferred_at, now + _preferred_check_s(image))
         if UNCLEAN_ELECTION in delta.cluster_settings:
             self._elections.add_all()
         for change in delta.changed:
@@ -142,16 +144,17 @@ class PartitionWork:
             self._evacuation = False
             yield partial(plan_evacuation, unwritable=self._unwritable)
         if now >= self._preferred_at:
-            assert self._settings.preferred_leaders_s is not None
-            steady_since = now - self._settings.preferred_leaders_s
-            unsteady = frozenset(
-                broker_id
-                for broker_id in image.brokers
-                if self._back_since.get(broker_id, math.inf) > steady_since
-            )
-            yield partial(plan_preferred_leaders, excluding=unsteady)
+            delay_s = rebalance_delay_s(image.cluster_settings)
+            if delay_s is not None:
+                steady_since = now - delay_s
+                unsteady = frozenset(
+                    broker_id
+                    for broker_id in image.brokers
+                    if self._back_since.get(broker_id, math.inf) > steady_since
+                )
+                yield partial(plan_preferred_leaders, excluding=unsteady)
             # If it was interrupted, it is due again at once.
-            self._preferred_at = now + self._settings.preferred_check_s
+            self._preferred_at = now + _preferred_check_s(image)
 
     def _look_at_brokers(
         self, image: MetadataImage, broker_ids: Collection[BrokerId], now: float
@@ -189,3 +192,10 @@ class PartitionWork:
             ):
                 # One move less is under way: another can begin.
                 self._evacuation = True
+
+
+def _preferred_check_s(image: MetadataImage) -> float:
+    delay_s = rebalance_delay_s(image.cluster_settings)
+    if delay_s is None:
+        return PREFERRED_CHECK_S_MAX
+    return min(max(delay_s, PREFERRED_CHECK_S_MIN), PREFERRED_CHECK_S_MAX)

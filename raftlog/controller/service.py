@@ -21,7 +21,6 @@ from raftlog.controller.messages import (
     decode_message,
     encode_message,
 )
-from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.state_machine import MetadataStateMachine
@@ -46,7 +45,6 @@ class ControllerService:
         clock: Clock,
         randomness: Randomness,
         broker_id: BrokerId,
-        settings: ControllerSettings,
         on_fatal: Callable[[str], None],
         can_write: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -65,14 +63,12 @@ class ControllerService:
             clock=clock,
             randomness=randomness,
             broker_id=broker_id,
-            settings=settings,
         )
         self._heartbeats = Heartbeats(
             quorum=quorum,
             clock=clock,
             randomness=randomness,
             broker_id=broker_id,
-            settings=settings,
             deliver=self._active.take,
             can_write=can_write,
         )

@@ -3,6 +3,24 @@
 A table is made when a node becomes the active controller and dropped when it no longer is, so that
 nothing in it rests on what an earlier reign has heard. Times are monotonic seconds and never fall.
 
+**Session timeouts that change.** Two numbers are in the metadata: the timeout that the operator
+wants, and the *lease bound*, which only the active controller changes. A heartbeat is granted the
+smaller of both, and the answer states the timeout that it grants, so no node needs to have applied
+the change. Promise 7 (a leader without the quorum stops before another one leads) then holds in
+both directions, because no lease outlasts the controller's patience:
+
+- *This controller* fences a silent broker at the latest end of all timeouts that it granted to the
+  broker (`expires_at`), never by the newest timeout alone.
+- *A longer timeout* is granted only after the longer bound is applied. So each lease that was ever
+  granted rests on a bound that is committed, and in the log of every later controller.
+- *The next controller* fences no silent broker within the bound after its term began. Leases of its
+  predecessors were granted, less their unconfirmed age, before that term (DESIGN.md).
+- *A shorter timeout* is granted at once, but the bound falls only when the old bound has passed
+  since the last longer grant, and since this term began. Between the decision and its application
+  the timeout may be raised again: while a lower bound may be in the log, no longer timeout is
+  granted (`_cap_s`). Proposals of one term are ordered: a later one that is applied settles all
+  earlier ones of unknown outcome; those of an earlier term are below `first_index`.
+
 Time in which the controller itself could not listen (its process was stopped) does not count
 against the brokers: a look at the table that comes much too late moves all sessions on by as much.
 
@@ -14,6 +32,12 @@ dead by its peers before one of them has become its successor.
 A connection is known by node only, and a process may have been started anew at the same place since
 it ended. So the proof counts for the incarnation that the metadata named when the connection ended,
 and only as long as the metadata names that one and nothing has been heard from the node.
+
+For how long a node may act as a leader without hearing more: its side of the session. Pure.
+
+DESIGN.md has the argument why a lease ends before the controller, any controller, may fence its
+holder for being silent. In short: a lease begins when the heartbeat was *sent*, less the time for
+which the controller cannot prove that it was the only one, and is shorter than a session.
 """
 
 from __future__ import annotations
@@ -23,9 +47,15 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from raftlog.controller.settings import ControllerSettings
+from raftlog.controller.messages import HEARTBEAT_S, HeartbeatAnswer, answered_timeout_s
+from raftlog.metadata.broker_configs import lease_bound_s, session_timeout_s
 from raftlog.metadata.image import BrokerImage, MetadataImage
 from raftlog.record.types import BrokerEpoch, BrokerId
+
+STALL_S: Final = 2 * HEARTBEAT_S
+"""A controller that did nothing for longer has been stopped, and could receive no heartbeat."""
+DEPARTURES_MAX: Final = 1_000
+"""Brokers of which the end of the connection is remembered; the oldest are forgotten first."""
 
 
 class Action(Enum):
@@ -51,8 +81,8 @@ class Decision:
 @dataclass(slots=True)
 class _Session:
     broker_epoch: BrokerEpoch
-    heard_at: float
-    """The last heartbeat; before the first, since when one has been waited for."""
+    expires_at: float
+    """When silence becomes a reason to fence: no lease that was granted lasts longer."""
     required_index: int
     """What the broker must have applied before it may serve: its registration, and whatever took
     leaderships from it."""
@@ -76,17 +106,21 @@ class _Session:
 class Sessions:
     """The sessions of all registered brokers in one reign of the active controller."""
 
-    def __init__(
-        self, settings: ControllerSettings, image: MetadataImage, now: float, *, first_index: int
-    ) -> None:
+    def __init__(self, image: MetadataImage, now: float, *, first_index: int) -> None:
         """`first_index`: the last of what may have been proposed before this reign, applied or not.
 
         Nobody is heard, and nothing is asked, before it is applied.
         """
-        self._settings = settings
         self._sessions: dict[BrokerId, _Session] = {}
         self._looked_at = now
-        self._grace_end = now + settings.grace_s
+        self._bound_s = lease_bound_s(image.cluster_settings)
+        """The lease bound in the image, as of the last look."""
+        self._cap_s = math.inf
+        """No longer timeout is granted: a lowering of the bound may be in the log."""
+        self.timeout_s = 0.0
+        """The session timeout that heartbeats are granted now."""
+        self._timeout_since = now
+        self._grace_end = now + self._bound_s
         self.first_index = first_index
         """Before it is applied, nothing is known."""
         self._followed_index = -1
@@ -109,7 +143,7 @@ class Sessions:
         self._look(image, now)
         session = self._sessions[broker_id]
         assert session.broker_epoch == broker_epoch
-        session.heard_at = now
+        session.expires_at = max(session.expires_at, now + self.timeout_s)
         session.applied_index = max(session.applied_index, applied_index)
         session.stopping = session.stopping or stopping
         if session.can_write != can_write:
@@ -154,11 +188,34 @@ class Sessions:
             for broker_id, session in self._sessions.items()
         )
 
+    def take_bound_change(self, image: MetadataImage, now: float) -> float | None:
+        """The lease bound, in seconds, to propose now; None if the present one is right.
+
+        Call `bound_changed` once the proposal is applied. Until then, and so also when its outcome
+        is unknown, no session timeout above a lowered bound is granted.
+        """
+        self._look(image, now)
+        wanted_s = session_timeout_s(image.cluster_settings)
+        bound_s = self._bound_s
+        is_lower = wanted_s < bound_s and now >= max(self._timeout_since + bound_s, self._grace_end)
+        is_capped = self._cap_s < min(wanted_s, bound_s)
+        if not (wanted_s > bound_s or is_lower or is_capped):
+            return None
+        if is_lower:
+            self._cap_s = min(self._cap_s, wanted_s)
+        return wanted_s
+
+    def bound_changed(self, image: MetadataImage, now: float) -> None:
+        """The proposed lease bound is applied, and with it every earlier change of the bound."""
+        self._look(image, now)
+        self._cap_s = math.inf
+        self._follow_timeout(image, now)
+
     def next_deadline(self) -> float:
         """When to ask `due` again at the latest, if nothing is heard or lost before."""
         # Asked often enough, however little there is to do, for a late look to prove a stall.
         return min(
-            self._looked_at + self._settings.heartbeat_s,
+            self._looked_at + HEARTBEAT_S,
             min(
                 (
                     self._deadline(session)
@@ -194,14 +251,26 @@ class Sessions:
     def _look(self, image: MetadataImage, now: float) -> None:
         gap_s = now - self._looked_at
         assert gap_s >= 0, "monotonic time fell"
-        if gap_s > self._settings.stall_s:
+        if gap_s > STALL_S:
             self._grace_end += gap_s
             for session in self._sessions.values():
-                session.heard_at += gap_s
+                session.expires_at += gap_s
         self._looked_at = now
         if image.applied_index != self._followed_index:
+            self._follow_timeout(image, now)
             self._followed_index = image.applied_index
             self._follow(image, now)
+
+    def _follow_timeout(self, image: MetadataImage, now: float) -> None:
+        bound_s = lease_bound_s(image.cluster_settings)
+        if bound_s > self._bound_s and self._followed_index < self.first_index:
+            # Of an earlier controller: its leases may be that long.
+            self._grace_end += bound_s - self._bound_s
+        self._bound_s = bound_s
+        timeout_s = min(session_timeout_s(image.cluster_settings), bound_s, self._cap_s)
+        if timeout_s != self.timeout_s:
+            self.timeout_s = timeout_s
+            self._timeout_since = now
 
     def _follow(self, image: MetadataImage, now: float) -> None:
         """Begin and end sessions as brokers came, were started again and went."""
@@ -210,7 +279,11 @@ class Sessions:
             if known is None or known.broker_epoch != broker.broker_epoch:
                 self._sessions[broker_id] = _Session(
                     broker_epoch=broker.broker_epoch,
-                    heard_at=now,
+                    expires_at=max(
+                        now + self.timeout_s,
+                        # The lease of the incarnation before may be of a longer timeout.
+                        -math.inf if known is None else known.expires_at,
+                    ),
                     required_index=max(broker.broker_epoch, self.first_index),
                 )
         if len(self._sessions) > len(image.brokers):
@@ -236,7 +309,7 @@ class Sessions:
         return None
 
     def _deadline(self, session: _Session) -> float:
-        return max(session.heard_at + self._settings.session_timeout_s, self._grace_end)
+        return max(session.expires_at, self._grace_end)
 
     def _of(self, decision: Decision) -> _Session | None:
         """The session that was meant, unless the broker has been started again since."""
@@ -244,10 +317,6 @@ class Sessions:
         if session is None or session.broker_epoch != decision.broker_epoch:
             return None
         return session
-
-
-DEPARTURES_MAX: Final = 1_000
-"""Brokers of which the end of the connection is remembered; the oldest are forgotten first."""
 
 
 class DeadBrokers:
@@ -292,3 +361,62 @@ def _put(
     table[broker_id] = broker_epoch
     if len(table) > DEPARTURES_MAX:
         del table[next(iter(table))]
+
+
+LEASE_SHARE: Final = 0.9
+"""A lease's length, as a share of the session timeout. The rest is a margin: see DESIGN.md."""
+HEARTBEATS_IN_FLIGHT_MAX: Final = 64
+"""Heartbeats whose answers are waited for; the oldest are given up first."""
+
+
+class Lease:
+    """What the answers to one incarnation's heartbeats amount to."""
+
+    def __init__(self) -> None:
+        self._until = -math.inf
+        self._term = 0
+        self._sequence = 0
+        self._sent: dict[int, tuple[int, float]] = {}
+        """By sequence number: the node it was sent to, and when."""
+
+    @property
+    def until(self) -> float:
+        """The monotonic time at which the lease ends, or has ended."""
+        return self._until
+
+    def is_valid(self, now: float) -> bool:
+        """Whether the node may act as a leader at this time."""
+        return now < self._until
+
+    def sent(self, node_id: int, now: float) -> int:
+        """A heartbeat is about to be sent; return its number. The time must not be later."""
+        self._sequence += 1
+        self._sent[self._sequence] = (node_id, now)
+        if len(self._sent) > HEARTBEATS_IN_FLIGHT_MAX:
+            del self._sent[next(iter(self._sent))]
+        return self._sequence
+
+    def refused(self, sender: int, sequence: int) -> bool:
+        """A refusal has come; return whether it is one that was waited for."""
+        return self._take(sender, sequence) is not None
+
+    def answered(self, sender: int, answer: HeartbeatAnswer) -> bool:
+        """An answer has come; return whether it counts."""
+        sent_at = self._take(sender, answer.sequence)
+        if sent_at is None or answer.term < self._term:
+            return False
+        self._term = answer.term
+        if answer.fenced:
+            # Others may lead by now what this node leads as far as it knows.
+            self._until = -math.inf
+        else:
+            lease_s = LEASE_SHARE * answered_timeout_s(answer)
+            self._until = max(self._until, sent_at - answer.confirmed_age_s + lease_s)
+        return True
+
+    def _take(self, sender: int, sequence: int) -> float | None:
+        node_id, sent_at = self._sent.get(sequence, (None, 0.0))
+        if node_id != sender:
+            return None
+        del self._sent[sequence]
+        return sent_at

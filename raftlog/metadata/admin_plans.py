@@ -10,19 +10,23 @@ Between decision and application other commands may come: the command names what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Final
 
 from raftlog.metadata.apply_cluster import CLUSTER_SETTINGS_MAX
+from raftlog.metadata.broker_configs import (
+    find_cluster_setting,
+    operator_settings,
+    validate_cluster_settings,
+)
 from raftlog.metadata.commands import (
     AddPartitions,
     AlterClusterSettings,
     AlterTopicConfigs,
     CreateTopic,
 )
-from raftlog.metadata.configs import find_entry, validate_all
-from raftlog.metadata.image import MetadataImage
-from raftlog.metadata.names import check_topic_name
+from raftlog.metadata.configs import ConfigEntry, find_entry, validate_all
+from raftlog.metadata.image import MetadataImage, check_topic_name
 from raftlog.metadata.placement import place
 from raftlog.record.errors import (
     INVALID_CONFIG,
@@ -107,19 +111,22 @@ def plan_configs(
     return AlterTopicConfigs(
         topic_id=topic.topic_id,
         values=validate_all(values),
-        removals=_removals(removals, values, topic.configs),
+        removals=_removals(removals, values, topic.configs, find_entry),
     )
 
 
 def plan_cluster_settings(
     image: MetadataImage, *, values: Mapping[str, str], removals: Iterable[str] = ()
 ) -> AlterClusterSettings:
-    """Set and unset topic configs for all topics that do not set them, all or none.
+    """Set and unset broker configs, and topic configs for all topics without their own value.
 
-    Raises LogError(INVALID_CONFIG).
+    All or none. Raises LogError(INVALID_CONFIG).
     """
     command = AlterClusterSettings(
-        values=validate_all(values), removals=_removals(removals, values, image.cluster_settings)
+        values=validate_cluster_settings(values),
+        removals=_removals(
+            removals, values, operator_settings(image.cluster_settings), find_cluster_setting
+        ),
     )
     if len({*image.cluster_settings, *values}.difference(command.removals)) > CLUSTER_SETTINGS_MAX:
         raise LogError(INVALID_CONFIG, f"A cluster has at most {CLUSTER_SETTINGS_MAX} settings.")
@@ -127,14 +134,17 @@ def plan_cluster_settings(
 
 
 def _removals(
-    removals: Iterable[str], values: Mapping[str, str], present: Mapping[str, str]
+    removals: Iterable[str],
+    values: Mapping[str, str],
+    present: Mapping[str, str],
+    find: Callable[[str], ConfigEntry],
 ) -> tuple[str, ...]:
     names = sorted(set(removals))
     for name in names:
         if name in values:
             raise LogError(INVALID_CONFIG, f"{name} cannot be both set and removed.")
         if name not in present:
-            find_entry(name)
+            find(name)
     return tuple(names)
 
 

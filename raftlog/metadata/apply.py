@@ -28,6 +28,7 @@ from raftlog.metadata.apply_cluster import (
     unregister_broker,
 )
 from raftlog.metadata.apply_partitions import PartitionsChanged, alter_isr, change_partitions
+from raftlog.metadata.apply_rules import Refusal, RefusedError
 from raftlog.metadata.apply_topics import (
     add_partitions,
     alter_configs,
@@ -54,7 +55,6 @@ from raftlog.metadata.commands import (
 )
 from raftlog.metadata.delta import NO_CHANGE, MetadataDelta
 from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from raftlog.metadata.refusals import Refusal, RefusedError
 from raftlog.record.errors import LogError
 
 __all__ = ["BROKERS_MAX", "ApplyResult", "ApplyValue", "apply"]

@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from raftlog.metadata.apply_rules import Reason, RefusedError, broker_of
 from raftlog.metadata.apply_topics import put_topic, without_elr
 from raftlog.metadata.commands import (
     AllocateProducerIds,
@@ -26,7 +27,6 @@ from raftlog.metadata.commands import (
 from raftlog.metadata.configs import MIN_ISR
 from raftlog.metadata.delta import NO_CHANGE, MetadataDelta, TopicChange, settings_changed
 from raftlog.metadata.image import BrokerImage, MetadataImage
-from raftlog.metadata.refusals import Reason, RefusedError, broker_of
 from raftlog.record.errors import ILLEGAL_STATE, INVALID_CONFIG, counted, when_directory_is_lost
 from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch, ProducerId
 

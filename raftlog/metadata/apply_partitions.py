@@ -7,19 +7,21 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from raftlog.metadata.apply_topics import put_topic, without_elr
-from raftlog.metadata.commands import AlterIsr, ChangePartitions, PartitionChange
-from raftlog.metadata.delta import NO_CHANGE, MetadataDelta, TopicChange
-from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage, TopicImage
-from raftlog.metadata.isr import in_order, min_isr_in_force, next_elr
-from raftlog.metadata.refusals import (
+from raftlog.metadata.apply_rules import (
     Reason,
     Refusal,
     RefusedError,
     broker_of,
+    in_order,
+    min_isr_in_force,
+    next_elr,
     partition_of,
     topic_of,
 )
+from raftlog.metadata.apply_topics import put_topic, without_elr
+from raftlog.metadata.commands import AlterIsr, ChangePartitions, PartitionChange
+from raftlog.metadata.delta import NO_CHANGE, MetadataDelta, TopicChange
+from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage, TopicImage
 from raftlog.record.errors import ILLEGAL_STATE
 from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch, PartitionId, TopicId
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from raftlog.metadata.apply_rules import RefusedError, in_order, topic_of
 from raftlog.metadata.commands import (
     AddPartitions,
     AlterTopicConfigs,
@@ -15,10 +16,7 @@ from raftlog.metadata.commands import (
 )
 from raftlog.metadata.configs import MIN_ISR
 from raftlog.metadata.delta import NO_CHANGE, MetadataDelta, TopicChange
-from raftlog.metadata.image import MetadataImage, PartitionImage, TopicImage
-from raftlog.metadata.isr import in_order
-from raftlog.metadata.names import topic_name_fault
-from raftlog.metadata.refusals import RefusedError, topic_of
+from raftlog.metadata.image import MetadataImage, PartitionImage, TopicImage, topic_name_fault
 from raftlog.record.errors import (
     ILLEGAL_STATE,
     INVALID_PARTITIONS,

@@ -230,10 +230,15 @@ def find_entry(name: str) -> ConfigEntry:
 
 def validate(name: str, value: str) -> str:
     """The value, normalised. Raises LogError(INVALID_CONFIG) for an unknown name or bad value."""
-    entry = find_entry(name)
+    return validate_entry(find_entry(name), value)
+
+
+def validate_entry(entry: ConfigEntry, value: str) -> str:
+    """The value of that row, normalised. Raises LogError(INVALID_CONFIG)."""
     if len(value) > VALUE_CHARACTERS_MAX:
         raise LogError(
-            INVALID_CONFIG, f"The value of {name} has more than {VALUE_CHARACTERS_MAX} characters."
+            INVALID_CONFIG,
+            f"The value of {entry.name} has more than {VALUE_CHARACTERS_MAX} characters.",
         )
     normalised = _NORMALISERS[entry.type](entry, value.strip())
     if entry.type is not ConfigType.LIST and entry.choices and normalised not in entry.choices:

@@ -1,4 +1,7 @@
-"""The metadata as the quorum drives it: command bytes in, results out, listeners told of deltas."""
+"""The metadata as the quorum drives it: command bytes in, results out, listeners told of deltas.
+
+What is true of every image, whatever commands made it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias
 
 from raftlog.metadata.apply import ApplyResult, apply
+from raftlog.metadata.apply_cluster import CLUSTER_SETTINGS_MAX
 from raftlog.metadata.commands import decode_command
 from raftlog.metadata.delta import MetadataDelta, difference, share_rows
-from raftlog.metadata.image import MetadataImage
-from raftlog.metadata.invariants import check_invariants
+from raftlog.metadata.image import (
+    NO_EPOCH,
+    NO_LEADER_ID,
+    MetadataImage,
+    PartitionImage,
+    topic_name_fault,
+)
 from raftlog.metadata.snapshot import from_snapshot, snapshot_pieces
 
 LISTENERS_MAX: Final = 64
@@ -80,3 +89,67 @@ class MetadataStateMachine:
         if delta:
             for listener in self._listeners:
                 listener(delta)
+
+
+ROWS_PER_STEP: Final = 1_000
+"""Rows looked at between two steps: about a millisecond."""
+
+
+def check_invariants(image: MetadataImage) -> None:
+    """Raise AssertionError if the image contradicts itself."""
+    for _ in invariant_steps(image):
+        pass
+
+
+def invariant_steps(image: MetadataImage) -> Iterator[None]:
+    """Check in small steps: each `next` looks at some rows. Raises AssertionError.
+
+    The image must not change meanwhile. It is valid once there is no further step.
+    """
+    assert image.applied_index >= 0
+    assert image.next_producer_id >= 0
+    assert len(image.topics_by_id) == len(image.topics_by_name)
+    assert len(image.cluster_settings) <= CLUSTER_SETTINGS_MAX
+    for broker_id, broker in image.brokers.items():
+        assert broker_id == broker.broker_id
+        assert 1 <= broker.broker_epoch <= image.applied_index
+    looked_at = 0
+    for topic_id, topic in image.topics_by_id.items():
+        assert topic_id == topic.topic_id
+        assert image.topics_by_name.get(topic.name) is topic
+        assert topic_id not in image.deleted_topic_ids
+        assert topic_name_fault(topic.name) is None
+        assert topic.partitions, f"{topic.name} has no partition"
+        for position, row in enumerate(topic.partitions):
+            assert row.partition == position
+            _check_partition(image, row)
+            looked_at += 1
+            if looked_at % ROWS_PER_STEP == 0:
+                yield
+    yield
+
+
+def _check_partition(image: MetadataImage, row: PartitionImage) -> None:
+    replicas = row.replicas
+    assert replicas, f"partition without replicas: {row}"
+    assert all(broker_id in image.brokers for broker_id in replicas), f"unknown broker: {row}"
+    assert len(set(replicas)) == len(replicas), f"replica twice: {row}"
+    if row.isr != replicas or row.elr:
+        _check_part(row, row.isr, "isr")
+        _check_part(row, row.elr, "elr")
+        assert not set(row.isr) & set(row.elr), f"both in isr and elr: {row}"
+    if row.adding or row.removing:
+        _check_part(row, row.adding, "adding")
+        _check_part(row, row.removing, "removing")
+        assert not set(row.adding) & set(row.removing), f"both adding and removing: {row}"
+        assert len(replicas) not in {len(row.adding), len(row.removing)}, f"none stays: {row}"
+    assert row.leader == NO_LEADER_ID or row.leader in row.isr, f"leader out of sync: {row}"
+    # Every new leader epoch is a change of the partition, too.
+    assert 0 <= row.leader_epoch <= row.partition_epoch, f"epochs: {row}"
+    assert NO_EPOCH <= row.unclean_epoch <= row.leader_epoch, f"epochs: {row}"
+
+
+def _check_part(row: PartitionImage, members: tuple[int, ...], what: str) -> None:
+    # In the order of the replicas: equal sets are equal rows, on every node.
+    expected = tuple(broker_id for broker_id in row.replicas if broker_id in members)
+    assert members == expected, f"{what} is no part of the replicas, in their order: {row}"

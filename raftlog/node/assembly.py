@@ -16,7 +16,6 @@ from typing import Any, Final
 from raftlog import __version__
 from raftlog.broker.service import Services
 from raftlog.controller.service import ControllerService
-from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.commands import RegisterBroker
 from raftlog.metadata.state_machine import MetadataStateMachine
@@ -28,7 +27,7 @@ from raftlog.node.directory import (
     load_cluster_id,
     note_cluster_id,
 )
-from raftlog.node.disk_policy import DiskWatch, WritePolicy
+from raftlog.node.disk_policy import DiskWatch, WritePolicy, follow_storage_limits
 from raftlog.node.registration import Registration, create_cluster, find_cluster
 from raftlog.node.replication_service import ReplicationService
 from raftlog.node.settings import NodeSettings, split_address
@@ -59,7 +58,6 @@ class NodeCore:
         quorum: RaftMember[ApplyResult],
         logs: LogManager,
         topic_settings: TopicSettings,
-        controller_settings: ControllerSettings,
         disk: Disk,
         clock: Clock,
         randomness: Randomness,
@@ -74,6 +72,7 @@ class NodeCore:
         self._on_fatal = on_fatal
         self._tasks: set[asyncio.Task[None]] = set()
         self._creating_cluster = False
+        follow_storage_limits(state_machine, logs)
         self._disk_watch = DiskWatch(quorum=quorum, logs=logs, clock=clock)
         self.controller = ControllerService(
             quorum=quorum,
@@ -81,7 +80,6 @@ class NodeCore:
             clock=clock,
             randomness=randomness,
             broker_id=node_id,
-            settings=controller_settings,
             on_fatal=on_fatal,
             can_write=self._disk_watch.can_write,
         )
@@ -140,7 +138,6 @@ class NodeCore:
         network: Network,
         on_fatal: Callable[[str], None],
         member_settings: MemberSettings | None = None,
-        controller_settings: ControllerSettings | None = None,
     ) -> NodeCore:
         """Recover the metadata. `address` (`host:port`) is where other nodes will reach this one.
 
@@ -184,7 +181,6 @@ class NodeCore:
             quorum=quorum,
             logs=await LogManager.open(disk, clock),
             topic_settings=topic_settings,
-            controller_settings=controller_settings or ControllerSettings(),
             disk=disk,
             clock=clock,
             randomness=randomness,

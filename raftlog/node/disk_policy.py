@@ -13,6 +13,14 @@ from typing import Final
 
 from raftlog.controller.service import ControllerService
 from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.broker_configs import (
+    DISK_RESERVE,
+    SCRUB_RATE,
+    disk_reserve_bytes,
+    scrub_bytes_per_s,
+)
+from raftlog.metadata.delta import MetadataDelta
+from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import RaftMember
 from raftlog.record.errors import DISK_FULL, NO_LEADER, LogError
 from raftlog.record.types import BrokerId
@@ -77,6 +85,24 @@ class DiskWatch:
 
     def _is_behind(self, known_index: int) -> bool:
         return self._quorum.applied_index < known_index
+
+
+def follow_storage_limits(state_machine: MetadataStateMachine, logs: LogManager) -> None:
+    """Apply the cluster settings of storage to the logs, now and after each change."""
+
+    def apply() -> None:
+        settings = state_machine.image.cluster_settings
+        logs.limit(
+            reserve_bytes=disk_reserve_bytes(settings),
+            scrub_bytes_per_s=scrub_bytes_per_s(settings),
+        )
+
+    def applied(delta: MetadataDelta) -> None:
+        if not {DISK_RESERVE, SCRUB_RATE}.isdisjoint(delta.cluster_settings):
+            apply()
+
+    apply()
+    state_machine.subscribe(applied)
 
 
 class WritePolicy:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Set
 
 from raftlog.metadata.apply import ApplyResult
+from raftlog.metadata.broker_configs import replica_lag_max_s
 from raftlog.metadata.configs import throttled_rate
 from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import BrokerImage
@@ -120,6 +121,7 @@ class ReplicationService:
             broker_id=broker_id,
             clock=clock,
             led=self.replicas.led,
+            lag_max_s=lambda: replica_lag_max_s(state_machine.image.cluster_settings),
             on_failed=on_fatal,
         )
         self.repairs = Repairs(

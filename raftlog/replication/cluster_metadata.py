@@ -19,6 +19,7 @@ from raftlog.metadata import admin_plans, decommission, elections, liveness, rea
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.apply_cluster import ClusterSettings
 from raftlog.metadata.apply_partitions import PartitionsChanged
+from raftlog.metadata.apply_rules import Reason
 from raftlog.metadata.commands import (
     AllocateProducerIds,
     Command,
@@ -28,7 +29,6 @@ from raftlog.metadata.commands import (
 from raftlog.metadata.elections import PartitionKey
 from raftlog.metadata.image import MetadataImage, TopicImage
 from raftlog.metadata.liveness import plan_replica_failures
-from raftlog.metadata.refusals import Reason
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.raft import Applied, RaftMember, Refused, Unknown
 from raftlog.record.errors import NOT_READY, RETRIABLE, LogError

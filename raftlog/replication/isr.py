@@ -31,10 +31,8 @@ from raftlog.replication.leader_state import IsrProposal, LeaderState
 from raftlog.replication.partition import Partition
 from raftlog.world import Clock
 
-LAG_MAX_S: Final = 2.0
-"""A follower that has lacked records for longer is not in sync (replica.lag.time.max)."""
-LOOKS: Final = 4
-"""Times within that lag at which all partitions are looked at."""
+LOOK_S: Final = 0.5
+"""Between two looks at all led partitions; less than any lag that is allowed."""
 PROPOSALS_MAX: Final = 128
 """Proposals under way at once."""
 RETRY_S: Final = 0.1
@@ -55,9 +53,10 @@ class IsrKeeper:
         clock: Clock,
         led: Callable[[], Iterable[Partition]],
         on_failed: Callable[[str], None],
-        lag_max_s: float = LAG_MAX_S,
+        lag_max_s: Callable[[], float],
     ) -> None:
-        """`led` gives the partitions that this node leads. `on_failed` is given the reason if an
+        """`led` gives the partitions that this node leads. `lag_max_s` is the time for which a
+        member may lack records (replica.lag.time.max.ms). `on_failed` is given the reason if an
         invariant is broken, and the node must end."""
         self._quorum = quorum
         self._image = image
@@ -73,11 +72,12 @@ class IsrKeeper:
     async def run(self) -> None:
         """Look at all partitions, for ever."""
         while True:
-            await self._clock.sleep(self._lag_max_s / LOOKS)
+            await self._clock.sleep(LOOK_S)
             for partition in self._led():
                 role = partition.leader_role
                 if role is not None and (
-                    role.state.has_pending_proposal or role.desired_isr(self._lag_max_s) is not None
+                    role.state.has_pending_proposal
+                    or role.desired_isr(self._lag_max_s()) is not None
                 ):
                     self.maybe_propose(partition)
 
@@ -121,7 +121,7 @@ class IsrKeeper:
         role = partition.leader_role
         if role is None:
             return None
-        state, desired = role.state, role.desired_isr(self._lag_max_s)
+        state, desired = role.state, role.desired_isr(self._lag_max_s())
         if desired is None:
             if not state.has_pending_proposal:
                 return None

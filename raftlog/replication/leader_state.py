@@ -29,8 +29,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from raftlog.metadata.apply_rules import in_order
 from raftlog.metadata.image import BrokerImage, PartitionImage
-from raftlog.metadata.isr import in_order
 from raftlog.record.types import BrokerEpoch, BrokerId, Offset, PartitionEpoch
 
 UNKNOWN_END: Final = Offset(-1)

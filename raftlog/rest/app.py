@@ -22,6 +22,7 @@ from raftlog.rest import (
     v1_quorum,
     v1_settings,
     v3_admin,
+    v3_broker_configs,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def route_table() -> tuple[Route, ...]:
         *v1_partitions.ROUTES,
         *v1_settings.ROUTES,
         *v3_admin.ROUTES,
+        *v3_broker_configs.ROUTES,
         *health.ROUTES,
     )
     return (*described, openapi.route(described))

@@ -18,6 +18,7 @@ from raftlog.http.context import ServerContext
 from raftlog.http.request import Request, choice_parameter
 from raftlog.http.responses import json_response
 from raftlog.http.routing import QueryParameter, Route
+from raftlog.metadata.broker_configs import operator_settings
 from raftlog.record.errors import INVALID_CONFIG, NO_CONTROLLER, RETRIABLE
 
 _CHANGE = msgspec.json.Decoder(ClusterSettingsChange)
@@ -29,7 +30,9 @@ async def get_settings(request: Request, context: ServerContext) -> web.StreamRe
     if choice_parameter(request, "fresh", "false", ("true", "false")) == "true":
         await services.quorum.read_barrier()
     image = services.metadata.image
-    return json_response(ClusterSettings(image.cluster_settings, image.applied_index))
+    return json_response(
+        ClusterSettings(operator_settings(image.cluster_settings), image.applied_index)
+    )
 
 
 async def put_settings(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -38,7 +41,7 @@ async def put_settings(request: Request, context: ServerContext) -> web.StreamRe
     index, values = await context.services.metadata.alter_cluster_settings(
         change.values, change.removals
     )
-    return json_response(ClusterSettings(values, index))
+    return json_response(ClusterSettings(operator_settings(values), index))
 
 
 ROUTES: Final = (

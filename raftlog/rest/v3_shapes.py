@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from raftlog.api.v3 import (
     Broker,
+    BrokerConfig,
     Cluster,
     Link,
     Listing,
@@ -111,6 +112,23 @@ class Shaper:
             ),
             cluster_id=self.cluster_id,
             topic_name=topic.name,
+            name=name,
+            value=config.value,
+            is_default=config.is_default,
+            is_read_only=False,
+            is_sensitive=False,
+            source=source,
+            synonyms=[Synonym(name, config.value, source)],
+        )
+
+    def broker_config(self, config: ConfigDescription) -> BrokerConfig:
+        """One config of all brokers."""
+        name, source = config.entry.name, _SOURCES[config.source]
+        return BrokerConfig(
+            kind="KafkaClusterConfig",
+            metadata=self._metadata(f"/broker-configs/{name}", f"/broker-config={name}"),
+            cluster_id=self.cluster_id,
+            config_type="BROKER",
             name=name,
             value=config.value,
             is_default=config.is_default,

@@ -55,6 +55,7 @@ class Maintenance:
         self.scrubber = Scrubber(shared, settings, logs)
         self._shared = shared
         self._settings = settings
+        self._reserve_bytes = settings.reserve_bytes
         self._logs = logs
         self._file = file
         self._task: asyncio.Task[None] | None = None
@@ -65,6 +66,12 @@ class Maintenance:
         self._written_at = 0.0
         clock = shared.clock
         self._steady = SteadyClock(clock.time_ms(), shared.monotonic_ms())
+
+    def limit(self, *, reserve_bytes: int, scrub_bytes_per_s: int) -> None:
+        """Change the room that appends leave, and the scrubber's rate. Takes effect at once."""
+        self._shared.room_bytes += self._reserve_bytes - reserve_bytes
+        self._reserve_bytes = reserve_bytes
+        self.scrubber.bytes_per_s = scrub_bytes_per_s
 
     def start(self) -> None:
         """Begin ticking."""
@@ -104,7 +111,7 @@ class Maintenance:
         """Measure the room for appends."""
         shared = self._shared
         self.free_bytes = await shared.disk.run(shared.disk.free_bytes)
-        shared.room_bytes = self.free_bytes - self._settings.reserve_bytes
+        shared.room_bytes = self.free_bytes - self._reserve_bytes
 
     async def _run(self) -> None:
         interval = self._settings.tick_interval_ms / 1000

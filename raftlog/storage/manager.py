@@ -142,6 +142,10 @@ class LogManager:
         """Monotonic start time of the oldest running sync; None without a sync."""
         return self._shared.flusher.oldest_sync_at
 
+    def limit(self, *, reserve_bytes: int, scrub_bytes_per_s: int) -> None:
+        """Change the room that appends leave, and the scrubber's rate. Takes effect at once."""
+        self._maintenance.limit(reserve_bytes=reserve_bytes, scrub_bytes_per_s=scrub_bytes_per_s)
+
     def logs(self) -> dict[tuple[TopicId, PartitionId], Log]:
         """All open logs, damaged and failed ones included."""
         return dict(self._logs)

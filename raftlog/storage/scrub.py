@@ -77,6 +77,7 @@ class Scrubber:
         self.damage_found = 0
         """Segments in which damage was found, counted again in each pass."""
         self._shared = shared
+        self.bytes_per_s = settings.scrub_bytes_per_s
         self._settings = settings
         self._logs = logs
         self._began: dict[Key, float] = {}
@@ -91,7 +92,7 @@ class Scrubber:
 
     async def scrub_some(self) -> None:
         """Read as much as the rate allows since the last call."""
-        rate = self._settings.scrub_bytes_per_s
+        rate = self.bytes_per_s
         now = self._shared.clock.monotonic()
         credit = self._credit_bytes + (now - self._credited_at) * rate
         self._credit_bytes, self._credited_at = min(credit, rate * BURST_S), now

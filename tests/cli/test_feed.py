@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from raftlog.cli.inputs import CHUNK_BYTES, ChunkReader, Feed, Source, closing_source
-from raftlog.cli.lines import BadLineError
 from raftlog.cli.output import Transfer
-from raftlog.cli.records import RecordOptions, RecordReader, json_parser, text_parser
+from raftlog.cli.records import BadLineError, RecordOptions, RecordReader, json_parser, text_parser
 
 
 @contextmanager
@@ -127,7 +126,7 @@ async def test_no_chunk_is_larger_than_its_bound(tmp_path: Path) -> None:
 async def test_endless_line_is_an_error_and_not_an_endless_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raftlog.cli.lines.LineSplitter.__init__.__defaults__", (CHUNK_BYTES,))
+    monkeypatch.setattr("raftlog.cli.records.LineSplitter.__init__.__defaults__", (CHUNK_BYTES,))
     (tmp_path / "a").write_bytes(b"ok\n" + b"x" * CHUNK_BYTES * 4)
     with closing_source(str(tmp_path / "a")) as source:
         feed = feed_of(source, json=False)

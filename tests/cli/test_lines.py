@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.cli.lines import BadLineError, CsvLines, Lines, LineSplitter
+from raftlog.cli.records import BadLineError, CsvLines, Lines, LineSplitter
 
 
 def split_in_pieces(data: bytes, cuts: list[int]) -> list[bytes]:

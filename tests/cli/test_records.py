@@ -4,11 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raftlog_client import ProducerRecord, Record
 
-from raftlog.cli.lines import BadLineError, CsvLines, Lines
 from raftlog.cli.records import (
     RECORD_LINE_BYTES_MAX,
+    BadLineError,
     BytesRecord,
+    CsvLines,
     CsvParser,
+    Lines,
     RecordOptions,
     RecordReader,
     envelope_parser,

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raftlog.controller import ControllerService, ControllerSettings, RefusalReason
+from raftlog.controller import ControllerService, RefusalReason
+from raftlog.metadata.admin_plans import plan_cluster_settings
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.commands import (
     Command,
@@ -194,9 +195,8 @@ class FakeNode:
 class Cluster:
     """Nodes 1, 2, ... with `voters` of them. Begin with `start`, end with `close`."""
 
-    def __init__(self, voters: int = 3, settings: ControllerSettings | None = None) -> None:
+    def __init__(self, voters: int = 3) -> None:
         self.clock = SteppedClock()
-        self.settings = settings or ControllerSettings()
         self.voters = tuple(range(1, voters + 1))
         self.nodes: dict[int, FakeNode] = {}
         self.log: list[bytes] = []
@@ -243,7 +243,6 @@ class Cluster:
             clock=self.clock,
             randomness=Middle(),
             broker_id=BrokerId(node_id),
-            settings=self.settings,
             on_fatal=fatal.append,
             can_write=lambda: node_id not in self.unwritable,
         )
@@ -349,6 +348,12 @@ class Cluster:
             return
         for handler in self.nodes[receiver].quorum.handlers:
             handler(sender, message)
+
+    def configure(self, **settings: str) -> None:
+        """Set broker configs for the cluster; `_` in a name stands for a dot."""
+        values = {name.replace("_", "."): value for name, value in settings.items()}
+        command = plan_cluster_settings(self.image, values=values)
+        assert self.commit(encode_command(command)).refusal is None
 
     def create_topic(self, number: int, *replicas: tuple[int, ...]) -> None:
         """A topic t<number> with these replicas."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from raftlog.controller import ControllerSettings
+from raftlog.controller.messages import HEARTBEAT_S
+from raftlog.metadata.broker_configs import SESSION_TIMEOUT_S_DEFAULT
 from tests.controller.cluster import Cluster
 
-SETTINGS = ControllerSettings()
+SESSION_S = SESSION_TIMEOUT_S_DEFAULT
 
 
 @asynccontextmanager
-async def running(
-    voters: int = 3, *others: int, settings: ControllerSettings | None = None
-) -> AsyncIterator[Cluster]:
+async def running(voters: int = 3, *others: int) -> AsyncIterator[Cluster]:
     """A cluster of so many voters and these other nodes; no node may end by itself in it."""
-    cluster = Cluster(voters, settings)
+    cluster = Cluster(voters)
     await cluster.start(*others)
     try:
         yield cluster
@@ -27,4 +26,4 @@ async def running(
 
 async def past_grace(cluster: Cluster) -> None:
     """A new controller has waited long enough for brokers that it has not heard."""
-    await cluster.clock.advance(SETTINGS.grace_s + SETTINGS.heartbeat_s)
+    await cluster.clock.advance(SESSION_S + HEARTBEAT_S)

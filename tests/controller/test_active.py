@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from raftlog.controller import ControllerSettings
+from raftlog.controller.messages import HEARTBEAT_S
 from raftlog.metadata.commands import (
     PARTITION_CHANGES_MAX,
     ChangePartitions,
@@ -21,7 +21,7 @@ from raftlog.raft import ConnectionEvent
 from raftlog.record.types import BrokerId
 from tests.controller.clock import settle
 from tests.controller.cluster import Cluster
-from tests.controller.running import SETTINGS, past_grace, running
+from tests.controller.running import past_grace, running
 
 
 async def move(cluster: Cluster, leader: int) -> None:
@@ -77,8 +77,8 @@ async def test_preferred_leaders_get_their_leadership_back() -> None:
 
 
 async def test_preferred_leaders_can_be_left_alone() -> None:
-    settings = ControllerSettings(preferred_leaders_s=None)
-    async with running(settings=settings) as cluster:
+    async with running() as cluster:
+        cluster.configure(leader_rebalance_delay_ms="-1")
         cluster.create_topic(1, (2, 3))
         await move(cluster, 3)
         await cluster.clock.advance(120.0)
@@ -174,7 +174,7 @@ async def test_elections_that_were_interrupted_are_held_after_what_was_more_urge
                 handler(3, ConnectionEvent.REFUSED)
 
         cluster.before_commit = broker_dies
-        await cluster.clock.advance(SETTINGS.heartbeat_s)
+        await cluster.clock.advance(HEARTBEAT_S)
         assert isinstance(cluster.proposals[1], FenceBroker)
         assert cluster.leaders(1) == [2]
 
@@ -194,7 +194,7 @@ async def test_rest_of_a_plan_does_not_follow_a_command_that_was_refused() -> No
             cluster.commit_registration(2)
 
         cluster.before_commit = broker_is_started_again
-        await cluster.clock.advance(SETTINGS.heartbeat_s)
+        await cluster.clock.advance(HEARTBEAT_S)
         assert [type(command) for command in cluster.proposals] == [UnfenceBroker]
         assert cluster.fenced() == {2}
 
@@ -207,7 +207,7 @@ async def test_elections_are_held_although_they_failed_at_first() -> None:
         cluster.cut_off.clear()
         cluster.nodes[2].quorum.catch_up()
         cluster.outcomes.extend(["applied", "refused"])
-        await cluster.clock.advance(SETTINGS.heartbeat_s)
+        await cluster.clock.advance(HEARTBEAT_S)
         assert cluster.outcomes == deque()
         await cluster.clock.advance(1.0)
         assert cluster.leaders(1) == [2]

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from raftlog.controller import active
-from raftlog.controller.messages import Heartbeat, encode_message
+from raftlog.controller.messages import HEARTBEAT_S, Heartbeat, encode_message
 from raftlog.controller.sessions import Sessions
 from raftlog.record.types import BrokerEpoch, BrokerId
 from tests.controller.cluster import Cluster
-from tests.controller.running import SETTINGS, running
+from tests.controller.running import running
 
 
 async def test_failure_of_a_decision_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +32,7 @@ async def test_failure_of_a_handler_ends_the_node(monkeypatch: pytest.MonkeyPatc
     cluster = Cluster()
     await cluster.start()
     monkeypatch.setattr(Sessions, "heard", None)
-    await cluster.clock.advance(SETTINGS.heartbeat_s)
+    await cluster.clock.advance(HEARTBEAT_S)
     assert cluster.nodes[1].fatal
     await cluster.close()
 

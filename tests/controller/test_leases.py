@@ -10,7 +10,6 @@ import random
 
 import pytest
 
-from raftlog.controller import ControllerSettings
 from tests.controller.cluster import Cluster
 
 SEEDS = range(12)
@@ -24,16 +23,19 @@ PARTITIONS = [(1, 2, 3), (2, 4, 5), (4, 5), (5, 1), (3,)]
 class History:
     """One run."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, timeouts_ms: tuple[int, ...] = ()) -> None:
         self.random = random.Random(seed)
-        # Leadership that is given back takes it from a living leader, whose lease goes on: then
-        # there are two for a moment, in different epochs, which is for the replicas to sort out.
-        self.cluster = Cluster(3, ControllerSettings(preferred_leaders_s=None))
+        self.timeouts_ms = timeouts_ms
+        """Session timeouts to change between, if any."""
+        self.cluster = Cluster(3)
         self.leaderless_since: float | None = None
 
     async def run(self) -> None:
         cluster = self.cluster
         await cluster.start(4, 5)
+        # Leadership that is given back takes it from a living leader, whose lease goes on: then
+        # there are two for a moment, in different epochs, which is for the replicas to sort out.
+        cluster.configure(leader_rebalance_delay_ms="-1")
         cluster.create_topic(1, *[p for p in PARTITIONS if len(p) == 3])
         cluster.create_topic(2, *[p for p in PARTITIONS if len(p) == 2])
         cluster.create_topic(3, *[p for p in PARTITIONS if len(p) == 1])
@@ -44,7 +46,7 @@ class History:
         cluster.severed.clear()
         for node_id in sorted(cluster.dead):
             await self.restart(node_id)
-        for _ in range(100):
+        for _ in range(100 + 2 * max(self.timeouts_ms, default=0) // int(1000 * TICK_S)):
             await self.tick()
         assert cluster.fenced() == set()
         assert cluster.holders() == set(NODES)
@@ -55,6 +57,11 @@ class History:
 
     async def step(self) -> None:
         cluster = self.cluster
+        if self.timeouts_ms and self.random.random() < 0.3 and cluster.leader_id is not None:
+            outcomes = self.random.choices(["refused", "lost", "unknown"], k=8)
+            cluster.outcomes.extend(outcomes[: self.random.randrange(8)])
+            timeout_ms = self.random.choice(self.timeouts_ms)
+            cluster.configure(broker_session_timeout_ms=str(timeout_ms))
         node_id = self.random.choice(NODES)
         match self.random.randrange(6):
             case 0:
@@ -139,6 +146,11 @@ class History:
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_at_most_one_leader_acts_and_all_serve_after_healing(seed: int) -> None:
     await History(seed).run()
+
+
+@pytest.mark.parametrize("seed", range(24))
+async def test_at_most_one_leader_acts_while_the_session_timeout_changes(seed: int) -> None:
+    await History(seed, timeouts_ms=(1000, 1500, 4000, 9000)).run()
 
 
 @pytest.mark.parametrize("offset_s", [0.0, 0.07, 0.14, 0.21, 0.28])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.controller import ControllerSettings, partition_work
+from raftlog.controller import partition_work
 from raftlog.controller.partition_work import PartitionWork
+from raftlog.metadata.admin_plans import plan_cluster_settings
+from raftlog.metadata.broker_configs import REBALANCE_DELAY
 from raftlog.metadata.commands import (
     AlterBroker,
     AlterClusterSettings,
@@ -33,8 +35,6 @@ from tests.metadata.strategies import (
     set_row,
     unfence,
 )
-
-SETTINGS = ControllerSettings(preferred_leaders_s=30.0, preferred_check_s=10.0)
 
 
 def brokers() -> MetadataImage:
@@ -66,7 +66,7 @@ def test_all_partitions_are_looked_at_when_a_reign_begins_and_never_again_withou
     create(image, "t", 1, (1, 2), (1, 2))
     set_row(image, "t", leader=NO_LEADER_ID)
     set_row(image, "t", 1, removing=ids(2))
-    work = PartitionWork(SETTINGS, image, 0.0)
+    work = PartitionWork(image, 0.0)
     assert len(take(work, image)) == 2
     assert image.partition("t", 0).leader == 1
     assert image.partition("t", 1).replicas == (1,)
@@ -79,7 +79,7 @@ def test_all_partitions_are_looked_at_when_a_reign_begins_and_never_again_withou
 def test_partition_left_without_a_leader_is_looked_at() -> None:
     image = brokers()
     create(image, "t", 1, (1, 2), (1, 2))
-    work = PartitionWork(SETTINGS, image, 0.0)
+    work = PartitionWork(image, 0.0)
     take(work, image)
     set_row(image, "t", 0, leader=NO_LEADER_ID)
     # Nobody was told of that one, so whoever looks at it looks at more than is due.
@@ -100,7 +100,7 @@ def test_elections_are_due_when_losing_records_is_allowed(scope: str) -> None:
     image = brokers()
     create(image, "t", 1, (1, 2))
     set_row(image, "t", isr=(), leader=NO_LEADER_ID)
-    work = PartitionWork(SETTINGS, image, 0.0)
+    work = PartitionWork(image, 0.0)
     assert take(work, image) == []
     values = {"unclean.leader.election.enable": "true"}
     command: Command = AlterClusterSettings(values=values)
@@ -117,7 +117,7 @@ def test_returned_broker_makes_elections_due() -> None:
     create(image, "t", 1, (1,))
     fence(image, 1)
     set_row(image, "t", isr=(), elr=ids(1), leader=NO_LEADER_ID)
-    work = PartitionWork(SETTINGS, image, 0.0)
+    work = PartitionWork(image, 0.0)
     assert take(work, image) == []
     before = image.brokers[BrokerId(1)]
     assert before.fenced
@@ -131,7 +131,7 @@ def test_so_many_partitions_that_all_are_looked_at(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(partition_work, "KEYS_MAX", 2)
     image = brokers()
     create(image, "t", 1, *[(1, 2)] * 4)
-    work = PartitionWork(SETTINGS, image, 0.0)
+    work = PartitionWork(image, 0.0)
     take(work, image)
     for number in range(4):
         command = plan_reassignment(image, name="t", partition=number, replicas=ids(1))
@@ -145,7 +145,7 @@ def test_broker_must_have_been_back_for_long_before_it_is_preferred() -> None:
     create(image, "t", 1, (2, 1), (3, 1))
     set_row(image, "t", 0, leader=1)
     set_row(image, "t", 1, leader=1)
-    work = PartitionWork(SETTINGS, image, 0.0)
+    work = PartitionWork(image, 0.0)
     alter = AlterBroker(broker_id=BrokerId(3), maintenance=True)
     tell(work, image, alter, 5.0)
     tell(work, image, AlterBroker(broker_id=BrokerId(3), maintenance=False), 15.0)
@@ -158,7 +158,7 @@ def test_broker_must_have_been_back_for_long_before_it_is_preferred() -> None:
 
 def test_interrupted_return_of_leaders_goes_on_at_once() -> None:
     image = brokers()
-    work = PartitionWork(SETTINGS, image, 0.0)
+    work = PartitionWork(image, 0.0)
     take(work, image)
     assert work.next_at() == 10.0
     for _ in work.due(image, 12.0):
@@ -313,3 +313,30 @@ async def test_failed_work_is_repeated() -> None:
         alter_isr(cluster, 1, 2, 3)
         await cluster.clock.advance(3.0)
         assert cluster.row(1).replicas == (1, 3)
+
+
+def test_change_of_the_rebalance_delay_counts_at_once() -> None:
+    image = brokers()
+    create(image, "t", 1, (1, 2))
+    set_row(image, "t", leader=BrokerId(2))
+    work = PartitionWork(image, 0.0)
+    take(work, image)
+    assert work.next_at() == 10.0
+    change = plan_cluster_settings(image, values={REBALANCE_DELAY: "1000"})
+    tell(work, image, change, 2.0)
+    assert work.next_at() == 3.0
+    take(work, image, 3.0)
+    assert image.partition("t", 0).leader == 1
+    assert work.next_at() == 4.0
+
+
+def test_negative_rebalance_delay_leaves_leaders_where_they_are() -> None:
+    image = brokers()
+    create(image, "t", 1, (1, 2))
+    set_row(image, "t", leader=BrokerId(2))
+    carry_out(image, plan_cluster_settings(image, values={REBALANCE_DELAY: "-1"}))
+    work = PartitionWork(image, 0.0)
+    take(work, image)
+    take(work, image, 1000.0)
+    assert image.partition("t", 0).leader == 2
+    assert work.next_at() == 1010.0

@@ -7,6 +7,8 @@ import math
 import pytest
 
 from raftlog.controller import RefusalReason
+from raftlog.controller.heartbeat import RETRY_S
+from raftlog.controller.messages import HEARTBEAT_S
 from raftlog.metadata.commands import (
     ClusterCreated,
     FenceBroker,
@@ -19,9 +21,9 @@ from raftlog.raft import ConnectionEvent
 from raftlog.record.types import BrokerEpoch, BrokerId
 from tests.controller.clock import settle
 from tests.controller.cluster import Cluster
-from tests.controller.running import SETTINGS, past_grace, running
+from tests.controller.running import SESSION_S, past_grace, running
 
-LATE_S = SETTINGS.session_timeout_s + SETTINGS.heartbeat_s
+LATE_S = SESSION_S + HEARTBEAT_S
 
 
 async def test_registered_brokers_serve_at_once() -> None:
@@ -72,7 +74,7 @@ async def test_cut_off_broker_stops_before_it_is_fenced(offset_s: float) -> None
         await cluster.clock.advance(LATE_S)
         stopped_at, holds = cluster.nodes[2].lease[-1]
         assert not holds
-        assert stopped_at < cluster.fenced_at(2) <= cut_at + SETTINGS.session_timeout_s
+        assert stopped_at < cluster.fenced_at(2) <= cut_at + SESSION_S
         assert cluster.leaders(1) == [3]
 
 
@@ -94,7 +96,7 @@ async def test_broker_that_is_reachable_again_serves_again() -> None:
         assert cluster.leaders(1) == [NO_LEADER_ID]
         cluster.cut_off.clear()
         cluster.nodes[2].quorum.catch_up()
-        await cluster.clock.advance(SETTINGS.heartbeat_s)
+        await cluster.clock.advance(HEARTBEAT_S)
         assert cluster.fenced() == set()
         assert cluster.leaders(1) == [2]
         assert 2 in cluster.holders()
@@ -129,7 +131,7 @@ async def test_leases_outlive_an_election() -> None:
         await cluster.clock.advance(0.9)
         assert cluster.holders() == {2, 3}
         await cluster.elect(3)
-        await cluster.clock.advance(SETTINGS.grace_s + 1.0)
+        await cluster.clock.advance(SESSION_S + 1.0)
         assert cluster.fenced() == {1}
         assert [len(cluster.nodes[n].lease) for n in (2, 3)] == [1, 1]
 
@@ -143,7 +145,7 @@ async def test_new_controller_gives_silent_brokers_a_grace() -> None:
         elected_at = cluster.clock.now
         await cluster.clock.advance(LATE_S)
         assert cluster.fenced() == {3}
-        assert cluster.fenced_at(3) == elected_at + SETTINGS.grace_s
+        assert cluster.fenced_at(3) == elected_at + SESSION_S
 
 
 async def test_new_controller_finishes_what_the_one_before_began() -> None:
@@ -280,7 +282,7 @@ async def test_only_voter_holds_its_lease_while_its_quorum_is_active() -> None:
 async def test_paused_node_finds_its_lease_ended_before_anybody_tells_it() -> None:
     async with running() as cluster:
         await cluster.clock.advance(5.0)
-        cluster.clock.jump(SETTINGS.session_timeout_s)
+        cluster.clock.jump(SESSION_S)
         assert cluster.holders() == set()
 
 
@@ -296,11 +298,11 @@ async def test_unregistered_node_has_no_lease() -> None:
 async def test_controller_that_cannot_know_of_a_successor_grants_no_leases() -> None:
     async with running() as cluster:
         cluster.fallback_s = 10.0
-        cluster.heard_s = SETTINGS.session_timeout_s + 0.1
-        await cluster.clock.advance(SETTINGS.session_timeout_s)
+        cluster.heard_s = SESSION_S + 0.1
+        await cluster.clock.advance(SESSION_S)
         assert cluster.holders() == set()
         cluster.heard_s = 1.0
-        await cluster.clock.advance(SETTINGS.heartbeat_s)
+        await cluster.clock.advance(HEARTBEAT_S)
         assert cluster.holders() == {1, 2, 3}
         assert all(node.lease[-1][0] > 1000.3 for node in cluster.nodes.values())
         cluster.cut_off = {2}
@@ -312,8 +314,8 @@ async def test_controller_that_cannot_know_of_a_successor_grants_no_leases() -> 
 async def test_controller_without_a_majority_refuses_heartbeats_until_it_has_one() -> None:
     async with running() as cluster:
         cluster.fallback_s = cluster.heard_s = math.inf
-        await cluster.clock.advance(SETTINGS.session_timeout_s)
+        await cluster.clock.advance(SESSION_S)
         assert cluster.holders() == set()
         cluster.heard_s = 0.0
-        await cluster.clock.advance(2 * SETTINGS.retry_s)
+        await cluster.clock.advance(2 * RETRY_S)
         assert cluster.holders() == {1, 2, 3}

@@ -7,10 +7,22 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftlog.controller.sessions import DEPARTURES_MAX, Action, DeadBrokers, Decision, Sessions
-from raftlog.controller.settings import ControllerSettings
+from raftlog.controller.messages import HEARTBEAT_S
+from raftlog.controller.sessions import (
+    DEPARTURES_MAX,
+    Action,
+    DeadBrokers,
+    Decision,
+    Sessions,
+)
 from raftlog.metadata.apply import apply
+from raftlog.metadata.broker_configs import (
+    SESSION_TIMEOUT,
+    SESSION_TIMEOUT_S_DEFAULT,
+    lease_bound_change,
+)
 from raftlog.metadata.commands import (
+    AlterClusterSettings,
     FenceBroker,
     RegisterBroker,
     UnfenceBroker,
@@ -19,8 +31,7 @@ from raftlog.metadata.commands import (
 from raftlog.metadata.image import MetadataImage
 from raftlog.record.types import BrokerEpoch, BrokerId
 
-SETTINGS = ControllerSettings()
-TIMEOUT_S = SETTINGS.session_timeout_s
+TIMEOUT_S = SESSION_TIMEOUT_S_DEFAULT
 TICK_S = 0.125
 
 
@@ -29,7 +40,6 @@ class Table:
     """A table of sessions and the image it is about, at a time that only moves on."""
 
     brokers: int = 2
-    settings: ControllerSettings = SETTINGS
     now: float = 100.0
     image: MetadataImage = field(default_factory=MetadataImage)
 
@@ -41,7 +51,23 @@ class Table:
 
     def reign(self, *, unapplied: int = 0) -> None:
         first_index = self.image.applied_index + unapplied
-        self.sessions = Sessions(self.settings, self.image, self.now, first_index=first_index)
+        self.sessions = Sessions(self.image, self.now, first_index=first_index)
+
+    def alter(self, values: dict[str, str], removals: tuple[str, ...] = ()) -> None:
+        command = AlterClusterSettings(values=values, removals=removals)
+        assert apply(self.image, self.image.applied_index + 1, command).refusal is None
+
+    def set_timeout(self, seconds: float) -> None:
+        """The operator changes the session timeout."""
+        self.alter({SESSION_TIMEOUT: str(round(seconds * 1000))})
+
+    def commit_bound(self, seconds: float) -> None:
+        """The proposal of a lease bound is applied, and the controller knows it."""
+        self.alter(*lease_bound_change(seconds))
+        self.sessions.bound_changed(self.image, self.now)
+
+    def bound_change(self) -> float | None:
+        return self.sessions.take_bound_change(self.image, self.now)
 
     def epoch(self, number: int) -> BrokerEpoch:
         return self.image.brokers[BrokerId(number)].broker_epoch
@@ -150,18 +176,10 @@ def test_broker_heard_while_it_was_fenced_is_due_again_when_it_is_silent_again()
 
 def test_nobody_is_fenced_for_silence_in_the_grace() -> None:
     table = Table()
-    table.passes(SETTINGS.grace_s - TICK_S)
+    table.passes(TIMEOUT_S - TICK_S)
     assert table.due() == {}
     table.passes(TICK_S)
     assert table.due() == {1: Action.FENCE, 2: Action.FENCE}
-
-
-def test_grace_may_be_longer_than_a_session() -> None:
-    table = Table(settings=ControllerSettings(grace_s=4.0))
-    table.passes(4.0 - TICK_S)
-    assert table.due() == {}
-    table.passes(TICK_S, 1)
-    assert table.due() == {2: Action.FENCE}
 
 
 def test_proven_dead_broker_is_fenced_at_once_in_the_grace_too() -> None:
@@ -245,7 +263,7 @@ def test_fenced_broker_from_before_the_reign_is_relieved_after_the_grace() -> No
     table = Table()
     table.commit(FenceBroker, 2)
     table.reign()
-    table.passes(SETTINGS.grace_s, 1)
+    table.passes(TIMEOUT_S, 1)
     assert table.due() == {2: Action.FENCE}
 
 
@@ -282,10 +300,10 @@ def test_time_in_which_the_controller_was_stopped_does_not_count() -> None:
 
 def test_next_deadline_is_when_somebody_is_due_or_a_stall_would_show() -> None:
     table = Table()
-    table.passes(SETTINGS.grace_s - TICK_S)
+    table.passes(TIMEOUT_S - TICK_S)
     assert table.sessions.next_deadline() == 100.0 + TIMEOUT_S
     table.passes(TICK_S)
-    assert table.sessions.next_deadline() == table.now + SETTINGS.heartbeat_s
+    assert table.sessions.next_deadline() == table.now + HEARTBEAT_S
 
 
 def test_decisions_come_by_action_then_by_id() -> None:
@@ -324,7 +342,7 @@ def test_brokers_are_fenced_exactly_if_dead_or_silent_for_the_timeout(
 ) -> None:
     """A model of each broker: since when it is silent in this reign, and whether it is dead."""
     table = Table(brokers=3)
-    grace_end = table.now + SETTINGS.grace_s
+    grace_end = table.now + TIMEOUT_S
     silent_since = dict.fromkeys((1, 2, 3), table.now)
     dead: set[int] = set()
     pending: set[int] = set()
@@ -352,7 +370,7 @@ def test_brokers_are_fenced_exactly_if_dead_or_silent_for_the_timeout(
                 group.discard(number)
         elif step == "reign":
             table.reign()
-            grace_end = table.now + SETTINGS.grace_s
+            grace_end = table.now + TIMEOUT_S
             silent_since = dict.fromkeys(silent_since, table.now)
             dead, pending, settled = set(), set(), set()
         due = table.due()
@@ -419,3 +437,117 @@ def test_oldest_are_forgotten_first() -> None:
     assert not departures.is_dead(BrokerId(1), FIRST)
     assert departures.is_dead(BrokerId(2), FIRST)
     assert departures.is_dead(BrokerId(DEPARTURES_MAX + 1), FIRST)
+
+
+# -- Changes of the session timeout
+
+
+def test_longer_timeout_is_granted_once_the_metadata_holds_the_bound() -> None:
+    table = Table()
+    table.passes(5.0, 1, 2)
+    table.set_timeout(10.0)
+    assert table.bound_change() == 10.0
+    table.heard(1)
+    assert table.sessions.timeout_s == TIMEOUT_S
+    table.commit_bound(10.0)
+    assert table.bound_change() is None
+    table.heard(1)
+    assert table.sessions.timeout_s == 10.0
+    table.passes(TIMEOUT_S)
+    # What was granted before the change ends as it was granted.
+    assert table.due() == {2: Action.FENCE}
+    table.passes(10.0 - TIMEOUT_S)
+    assert table.due() == {1: Action.FENCE, 2: Action.FENCE}
+
+
+def test_shorter_timeout_is_granted_at_once_and_the_bound_follows_when_old_leases_ended() -> None:
+    table = Table()
+    table.set_timeout(10.0)
+    table.commit_bound(10.0)
+    table.passes(20.0, 1, 2)
+    table.set_timeout(1.0)
+    table.heard(1)
+    assert table.sessions.timeout_s == 1.0
+    # Both were granted ten seconds a moment ago.
+    table.passes(10.0 - TICK_S, 1)
+    assert table.due() == {}
+    assert table.bound_change() is None
+    table.passes(TICK_S, 1)
+    assert table.due() == {2: Action.FENCE}
+    assert table.bound_change() == 1.0
+    table.commit_bound(1.0)
+    table.passes(5.0, 1)
+    assert table.bound_change() is None
+    table.passes(1.0)
+    assert table.due() == {1: Action.FENCE, 2: Action.FENCE}
+
+
+def test_next_controller_waits_for_the_leases_of_the_bound() -> None:
+    table = Table()
+    table.set_timeout(10.0)
+    table.commit_bound(10.0)
+    table.set_timeout(1.0)
+    table.reign()
+    table.passes(10.0 - TICK_S)
+    assert table.due() == {}
+    assert table.bound_change() is None
+    table.passes(TICK_S)
+    assert table.due() == {1: Action.FENCE, 2: Action.FENCE}
+    assert table.bound_change() == 1.0
+
+
+def test_bound_that_a_new_controller_had_not_applied_yet_counts_from_its_beginning() -> None:
+    table = Table()
+    table.reign(unapplied=2)
+    table.passes(1.0)
+    table.set_timeout(10.0)
+    table.alter(*lease_bound_change(10.0))
+    table.passes(9.0 - TICK_S)
+    assert table.due() == {}
+    table.passes(TICK_S)
+    assert table.due() == {1: Action.FENCE, 2: Action.FENCE}
+
+
+def test_no_longer_lease_is_granted_while_a_lower_bound_may_be_in_the_log() -> None:
+    table = Table()
+    table.set_timeout(10.0)
+    table.commit_bound(10.0)
+    table.set_timeout(2.0)
+    table.passes(11.0, 1, 2)
+    assert table.bound_change() == 2.0
+    # Applied before the proposal, which was decided without it.
+    table.set_timeout(10.0)
+    table.heard(1)
+    assert table.sessions.timeout_s == 2.0
+    assert table.bound_change() == 10.0
+    table.alter(*lease_bound_change(2.0))
+    table.heard(1)
+    assert table.sessions.timeout_s == 2.0
+    assert table.bound_change() == 10.0
+    table.commit_bound(10.0)
+    assert table.sessions.timeout_s == 10.0
+
+
+def test_default_timeout_needs_no_bound_in_the_metadata() -> None:
+    table = Table()
+    assert table.bound_change() is None
+    table.set_timeout(10.0)
+    table.commit_bound(10.0)
+    table.alter({}, (SESSION_TIMEOUT,))
+    table.passes(11.0, 1, 2)
+    assert table.bound_change() == TIMEOUT_S
+    table.commit_bound(TIMEOUT_S)
+    assert table.image.cluster_settings == {}
+
+
+def test_lease_of_an_earlier_incarnation_may_be_longer_than_the_new_timeout() -> None:
+    table = Table()
+    table.set_timeout(10.0)
+    table.commit_bound(10.0)
+    table.passes(20.0, 1, 2)
+    table.set_timeout(1.0)
+    table.start(2)
+    table.passes(10.0 - TICK_S, 1)
+    assert table.due().get(2) is None
+    table.passes(TICK_S, 1)
+    assert table.due()[2] is Action.FENCE

@@ -6,15 +6,17 @@ import asyncio
 
 import pytest
 
+from raftlog.controller.messages import HEARTBEAT_S
+from raftlog.controller.partition_work import PREFERRED_CHECK_S_MAX
 from raftlog.metadata.commands import encode_command
 from raftlog.metadata.decommission import plan_decommission
 from raftlog.metadata.image import NO_EPOCH
 from raftlog.record.types import BrokerId
 from tests.controller.clock import settle
-from tests.controller.running import SETTINGS, past_grace, running
+from tests.controller.running import past_grace, running
 from tests.controller.test_partition_work import alter_isr
 
-HEARTBEAT_S = SETTINGS.heartbeat_s + 0.01
+ONE_HEARTBEAT_S = HEARTBEAT_S + 0.01
 
 
 @pytest.mark.parametrize("victim", [1, 2])
@@ -25,12 +27,12 @@ async def test_others_lead_what_a_broker_cannot_write_and_its_isr_stays(victim: 
         cluster.create_topic(1, (victim, *others), (victim, *others))
         await past_grace(cluster)
         cluster.unwritable.add(victim)
-        await cluster.clock.advance(HEARTBEAT_S)
+        await cluster.clock.advance(ONE_HEARTBEAT_S)
         assert sorted(cluster.leaders(1)) == others
         assert all(set(row.isr) == {1, 2, 3} for row in cluster.image.topic("t1").partitions)
         assert cluster.fenced() == set()
         assert cluster.nodes[victim].service.lease_valid(cluster.clock.now)
-        await cluster.clock.advance(SETTINGS.heartbeat_s)
+        await cluster.clock.advance(HEARTBEAT_S)
         assert all(node.service.unwritable == {victim} for node in cluster.nodes.values())
 
 
@@ -41,7 +43,7 @@ async def test_nobody_is_moved_where_nobody_else_is_in_sync_and_can_write() -> N
         await past_grace(cluster)
         alter_isr(cluster, 2)
         cluster.unwritable.add(3)
-        await cluster.clock.advance(HEARTBEAT_S)
+        await cluster.clock.advance(ONE_HEARTBEAT_S)
         cluster.unwritable.add(2)
         await cluster.clock.advance(2.0)
         assert [cluster.leaders(number) for number in (1, 2)] == [[2], [2]]
@@ -49,7 +51,7 @@ async def test_nobody_is_moved_where_nobody_else_is_in_sync_and_can_write() -> N
         assert (row.isr, row.unclean_epoch) == ((2,), NO_EPOCH)
         # As soon as one of them can.
         cluster.unwritable.remove(3)
-        await cluster.clock.advance(HEARTBEAT_S)
+        await cluster.clock.advance(ONE_HEARTBEAT_S)
         assert [cluster.leaders(number) for number in (1, 2)] == [[2], [3]]
         alter_isr(cluster, 2, 3)
         await settle()
@@ -61,15 +63,15 @@ async def test_leaders_return_once_their_broker_has_taken_writes_for_a_while() -
         cluster.create_topic(1, (2, 3))
         await cluster.clock.advance(60.0)
         cluster.unwritable.add(2)
-        await cluster.clock.advance(HEARTBEAT_S)
+        await cluster.clock.advance(ONE_HEARTBEAT_S)
         epoch = cluster.row(1).leader_epoch
         await cluster.clock.advance(60.0)
         assert cluster.leaders(1) == [3]
         assert cluster.row(1).leader_epoch == epoch, "it was not tried in vain"
         cluster.unwritable.clear()
-        await cluster.clock.advance(SETTINGS.preferred_leaders_s or 0.0)
+        await cluster.clock.advance(30.0)
         assert cluster.leaders(1) == [3]
-        await cluster.clock.advance(SETTINGS.preferred_check_s + 1.0)
+        await cluster.clock.advance(PREFERRED_CHECK_S_MAX + 1.0)
         assert cluster.leaders(1) == [2]
 
 
@@ -81,10 +83,10 @@ async def test_a_new_controller_learns_of_it_by_the_next_heartbeats() -> None:
         await past_grace(cluster)
         cluster.unwritable.add(2)
         cluster.outcomes.extend(["lost"] * 3)
-        await cluster.clock.advance(HEARTBEAT_S)
+        await cluster.clock.advance(ONE_HEARTBEAT_S)
         await cluster.elect(1)
         cluster.outcomes.clear()
-        await cluster.clock.advance(HEARTBEAT_S)
+        await cluster.clock.advance(ONE_HEARTBEAT_S)
         assert cluster.leaders(1) != [2]
 
 
@@ -108,7 +110,7 @@ async def test_a_started_broker_is_heard_anew() -> None:
         cluster.unwritable.clear()
         cluster.boot(2)
         await cluster.register(2)
-        await cluster.clock.advance(HEARTBEAT_S)
+        await cluster.clock.advance(ONE_HEARTBEAT_S)
         assert all(node.service.unwritable == set() for node in cluster.nodes.values())
 
 
@@ -116,7 +118,7 @@ async def test_a_topic_that_was_placed_without_knowing_is_led_by_another() -> No
     async with running() as cluster:
         await past_grace(cluster)
         cluster.unwritable.add(2)
-        await cluster.clock.advance(HEARTBEAT_S)
+        await cluster.clock.advance(ONE_HEARTBEAT_S)
         cluster.create_topic(1, (2, 3))
         await settle()
         assert cluster.leaders(1) == [3]

@@ -41,7 +41,7 @@ from raftlog.metadata.image import (
     PartitionImage,
     TopicImage,
 )
-from raftlog.metadata.invariants import check_invariants
+from raftlog.metadata.state_machine import check_invariants
 from raftlog.record.errors import ErrorEntry, LogError
 from raftlog.record.types import (
     BrokerEpoch,

@@ -10,6 +10,7 @@ from raftlog.metadata.admin_plans import (
     plan_topic,
 )
 from raftlog.metadata.apply import apply
+from raftlog.metadata.broker_configs import DISK_RESERVE, LEASE_BOUND, SESSION_TIMEOUT
 from raftlog.metadata.commands import AlterClusterSettings, Command
 from raftlog.metadata.image import MetadataImage
 from raftlog.record.errors import (
@@ -210,3 +211,33 @@ def test_number_of_cluster_settings_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(LogError, match="at most 1"):
         plan_cluster_settings(image, values={"retention.ms": "1"})
     plan_cluster_settings(image, values={"retention.ms": "1"}, removals=["flush"])
+
+
+def test_broker_configs_are_planned_with_their_bounds() -> None:
+    image = MetadataImage()
+    carry_out(image, plan_cluster_settings(image, values={SESSION_TIMEOUT: " 02000 "}))
+    assert image.cluster_settings == {SESSION_TIMEOUT: "2000"}
+    for value in ("999", "60001", "1.5", "", "soon"):
+        with pytest.raises(LogError, match="a whole number from 1000 to 60000") as caught:
+            plan_cluster_settings(image, values={SESSION_TIMEOUT: value})
+        assert caught.value.entry is INVALID_CONFIG
+    carry_out(image, plan_cluster_settings(image, values={}, removals=[SESSION_TIMEOUT]))
+    assert image.cluster_settings == {}
+
+
+def test_lease_bound_belongs_to_the_controller() -> None:
+    image = MetadataImage()
+    image.cluster_settings = {LEASE_BOUND: "9000"}
+    for values, removals in (({LEASE_BOUND: "1000"}, ()), ({}, (LEASE_BOUND,))):
+        with pytest.raises(LogError, match="no topic config") as caught:
+            plan_cluster_settings(image, values=values, removals=removals)
+        assert caught.value.entry is INVALID_CONFIG
+
+
+def test_broker_config_is_no_topic_config() -> None:
+    image = MetadataImage()
+    register(image, 1)
+    create(image, "known", 1, (1,))
+    for values, removals in (({DISK_RESERVE: "4194304"}, ()), ({}, (DISK_RESERVE,))):
+        with pytest.raises(LogError, match="no topic config"):
+            plan_configs(image, name="known", values=values, removals=removals)

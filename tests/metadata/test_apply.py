@@ -13,7 +13,7 @@ from raftlog.metadata.commands import (
 )
 from raftlog.metadata.delta import MetadataDelta, difference
 from raftlog.metadata.image import MetadataImage
-from raftlog.metadata.invariants import check_invariants
+from raftlog.metadata.state_machine import check_invariants
 from raftlog.record.types import BrokerId, TopicId
 from tests.metadata.strategies import (
     histories,

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from raftlog.metadata.apply import ApplyResult, apply
+from raftlog.metadata.apply_rules import Reason
 from raftlog.metadata.commands import (
     AlterClusterSettings,
     AlterIsr,
@@ -12,7 +13,6 @@ from raftlog.metadata.commands import (
     PartitionChange,
 )
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
-from raftlog.metadata.refusals import Reason
 from raftlog.record.types import (
     BrokerEpoch,
     BrokerId,

@@ -10,7 +10,7 @@ from raftlog.metadata.commands import (
     DeleteTopic,
 )
 from raftlog.metadata.delta import NO_CHANGE
-from raftlog.metadata.invariants import check_invariants
+from raftlog.metadata.state_machine import check_invariants
 from raftlog.record.errors import (
     ILLEGAL_STATE,
     INVALID_PARTITIONS,

@@ -19,7 +19,7 @@ from raftlog.metadata.elections import (
     plan_unclean_election,
 )
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
-from raftlog.metadata.invariants import check_invariants
+from raftlog.metadata.state_machine import check_invariants
 from raftlog.record.errors import ILLEGAL_STATE, NO_LEADER, NOT_FOUND, UNKNOWN_PARTITION, LogError
 from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch, PartitionId, TopicId
 from tests.metadata.strategies import (

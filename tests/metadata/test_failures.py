@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from raftlog.metadata import elections
 from raftlog.metadata.apply import apply
+from raftlog.metadata.apply_rules import Reason
 from raftlog.metadata.commands import AlterIsr, Command
 from raftlog.metadata.elections import (
     PartitionKey,
@@ -24,7 +25,6 @@ from raftlog.metadata.liveness import (
     plan_unfencing,
 )
 from raftlog.metadata.reassignment import plan_completions
-from raftlog.metadata.refusals import Reason
 from raftlog.record.types import BrokerId, PartitionId, TopicId
 from tests.metadata.strategies import (
     BROKER_NUMBERS,

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from raftlog.metadata import invariants
+from raftlog.metadata import state_machine
 from raftlog.metadata.apply_topics import put_topic
 from raftlog.metadata.image import MetadataImage
-from raftlog.metadata.invariants import check_invariants, invariant_steps
+from raftlog.metadata.state_machine import check_invariants, invariant_steps
 from raftlog.record.types import BrokerId
 from tests.metadata.strategies import create, register
 
@@ -70,5 +70,5 @@ def test_contradictions_of_the_tables_are_found() -> None:
 
 
 def test_check_goes_in_steps_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariants, "ROWS_PER_STEP", 3)
+    monkeypatch.setattr(state_machine, "ROWS_PER_STEP", 3)
     assert len(list(invariant_steps(three()))) == 4

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from raftlog.metadata.apply_rules import in_order, min_isr_in_force, next_elr
 from raftlog.metadata.image import PartitionImage
-from raftlog.metadata.isr import in_order, min_isr_in_force, next_elr
 from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch, PartitionId
 
 

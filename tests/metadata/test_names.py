@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.metadata.names import check_topic_name, topic_name_fault
+from raftlog.metadata.image import check_topic_name, topic_name_fault
 from raftlog.record.errors import INVALID_TOPIC, LogError
 
 

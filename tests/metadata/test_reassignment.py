@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from raftlog.metadata.commands import AlterIsr, ChangePartitions
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
-from raftlog.metadata.invariants import check_invariants
 from raftlog.metadata.liveness import plan_fencing
 from raftlog.metadata.reassignment import (
     Move,
@@ -15,6 +14,7 @@ from raftlog.metadata.reassignment import (
     plan_reassignment,
     plan_reassignments,
 )
+from raftlog.metadata.state_machine import check_invariants
 from raftlog.record.errors import ILLEGAL_STATE, INVALID_PARTITIONS, LogError
 from raftlog.record.types import BrokerId, PartitionId
 from tests.metadata.strategies import (

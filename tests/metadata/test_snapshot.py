@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from raftlog.metadata import snapshot
 from raftlog.metadata.commands import AlterClusterSettings, Command, MetadataVersionError
 from raftlog.metadata.image import MetadataImage
-from raftlog.metadata.invariants import check_invariants
 from raftlog.metadata.snapshot import (
     PIECE_BYTES_MAX,
     PIECE_BYTES_MIN,
@@ -18,6 +17,7 @@ from raftlog.metadata.snapshot import (
     from_snapshot,
     snapshot_pieces,
 )
+from raftlog.metadata.state_machine import check_invariants
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.types import BrokerId, TopicId
 from tests.metadata.strategies import (

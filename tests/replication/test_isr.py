@@ -10,13 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from raftlog.metadata.apply import ApplyResult, apply
+from raftlog.metadata.broker_configs import BROKER_CONFIG_TABLE, REPLICA_LAG
 from raftlog.metadata.commands import AlterIsr, ChangePartitions, Command, decode_command
 from raftlog.metadata.image import MetadataImage, TopicImage
 from raftlog.raft import Applied, Outcome, Refused, Unknown
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication import isr
-from raftlog.replication.isr import LAG_MAX_S, LOOKS, IsrKeeper
+from raftlog.replication.isr import LOOK_S, IsrKeeper
 from raftlog.replication.leader_state import LeaderState
 from raftlog.replication.partition import Acks, Partition
 from tests.replication.one_node import JumpingClock
@@ -120,7 +121,7 @@ async def world(*in_sync: int) -> World:
         clock=JumpingClock(),
         led=lambda: [leader.partition] if leader.partition.is_leader else [],
         on_failed=failures.append,
-        lag_max_s=HOUR_S,
+        lag_max_s=lambda: HOUR_S,
     )
     made = World(leader, [second, third], quorum, keeper, failures)
     made.feeds = [attach(leader, node) for node in made.others]
@@ -277,7 +278,7 @@ async def test_so_many_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) ->
         clock=JumpingClock(),
         led=list,
         on_failed=first.failures.append,
-        lag_max_s=HOUR_S,
+        lag_max_s=lambda: HOUR_S,
     )
     second.partition.topic_id = TopicId("1" * 32)
     first.quorum.image.topics_by_id[second.partition.topic_id] = first.quorum.image.topics_by_id[
@@ -339,5 +340,6 @@ async def test_what_it_did_not_expect_ends_the_node(monkeypatch: pytest.MonkeyPa
 
 
 def test_several_looks_fit_into_the_lag() -> None:
-    assert LOOKS >= 2
-    assert LAG_MAX_S == 2.0
+    shortest = BROKER_CONFIG_TABLE[REPLICA_LAG].lower
+    assert shortest is not None
+    assert shortest / 1000 >= 2 * LOOK_S

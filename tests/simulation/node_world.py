@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from raftlog.controller.settings import ControllerSettings
 from raftlog.metadata.image import NO_LEADER_ID, BrokerImage, MetadataImage, TopicImage
 from raftlog.node.assembly import NodeCore
 from raftlog.node.directory import IdentityError, load_state, remember
@@ -56,7 +55,6 @@ class NodeWorld:
     node_count: int = VOTERS
     voter_count: int = VOTERS
     member_settings: MemberSettings = field(default_factory=MemberSettings)
-    controller_settings: ControllerSettings = field(default_factory=ControllerSettings)
     topic_defaults: dict[str, str] = field(default_factory=dict)
     checker: NodeChecker = field(default_factory=NodeChecker)
     cores: dict[int, NodeCore] = field(default_factory=dict)
@@ -159,7 +157,6 @@ class NodeWorld:
             network=process.network,
             on_fatal=on_fatal,
             member_settings=self.member_settings,
-            controller_settings=self.controller_settings,
         )
         self.cores[node_id] = core
         self.checker.opened(node_id)

@@ -10,7 +10,9 @@ from typing import Final
 
 import pytest
 
-from raftlog.controller.settings import ControllerSettings
+from raftlog.controller import sessions
+from raftlog.controller.messages import HEARTBEAT_S
+from raftlog.metadata.broker_configs import SESSION_TIMEOUT_S_DEFAULT
 from raftlog.record.errors import NO_LEADER, LogError
 from raftlog.replication.partition import Acks
 from tests.simulation.life import Life
@@ -18,8 +20,7 @@ from tests.simulation.node_checker import InvariantError
 from tests.simulation.node_world import NodeWorld, simulate_cluster
 from tests.simulation.records import Ledger
 
-SETTINGS: Final = ControllerSettings()
-SESSION_S: Final = SETTINGS.session_timeout_s
+SESSION_S: Final = SESSION_TIMEOUT_S_DEFAULT
 AT_ONCE_S: Final = 0.5
 """A death that is noticed, not waited for."""
 ELECTION_S: Final = 1.0
@@ -79,7 +80,7 @@ def test_a_broker_that_falls_silent_is_fenced_after_its_session(fault: str, seed
         else:
             nodes.kill(victim, power=True)
         await nodes.until(lambda: nodes.is_fenced(victim))
-        assert SESSION_S - SETTINGS.heartbeat_s - 0.1 < now() - fell_silent_at < SESSION_S + 0.3
+        assert SESSION_S - HEARTBEAT_S - 0.1 < now() - fell_silent_at < SESSION_S + 0.3
         await nodes.until(lambda: nodes.leader("t", number) is None)
         if fault == "power":
             nodes.start(victim)
@@ -240,9 +241,8 @@ async def append_soon(nodes: NodeWorld, node_id: int, number: int) -> None:
     await append(nodes, node_id, number)
 
 
-def test_the_checker_finds_a_lease_that_is_too_long() -> None:
-    class TooLong(ControllerSettings):
-        lease_s = 2 * SESSION_S
+def test_the_checker_finds_a_lease_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "LEASE_SHARE", 2.0)
 
     async def test(nodes: NodeWorld) -> None:
         victim = others(nodes)[0]
@@ -250,4 +250,4 @@ def test_the_checker_finds_a_lease_that_is_too_long() -> None:
         await asyncio.sleep(3 * SESSION_S)
 
     with pytest.raises(InvariantError, match="acts as a leader"):
-        simulate_cluster(test, controller_settings=TooLong())
+        simulate_cluster(test)

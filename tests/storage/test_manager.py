@@ -262,6 +262,19 @@ async def test_appends_leave_a_reserve_of_the_disk() -> None:
     await log.appender.append([batch([b"x"])], EPOCH)
 
 
+async def test_reserve_and_scrub_rate_change_while_the_node_runs() -> None:
+    node = Node(SimulatedDisk(capacity_bytes=16 << 20))
+    manager, log = await node.start_with_log(LogConfig())
+    await manager.tick()
+    room = manager.room_bytes
+    manager.limit(reserve_bytes=16 << 20, scrub_bytes_per_s=0)
+    assert manager.room_bytes == room - (12 << 20)
+    with pytest.raises(LogError):
+        await log.append([batch([b"x" * 100_000])], EPOCH)
+    manager.limit(reserve_bytes=4 << 20, scrub_bytes_per_s=8 << 20)
+    await log.append([batch([b"x"])], EPOCH)
+
+
 @pytest.mark.parametrize("clean", [False, True])
 async def test_a_node_starts_and_serves_reads_on_a_full_disk(clean: bool) -> None:
     node = Node()

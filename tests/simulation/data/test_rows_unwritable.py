@@ -10,7 +10,6 @@ import asyncio
 
 import pytest
 
-from raftlog.controller.settings import ControllerSettings
 from raftlog.storage.disk_health import STEADY_S
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
 from tests.simulation.data.test_rows_processes import written
@@ -78,6 +77,8 @@ def test_row_19_a_leader_whose_disk_hangs_gives_the_lead_to_another(*, is_contro
 
 def test_leaderships_return_once_there_has_been_room_for_a_while() -> None:
     async def test(data: DataWorld) -> None:
+        delay = {"leader.rebalance.delay.ms": "500"}
+        await data.nodes.call(1, lambda core: core.services.metadata.alter_cluster_settings(delay))
         await data.create("t", [[1, 2, 3]])
         await data.write(T)
         disk = data.world.disk(1)
@@ -94,8 +95,7 @@ def test_leaderships_return_once_there_has_been_room_for_a_while() -> None:
         disk.capacity_bytes = None
         await data.led(T, 1)
 
-    settings = ControllerSettings(preferred_leaders_s=0.5, preferred_check_s=0.5)
-    simulate_data(test, controller_settings=settings)
+    simulate_data(test)
 
 
 def test_new_topics_are_led_by_those_with_room() -> None:

@@ -1,0 +1,117 @@
+"""The command tree: groups that import a subcommand's module only when the subcommand runs.
+
+The tables name modules instead of importing them, because `raftlog --help` and the shell's
+completion read them every time.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Lazy(NamedTuple):
+    """Where a command lives, and its line in the group's help."""
+
+    module: str
+    attribute: str
+    summary: str
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are named in a table instead of imported."""
+
+    def __init__(
+        self, name: str, *, subcommands: Mapping[str, Lazy], help: str, **settings: object
+    ) -> None:
+        super().__init__(name, help=help, context_settings={"help_option_names": ["-h", "--help"]})
+        self._subcommands = subcommands
+        assert not settings, settings
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the table's order, which is the order in which people need them."""
+        return list(self._subcommands)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The named subcommand, imported now."""
+        entry = self._subcommands.get(cmd_name)
+        if entry is None:
+            return None
+        command = getattr(import_module(entry.module), entry.attribute)
+        assert isinstance(command, click.Command), entry
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of subcommands without importing any of them."""
+        rows = [(name, entry.summary) for name, entry in self._subcommands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+_ADMIN = "raftlog.cli.topic_admin"
+
+topic = LazyGroup(
+    "topic",
+    subcommands={
+        "create": Lazy(_ADMIN, "create", "Create topics."),
+        "list": Lazy(_ADMIN, "list_topics", "List topics."),
+        "describe": Lazy(
+            "raftlog.cli.topic_describe", "describe", "Show a topic's partitions and settings."
+        ),
+        "produce": Lazy("raftlog.cli.produce", "produce", "Write records from stdin or files."),
+        "consume": Lazy("raftlog.cli.consume", "consume", "Print records."),
+        "alter-config": Lazy(_ADMIN, "alter_config", "Change a topic's settings."),
+        "add-partitions": Lazy(_ADMIN, "add_partitions", "Give a topic more partitions."),
+        "trim-prefix": Lazy(_ADMIN, "trim_prefix", "Delete the oldest records of a topic."),
+        "delete": Lazy(_ADMIN, "delete", "Delete topics with all their records."),
+    },
+    help="Create, inspect, write and read topics.",
+)
+
+_INFO = "raftlog.cli.cluster_info"
+_LOCAL = "raftlog.cli.cluster_local"
+_MOVES = "raftlog.cli.cluster_moves"
+
+cluster = LazyGroup(
+    "cluster",
+    subcommands={
+        "info": Lazy(_INFO, "info", "Show the cluster's id, controller and nodes."),
+        "health": Lazy(_INFO, "health", "Say whether all is well; the exit code too."),
+        "up": Lazy(_LOCAL, "up", "Run a cluster of several nodes on this machine."),
+        "down": Lazy(_LOCAL, "down", "Stop a cluster that `up` started."),
+        "status": Lazy(_LOCAL, "status", "Show the processes of a cluster that `up` started."),
+        "add-node": Lazy(_LOCAL, "add_node", "Add a node to a cluster that `up` started."),
+        "replace-node": Lazy(_LOCAL, "replace_node", "Replace a node of it whose data is lost."),
+        "stop-node": Lazy(_LOCAL, "stop_node", "Stop one node of it."),
+        "start-node": Lazy(_LOCAL, "start_node", "Start a node of it that was stopped."),
+        "transfer-leadership": Lazy(_MOVES, "transfer_leadership", "Move partitions' leaders."),
+        "reassign": Lazy(_MOVES, "reassign", "Move replicas of partitions; show what moves."),
+        "maintenance": Lazy(_MOVES, "maintenance", "Have a node lead nothing, for a while."),
+        "decommission": Lazy(_MOVES, "decommission", "Move all that a node holds elsewhere."),
+        "config": Lazy("raftlog.cli.groups", "cluster_config", "Show and change its settings."),
+        "remove-node": Lazy(_INFO, "remove_node", "Forget a node that is gone for good."),
+    },
+    help="Show a cluster, run one on this machine, change who does what in it.",
+)
+
+_CONFIG = "raftlog.cli.cluster_config"
+
+cluster_config = LazyGroup(
+    "config",
+    subcommands={
+        "list": Lazy(_CONFIG, "list_configs", "List the settings of all brokers."),
+        "get": Lazy(_CONFIG, "get_config", "Print the value of one setting."),
+        "set": Lazy(_CONFIG, "set_configs", "Change settings, without a restart."),
+    },
+    help="""Show and change settings of the whole cluster.
+
+    Broker settings (session timeout, replica lag, leader rebalance delay, scrub rate, disk reserve)
+    and topic settings for topics that do not set them. A change takes effect on all nodes without
+    a restart.
+    """,
+)

@@ -1,0 +1,184 @@
+"""Settings of all brokers that an operator changes while the cluster runs.
+
+They are cluster settings like the topic configs that are set for the whole cluster, in the same
+table of the image and by the same command, so every node applies a change at the same index of the
+metadata log, without a restart. Validation happens before the proposal. A reader takes the default
+for a value that is no number, and the nearest bound for one that is out of bounds: a bad value must
+not break the arithmetic of leases.
+
+`LEASE_BOUND` is not the operator's: the active controller keeps it (controller/sessions.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from raftlog.metadata.configs import (
+    ConfigDescription,
+    ConfigEntry,
+    ConfigSource,
+    ConfigType,
+    find_entry,
+    validate_entry,
+)
+from raftlog.record.errors import INVALID_CONFIG, LogError
+
+SESSION_TIMEOUT: Final = "broker.session.timeout.ms"
+REBALANCE_DELAY: Final = "leader.rebalance.delay.ms"
+REPLICA_LAG: Final = "replica.lag.time.max.ms"
+SCRUB_RATE: Final = "log.scrub.bytes.per.second"
+DISK_RESERVE: Final = "disk.reserve.bytes"
+LEASE_BOUND: Final = "controller.lease.bound.ms"
+"""The longest session timeout that a lease may still rest on; absent: the default timeout."""
+
+NO_REBALANCE: Final = -1
+"""Value of `REBALANCE_DELAY` that leaves leaders where they are."""
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_DAY_MS: Final = 24 * 60 * 60 * 1000
+
+_ENTRIES = (
+    ConfigEntry(
+        SESSION_TIMEOUT,
+        ConfigType.INT,
+        "1500",
+        "Milliseconds of silence after which a broker is fenced and others lead its partitions. A "
+        "leader that is cut off from the controller stops to lead before this time is over.",
+        # Three heartbeats fit into the lease of the shortest.
+        lower=1000,
+        upper=60_000,
+    ),
+    ConfigEntry(
+        DISK_RESERVE,
+        ConfigType.LONG,
+        str(4 << 20),
+        "Bytes of free disk space that appends leave to checkpoints, indexes and the metadata log; "
+        "with less room a node rejects writes with DISK_FULL.",
+        # Above the room below which the quorum rejects proposals (1 MiB): records must not take it.
+        lower=2 << 20,
+        upper=1 << 40,
+    ),
+    ConfigEntry(
+        REBALANCE_DELAY,
+        ConfigType.LONG,
+        str(30_000),
+        "Milliseconds for which a broker must have been back before it is given the leadership of "
+        "partitions whose preferred replica it holds; -1: never.",
+        lower=NO_REBALANCE,
+        upper=_DAY_MS,
+    ),
+    ConfigEntry(
+        SCRUB_RATE,
+        ConfigType.LONG,
+        str(8 << 20),
+        "Bytes per second at which each node reads finished segments again to find damage; 0: "
+        "never.",
+        lower=0,
+        upper=1 << 40,
+    ),
+    ConfigEntry(
+        REPLICA_LAG,
+        ConfigType.LONG,
+        "2000",
+        "Milliseconds for which a follower may lack records before it leaves the in-sync set.",
+        # Above the heartbeat interval: a node whose disk hangs hears that it must not lead before
+        # the leader that took over from it can commit without it (controller/DESIGN.md).
+        lower=1000,
+        upper=10 * 60 * 1000,
+    ),
+)
+BROKER_CONFIG_TABLE: Final[Mapping[str, ConfigEntry]] = {entry.name: entry for entry in _ENTRIES}
+SESSION_TIMEOUT_S_DEFAULT: Final = int(BROKER_CONFIG_TABLE[SESSION_TIMEOUT].default) / 1000
+
+
+def session_timeout_s(settings: Mapping[str, str]) -> float:
+    """Seconds of silence after which the operator wants a broker to be fenced."""
+    return _number(settings, SESSION_TIMEOUT) / 1000
+
+
+def lease_bound_s(settings: Mapping[str, str]) -> float:
+    """The longest session timeout, in seconds, that any lease may rest on now."""
+    return _parsed(settings, LEASE_BOUND, BROKER_CONFIG_TABLE[SESSION_TIMEOUT]) / 1000
+
+
+def lease_bound_change(timeout_s: float) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Values and removals by which the lease bound becomes this timeout."""
+    if timeout_s == SESSION_TIMEOUT_S_DEFAULT:
+        return {}, (LEASE_BOUND,)
+    return {LEASE_BOUND: str(round(timeout_s * 1000))}, ()
+
+
+def rebalance_delay_s(settings: Mapping[str, str]) -> float | None:
+    """Seconds for which a preferred leader must have been back; None: it gets nothing back."""
+    delay_ms = _number(settings, REBALANCE_DELAY)
+    return None if delay_ms == NO_REBALANCE else delay_ms / 1000
+
+
+def replica_lag_max_s(settings: Mapping[str, str]) -> float:
+    """Seconds for which a member of the ISR may lack records."""
+    return _number(settings, REPLICA_LAG) / 1000
+
+
+def scrub_bytes_per_s(settings: Mapping[str, str]) -> int:
+    """Bytes per second that the scrubber may read; 0: none."""
+    return _number(settings, SCRUB_RATE)
+
+
+def disk_reserve_bytes(settings: Mapping[str, str]) -> int:
+    """Bytes of free disk space that appends leave."""
+    return _number(settings, DISK_RESERVE)
+
+
+def find_broker_config(name: str) -> ConfigEntry:
+    """The table's row of that name. Raises LogError(INVALID_CONFIG) if there is none."""
+    entry = BROKER_CONFIG_TABLE.get(name)
+    if entry is None:
+        raise LogError(INVALID_CONFIG, f"There is no broker config {name[:80]!a}.")
+    return entry
+
+
+def validate_cluster_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """All values, normalised: broker configs, and topic configs for the whole cluster.
+
+    Raises LogError(INVALID_CONFIG) for an unknown name or a value out of bounds.
+    """
+    return {
+        name: validate_entry(find_cluster_setting(name), value) for name, value in settings.items()
+    }
+
+
+def find_cluster_setting(name: str) -> ConfigEntry:
+    """The row of a broker config or topic config. Raises LogError(INVALID_CONFIG) without one."""
+    return BROKER_CONFIG_TABLE.get(name) or find_entry(name)
+
+
+def operator_settings(settings: Mapping[str, str]) -> Mapping[str, str]:
+    """The settings without the entry that the controller keeps."""
+    if LEASE_BOUND not in settings:
+        return settings
+    return {name: value for name, value in settings.items() if name != LEASE_BOUND}
+
+
+def describe_broker_configs(settings: Mapping[str, str]) -> list[ConfigDescription]:
+    """Every broker config with its value and the source of that."""
+    return [
+        ConfigDescription(entry, settings[entry.name], ConfigSource.CLUSTER)
+        if entry.name in settings
+        else ConfigDescription(entry, entry.default, ConfigSource.DEFAULT)
+        for entry in _ENTRIES
+    ]
+
+
+def _number(settings: Mapping[str, str], name: str) -> int:
+    return _parsed(settings, name, BROKER_CONFIG_TABLE[name])
+
+
+def _parsed(settings: Mapping[str, str], name: str, entry: ConfigEntry) -> int:
+    value = settings.get(name)
+    if value is None or _INTEGER.fullmatch(value) is None:
+        return int(entry.default)
+    assert entry.lower is not None
+    assert entry.upper is not None
+    return min(max(int(value), entry.lower), entry.upper)
