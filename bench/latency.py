@@ -19,7 +19,7 @@ from typing import Any
 import uvloop
 from raftlog_client import Consumer, Producer, TopicPartition
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 from bench.report import Latencies, Result
 from bench.throughput import PARTITIONS, payload
 
@@ -109,7 +109,7 @@ async def open_loop(
     return samples
 
 
-def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
+def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
     """Publish and end-to-end latency at 1,000 records a second."""
     rate, seconds = 1_000, max(3.0, 10.0 * scale)
     parameters = {"rate": rate, "record_bytes": 100, "seconds": seconds, "acks": "all"}

@@ -15,6 +15,7 @@ from bench.replication import suite as cluster
 from bench.replication.cluster import Options
 from bench.report import Result, machine, plot, print_table, write_json
 from bench.spark import suite as spark
+from raftlog.cluster.manifest import Flush
 
 SUITES = ("limits", "throughput", "latency", "rest", "footprint", "quorum", "cluster", "spark")
 WITH_PARTS = {"cluster": cluster, "spark": spark}
@@ -48,7 +49,7 @@ def main(  # noqa: PLR0917 - click passes them by name
     suites: tuple[str, ...],
     runs: int,
     scale: float,
-    flush: str,
+    flush: Flush,
     only: tuple[str, ...],
     trials: int,
     gb: float,

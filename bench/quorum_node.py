@@ -1,7 +1,7 @@
-"""A node with a console: `raftlog serve`, and commands on stdin that are measured inside of it.
+"""A node with a console: `raftlog serve`, and commands that are measured inside its process.
 
-It takes the flags of `raftlog serve` and runs the same process; once the node has started, each
-line of stdin is a command, answered by a line of JSON on stdout:
+The program takes the flags of `raftlog serve` and runs the same node; then it listens on a Unix
+socket beside the data directory. Each line is a command, answered by a line of JSON:
 
     status                        who leads, indexes, memory and processor time of this process
     latency COUNT                 so many commands one after the other: seconds of each
@@ -10,8 +10,8 @@ line of stdin is a command, answered by a line of JSON on stdout:
     snapshot COUNT                commands until so many snapshots were taken, and the loop's stalls
     stalls SECONDS                the loop's stalls, whatever happens meanwhile
 
-This is the one program of bench/ that knows the inside of a node: what is measured here is the
-quorum, without the HTTP in front of it. At the end of stdin the node stops.
+This is the one program of bench/ that knows the inside of a node: it measures the quorum without
+the HTTP in front.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
+from bench.node import console_of
 from raftlog.cli.main import cli
 from raftlog.metadata.admin_plans import PARTITIONS_PER_TOPIC_MAX
 from raftlog.metadata.apply import ApplyResult
@@ -113,7 +113,7 @@ class Console:
             "stalls": self.stalls,
         }
 
-    async def carry_out(self, line: str) -> dict[str, Any]:
+    async def execute(self, line: str) -> dict[str, Any]:
         """The answer to one line. What goes wrong is an answer with an `error`."""
         name, *words = line.split()
         command = self._commands.get(name)
@@ -274,30 +274,26 @@ def _absent_broker(broker_id: BrokerId) -> RegisterBroker:
     )
 
 
-def _serve_console(node: Node, loop: asyncio.AbstractEventLoop) -> None:
-    """Read commands until the end of stdin, on a thread of its own."""
-    console = Console(node)
-    for line in sys.stdin:
-        if line.strip():
-            answer = asyncio.run_coroutine_threadsafe(console.carry_out(line), loop).result()
-            sys.stdout.write(json.dumps(answer) + "\n")
-            sys.stdout.flush()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 class NodeWithConsole(Node):
     """The node that `raftlog serve` starts here."""
+
+    _server: asyncio.Server
 
     @classmethod
     async def start(cls, *arguments: Any, **named: Any) -> Node:
         """Start as every node does, then take commands."""
         node = await Node.start(*arguments, **named)
-        threading.Thread(
-            target=_serve_console,
-            args=(node, asyncio.get_running_loop()),
-            name="console",
-            daemon=True,
-        ).start()
+        console = Console(node)
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while line := await reader.readline():
+                answer = await console.execute(line.decode())
+                writer.write(json.dumps(answer).encode() + b"\n")
+            writer.close()
+
+        path = console_of(Path(sys.argv[sys.argv.index("--data-dir") + 1]))
+        path.unlink(missing_ok=True)  # left behind by a process that was killed
+        cls._server = await asyncio.start_unix_server(serve, path)
         return node
 
 

@@ -19,7 +19,7 @@ from typing import cast
 
 import uvloop
 
-from bench.node import NodeProcess, free_port
+from bench.node import LoneNode, free_port
 from bench.report import Latencies, Result
 from bench.throughput import PARTITIONS
 
@@ -125,7 +125,7 @@ def bare_server() -> Iterator[int]:
         process.wait()
 
 
-def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
+def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
     """Single-record requests a second, and records a second in requests of 500."""
     seconds = max(2.0, 5.0 * scale)
     parameters = {"connections": CONNECTIONS, "seconds": seconds, "partitions": PARTITIONS}

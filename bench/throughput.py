@@ -11,7 +11,7 @@ from typing import Any
 import uvloop
 from raftlog_client import Consumer, Producer, TopicPartition
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 from bench.report import Result
 
 PARTITIONS = 6
@@ -93,7 +93,7 @@ def _consumer(servers: str, topic: str, partitions: int) -> Consumer:
     return consumer
 
 
-def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
+def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
     """All throughput figures, the workloads in turn within each run."""
     small_count, large_count = int(3_000_000 * scale), int(1_000_000 * scale)
     send_count = int(600_000 * scale)

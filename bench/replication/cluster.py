@@ -16,8 +16,9 @@ import psutil
 import uvloop
 
 from bench.cluster_processes import ClusterProcesses, Place
+from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
 from bench.node import data_directory
-from bench.register_client import KeptConnection, NotSentError, OutcomeLostError
+from raftlog.cluster.manifest import Flush
 
 NODES: Final = 3
 PARTITIONS: Final = 16
@@ -39,9 +40,9 @@ class NotWholeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the caller wants of a benchmark."""
+    """Options of a benchmark."""
 
-    flush: str = "sync"
+    flush: Flush = "sync"
     runs: int = 3
     scale: float = 1.0
     trials: int = 30
@@ -205,7 +206,7 @@ class Meter:
 
 
 @contextmanager
-def running_cluster(flush: str, places: Iterable[Place] = ()) -> Iterator[Cluster]:
+def running_cluster(flush: Flush, places: Iterable[Place] = ()) -> Iterator[Cluster]:
     """Three nodes with empty logs, ended and removed afterwards."""
     with (
         data_directory() as directory,

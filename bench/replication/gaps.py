@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -35,8 +34,8 @@ from bench.replication.probes import (
     by_http,
     wait_all_since,
 )
-from bench.replication.wires import NoWiresError, Wires
 from bench.report import Result
+from bench.wires import NoWiresError, Wires
 
 TOPIC: Final = "gaps"
 RECOVERY_S_MAX: Final = 30.0
@@ -92,12 +91,11 @@ class Fault:
 
 
 async def _kill(cluster: Cluster, trial: Trial) -> None:
-    cluster.processes.nodes[trial.victim].process.send_signal(signal.SIGKILL)
+    await asyncio.to_thread(cluster.processes.kill, trial.victim)
 
 
 async def _revive(cluster: Cluster, trial: Trial) -> None:
     def restart() -> None:
-        cluster.processes.kill(trial.victim)  # it is dead already, and now also buried
         cluster.processes.restart(trial.victim)
         cluster.processes.nodes[trial.victim].wait_ready()
 

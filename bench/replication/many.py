@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
 import time
 from functools import partial
 from itertools import repeat
@@ -138,17 +137,16 @@ async def _fail(
             await producer.send(row.topic, b"before", partition=row.partition)
         await producer.flush()
         started = time.perf_counter()
-        cluster.processes.nodes[victim].process.send_signal(signal.SIGKILL)
+        killing = asyncio.create_task(asyncio.to_thread(cluster.processes.kill, victim))
         futures = []
         for row in rows:
             future = await producer.send(row.topic, b"after", partition=row.partition)
             future.add_done_callback(partial(acknowledged, row))
             futures.append(future)
-        await asyncio.gather(*futures)
+        await asyncio.gather(killing, *futures)
     led = [seconds for row, seconds in done.items() if row.leader == victim]
 
     def restart() -> None:
-        cluster.processes.kill(victim)
         cluster.processes.restart(victim)
         cluster.processes.nodes[victim].wait_ready()
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from raftlog_client import Producer
 
-from bench.register_client import KeptConnection, NotSentError, OutcomeLostError
+from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
 
 PERIOD_S: Final = 0.005
 """Of the client's probes of each partition."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bench.node import NodeProcess, running_node
+from bench.node import LoneNode, running_node
 from bench.replication import profile
 from bench.replication.cluster import (
     MIN_ISR,
@@ -170,7 +170,7 @@ def consume(options: Options) -> list[Result]:
     return [*rates.values(), *ratios]
 
 
-async def _fill(cluster: Cluster, node: NodeProcess, count: int) -> None:
+async def _fill(cluster: Cluster, node: LoneNode, count: int) -> None:
     node.create_topic("read", PARTITIONS)
     await cluster.create_topic("read")
     for servers in (node.address, cluster.servers):

@@ -26,7 +26,7 @@ from bench.replication.cluster import (
     Options,
     run_workload,
 )
-from bench.replication.sampled import SAMPLES_VARIABLE, SERVE_SAMPLED, sampling
+from bench.replication.sampled import SERVE_SAMPLED, samples_of, sampling
 from bench.throughput import send_many
 
 FREQUENCY: Final = 499
@@ -54,14 +54,12 @@ def _profile(directory: Path, options: Options, size_bytes: int, count: int) -> 
     with ClusterProcesses(
         directory, NODES, flush=options.flush, program=SERVE_SAMPLED
     ) as processes:
-        for node_id, node in processes.nodes.items():
-            node.environment[SAMPLES_VARIABLE] = str(directory / f"samples{node_id}.json")
         processes.start()
         cluster = Cluster(processes)
         run_workload(_prepare(cluster))
         pids = {
-            "leader": processes.nodes[LEADER].process.pid,
-            "follower": processes.nodes[FOLLOWER].process.pid,
+            "leader": processes.nodes[LEADER].pid,
+            "follower": processes.nodes[FOLLOWER].pid,
             "client": os.getpid(),
         }
         own: dict[str, int] = {}
@@ -76,11 +74,12 @@ def _profile(directory: Path, options: Options, size_bytes: int, count: int) -> 
                 f"   {name}: {user / megabytes * 1e3:.1f}+{system / megabytes * 1e3:.1f} ms/MB, "
                 f"{(user + system) / seconds:.0%} of a core"
             )
+        paths = {node_id: samples_of(node.data_dir) for node_id, node in processes.nodes.items()}
         for node in processes.nodes.values():
             node.stop()
     frames = {
-        "leader": json.loads((directory / f"samples{LEADER}.json").read_text()),
-        "follower": json.loads((directory / f"samples{FOLLOWER}.json").read_text()),
+        "leader": json.loads(paths[LEADER].read_text()),
+        "follower": json.loads(paths[FOLLOWER].read_text()),
         "client": own,
     }
     for role in pids:
@@ -98,12 +97,12 @@ async def _prepare(cluster: Cluster) -> None:
 def _node_frames(processes: ClusterProcesses) -> Iterator[None]:
     """Let the nodes sample their frames while the block runs."""
     for node in processes.nodes.values():
-        node.process.send_signal(signal.SIGUSR1)
+        os.kill(node.pid, signal.SIGUSR1)
     try:
         yield
     finally:
         for node in processes.nodes.values():
-            node.process.send_signal(signal.SIGUSR1)
+            os.kill(node.pid, signal.SIGUSR1)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ advances the timer, too. SIGUSR1 begins it, and ends it again.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from types import FrameType
 from typing import Final
 
 INTERVAL_S: Final = 0.002
-SAMPLES_VARIABLE: Final = "BENCH_SAMPLES"
 SERVE_SAMPLED: Final = (sys.executable, "-m", "bench.replication.sampled", "serve")
 
 
@@ -43,11 +41,16 @@ def sampling(samples: dict[str, int]) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
+def samples_of(data_dir: Path) -> Path:
+    """The file that a node's samples are written to, beside its data directory."""
+    return data_dir.with_name(f"{data_dir.name}.samples")
+
+
 def main() -> None:
     """Run the command line as it is; sample from one SIGUSR1 to the next, then write."""
     from raftlog.cli.main import main as command  # noqa: PLC0415 - the nodes' own import time
 
-    path = Path(os.environ[SAMPLES_VARIABLE])
+    path = samples_of(Path(sys.argv[sys.argv.index("--data-dir") + 1]))
     samples: dict[str, int] = {}
     running = ExitStack()
     is_on = False

@@ -20,7 +20,7 @@ import psutil
 from raftlog_client import Admin
 from raftlog_spark.cluster import Cluster
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 
@@ -109,11 +109,11 @@ def main() -> None:
     arguments = parser.parse_args()
     data, records = template(arguments.record_bytes, arguments.batch_bytes)
     with tempfile.TemporaryDirectory(prefix="raftlog-raw-") as directory:
-        node = NodeProcess(Path(directory) / "data", flush=arguments.flush)
+        node = LoneNode(Path(directory) / "data", flush=arguments.flush)
         node.start()
         try:
             asyncio.run(create(node.address))
-            process = psutil.Process(node.process.pid)
+            process = psutil.Process(node.pid)
             with Cluster(node.address) as cluster:
                 size = arguments.megabytes * MB
                 rounds = [

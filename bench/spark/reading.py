@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from bench.node import NodeProcess, running_node
+from bench.node import LoneNode, running_node
 from bench.replication.cluster import Options
 from bench.report import Result
 from bench.spark.running import (
@@ -51,7 +51,7 @@ class Workload:
         name = f"spark: {self.name}"
         self.rate = Result(name, "rows/s", [], self.goal, parameters=parameters)
 
-    def run(self, node: NodeProcess, expected: int) -> None:
+    def run(self, node: LoneNode, expected: int) -> None:
         """One run; all rows must come."""
         meter = Meter(node)
         rows, _ = self.read(node.address, self.topic)

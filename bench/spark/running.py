@@ -13,7 +13,7 @@ import psutil
 from raftlog_spark.cluster import Cluster
 from raftlog_spark.session import session
 
-from bench.node import NodeProcess
+from bench.node import MeasuredNode
 from bench.spark.codec import batches_of, values_of
 from raftlog.record.batch import iterate_batches
 from raftlog.record.compression import Compression
@@ -96,7 +96,7 @@ class Used(NamedTuple):
 class Meter:
     """From its making on. Python is Spark's workers; this process, which only waits, is not."""
 
-    def __init__(self, *nodes: NodeProcess) -> None:
+    def __init__(self, *nodes: MeasuredNode) -> None:
         self._nodes = nodes
         self._before = self._now()
         self._began = time.perf_counter()
@@ -110,7 +110,7 @@ class Meter:
     def _now(self) -> dict[str, float]:
         found = dict.fromkeys(WHO, 0.0)
         found["node"] = sum(node.cpu_seconds() for node in self._nodes)
-        nodes = {node.process.pid for node in self._nodes}
+        nodes = {node.pid for node in self._nodes}
         for process in psutil.Process().children(recursive=True):
             if process.pid in nodes:
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from bench.node import NodeProcess, running_node
+from bench.node import LoneNode, running_node
 from bench.replication.cluster import Cluster, Options, run_workload, running_cluster
 from bench.report import Result
 from bench.spark.running import PARTITIONS, SMALL_BYTES, Meter, Used, records_in, spark
@@ -52,9 +52,7 @@ def rows(count: int) -> DataFrame:
     return numbers.selectExpr(f"cast(concat({number}, '{filler}') AS binary) AS value")
 
 
-def _written(
-    cluster: Cluster, place: str, nodes: list[NodeProcess], topic: str, count: int
-) -> Used:
+def _written(cluster: Cluster, place: str, nodes: list[LoneNode], topic: str, count: int) -> Used:
     """One write into a topic of its own."""
     if len(nodes) == 1:
         nodes[0].create_topic(topic, PARTITIONS)

@@ -76,24 +76,12 @@ def test_sigterm_ends_the_suite_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) 
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_all_nodes_are_ended_even_if_one_does_not_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = fake_cluster(tmp_path)
-    kill = cluster.nodes[1].kill
-
-    def refuse() -> None:
-        kill()
-        raise TimeoutError
-
-    try:
-        with pytest.raises(TimeoutError), cluster:
-            cluster.start()
-            monkeypatch.setattr(cluster.nodes[1], "kill", refuse)
-        assert not any(node.is_running for node in cluster.nodes.values())
-    finally:
-        for node in (cluster.nodes[2], cluster.nodes[3]):
-            node.kill()
+def test_all_nodes_are_killed_with_the_manager(tmp_path: Path) -> None:
+    with fake_cluster(tmp_path) as cluster:
+        cluster.start()
+        cluster.pause(2)
+        pids = [node.pid for node in cluster.nodes.values()]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_processor_time_is_told_by_process_and_megabyte() -> None:

@@ -17,7 +17,7 @@ from raftlog_client import Admin, Consumer, Producer, Record, TopicPartition
 from raftlog_client.types import RecordMetadata
 
 from bench.cluster_processes import ClusterProcesses
-from bench.node import NodeProcess
+from bench.node import MeasuredNode
 from tests.integration.waiting import wait_for
 
 PARTITIONS = 6
@@ -40,7 +40,7 @@ def places(topic: str) -> list[TopicPartition]:
     return [TopicPartition(topic, number) for number in range(PARTITIONS)]
 
 
-def raftlog(node: NodeProcess, *arguments: str, text: str = "") -> str:
+def raftlog(node: MeasuredNode, *arguments: str, text: str = "") -> str:
     """What a command of the command line prints; it knows one node of the cluster."""
     command = [sys.executable, "-m", "raftlog.cli", *arguments, "--servers", node.address]
     ended = subprocess.run(
@@ -180,7 +180,7 @@ def test_any_node_answers_for_a_partition_and_names_its_leader_to_clients_that_a
     assert rows[str(partition)]["end_offset"] == 1
 
 
-def answer_or_none(node: NodeProcess, method: str, path: str, body: Any = None) -> Any:
+def answer_or_none(node: MeasuredNode, method: str, path: str, body: Any = None) -> Any:
     try:
         return node.request(method, path, body)
     except urllib.error.HTTPError as error:

@@ -33,8 +33,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from tests.verification.history_file import load
 from tests.verification.log_history import (
     ACKS_ALL,
+    DECODER,
     Assign,
     Deletion,
     End,
@@ -43,7 +45,6 @@ from tests.verification.log_history import (
     Operation,
     Poll,
     Send,
-    load,
 )
 
 SHOWN_MAX: Final = 20
@@ -395,7 +396,7 @@ def main(paths: Sequence[str]) -> int:
     """Judge histories in files; returns the exit code."""
     failed = False
     for path in paths:
-        anomalies = check(load(Path(path)))
+        anomalies = check(load(Path(path), DECODER))
         failed = failed or bool(anomalies)
         for anomaly in anomalies[:SHOWN_MAX]:
             sys.stdout.write(f"{anomaly}\n")

@@ -17,9 +17,7 @@ monotonic nanoseconds, or a count. Only their order matters; equal steps count a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Final, Literal, TextIO, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -111,40 +109,5 @@ class Deletion(_Operation, frozen=True, tag="deletion"):
 Operation: TypeAlias = Send | Assign | Poll | End | FinalRead | Loss | Deletion
 
 
-_ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final[msgspec.json.Decoder[Operation]] = msgspec.json.Decoder(Operation)
-
-
-class HistoryWriter:
-    """Appends operations to a file as they come, so that a run that is killed leaves them."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("a", encoding="utf-8")
-
-    def add(self, operation: Operation) -> None:
-        """Write one operation."""
-        self._file.write(_ENCODER.encode(operation).decode() + "\n")
-
-    def flush(self) -> None:
-        """Hand everything to the operating system."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """No more operations."""
-        self._file.close()
-
-
-def save(path: Path, operations: Iterable[Operation]) -> None:
-    """Write a whole history, a line for each operation."""
-    writer = HistoryWriter(path)
-    for operation in operations:
-        writer.add(operation)
-    writer.close()
-
-
-def load(path: Path) -> Iterator[Operation]:
-    """Read what was written. A last line that was cut short by a kill is left out."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield _DECODER.decode(line)
+DECODER: Final[msgspec.json.Decoder[Operation]] = msgspec.json.Decoder(Operation)
+"""For history_file.load."""

@@ -7,16 +7,13 @@ the client *knows*:
 - fail: it took no effect and never will, and nothing is learned from it (a `cas` that found
   another value, a write that was refused);
 - unknown: it may have taken effect, may do so at any later time, or never will.
-
-On disk a history is JSON lines, one operation a line, in the order in which they returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import StrEnum
-from pathlib import Path
-from typing import IO, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -71,40 +68,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError("None stands for a register nobody has written: it is not written")
 
 
-_encode = msgspec.json.Encoder().encode
-_decoder = msgspec.json.Decoder(Operation)
-
-
-class HistoryWriter:
-    """Writes operations to a file as they return. Close it, or the last ones may be missing."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: IO[bytes] = path.open("wb")
-
-    def write(self, operation: Operation) -> None:
-        """Add one operation."""
-        self._file.write(_encode(operation) + b"\n")
-
-    def close(self) -> None:
-        """Write out what is left."""
-        self._file.close()
-
-
-def write_history(path: Path, operations: Iterable[Operation]) -> None:
-    """Write a whole history."""
-    writer = HistoryWriter(path)
-    try:
-        for operation in operations:
-            writer.write(operation)
-    finally:
-        writer.close()
-
-
-def read_history(path: Path) -> Iterator[Operation]:
-    """The operations of a file. Raises msgspec.DecodeError for a line that is none."""
-    with path.open("rb") as file:
-        for line in file:
-            yield _decoder.decode(line)
+DECODER: Final = msgspec.json.Decoder(Operation)
+"""For history_file.load."""
 
 
 def render(operations: Iterable[Operation]) -> str:

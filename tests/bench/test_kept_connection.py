@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.register_client import (
+from bench.kept_connection import (
     HttpAnswer,
     KeptConnection,
     NotSentError,
     OutcomeLostError,
 )
-from bench.register_workload import RegisterClient, interpret
+from bench.soak.register_clients import RegisterClient, interpret
 from raftlog.record.errors import ERROR_TABLE
 from tests.verification.register_history import Kind, Operation, Outcome
 
