@@ -4,7 +4,7 @@
 and the secret. `LocalCluster` belongs to one event loop, which must keep running, while each
 workload here has an event loop of its own: so the manager's loop runs in a thread.
 
-This module adds the view from outside: who leads, when the quorum is whole again, and whether a
+This module adds the view from outside: the leader, when the quorum is whole again, and whether a
 node died by itself. `LocalCluster` starts such a node again; for a bench its death is an error.
 """
 
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class Place(NamedTuple):
-    """Where a node runs: its address, and a command that ends in becoming the node."""
+    """The place of a node: an address, and a command that ends in becoming the node."""
 
     host: str
     prefix: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class NoLeaderError(Exception):
 
 
 class _PlacedManifest(Manifest, frozen=True):
-    """A manifest whose nodes have addresses of their own."""
+    """A manifest with an address for each node."""
 
     hosts: dict[int, str] = field(default_factory=dict)
 
@@ -103,11 +103,11 @@ class ClusterNode(MeasuredNode):
         self.data_dir = cluster.local.layout.data_dir(entry)
         self.is_paused = False
         self._known_pid: int | None = cluster.local.pid(entry.node_id)
-        """The process that this object knows of; None after a kill or stop."""
+        """The process after the last launch; None after a kill or stop."""
 
     @property
     def address(self) -> str:
-        """`host:port`, as clients take it."""
+        """The address, `host:port`."""
         return self._cluster.local.address(self._node_id)
 
     @property
@@ -135,7 +135,7 @@ class ClusterNode(MeasuredNode):
     @property
     def has_ended(self) -> bool:
         """Whether the process died without a kill or stop through this object."""
-        # The manager starts a node that died again, as another process.
+        # The manager starts a dead node again, as another process.
         return (
             self._known_pid is not None
             and self._cluster.local.pid(self._node_id) != self._known_pid
@@ -226,7 +226,7 @@ class ClusterProcesses:
             self.nodes[entry.node_id] = ClusterNode(self, entry)
 
     def start(self) -> int:
-        """Launch all nodes; return the leader once it is active and every node is ready.
+        """Launch all nodes; return the leader once the quorum is active and every node is ready.
 
         Raises ClusterError, NoLeaderError, RuntimeError.
         """
@@ -266,7 +266,7 @@ class ClusterProcesses:
             self.nodes[node_id].resume()
 
     def restart(self, *node_ids: int) -> None:
-        """Start nodes that were killed or stopped, from their data directories; do not wait."""
+        """Start killed or stopped nodes from their data directories; do not wait."""
         for node_id in node_ids:
             self.nodes[node_id].relaunch()
 
@@ -304,7 +304,7 @@ class ClusterProcesses:
     def wait_answering(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until every running node answers HTTP. Raises RuntimeError: ended, or silent.
 
-        A process that starts on a busy machine is not yet part of the cluster that must recover.
+        A process still starting on a busy machine is not yet part of the cluster under test.
         """
         deadline = time.perf_counter() + timeout_s
         silent = {node_id for node_id, node in self.nodes.items() if node.is_running}

@@ -1,8 +1,8 @@
-"""How long a cluster whose leader was killed commits nothing.
+"""Failover of the quorum: the time without commits after the leader is killed.
 
-From the SIGKILL to the first acknowledged change by any survivor. Probes leave every ten
-milliseconds whether or not earlier ones were answered: one that waits for the dead leader must not
-hide that another would have been served.
+From the SIGKILL to the first change acknowledged by any survivor. Probes leave every ten
+milliseconds, whether or not earlier probes were answered: a probe that waits for the dead leader
+must not hide a survivor that would have served another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.soak.register_clients import FIRST_VALUE, SETTINGS_PATH
 PROBE_INTERVAL_S: Final = 0.01
 PROBE_TIMEOUT_S: Final = 5.0
 PROBES_MAX: Final = 1_000
-"""Of one trial: after ten seconds it has failed."""
+"""Of one trial; after ten seconds the trial has failed."""
 CALM_S: Final = (0.3, 0.9)
 """Between two trials, drawn, so that the kill meets the leader's timers at any phase."""
 
@@ -32,7 +32,7 @@ class FailoverError(Exception):
 
 
 def trials(cluster: ClusterProcesses, trial_count: int, seed: int) -> list[float]:
-    """The seconds of so many failovers of a cluster; it is whole again after each."""
+    """Run so many failovers; return the seconds of each. The cluster is whole after each trial."""
     randomness = random.Random(seed)
     values = count(FIRST_VALUE)
     seconds = []

@@ -54,7 +54,7 @@ def peak_rss(node: LoneNode) -> Iterator[list[int]]:
 
 @contextmanager
 def slow_clients(node: LoneNode, topic: str) -> Iterator[None]:
-    """Clients that ask for everything and read nothing."""
+    """Clients that request all records and read nothing."""
     sockets = []
     for number in range(SLOW_CLIENTS):
         client = socket.create_connection(("127.0.0.1", node.port))
@@ -117,7 +117,7 @@ def _recovery_and_backlog(*, flush: str, runs: int, scale: float) -> list[Result
             goal = 2.0 if gigabytes == 10 else None
             recovery = Result(f"unclean start, {gigabytes * scale:g} GB", "s", [], goal, True)
             for _ in range(runs):
-                # Records after the last checkpoint are what an unclean start must look at again.
+                # An unclean start must scan the records after the last checkpoint.
                 fill(node, "backlog", 50_000_000)
                 node.kill()
                 recovery.runs.append(node.start())

@@ -1,8 +1,9 @@
-"""Nodes under measurement, watched from outside: over HTTP, and by the operating system.
+"""Nodes under measurement, observed from outside: over HTTP, and by the operating system.
 
 `MeasuredNode` is any node with a process. `LoneNode` is one `raftlog serve` process without a
-cluster, as a user starts it first: no voters and no secret. `LocalCluster` cannot serve it, since
-its nodes are always voters of a cluster or join one. Members of clusters: bench/cluster_processes.
+cluster, as a user starts the first node: no voters and no secret. `LocalCluster` cannot serve a
+lone node: its nodes are always voters of a cluster, or join one. Members of clusters:
+bench/cluster_processes.py.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class MeasuredNode(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """`host:port`, as clients take it."""
+        """The address, `host:port`."""
 
     @property
     @abstractmethod
@@ -68,7 +69,7 @@ class MeasuredNode(ABC):
         return console_of(self.data_dir)
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Wait until the node answers ready. Raises RuntimeError: it died, or takes too long."""
+        """Wait until the node is ready. Raises RuntimeError: it died, or takes too long."""
         deadline = time.perf_counter() + timeout_s
         while time.perf_counter() < deadline:
             if self.has_ended:
@@ -143,7 +144,7 @@ class LoneNode(MeasuredNode):
 
     @property
     def address(self) -> str:
-        """`host:port`, as clients take it."""
+        """The address, `host:port`."""
         return f"127.0.0.1:{self._port}"
 
     @property
@@ -153,7 +154,7 @@ class LoneNode(MeasuredNode):
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The process. AssertionError: it was not started, or was stopped."""
+        """The process. AssertionError: not started, or stopped."""
         assert self._process is not None, "the node is not running"
         return self._process
 
@@ -175,7 +176,7 @@ class LoneNode(MeasuredNode):
         return time.perf_counter() - started
 
     def launch(self) -> None:
-        """Start the process with all arguments; do not wait until it is ready."""
+        """Start the process with all arguments; do not wait until the node is ready."""
         self._launch(
             ("--listen", self.address, "--flush", self._flush, *self._arguments), self._environment
         )

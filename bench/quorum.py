@@ -1,7 +1,7 @@
-"""The metadata quorum: commits, failover, what it costs when idle, and with much metadata.
+"""The metadata quorum: commits, failover, idle cost, and the cost of much metadata.
 
-Commits are measured inside the leader (bench/quorum_node.py), between proposal and application:
-what every change of metadata waits for. Failover is measured from outside, by a client.
+Commits are measured inside the leader (bench/quorum_node.py), from proposal to application: the
+wait of every metadata change. Failover is measured from outside, by a client.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SETTLE_S: Final = 3.0
 SETTLE_ROUNDS_MAX: Final = 40
 PARTITIONS: Final = 100_000
 SNAPSHOTS: Final = 2
-STALLS_S: Final = 20.0
-"""How long followers watch their loops while the leader commits until its snapshots are taken."""
+STALLS_S: Final = (5.0, 20.0)
+"""Watch of the followers' loops while the leader commits until its snapshots are taken."""
 ANSWER_TIMEOUT_S: Final = 240.0
 WITH_CONSOLE: Final = (sys.executable, "-m", "bench.quorum_node")
 
@@ -43,7 +43,7 @@ class ConsoleError(Exception):
 
 
 class ConsoleCall:
-    """A command sent to a node with a console; the node executes it meanwhile."""
+    """A command under way on a node with a console."""
 
     def __init__(self, node: MeasuredNode, command: str) -> None:
         self._node = node
@@ -139,7 +139,7 @@ def failover_results(seconds: list[float]) -> list[Result]:
 
 
 def idle(flush: Flush, runs: int, scale: float) -> list[Result]:
-    """Processor time of nodes that nobody uses: the most expensive node of each run."""
+    """Processor time of idle nodes: the most expensive node of each run."""
     seconds = max(2.0, IDLE_S * scale)
     cpu = Result("quorum: idle CPU a node", "% of a core", [], 2.0, True, {"seconds": seconds})
     rss = Result("quorum: idle RSS a node", "MiB", [], None, True)
@@ -179,7 +179,9 @@ def much_metadata(flush: Flush, scale: float) -> list[Result]:
 
         followers = [node_id for node_id in cluster.nodes if node_id != leader_id]
         watches = {
-            node_id: ConsoleCall(cluster.nodes[node_id], f"stalls {STALLS_S}")
+            node_id: ConsoleCall(
+                cluster.nodes[node_id], f"stalls {max(STALLS_S[0], STALLS_S[1] * scale)}"
+            )
             for node_id in followers
         }
         taken = execute(cluster.nodes[leader_id], f"snapshot {SNAPSHOTS}")

@@ -1,7 +1,7 @@
 """REST json produce: requests a second over kept connections, by a driver of our own.
 
 The driver speaks just enough HTTP/1.1 over an asyncio protocol to keep each connection busy with
-one request at a time, so that the node, not the driver, is what is measured.
+one request at a time, so that the node is the bottleneck, not the driver.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ async def drive(port: int, topic: str, records: int, seconds: float) -> list[_Co
 
 @contextmanager
 def bare_server() -> Iterator[int]:
-    """The port of an aiohttp server that does nothing but answer."""
+    """Run the bare aiohttp server (bench/bare_http.py); yield its port."""
     port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "bench.bare_http", str(port)])
     try:

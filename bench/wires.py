@@ -21,7 +21,7 @@ COMMAND_TIMEOUT_S: Final = 10.0
 NETWORK: Final = "198.18"
 """Reserved for benchmarks (RFC 2544): never the address of a real host."""
 UNUSED_MAC: Final = "02:00:00:00:00:01"
-"""A hardware address that no interface has."""
+"""A hardware address without an interface."""
 DEVICE: Final = "eth0"
 
 
@@ -51,7 +51,7 @@ class Wires:
         _ip("link", "set", self._wire(number), "down")
 
     def mend(self, number: int) -> None:
-        """Reconnect a node that was cut off."""
+        """Reconnect a node after `cut`."""
         _ip("link", "set", self._wire(number), "up")
 
     def __enter__(self) -> Wires:
@@ -98,7 +98,7 @@ class Wires:
 
 
 class Cuts:
-    """The directed links between nodes in these places that lose all packets.
+    """The directed links between nodes in these places on which all packets are lost.
 
     The source gets a wrong hardware address for the target: packets to the target are lost
     silently, as on a broken network, while packets from the target still arrive.

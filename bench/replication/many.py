@@ -1,4 +1,4 @@
-"""Many partitions: how soon all write again after a node died, and what an idle cluster costs."""
+"""Many partitions: time until all write again after a node died, and the cost of idling."""
 
 from __future__ import annotations
 
@@ -114,9 +114,10 @@ def _idle(cluster: Cluster, what: str, options: Options) -> list[Result]:
 async def _fail(
     cluster: Cluster, names: list[str], randomness: random.Random
 ) -> tuple[float, float, dict[str, object]]:
-    """Seconds from a kill until all partitions that the node led, and all there are, have written.
+    """Seconds from a kill until the victim's partitions, and all partitions, have written.
 
-    Each is sent one record right after the kill; the client repeats it until it is acknowledged.
+    Each partition gets one record right after the kill, which the client repeats until
+    acknowledged.
     """
     await cluster.wait_settled(names)
     rows = await cluster.known(names)

@@ -1,7 +1,7 @@
-"""Where processor time goes: `perf` on leader, follower and client, if it is there.
+"""Processor time by function: `perf` on leader, follower and client, if installed.
 
-One node leads everything, so that leading and following show apart. The nodes also run a sampler of
-Python frames (bench/replication/sampled.py): `perf` knows the interpreter's C functions only.
+One node leads all partitions, so that leader and follower show apart. The nodes also run a sampler
+of Python frames (bench/replication/sampled.py): `perf` knows the interpreter's C functions only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FOLLOWER: Final = 2
 
 
 def produce(options: Options) -> None:
-    """Print what leader, follower and client do while records are produced."""
+    """Print the profiles of leader, follower and client during produce."""
     for size_bytes, count in ((1_000, 500_000), (100, 2_000_000)):
         with data_directory() as directory:
             _profile(directory, options, size_bytes, max(10_000, int(count * options.scale)))
@@ -124,7 +124,7 @@ def _perf(pids: dict[str, int], directory: Path) -> Iterator[None]:
 
 
 def _end(recorder: subprocess.Popen[bytes]) -> None:
-    # perf writes its file when it is interrupted.
+    # SIGINT makes perf write its file.
     recorder.send_signal(signal.SIGINT)
     try:
         recorder.wait(PERF_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The soak: a real cluster under load and faults, whose clients' histories are checked.
+"""The soak: a real cluster under load and faults, with histories checked.
 
 Two workloads: `records` (topics under writers and readers) and `registers` (the cluster's settings,
 for the metadata quorum). `nemesis` strikes both. `clients` and `worker` write, read and record

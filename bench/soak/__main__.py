@@ -30,7 +30,7 @@ Workload = Literal["records", "registers"]
 
 
 class Defaults(NamedTuple):
-    """The options of a workload where the caller gives none."""
+    """The options of a workload unless the caller gives others."""
 
     nodes: str
     rate: float

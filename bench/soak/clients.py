@@ -159,7 +159,7 @@ async def client_writer(task: Task) -> None:
         await producer.close(timeout_ms=0)
         raise
     await producer.close(timeout_ms=CLOSE_TIMEOUT_MS)
-    # The callbacks of sends that ended with the producer run in the next turn of the loop.
+    # Callbacks of sends that ended with the producer run in the next turn of the loop.
     await asyncio.sleep(0)
 
 

@@ -64,7 +64,7 @@ class Nemesis:
 
     cluster: Cluster
     topics: Sequence[str]
-    """The topics whose replicas must be in sync after each fault; none: the quorum counts."""
+    """Topics that must be fully in sync after each fault; none: the quorum counts."""
     randomness: random.Random
     pace: Pace = field(default_factory=Pace)
     wires: Wires | None = None

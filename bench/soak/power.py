@@ -129,7 +129,7 @@ class LoopDisk:
         self._boot_id.write_text(f"{uuid.uuid4()}\n")
 
     def _mount(self) -> None:
-        # No periodic commit of the journal during a test: all data that is not synced is lost.
+        # No periodic commit of the journal during a test, so unsynced data is lost.
         _run("mount", "-o", "loop,commit=300", str(self._image), str(self.directory))
 
     def _unmount(self) -> None:

@@ -1,4 +1,4 @@
-"""The soak of records: topics under writers and readers, whose history is checked.
+"""The soak of records: topics under writers and readers, with the history checked.
 
 Clients work in processes of their own (worker.py) while the nemesis strikes. After the last fault
 every replica is read to the end, and the files of all replicas are compared (verdict.py).
@@ -190,7 +190,7 @@ async def read_to_end(cluster: Cluster, topics: Mapping[str, int], history: Path
 
 
 def disasters(logs: Iterable[Path]) -> list[str]:
-    """Lines of a node's logs that a sound node never writes."""
+    """Log lines that a sound node never writes."""
     found: list[str] = []
     for log in logs:
         with log.open(errors="replace") as lines:

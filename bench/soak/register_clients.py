@@ -1,8 +1,8 @@
 """Clients that use the cluster's settings as registers, and record every operation.
 
 Each register is a whole-number setting, and each value is written once. A write is a PUT to any
-node, a read a fresh GET from any node. The clients trust what an error says of the outcome, so an
-error that wrongly says "nothing was changed" becomes an anomaly of the history.
+node, a read a fresh GET from any node. The clients trust the outcome in an error, so an error that
+wrongly says "nothing was changed" becomes an anomaly of the history.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REGISTERS: Final = (
     "segment.ms",
 )
 FIRST_VALUE: Final = 1_000
-"""Valid for every register, as is every larger value that a run reaches."""
+"""Valid for every register, as is every larger value of a run."""
 SETTINGS_PATH: Final = "/v1/cluster/settings"
 OPERATION_TIMEOUT_S: Final = 2.0
 READ_SHARE: Final = 0.5

@@ -1,4 +1,4 @@
-"""The soak of registers: the cluster's settings, under clients whose history is checked.
+"""The soak of registers: the cluster's settings, under clients, with the history checked.
 
 Clients read and write registers (register_clients.py) while the nemesis kills and pauses nodes.
 After the last fault every register is read through every node. Then:

@@ -20,7 +20,7 @@ GOALS: Final = {"one node": 700_000.0, "three nodes": 400_000.0}
 
 
 def write(options: Options) -> list[Result]:
-    """Rows that Spark makes, written; and made only, which is a part of the former."""
+    """Writes of rows that Spark generates; and the generation alone."""
     count = max(RECORDS_MIN, int(RECORDS * options.scale))
     parameters = {"partitions": PARTITIONS, "records": count, "tasks": os.cpu_count()}
     made = Result("spark: rows made for writing, 100 B", "rows/s", [], None, parameters=parameters)
@@ -32,7 +32,7 @@ def write(options: Options) -> list[Result]:
     }
     with running_node(options.flush) as node, running_cluster(options.flush) as cluster:
         places = {"one node": [node], "three nodes": list(cluster.processes.nodes.values())}
-        for place, nodes in places.items():  # Java compiles what it runs often
+        for place, nodes in places.items():  # Java compiles hot code
             _written(cluster, place, nodes, "warm-up", max(RECORDS_MIN, count // 10))
         for run in range(options.runs):
             meter = Meter()

@@ -111,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(self.node.write(body["values"]))
 
     def log_message(self, *_arguments: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _answer(self, document: object) -> None:
         body = json.dumps(document).encode()

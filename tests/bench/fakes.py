@@ -1,4 +1,4 @@
-"""Clusters of fake nodes, for tests of what drives real ones."""
+"""Clusters of fake nodes, for tests of programs that drive clusters."""
 
 from __future__ import annotations
 

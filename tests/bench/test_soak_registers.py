@@ -1,4 +1,4 @@
-"""The soak against a fake cluster: it must find what is wrong, and only that."""
+"""The soak against a fake cluster: planted anomalies are found, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a soak says of histories, files and gaps that are known."""
+"""Verdicts over known histories, files and gaps."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from raftlog.cluster.manifest import directory_name
 PARTITIONS = 6
 RATE = 300.0
 PROGRESS = 100
-"""Acknowledgements that count as "writes go on"."""
+"""Acknowledgements that prove "writes go on"."""
 UNTIL_S_MAX = 20.0
 TEST_S_MAX = 60.0
 POLL_S = 0.02
@@ -160,7 +160,7 @@ def hurt(
         async def is_same() -> bool:
             return compare_files(directories, topic_id) == []
 
-        # Late writes of requests that the clients gave up may still go on.
+        # Late writes of requests given up by the clients may still go on.
         await load.until("the files are the same", is_same)
         verdict = judge(load.history, [])
         assert verdict.anomalies == [], processes.log_ends()

@@ -1,7 +1,8 @@
-"""Power cuts, failing and full disks under load (rows 10, 12, 13, 17, 18 of the fault matrix).
+"""Power cuts, failing and full disks under load (rows 10, 12, 13, 17, 18 of
+tests/simulation/data/FAULTS.md).
 
-Each node has an ext4 file system of its own in a file. That needs root and loop devices; skipped
-without them.
+Each node has an ext4 file system of its own in a file, which needs root and loop devices; skipped
+without.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def test_promise_2_a_partition_whose_replicas_all_lost_power_says_so_and_serves_
         cluster.nodes[1].request("GET", f"{PATH}/partitions/0/records?offset=0")
     with caught.value as answer:
         assert json.loads(answer.read())["error_code"] == 50301
-    # An operator who accepts the loss can elect a leader with the remaining records.
+    # After accepting the loss, an operator can elect a leader with the remaining records.
     leader = "/v1/topics/all-async/partitions/0/leader"
     cluster.nodes[1].request("POST", leader, {"broker": 1, "unclean": True})
     wait_for("unclean leader", lambda: not is_leaderless())

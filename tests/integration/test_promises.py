@@ -38,7 +38,7 @@ async def read_values(node: LoneNode, topic: str, partition: int, count: int) ->
 
 
 async def write_until_killed(node: LoneNode, topic: str, kill_after: int) -> list[bytes]:
-    """Send records one by one, several at a time; kill the node in the middle; what was acked."""
+    """Send records, several at a time; kill the node halfway; return the acknowledged ones."""
     acknowledged: list[tuple[int, bytes]] = []
     async with Producer(
         bootstrap_servers=node.address, delivery_timeout_ms=1500, request_timeout_ms=1000

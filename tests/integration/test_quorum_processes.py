@@ -54,7 +54,7 @@ def stranger_of(
     *arguments: str,
     secret: str | None = None,
 ) -> LoneNode:
-    """A node that the cluster's manager does not know. It is given the cluster's secret."""
+    """A node unknown to the cluster's manager, with the cluster's secret."""
     return LoneNode(
         directory,
         "sync",
@@ -143,7 +143,7 @@ def test_two_of_three_go_on_and_one_alone_changes_nothing(cluster: ClusterProces
         survivor.request("GET", FRESH, timeout_s=5)
     cluster.restart(leader, second)
     cluster.wait_active()
-    # The write alone was never acknowledged: it may have happened, or not.
+    # The isolated node's write was never acknowledged: applied or not, both are right.
     value = wait_for("fresh read", lambda: fresh_values(survivor).get("retention.ms"))
     assert value in {"1001", "1002"}
 

@@ -26,7 +26,7 @@ def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = WA
 
 
 def wait_for_log(node: MeasuredNode, *words: str) -> str:
-    """The first line of the node's log that holds all the words, in any case."""
+    """The first line of the node's log with all the words, in any case."""
 
     def line() -> str | None:
         text = node.log.read_text(errors="replace") if node.log.exists() else ""

@@ -1,4 +1,4 @@
-"""Histories on disk: JSON lines, one operation a line, in the order in which they were added."""
+"""Histories on disk: JSON lines, one operation a line, in the order of `add`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Histories: what clients asked of registers, when, and what they were told.
+"""Histories of registers: the operations of clients, with times and outcomes.
 
-An operation is an interval of time on one clock, from its call to its return. Its outcome is what
-the client *knows*:
+An operation is an interval of time on one clock, from its call to its return. Its outcome is the
+client's *knowledge*:
 
-- ok: it took effect, at one moment within the interval;
-- fail: it took no effect and never will, and nothing is learned from it (a `cas` that found
-  another value, a write that was refused);
-- unknown: it may have taken effect, may do so at any later time, or never will.
+- ok: the operation took effect, at one moment within the interval;
+- fail: no effect, now or later, and no information (a `cas` that found another value, a refused
+ write);
+- unknown: the effect may have happened, may happen at any later time, or never.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Final, TypeAlias
 import msgspec
 
 Value: TypeAlias = int | None
-"""What a register holds; None before anything was written to it."""
+"""A register's value; None before the first write."""
 
 
 class Kind(StrEnum):
-    """What was asked."""
+    """The kinds of operations."""
 
     READ = "read"
     WRITE = "write"
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What the client knows of it; see the module."""
+    """The client's knowledge of an operation; see the module."""
 
     OK = "ok"
     FAIL = "fail"
@@ -47,19 +47,19 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str
     """The register."""
     value: Value = None
-    """What was read (if ok), written, or is to be written by a `cas`."""
+    """The value read (if ok), written, or to be written by a `cas`."""
     expected: Value = None
-    """Of a `cas`: what the register must hold."""
+    """Of a `cas`: the value that the register must hold."""
     invoked_ns: int
     returned_ns: int
     """When the client stopped waiting, for whatever reason."""
     outcome: Outcome
     index: int | None = None
-    """Position in the log that the answer named, if it named one."""
+    """Log index in the answer, if any."""
     node: int | None = None
-    """Whom the client asked."""
+    """The node that served the client."""
     note: str = ""
-    """Why it failed or is unknown, for people."""
+    """The reason of a failure or unknown outcome, for people."""
 
     def __post_init__(self) -> None:
         if self.returned_ns < self.invoked_ns:
