@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 from raftlog_spark.codec import record_offsets
-from raftlog_spark.codec.columns import Columns
 from raftlog_spark.codec.decode import decode
 from raftlog_spark.codec.encode import encode
 from raftlog_spark.codec.record_fields import Slices, key_positions, slices_at, taken
@@ -158,9 +157,7 @@ def fields(window: Window, starts: Positions, ends: Positions) -> Slices:
 
 
 def read(data: bytes, *names: str) -> int:
-    batches = decode(
-        data, topic="t", partition=0, start=0, end=2**62, columns=Columns(tuple(names))
-    )
+    batches = decode(data, topic="t", partition=0, start=0, end=2**62, columns=tuple(names))
     return sum(batch.num_rows for batch in batches)
 
 
