@@ -27,7 +27,7 @@ from bench.node import MeasuredNode
 from raftlog.cluster.layout import tail
 from raftlog.cluster.local import LocalCluster
 from raftlog.cluster.manifest import Flush, Manifest, NodeEntry, host_port
-from raftlog.cluster.process import SERVE
+from raftlog.cluster.process import SERVE, NodeProcess
 
 ACTIVE_TIMEOUT_S: Final = 30.0
 START_TIMEOUT_S: Final = 60.0
@@ -78,10 +78,15 @@ class _PlacedCluster(LocalCluster):
         self._program = tuple(program)
         self._places = dict(enumerate(places, start=1))
 
-    def command(self, entry: NodeEntry, arguments: Sequence[str]) -> list[str]:
+    def launch_node(self, entry: NodeEntry, arguments: Sequence[str]) -> NodeProcess:
         command = [*self._place(entry.node_id).prefix, *self._program, *arguments]
-        # Processes are spawned by path.
-        return [shutil.which(command[0]) or command[0], *command[1:]]
+        # Linux schedules sessions as groups (autogroup): on a busy machine, nodes in sessions of
+        # their own were measured to answer lone records three times later.
+        return NodeProcess.launch(
+            [shutil.which(command[0]) or command[0], *command[1:]],
+            self.layout.log(entry.node_id),
+            new_session=False,
+        )
 
     def new_manifest(self) -> Manifest:
         manifest = super().new_manifest()

@@ -349,9 +349,9 @@ class LocalCluster:
 
     # For subclasses, which may run the nodes elsewhere
 
-    def command(self, _entry: NodeEntry, arguments: Sequence[str]) -> list[str]:
-        """The command line of a node's process; `arguments` are those of `raftlog serve`."""
-        return [*SERVE, *arguments]
+    def launch_node(self, entry: NodeEntry, arguments: Sequence[str]) -> NodeProcess:
+        """Start a node's process; `arguments` are those of `raftlog serve`. Raises OSError."""
+        return NodeProcess.launch([*SERVE, *arguments], self.layout.log(entry.node_id))
 
     def new_manifest(self) -> Manifest:
         """The manifest of a new cluster. Raises ClusterError."""
@@ -385,7 +385,7 @@ class LocalCluster:
                 str(layout.secret),
                 has_begun=layout.has_begun(entry),
             )
-            return NodeProcess.launch(self.command(entry, arguments), log)
+            return self.launch_node(entry, arguments)
 
         self._supervisors[entry.node_id] = Supervisor(
             entry.node_id,
