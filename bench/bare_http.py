@@ -1,4 +1,4 @@
-"""The least that a Python HTTP server does for a POST: what REST figures are read against.
+"""The least work of a Python HTTP server for a POST: the reference for REST figures.
 
 python -m bench.bare_http PORT
 """

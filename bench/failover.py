@@ -1,8 +1,8 @@
-"""How long a cluster whose leader was killed commits nothing.
+"""Failover of the quorum: the time without commits after the leader is killed.
 
-From the SIGKILL to the first acknowledged change by any survivor. Probes leave every ten
-milliseconds whether or not earlier ones were answered: one that waits for the dead leader must not
-hide that another would have been served.
+From the SIGKILL to the first change acknowledged by any survivor. Probes leave every ten
+milliseconds, whether or not earlier probes were answered: a probe that waits for the dead leader
+must not hide a survivor that would have served another.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import signal
 import time
 from collections.abc import Sequence
 from itertools import count, cycle
 from typing import Final
 
 from bench.cluster_processes import ClusterProcesses
-from bench.register_client import KeptConnection, NotSentError, OutcomeLostError
-from bench.register_workload import FIRST_VALUE, SETTINGS_PATH
+from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
+from bench.soak.register_clients import FIRST_VALUE, SETTINGS_PATH
 
 PROBE_INTERVAL_S: Final = 0.01
 PROBE_TIMEOUT_S: Final = 5.0
 PROBES_MAX: Final = 1_000
-"""Of one trial: after ten seconds it has failed."""
+"""Of one trial; after ten seconds the trial has failed."""
 CALM_S: Final = (0.3, 0.9)
 """Between two trials, drawn, so that the kill meets the leader's timers at any phase."""
 
@@ -33,7 +32,7 @@ class FailoverError(Exception):
 
 
 def trials(cluster: ClusterProcesses, trial_count: int, seed: int) -> list[float]:
-    """The seconds of so many failovers of a cluster; it is whole again after each."""
+    """Run so many failovers; return the seconds of each. The cluster is whole after each trial."""
     randomness = random.Random(seed)
     values = count(FIRST_VALUE)
     seconds = []
@@ -42,7 +41,6 @@ def trials(cluster: ClusterProcesses, trial_count: int, seed: int) -> list[float
         time.sleep(randomness.uniform(*CALM_S))
         survivors = [node.address for node_id, node in cluster.nodes.items() if node_id != leader]
         seconds.append(asyncio.run(_failover(cluster, leader, survivors, values)))
-        cluster.kill(leader)  # it is dead already, and now also buried
         cluster.restart(leader)
         cluster.nodes[leader].wait_ready()
     return seconds
@@ -54,7 +52,7 @@ async def _failover(
     acknowledged: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     probes: set[asyncio.Task[None]] = set()
     started = time.perf_counter()
-    cluster.nodes[leader].process.send_signal(signal.SIGKILL)
+    killing = asyncio.create_task(asyncio.to_thread(cluster.kill, leader))
     try:
         for address, _ in zip(cycle(survivors), range(PROBES_MAX), strict=False):
             probes.add(asyncio.create_task(_probe(address, next(values), acknowledged)))
@@ -65,6 +63,7 @@ async def _failover(
         for probe in probes:
             probe.cancel()
         await asyncio.gather(*probes, return_exceptions=True)
+        await killing
     raise FailoverError(f"nothing was acknowledged within {PROBES_MAX * PROBE_INTERVAL_S} s")
 
 

@@ -12,7 +12,7 @@ from itertools import repeat
 import uvloop
 from raftlog_client import Consumer, Producer, TopicPartition
 
-from bench.node import NodeProcess, data_directory
+from bench.node import LoneNode, data_directory
 from bench.report import Result
 from bench.throughput import PARTITIONS, payload
 
@@ -21,7 +21,7 @@ IDLE_S = 3.0
 SLOW_CLIENTS = 64
 
 
-def fill(node: NodeProcess, topic: str, total_bytes: int) -> int:
+def fill(node: LoneNode, topic: str, total_bytes: int) -> int:
     """Produce about `total_bytes` of 1 KB values; return the number of records."""
     count = total_bytes // 1000
 
@@ -34,7 +34,7 @@ def fill(node: NodeProcess, topic: str, total_bytes: int) -> int:
 
 
 @contextmanager
-def peak_rss(node: NodeProcess) -> Iterator[list[int]]:
+def peak_rss(node: LoneNode) -> Iterator[list[int]]:
     """Sample the node's memory while the block runs; the list's only item is the largest."""
     peak = [0]
     stop = threading.Event()
@@ -53,8 +53,8 @@ def peak_rss(node: NodeProcess) -> Iterator[list[int]]:
 
 
 @contextmanager
-def slow_clients(node: NodeProcess, topic: str) -> Iterator[None]:
-    """Clients that ask for everything and read nothing."""
+def slow_clients(node: LoneNode, topic: str) -> Iterator[None]:
+    """Clients that request all records and read nothing."""
     sockets = []
     for number in range(SLOW_CLIENTS):
         client = socket.create_connection(("127.0.0.1", node.port))
@@ -73,7 +73,7 @@ def slow_clients(node: NodeProcess, topic: str) -> Iterator[None]:
             client.close()
 
 
-async def read_all(node: NodeProcess, topic: str, count: int) -> None:
+async def read_all(node: LoneNode, topic: str, count: int) -> None:
     """Read a whole topic, keeping nothing."""
     async with Consumer(bootstrap_servers=node.address, auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(topic, partition) for partition in range(PARTITIONS)])
@@ -90,7 +90,7 @@ def run(*, flush: str, runs: int, scale: float) -> list[Result]:
     start = Result("start to ready, empty log", "s", [], 1.0, True)
     for _ in range(runs):
         with data_directory() as directory:
-            node = NodeProcess(directory, flush)
+            node = LoneNode(directory, flush)
             start.runs.append(node.start())
             cpu = node.cpu_seconds()
             time.sleep(IDLE_S)
@@ -106,7 +106,7 @@ def _recovery_and_backlog(*, flush: str, runs: int, scale: float) -> list[Result
         f"RSS, {5 * scale:g} GB backlog read, {SLOW_CLIENTS} slow clients", "MiB", [], 200, True
     )
     with data_directory() as directory:
-        node = NodeProcess(directory, flush)
+        node = LoneNode(directory, flush)
         node.start()
         node.create_topic("backlog", PARTITIONS)
         written = 0
@@ -117,7 +117,7 @@ def _recovery_and_backlog(*, flush: str, runs: int, scale: float) -> list[Result
             goal = 2.0 if gigabytes == 10 else None
             recovery = Result(f"unclean start, {gigabytes * scale:g} GB", "s", [], goal, True)
             for _ in range(runs):
-                # Records after the last checkpoint are what an unclean start must look at again.
+                # An unclean start must scan the records after the last checkpoint.
                 fill(node, "backlog", 50_000_000)
                 node.kill()
                 recovery.runs.append(node.start())

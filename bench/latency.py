@@ -1,11 +1,12 @@
-"""Latency at a fixed rate, open loop: a record counts from when it was due, not from when it left.
+"""Latency at a fixed rate, open loop: from the time when a record was due, not when it left.
 
-A closed loop waits for the slow answer before it sends the next request, and so forgets to measure
-those that would have waited behind it (coordinated omission). Here the schedule never waits.
+A closed loop waits for the slow answer before it sends the next request, and so does not measure
+the requests that would have waited behind the slow one (coordinated omission). Here the schedule
+never waits.
 
-Publish latency is measured without a consumer beside it, end-to-end latency with one. The driver
-spins for the last two milliseconds before a send is due: event loop timers are a millisecond
-coarse, as much as what is measured.
+Publish latency is measured without a consumer, end-to-end latency with one. The driver spins for
+the last two milliseconds before a send is due: event loop timers are a millisecond coarse, which is
+the order of the measured latencies.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import uvloop
 from raftlog_client import Consumer, Producer, TopicPartition
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 from bench.report import Latencies, Result
 from bench.throughput import PARTITIONS, payload
 
@@ -30,7 +31,7 @@ SPIN_S = 0.002
 
 @dataclass(slots=True)
 class Samples:
-    """What one open-loop run saw, in seconds."""
+    """Samples of one open-loop run, in seconds."""
 
     publish: list[float] = field(default_factory=list)
     publish_delay: list[float] = field(default_factory=list)
@@ -58,9 +59,9 @@ async def open_loop(
     arrive_in: str | None = None,
     warm_up_s: float = WARM_UP_S,
 ) -> Samples:
-    """Send `rate` 100-byte records a second on schedule; `consume`: while a consumer reads them.
+    """Send `rate` 100-byte records a second on schedule; `consume`: while a consumer reads.
 
-    It reads them in the topic `arrive_in`, if somebody copies them there.
+    The consumer reads the topic `arrive_in` instead if another program copies the records there.
     """
     samples = Samples()
     count = int(rate * (seconds + warm_up_s))
@@ -109,7 +110,7 @@ async def open_loop(
     return samples
 
 
-def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
+def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
     """Publish and end-to-end latency at 1,000 records a second."""
     rate, seconds = 1_000, max(3.0, 10.0 * scale)
     parameters = {"rate": rate, "record_bytes": 100, "seconds": seconds, "acks": "all"}

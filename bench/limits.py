@@ -1,4 +1,4 @@
-"""The machine's own limits, measured in the same run: what no log could be faster than here."""
+"""The machine's own limits, measured in the same run: bounds for any log here."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sequential_write(directory: Path, total_bytes: int) -> float:
 def fresh_memory(total_bytes: int) -> float:
     """Bytes a second of touching memory for the first time, as every new page of a log is.
 
-    On a virtual machine whose host takes free pages back, this can be slower than the disk.
+    Can be slower than the disk on a virtual machine whose host takes free pages back.
     """
     started = time.perf_counter()
     with mmap.mmap(-1, total_bytes) as memory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -15,12 +16,14 @@ from bench.replication import suite as cluster
 from bench.replication.cluster import Options
 from bench.report import Result, machine, plot, print_table, write_json
 from bench.spark import suite as spark
+from raftlog.cluster.manifest import Flush
 
 SUITES = ("limits", "throughput", "latency", "rest", "footprint", "quorum", "cluster", "spark")
 WITH_PARTS = {"cluster": cluster, "spark": spark}
 """The suites of which `--only` chooses parts."""
 QUICK_SCALE = 0.1
-QUICK_TRIALS = 3
+QUICK_TRIALS = 1
+"""Enough to compare two trees: all suites but Spark in four minutes."""
 
 
 @click.command()
@@ -36,11 +39,17 @@ QUICK_TRIALS = 3
     + ".",
 )
 @click.option("--trials", default=30, show_default=True, help="Of each fault, in `cluster`.")
-@click.option("--gb", default=1.0, show_default=True, help="What a follower misses, in `cluster`.")
 @click.option(
-    "--perf", is_flag=True, help="Show where time goes (`cluster --only produce`), by perf too."
+    "--gb", default=1.0, show_default=True, help="Gigabytes that a follower misses, in `cluster`."
 )
-@click.option("--quick", is_flag=True, help="One short run of everything: figures of no weight.")
+@click.option(
+    "--perf", is_flag=True, help="Show processor time by function (`cluster --only produce`)."
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="One short run of all suites but Spark, in four minutes, to compare two trees.",
+)
 @click.option(
     "--output", default="bench/results", show_default=True, type=click.Path(path_type=Path)
 )
@@ -48,7 +57,7 @@ def main(  # noqa: PLR0917 - click passes them by name
     suites: tuple[str, ...],
     runs: int,
     scale: float,
-    flush: str,
+    flush: Flush,
     only: tuple[str, ...],
     trials: int,
     gb: float,
@@ -60,7 +69,7 @@ def main(  # noqa: PLR0917 - click passes them by name
     if quick:
         runs, scale = 1, scale * QUICK_SCALE
         trials, gb = min(trials, QUICK_TRIALS), gb * QUICK_SCALE
-    suites = suites or SUITES
+    suites = suites or tuple(suite for suite in SUITES if not (quick and suite == "spark"))
     try:
         own = [suite.PARTS for name, suite in WITH_PARTS.items() if name in suites]
         parts = chosen(only, [part for each in own for part in each])
@@ -72,7 +81,7 @@ def main(  # noqa: PLR0917 - click passes them by name
     results: list[Result] = []
     failed: list[str] = []
     for suite in suites:
-        print(f"-- {suite}", flush=True)
+        print(f"-- {suite} ({time.strftime('%H:%M:%S')})", flush=True)
         if suite == "limits":
             results += limits.run(runs=runs, scale=scale)
             continue

@@ -1,9 +1,10 @@
-"""Suites made of parts: which of them are meant, and how they are run one after the other."""
+"""Suites made of parts: the choice of parts, and their execution one after the other."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,9 @@ Part = Callable[[Options], list[Result]]
 
 
 def chosen(names: Sequence[str], parts: Sequence[str]) -> list[str]:
-    """Of all `parts` those that these names mean: their own, or all that begin so.
+    """The chosen ones of `parts`: by full name or prefix; all if no name is given.
 
-    Raises ValueError: none does.
+    Raises ValueError: a name matches no part.
     """
     for name in names:
         if not any(part.startswith(name) for part in parts):
@@ -35,7 +36,10 @@ def run_parts(
     with _terminable():
         for name in names:
             load = os.getloadavg()[0]
-            print(f"-- {suite}: {name} (load average before: {load:.1f})", flush=True)
+            print(
+                f"-- {suite}: {name} ({time.strftime('%H:%M:%S')}, load average {load:.1f})",
+                flush=True,
+            )
             try:
                 found = parts[name](options)
             except Exception:  # reported in full, and by the exit code
@@ -50,7 +54,7 @@ def run_parts(
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the program as Ctrl-C does: with all that it started ended, too."""
+    """Turn SIGTERM into KeyboardInterrupt, so that all nodes end with the program."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,13 +1,13 @@
-"""The metadata quorum: commits, failover, what it costs when idle, and with much metadata.
+"""The metadata quorum: commits, failover, idle cost, and the cost of much metadata.
 
-Commits are measured inside the leader (bench/quorum_node.py), between proposal and application:
-what every change of metadata waits for. Failover is measured from outside, by a client.
+Commits are measured inside the leader (bench/quorum_node.py), from proposal to application: the
+wait of every metadata change. Failover is measured from outside, by a client.
 """
 
 from __future__ import annotations
 
 import json
-import select
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -16,8 +16,10 @@ from typing import Any, Final
 
 from bench import failover
 from bench.cluster_processes import ClusterProcesses
-from bench.node import SERVE, NodeProcess, data_directory
+from bench.node import MeasuredNode, data_directory
 from bench.report import Latencies, Result
+from raftlog.cluster.manifest import Flush
+from raftlog.cluster.process import SERVE
 
 MIB: Final = 1 << 20
 VOTERS: Final = 3
@@ -30,47 +32,49 @@ SETTLE_S: Final = 3.0
 SETTLE_ROUNDS_MAX: Final = 40
 PARTITIONS: Final = 100_000
 SNAPSHOTS: Final = 2
-STALLS_S: Final = 20.0
-"""How long followers watch their loops while the leader commits until its snapshots are taken."""
-ASK_TIMEOUT_S: Final = 240.0
+STALLS_S: Final = (5.0, 20.0)
+"""Watch of the followers' loops while the leader commits until its snapshots are taken."""
+ANSWER_TIMEOUT_S: Final = 240.0
 WITH_CONSOLE: Final = (sys.executable, "-m", "bench.quorum_node")
 
 
-class AskError(Exception):
-    """A node with a console did not carry out a command."""
+class ConsoleError(Exception):
+    """A node with a console did not execute a command."""
 
 
-def tell(node: NodeProcess, command: str) -> None:
-    """Give a command to a node with a console."""
-    stdin = node.process.stdin
-    assert stdin is not None, "the node has no console"
-    stdin.write(command.encode() + b"\n")
-    stdin.flush()
+class ConsoleCall:
+    """A command under way on a node with a console."""
+
+    def __init__(self, node: MeasuredNode, command: str) -> None:
+        self._node = node
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(ANSWER_TIMEOUT_S)
+        self._socket.connect(str(node.console))
+        self._socket.sendall(command.encode() + b"\n")
+
+    def result(self) -> dict[str, Any]:
+        """Wait for the answer. Raises ConsoleError."""
+        log = self._node.log
+        try:
+            with self._socket, self._socket.makefile("rb") as answers:
+                line = answers.readline()
+        except OSError as error:
+            raise ConsoleError(f"{error}; see {log}") from error
+        if not line:
+            raise ConsoleError(f"the node ended; see {log}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise ConsoleError(f"{answer['error']}; see {log}")
+        return answer
 
 
-def hear(node: NodeProcess, timeout_s: float = ASK_TIMEOUT_S) -> dict[str, Any]:
-    """The answer to the oldest command that was not answered yet. Raises AskError."""
-    stdout = node.process.stdout
-    assert stdout is not None, "the node has no console"
-    if not select.select([stdout], [], [], timeout_s)[0]:
-        raise AskError(f"no answer within {timeout_s} s; see {node.log}")
-    line = stdout.readline()
-    if not line:
-        raise AskError(f"the node ended; see {node.log}")
-    answer: dict[str, Any] = json.loads(line)
-    if "error" in answer:
-        raise AskError(f"{answer['error']}; see {node.log}")
-    return answer
-
-
-def ask(node: NodeProcess, command: str) -> dict[str, Any]:
-    """Give a command and wait for its answer. Raises AskError."""
-    tell(node, command)
-    return hear(node)
+def execute(node: MeasuredNode, command: str) -> dict[str, Any]:
+    """Send a command and wait for its answer. Raises ConsoleError, OSError."""
+    return ConsoleCall(node, command).result()
 
 
 @contextmanager
-def _cluster(flush: str, *, console: bool) -> Iterator[ClusterProcesses]:
+def _cluster(flush: Flush, *, console: bool) -> Iterator[ClusterProcesses]:
     program = WITH_CONSOLE if console else SERVE
     with (
         data_directory() as directory,
@@ -81,7 +85,7 @@ def _cluster(flush: str, *, console: bool) -> Iterator[ClusterProcesses]:
         yield cluster
 
 
-def run(*, flush: str, runs: int, scale: float) -> list[Result]:
+def run(*, flush: Flush, runs: int, scale: float) -> list[Result]:
     """The figures of the quorum."""
     return [
         *commits(flush, runs, scale),
@@ -91,7 +95,7 @@ def run(*, flush: str, runs: int, scale: float) -> list[Result]:
     ]
 
 
-def commits(flush: str, runs: int, scale: float) -> list[Result]:
+def commits(flush: Flush, runs: int, scale: float) -> list[Result]:
     """Commit latency one at a time, and commands a second of many proposers."""
     count = max(200, int(COMMITS * scale))
     seconds = max(1.0, THROUGHPUT_S * scale)
@@ -103,16 +107,16 @@ def commits(flush: str, runs: int, scale: float) -> list[Result]:
     with _cluster(flush, console=True) as cluster:
         for number in range(runs):
             leader = cluster.nodes[cluster.wait_quiet()]
-            latencies = Latencies.from_seconds(ask(leader, f"latency {count}")["seconds"])
+            latencies = Latencies.from_seconds(execute(leader, f"latency {count}")["seconds"])
             p50.runs.append(latencies.percentiles["50pct"])
             p99.runs.append(latencies.percentiles["99pct"])
             p50.details[f"run {number}"] = latencies.as_fields("commitLatency")
-            counted = ask(leader, f"throughput {CLIENTS} {seconds}")
+            counted = execute(leader, f"throughput {CLIENTS} {seconds}")
             rate.runs.append(counted["committed"] / counted["seconds"])
     return [p50, p99, rate]
 
 
-def failovers(flush: str, scale: float) -> list[Result]:
+def failovers(flush: Flush, scale: float) -> list[Result]:
     """Leader killed → a change acknowledged by a new one."""
     trial_count = max(3, int(FAILOVERS * scale))
     with _cluster(flush, console=False) as cluster:
@@ -134,8 +138,8 @@ def failover_results(seconds: list[float]) -> list[Result]:
     return found
 
 
-def idle(flush: str, runs: int, scale: float) -> list[Result]:
-    """Processor time of nodes that nobody uses: the most expensive node of each run."""
+def idle(flush: Flush, runs: int, scale: float) -> list[Result]:
+    """Processor time of idle nodes: the most expensive node of each run."""
     seconds = max(2.0, IDLE_S * scale)
     cpu = Result("quorum: idle CPU a node", "% of a core", [], 2.0, True, {"seconds": seconds})
     rss = Result("quorum: idle RSS a node", "MiB", [], None, True)
@@ -154,7 +158,7 @@ def idle(flush: str, runs: int, scale: float) -> list[Result]:
     return [cpu, rss]
 
 
-def much_metadata(flush: str, scale: float) -> list[Result]:
+def much_metadata(flush: Flush, scale: float) -> list[Result]:
     """Memory, stalls while snapshots are taken, and the restart of a node, with many partitions."""
     count = max(1_000, int(PARTITIONS * scale))
     memory = Result(f"quorum: {count:,} partitions, RSS grown a node", "MiB", [], 200, True)
@@ -166,7 +170,7 @@ def much_metadata(flush: str, scale: float) -> list[Result]:
     with _cluster(flush, console=True) as cluster:
         empty = _rss(cluster)
         leader = cluster.nodes[cluster.wait_quiet()]
-        created = ask(leader, f"partitions {count}")
+        created = execute(leader, f"partitions {count}")
         memory.details["seconds to create"] = created["seconds"]
         leader_id = _wait_settled(cluster)
         grown = {node_id: rss - empty[node_id] for node_id, rss in _rss(cluster).items()}
@@ -174,14 +178,18 @@ def much_metadata(flush: str, scale: float) -> list[Result]:
         memory.details["RSS grown, MiB"] = {key: value / MIB for key, value in grown.items()}
 
         followers = [node_id for node_id in cluster.nodes if node_id != leader_id]
-        for node_id in followers:
-            tell(cluster.nodes[node_id], f"stalls {STALLS_S}")
-        taken = ask(cluster.nodes[leader_id], f"snapshot {SNAPSHOTS}")
+        watches = {
+            node_id: ConsoleCall(
+                cluster.nodes[node_id], f"stalls {max(STALLS_S[0], STALLS_S[1] * scale)}"
+            )
+            for node_id in followers
+        }
+        taken = execute(cluster.nodes[leader_id], f"snapshot {SNAPSHOTS}")
         stall.runs.append(taken["stall_s_max"] * 1000)
         stall.details["leader"] = taken
-        heard = {node_id: hear(cluster.nodes[node_id]) for node_id in followers}
-        follower_stall.runs.append(max(one["stall_s_max"] for one in heard.values()) * 1000)
-        follower_stall.details["followers"] = heard
+        found = {node_id: watch.result() for node_id, watch in watches.items()}
+        follower_stall.runs.append(max(one["stall_s_max"] for one in found.values()) * 1000)
+        follower_stall.details["followers"] = found
 
         for node_id in followers:
             cluster.kill(node_id)
@@ -205,9 +213,9 @@ def _wait_settled(cluster: ClusterProcesses) -> int:
     applied = -1
     for _ in range(SETTLE_ROUNDS_MAX):
         leader_id = cluster.wait_quiet()
-        now = int(ask(cluster.nodes[leader_id], "status")["applied_index"])
+        now = int(execute(cluster.nodes[leader_id], "status")["applied_index"])
         if now == applied:
             return leader_id
         applied = now
         time.sleep(SETTLE_S)
-    raise AskError(f"the cluster was still committing after {SETTLE_ROUNDS_MAX * SETTLE_S} s")
+    raise ConsoleError(f"the cluster was still committing after {SETTLE_ROUNDS_MAX * SETTLE_S} s")

@@ -1,17 +1,17 @@
-"""A node with a console: `raftlog serve`, and commands on stdin that are measured inside of it.
+"""A node with a console: `raftlog serve`, and commands that are measured inside its process.
 
-It takes the flags of `raftlog serve` and runs the same process; once the node has started, each
-line of stdin is a command, answered by a line of JSON on stdout:
+The program takes the flags of `raftlog serve` and runs the same node; then it listens on a Unix
+socket beside the data directory. Each line is a command, answered by a line of JSON:
 
-    status                        who leads, indexes, memory and processor time of this process
-    latency COUNT                 so many commands one after the other: seconds of each
+    status                        leader, indexes, memory and processor time of this process
+    latency COUNT                 seconds of each of so many commands, one after the other
     throughput CLIENTS SECONDS    commands committed by so many proposers at once
-    partitions COUNT              metadata of so many partitions, kept by brokers that do not run
-    snapshot COUNT                commands until so many snapshots were taken, and the loop's stalls
-    stalls SECONDS                the loop's stalls, whatever happens meanwhile
+    partitions COUNT              create metadata of so many partitions on absent brokers
+    snapshot COUNT                propose until so many snapshots are taken: stalls of the loop
+    stalls SECONDS                stalls of the event loop
 
-This is the one program of bench/ that knows the inside of a node: what is measured here is the
-quorum, without the HTTP in front of it. At the end of stdin the node stops.
+This is the one program of bench/ that knows the inside of a node: it measures the quorum without
+the HTTP in front.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
+from bench.node import console_of
 from raftlog.cli.main import cli
 from raftlog.metadata.admin_plans import PARTITIONS_PER_TOPIC_MAX
 from raftlog.metadata.apply import ApplyResult
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 WARM_UP: Final = 200
 ABSENT_BROKERS: Final = (BrokerId(1_001), BrokerId(1_002), BrokerId(1_003))
-"""Registered, so that partitions may be placed on them: real nodes would make 100,000 logs."""
+"""Registered brokers without processes: replicas on real nodes would be 100,000 logs."""
 SNAPSHOT_PROPOSERS: Final = 16
 SNAPSHOT_TIMEOUT_S: Final = 180.0
 STALL_SAMPLE_S: Final = 0.001
@@ -113,8 +113,8 @@ class Console:
             "stalls": self.stalls,
         }
 
-    async def carry_out(self, line: str) -> dict[str, Any]:
-        """The answer to one line. What goes wrong is an answer with an `error`."""
+    async def execute(self, line: str) -> dict[str, Any]:
+        """Execute one line; a failure becomes an answer with an `error`."""
         name, *words = line.split()
         command = self._commands.get(name)
         if command is None:
@@ -125,7 +125,7 @@ class Console:
             return {"error": f"{type(error).__name__}: {error}"}
 
     async def status(self) -> dict[str, Any]:
-        """Who leads, and what this process costs."""
+        """The quorum's state, and the cost of this process."""
         process = psutil.Process()
         status = self._quorum.status()
         times = process.cpu_times()
@@ -249,7 +249,7 @@ class Console:
             ),
         )
         for _ in range(CREATE_TRIES_MAX):
-            # The controller hears nothing of them and fences them again before long.
+            # The controller fences the absent brokers again before long.
             for broker_id in ABSENT_BROKERS:
                 epoch = self._metadata.image.brokers[broker_id].broker_epoch
                 await propose(self._quorum, UnfenceBroker(broker_id=broker_id, broker_epoch=epoch))
@@ -274,30 +274,26 @@ def _absent_broker(broker_id: BrokerId) -> RegisterBroker:
     )
 
 
-def _serve_console(node: Node, loop: asyncio.AbstractEventLoop) -> None:
-    """Read commands until the end of stdin, on a thread of its own."""
-    console = Console(node)
-    for line in sys.stdin:
-        if line.strip():
-            answer = asyncio.run_coroutine_threadsafe(console.carry_out(line), loop).result()
-            sys.stdout.write(json.dumps(answer) + "\n")
-            sys.stdout.flush()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 class NodeWithConsole(Node):
-    """The node that `raftlog serve` starts here."""
+    """The node class of `raftlog serve` in this program."""
+
+    _server: asyncio.Server
 
     @classmethod
     async def start(cls, *arguments: Any, **named: Any) -> Node:
         """Start as every node does, then take commands."""
         node = await Node.start(*arguments, **named)
-        threading.Thread(
-            target=_serve_console,
-            args=(node, asyncio.get_running_loop()),
-            name="console",
-            daemon=True,
-        ).start()
+        console = Console(node)
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while line := await reader.readline():
+                answer = await console.execute(line.decode())
+                writer.write(json.dumps(answer).encode() + b"\n")
+            writer.close()
+
+        path = console_of(Path(sys.argv[sys.argv.index("--data-dir") + 1]))
+        path.unlink(missing_ok=True)  # left behind by a killed process
+        cls._server = await asyncio.start_unix_server(serve, path)
         return node
 
 

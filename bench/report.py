@@ -1,4 +1,4 @@
-"""What a benchmark reports: percentiles, results, the machine, the table, JSON and the plot."""
+"""Reports of benchmarks: percentiles, results, the machine, the table, JSON and the plot."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Latencies:
         )
 
     def as_fields(self, prefix: str) -> dict[str, float]:
-        """Flat fields such as `publishLatency99pct`, as OpenMessaging's result files name them."""
+        """Flat fields such as `publishLatency99pct`, the names of OpenMessaging's result files."""
         fields = {f"{prefix}Avg": self.avg, f"{prefix}Max": self.max}
         fields.update({f"{prefix}{name}": value for name, value in self.percentiles.items()})
         return fields
@@ -51,7 +51,7 @@ class Latencies:
 
 @dataclass(slots=True)
 class Result:
-    """One figure: what was measured, every run of it, and the goal it is held against."""
+    """One figure: every run of a measurement, and the goal."""
 
     name: str
     unit: str
@@ -63,7 +63,7 @@ class Result:
 
     @property
     def median(self) -> float:
-        """The run that counts."""
+        """The median of the runs, which counts."""
         return statistics.median(self.runs)
 
     @property
@@ -75,7 +75,7 @@ class Result:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on: processor, cores, memory, kernel, versions, revision."""
+    """The conditions of the figures: processor, cores, memory, kernel, versions, revision."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -136,7 +136,7 @@ def _number(value: float) -> str:
 
 
 def write_json(path: Path, results: Sequence[Result], command: str, flush: str) -> None:
-    """All that was measured, with what is needed to measure it again."""
+    """Write all results, with the command and machine to measure them again."""
     document = {
         "command": command,
         "flush": flush,
@@ -148,7 +148,7 @@ def write_json(path: Path, results: Sequence[Result], command: str, flush: str) 
 
 
 def plot(path: Path, results: Sequence[Result]) -> None:
-    """Median against goal for every result that has one, as a bar chart on a ratio scale."""
+    """Plot the median against the goal of each result with a goal, as bars on a ratio scale."""
     import matplotlib as mpl  # noqa: PLC0415 - slow to import, and only this function needs it
 
     mpl.use("Agg")

@@ -1,7 +1,7 @@
 """REST json produce: requests a second over kept connections, by a driver of our own.
 
 The driver speaks just enough HTTP/1.1 over an asyncio protocol to keep each connection busy with
-one request at a time, so that the node, not the driver, is what is measured.
+one request at a time, so that the node is the bottleneck, not the driver.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import cast
 
 import uvloop
 
-from bench.node import NodeProcess, free_port
+from bench.node import LoneNode, free_port
 from bench.report import Latencies, Result
 from bench.throughput import PARTITIONS
 
@@ -106,7 +106,7 @@ async def drive(port: int, topic: str, records: int, seconds: float) -> list[_Co
 
 @contextmanager
 def bare_server() -> Iterator[int]:
-    """The port of an aiohttp server that does nothing but answer."""
+    """Run the bare aiohttp server (bench/bare_http.py); yield its port."""
     port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "bench.bare_http", str(port)])
     try:
@@ -125,7 +125,7 @@ def bare_server() -> Iterator[int]:
         process.wait()
 
 
-def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
+def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
     """Single-record requests a second, and records a second in requests of 500."""
     seconds = max(2.0, 5.0 * scale)
     parameters = {"connections": CONNECTIONS, "seconds": seconds, "partitions": PARTITIONS}

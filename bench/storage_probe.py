@@ -34,7 +34,7 @@ CONFIG = LogConfig(max_message_bytes=2 << 20)
 
 
 def make_batch(size_bytes: int) -> RecordBatch:
-    """One batch of about that size."""
+    """One batch of about `size_bytes`."""
     builder = BatchBuilder(size_bytes_max=2 << 20)
     value = b"v" * min(1000, size_bytes)
     while builder.size_bytes + len(value) + 20 < size_bytes or not builder.record_count:
@@ -56,7 +56,7 @@ async def open_logs(disk: FileSystemDisk, count: int, config: LogConfig = CONFIG
 
 
 async def appends(directory: Path, partitions: int, size_bytes: int, flush: FlushMode) -> None:
-    """Every partition has eight writers that wait for durability."""
+    """Append with eight writers a partition, each waiting for durability."""
     disk = FileSystemDisk(directory)
     manager = await open_logs(disk, partitions, LogConfig(max_message_bytes=2 << 20, flush=flush))
     batch = make_batch(size_bytes)

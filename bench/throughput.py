@@ -11,22 +11,22 @@ from typing import Any
 import uvloop
 from raftlog_client import Consumer, Producer, TopicPartition
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 from bench.report import Result
 
 PARTITIONS = 6
 SEND_WINDOW = 20_000
-"""Futures that the awaited-send workload keeps outstanding."""
+"""Outstanding futures of the awaited-send workload."""
 
 
 def payload(size_bytes: int) -> bytes:
-    """A value that looks like data: neither constant nor the same for every size."""
+    """A value that looks like data: not constant, and different for each size."""
     pattern = b"".join(b"%07d|" % number for number in range(size_bytes // 8 + 1))
     return pattern[:size_bytes]
 
 
 async def send_many(servers: str, topic: str, size_bytes: int, count: int) -> float:
-    """Seconds to hand `count` values to `send_many` and have all of them acknowledged."""
+    """Seconds until all of `count` values given to `send_many` are acknowledged."""
     value = payload(size_bytes)
     async with Producer(bootstrap_servers=servers) as producer:
         await producer.send_many(topic, [value])
@@ -93,7 +93,7 @@ def _consumer(servers: str, topic: str, partitions: int) -> Consumer:
     return consumer
 
 
-def run(node: NodeProcess, *, runs: int, scale: float) -> list[Result]:
+def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
     """All throughput figures, the workloads in turn within each run."""
     small_count, large_count = int(3_000_000 * scale), int(1_000_000 * scale)
     send_count = int(600_000 * scale)

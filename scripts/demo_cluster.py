@@ -1,12 +1,12 @@
-"""What scripts/demo asks of the command line's JSON, read from stdin.
+"""Facts for scripts/demo from the command line's JSON, read from stdin.
 
-leader        the node that leads partition 0            of `raftlog topic describe`
+leader        the leader of partition 0                  of `raftlog topic describe`
 follower      the other one of its two replicas
-alone         "yes" once only its leader is in sync
-records       how many records all partitions hold
-whole         "yes" once every replica is in sync and has all
+alone         "yes" once only the leader is in sync
+records       the number of records in all partitions
+whole         "yes" once every replica is in sync with all records
 pid N         the process of node N                      of `raftlog cluster status`
-address N     where node N serves
+address N     the address of node N
 """
 
 from __future__ import annotations

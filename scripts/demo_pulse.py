@@ -1,8 +1,8 @@
-"""The pulse of scripts/demo: a record every few ms, and how long nobody acknowledged one.
+"""The pulse of scripts/demo: a record every few ms, and the longest gap between acknowledgements.
 
-run TOPIC FILE      write to TOPIC until SIGTERM; note in FILE what was acknowledged, and when
+run TOPIC FILE      write to TOPIC until SIGTERM; list acknowledged records and times in FILE
 pause FILE          print the longest time without an acknowledgement, in ms
-check TOPIC FILE    read TOPIC, and print what was written, lost and doubled
+check TOPIC FILE    read TOPIC, and print the counts of written, lost and doubled records
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INTERVAL_S = 0.005
 
 
 async def run(topic: str) -> dict[str, float]:
-    """Every send is awaited apart, so that one that waits holds none of the others back."""
+    """Every send is awaited separately, so that a slow send does not delay the others."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     acknowledged: dict[str, float] = {}

@@ -11,7 +11,7 @@ POLL_TIMEOUT_MS = 1_000
 
 
 async def records_of(topic: str) -> AsyncIterator[Record[bytes, bytes]]:
-    """Those that it has now, each partition's in order; fewer if they do not come."""
+    """The current records, each partition's in order; fewer after the timeout."""
     async with Consumer[bytes, bytes](
         bootstrap_servers=os.environ["RAFTLOG_SERVERS"], auto_offset_reset="none"
     ) as consumer:

@@ -1,8 +1,9 @@
 """The published promises, one test each, kept by whole nodes in the simulated world.
 
-Every test can fail: it names a mistake of tests/simulation/data/planted_bugs.py that makes it fail,
-and `test_every_promise_can_be_broken` plants it. The rows of faults.md (tests/simulation/data) show
-more of each; real processes keep them in tests/integration.
+Every test can fail: it names a planted bug (tests/simulation/data/planted_bugs.py) that makes it
+fail, and `test_every_promise_can_be_broken` plants that bug. The rows of
+tests/simulation/data/FAULTS.md cover more; tests/integration keeps the promises with real
+processes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def replica(data: DataWorld, node_id: int) -> Partition:
 
 
 async def end_of(core: NodeCore) -> int:
-    """The end of the partition, as a leader tells it. Raises LogError."""
+    """The partition's end offset, by its leader. Raises LogError."""
     return await core.services.replicas.partition("t", 0).end_offset()
 
 
@@ -66,14 +67,14 @@ def test_promise_1_what_all_in_sync_replicas_have_synced_survives_power_cuts_and
                 node_id for node_id in (1, 2, 4) if replica(data, node_id).log.flushed_offset >= end
             ]
             assert set(data.row(T).isr) == set(synced) == {1, 2, 4}
-            # Of all nodes at once, at the moment at which the writer was told.
+            # Of all nodes at once, at the moment of the acknowledgement.
             restart(data, *data.nodes.node_ids, power=True)
         await data.in_sync()
         data.nodes.kill(4, power=True)
         data.world.wipe(4)
         restart(data, 1, 2, 3, power=True)
         await data.write(T)
-        # All that was acknowledged is read back by the judge, from every replica that is left.
+        # The checker reads all acknowledged records from every remaining replica.
         await data.reassign(T, [1, 2, 3])
         await data.nodes.until(lambda: set(data.row(T).replicas) == {1, 2, 3})
         controller = await data.nodes.until(data.nodes.controller)
@@ -103,7 +104,7 @@ def test_promise_2_async_loses_nothing_in_process_crashes_and_says_so_after_powe
         leader = await data.led(T, *data.nodes.others(victim))
         assert replica(data, leader).log_end_offset >= end + 5
         await data.in_sync()
-        # Of all: what is left may be all of it, and nobody can know.
+        # Of all nodes: the remaining records may be complete or not, which no node can know.
         await data.write(T, 5)
         restart(data, *data.nodes.node_ids, power=True)
         await data.nodes.until(lambda: all(map(data.nodes.is_ready, data.nodes.node_ids)))
@@ -146,7 +147,7 @@ def test_promise_3_with_acks_1_only_the_leader_has_it_and_nobody_is_shown_it() -
         await data.write(T, 1)
         data.world.network.heal()
         await data.in_sync()
-        # They are lost, as may be: at their offsets is what the new leader has.
+        # The records are lost, as promised for acks=1; the new leader's are at their offsets.
         assert replica(data, 1).log_end_offset == 3
 
     simulate_data(test)
@@ -172,7 +173,7 @@ def test_promise_4_a_retry_after_an_unknown_outcome_never_duplicates() -> None:
             )
 
         begun = data.step()
-        # One follower gets it, and nobody can be told.
+        # One follower gets the record, and the producer never gets an answer.
         data.world.network.partition([1], [3])
         with pytest.raises(LogError) as unknown:
             await send(1, 0.3)
@@ -199,7 +200,7 @@ def test_promise_4_a_retry_after_an_unknown_outcome_never_duplicates() -> None:
             await data.in_sync()
         assert offsets == [1, 1, 1], "it is where it was written first"
         assert replica(data, 1).log_end_offset == 2
-        # The judge must neither miss it nor find it twice.
+        # The checker must find the record exactly once.
         data.history.append(
             Send(
                 partition=str(T),
@@ -235,7 +236,7 @@ def test_promise_5_consumers_see_committed_records_only_and_none_is_withdrawn() 
 
         for reader in readers.values():
             reader.seek(0)
-        # What a leader alone has written is shown to nobody, there or elsewhere, then or later.
+        # Records of an isolated leader are never visible, on any node, now or later.
         data.nodes.cut_off(1)
         for number in range(4):
             await data.producer(f"p{number}", acks=Acks.LEADER, idempotent=False).send(T, node=1)
@@ -249,7 +250,7 @@ def test_promise_5_consumers_see_committed_records_only_and_none_is_withdrawn() 
         await data.in_sync()
         await read(1)
         assert readers[1].position == 46
-        # Damage is refused where it is met, and whole records are read elsewhere.
+        # A damaged record is refused, and whole records are read from other replicas.
         data.rot(3, T, segment=1)
         readers[3].seek(0)
         await read(3)
@@ -317,7 +318,7 @@ def test_promise_7_two_nodes_never_both_commit_and_one_that_is_cut_off_stops_in_
         assert unknown is not None and unknown.outcome != "ok"
         data.world.network.heal()
         await data.in_sync()
-        # One that stood still finds a writer before any timer.
+        # A resumed leader meets a producer before any of its timers fires.
         data.world.pause(second)
         await data.led(T, *data.nodes.others(second))
         await data.write(T)

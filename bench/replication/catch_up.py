@@ -1,8 +1,8 @@
-"""A follower that was away: how fast it catches up, and what that costs those who write meanwhile.
+"""Catch-up of a stopped follower: its speed, and the cost for concurrent writes.
 
-The speed is what it lacked and what was written meanwhile, over the time from the first byte that
-it fetches until it is in sync in every partition. Writes go on at a fixed pace, which they kept
-before; what becomes of that pace is the second figure.
+The speed is the missed bytes plus the bytes written meanwhile, over the time from the first fetched
+byte until the follower is in sync in every partition. Writes go on at a fixed pace, before and
+during catch-up; the change of that pace is the second figure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bench.throughput import payload
 TOPIC: Final = "missed"
 RECORD_BYTES: Final = 1_000
 PACE_MB_S: Final = 20.0
-"""What is written before and while the follower catches up."""
+"""Of the writes before and during catch-up."""
 SLICES_PER_S: Final = 50
 BEHIND_S_MAX: Final = 2.0
 """Of its schedule the writer makes up for so much; the rest of the records is not written."""
@@ -39,13 +39,13 @@ BEFORE_S: Final = 5.0
 CATCH_UP_TIMEOUT_S: Final = 300.0
 POLL_S: Final = 0.05
 FIRST_BYTES: Final = 1_000_000
-"""The follower is catching up once it has stored so much more."""
+"""Stored bytes that mark the start of catch-up."""
 FOLLOWER: Final = 3
 
 
 @dataclass(slots=True)
 class Paced:
-    """What a writer that keeps a pace has written: when, and how many bytes by then."""
+    """The writes of a paced writer: times, and total bytes by then."""
 
     written: list[tuple[float, int]] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
@@ -135,7 +135,7 @@ async def _run(cluster: Cluster, missed: int) -> dict[str, float]:
 
 
 async def _first_bytes(directory: Path, stored: int, writing: asyncio.Task[None]) -> float:
-    """When the follower began to fetch. Raises NotWholeError, and what the writer ended by."""
+    """The time of the follower's first fetch. Raises NotWholeError, and any error of the writer."""
     deadline = time.perf_counter() + CATCH_UP_TIMEOUT_S
     while _stored_bytes(directory) < stored + FIRST_BYTES:
         if writing.done():
@@ -147,7 +147,7 @@ async def _first_bytes(directory: Path, stored: int, writing: asyncio.Task[None]
 
 
 def _stored_bytes(directory: Path) -> int:
-    """What the files below a directory take on the disk; they come and go meanwhile."""
+    """Disk usage below a directory, in bytes; files may vanish meanwhile."""
     total = 0
     for parent, _, names in os.walk(directory):
         for name in names:

@@ -1,4 +1,4 @@
-"""The cluster under measurement: three nodes, their topics, and when they are whole again."""
+"""The cluster under measurement: three nodes, their topics, and waits until all are whole."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ import psutil
 import uvloop
 
 from bench.cluster_processes import ClusterProcesses, Place
+from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
 from bench.node import data_directory
-from bench.register_client import KeptConnection, NotSentError, OutcomeLostError
+from raftlog.cluster.manifest import Flush
 
 NODES: Final = 3
 PARTITIONS: Final = 16
 MIN_ISR: Final = "2"
 IN_SYNC_TIMEOUT_S: Final = 120.0
 WORKLOAD_TIMEOUT_S: Final = 600.0
-"""Of one workload: what takes longer has failed."""
+"""Of one workload; a longer one has failed."""
 POLL_S: Final = 0.02
 ASK_TIMEOUT_S: Final = 2.0
 CHANGE_TIMEOUT_S: Final = 30.0
@@ -34,14 +35,14 @@ _T = TypeVar("_T")
 
 
 class NotWholeError(Exception):
-    """The cluster did not become as it should in time."""
+    """The cluster did not reach the expected state in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the caller wants of a benchmark."""
+    """Options of a benchmark."""
 
-    flush: str = "sync"
+    flush: Flush = "sync"
     runs: int = 3
     scale: float = 1.0
     trials: int = 30
@@ -50,7 +51,7 @@ class Options:
 
 
 class Row(NamedTuple):
-    """One partition, as a node knows it."""
+    """One partition, in one node's metadata."""
 
     topic: str
     partition: int
@@ -60,14 +61,14 @@ class Row(NamedTuple):
 
 
 class Cluster:
-    """Three running nodes, and the questions that the benchmarks ask them."""
+    """Three running nodes, with the requests of the benchmarks."""
 
     def __init__(self, processes: ClusterProcesses) -> None:
         self.processes = processes
 
     @property
     def servers(self) -> str:
-        """All addresses, as clients take them."""
+        """All addresses, as `bootstrap_servers`."""
         return ",".join(node.address for node in self.processes.nodes.values())
 
     @property
@@ -78,7 +79,7 @@ class Cluster:
     async def create_topic(
         self, name: str, partitions: int = PARTITIONS, configs: Mapping[str, str] | None = None
     ) -> None:
-        """Create a topic of three replicas, and wait until all of them are in sync."""
+        """Create a topic of three replicas, and wait until all replicas are in sync."""
         wanted = {"min.insync.replicas": MIN_ISR, **(configs or {})}
         body = {
             "topic_name": name,
@@ -112,7 +113,7 @@ class Cluster:
             raise NotWholeError(f"{method} {path}: {answer.status} {answer.body.decode()}")
 
     async def rows(self, node_id: int, topics: Sequence[str]) -> list[Row] | None:
-        """The partitions of these topics, as one node knows them; None if it does not tell."""
+        """The partitions of these topics in one node's metadata; None: no answer."""
         connection = KeptConnection(self.addresses[node_id])
         path = f"/v1/metadata?topics={quote(','.join(topics), safe=',')}"
         try:
@@ -136,7 +137,7 @@ class Cluster:
         ]
 
     async def known(self, topics: Sequence[str]) -> list[Row]:
-        """The partitions as the first node knows them that answers. Raises NotWholeError."""
+        """The partitions in the metadata of the first node that answers. Raises NotWholeError."""
         for node_id, node in self.processes.nodes.items():
             if node.is_running and not node.is_paused:
                 rows = await self.rows(node_id, topics)
@@ -147,7 +148,7 @@ class Cluster:
     async def wait_in_sync(
         self, topics: Sequence[str], timeout_s: float = IN_SYNC_TIMEOUT_S
     ) -> None:
-        """Return once every node says of every partition: it has a leader, all are in sync."""
+        """Wait until, for every node, every partition has a leader and a full ISR."""
         deadline = time.perf_counter() + timeout_s
         waiting = list(self.processes.nodes)
         said: list[Row] | None = None
@@ -205,7 +206,7 @@ class Meter:
 
 
 @contextmanager
-def running_cluster(flush: str, places: Iterable[Place] = ()) -> Iterator[Cluster]:
+def running_cluster(flush: Flush, places: Iterable[Place] = ()) -> Iterator[Cluster]:
     """Three nodes with empty logs, ended and removed afterwards."""
     with (
         data_directory() as directory,
@@ -217,7 +218,7 @@ def running_cluster(flush: str, places: Iterable[Place] = ()) -> Iterator[Cluste
 
 
 def run_workload(work: Coroutine[Any, Any, _T], timeout_s: float = WORKLOAD_TIMEOUT_S) -> _T:
-    """Run a coroutine on an event loop as users have it, for no longer than `timeout_s`."""
+    """Run a coroutine on uvloop, as users do, for no longer than `timeout_s`."""
 
     async def bounded() -> _T:
         async with asyncio.timeout(timeout_s):
@@ -227,7 +228,7 @@ def run_workload(work: Coroutine[Any, Any, _T], timeout_s: float = WORKLOAD_TIME
 
 
 async def cancelled(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks and wait for their end. What one of them failed by is for who awaits it."""
+    """Cancel tasks and wait for their end. Errors stay in the tasks."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,16 +1,15 @@
-"""How long partitions acknowledge nothing when a node is killed, paused, cut off, or asked to go.
+"""Gaps between acknowledgements when a node is killed, paused, cut off, or restarted.
 
-The figure of a trial is its worst partition's: the longest time between two acknowledgements in a
-row, from the fault until all partitions acknowledge again, those too that the hurt node only
-followed. When it returns is no part of it (but for the rolling restart), and is written down beside
-it. Each trial begins with a cluster that is whole.
+The figure of a trial is its worst partition: the longest time between two consecutive
+acknowledgements, from the fault until all partitions acknowledge again, including partitions that
+the victim only followed. The victim's return does not count (except in the rolling restart), and is
+reported separately. Each trial begins with a whole cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -35,35 +34,35 @@ from bench.replication.probes import (
     by_http,
     wait_all_since,
 )
-from bench.replication.wires import NoWiresError, Wires
 from bench.report import Result
+from bench.wires import NoWiresError, Wires
 
 TOPIC: Final = "gaps"
 RECOVERY_S_MAX: Final = 30.0
 """A trial in which some partition acknowledges nothing for so long has failed, and is the last."""
 AFTERMATH_S: Final = 0.3
-"""What happens so soon after the recovery still belongs to the fault."""
+"""Events so soon after the recovery still belong to the fault."""
 CALM_S: Final = (0.3, 0.9)
-"""Before each fault, drawn, so that it meets the timers at any phase."""
+"""Before each fault, drawn, so that the fault meets the timers at any phase."""
 TRIAL_TIMEOUT_S: Final = 240.0
 SEED: Final = 4
 
 
 @dataclass(slots=True)
 class Trial:
-    """One fault and what it cost, in seconds."""
+    """One fault and its cost, in seconds."""
 
     victim: int
     was_controller: bool
     led: list[int]
-    """The partitions that the victim led, or that were moved away from it."""
+    """Partitions led by the victim, or moved away from the victim."""
     gap_s: float = 0.0
     led_gap_s: float = 0.0
-    """Of the partitions that it led."""
+    """Of the partitions in `led`."""
     return_gap_s: float = 0.0
     """While the victim came back, until all was in sync again."""
     calm_gap_s: float = 0.0
-    """Right before the fault: what the machine and the prober add by themselves."""
+    """Right before the fault: the share of the machine and the prober."""
     prober_late_s: float = 0.0
     whole_s: float = 0.0
     """From the healing until everything was in sync again."""
@@ -81,23 +80,22 @@ Act = Callable[[Cluster, Trial], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault: how it is done, how it is undone, and what its gap may be."""
+    """A fault: strike, heal, and the goal for its gap."""
 
     name: str
     goal_s: float
     strike: Act
     heal: Act
     counts_return: bool = False
-    """Whether coming back belongs to it."""
+    """Whether the victim's return counts."""
 
 
 async def _kill(cluster: Cluster, trial: Trial) -> None:
-    cluster.processes.nodes[trial.victim].process.send_signal(signal.SIGKILL)
+    await asyncio.to_thread(cluster.processes.kill, trial.victim)
 
 
 async def _revive(cluster: Cluster, trial: Trial) -> None:
     def restart() -> None:
-        cluster.processes.kill(trial.victim)  # it is dead already, and now also buried
         cluster.processes.restart(trial.victim)
         cluster.processes.nodes[trial.victim].wait_ready()
 
@@ -141,17 +139,17 @@ ROLLING: Final = Fault("rolling restart", 0.1, _terminate_and_restart, _nothing,
 
 
 def gap_kill(options: Options) -> list[Result]:
-    """SIGKILL of the node that leads most."""
+    """SIGKILL of the node with most leaderships."""
     return _on_loopback(KILL, options)
 
 
 def gap_pause(options: Options) -> list[Result]:
-    """SIGSTOP of the node that leads most."""
+    """SIGSTOP of the node with most leaderships."""
     return _on_loopback(PAUSE, options)
 
 
 def gap_move(options: Options) -> list[Result]:
-    """Another replica is asked to lead one partition."""
+    """A planned move of one partition's leadership."""
     return _on_loopback(MOVE, options)
 
 
@@ -161,7 +159,7 @@ def gap_rolling(options: Options) -> list[Result]:
 
 
 def gap_cut(options: Options) -> list[Result]:
-    """The node that leads most loses its network."""
+    """A network cut of the node with most leaderships."""
     try:
         with Wires(NODES) as wires:
 
@@ -243,7 +241,7 @@ async def _trials(fault: Fault, cluster: Cluster, prober: Prober, count: int) ->
 
 
 async def _while_probing(probing: asyncio.Task[None], work: Coroutine[Any, Any, _T]) -> _T:
-    """The work's result; if the prober ends before, what it ended by is raised instead."""
+    """Await the work; raise the prober's error if the prober ends first."""
     working = asyncio.ensure_future(work)
     try:
         await asyncio.wait({probing, working}, return_when=asyncio.FIRST_COMPLETED)
@@ -266,7 +264,7 @@ def _chosen(
     randomness: random.Random,
     number: int,
 ) -> Trial:
-    """Whom to hurt: in turn, or whoever leads most."""
+    """Choose the victim: in turn, or the node with most leaderships."""
     if fault is MOVE:
         row = randomness.choice(rows)
         return Trial(row.leader, row.leader == controller, [row.partition])

@@ -1,11 +1,10 @@
-"""Many partitions: how soon all write again after a node died, and what an idle cluster costs."""
+"""Many partitions: time until all write again after a node died, and the cost of idling."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import random
-import signal
 import time
 from functools import partial
 from itertools import repeat
@@ -115,9 +114,10 @@ def _idle(cluster: Cluster, what: str, options: Options) -> list[Result]:
 async def _fail(
     cluster: Cluster, names: list[str], randomness: random.Random
 ) -> tuple[float, float, dict[str, object]]:
-    """Seconds from a kill until all partitions that the node led, and all there are, have written.
+    """Seconds from a kill until the victim's partitions, and all partitions, have written.
 
-    Each is sent one record right after the kill; the client repeats it until it is acknowledged.
+    Each partition gets one record right after the kill, which the client repeats until
+    acknowledged.
     """
     await cluster.wait_settled(names)
     rows = await cluster.known(names)
@@ -138,17 +138,16 @@ async def _fail(
             await producer.send(row.topic, b"before", partition=row.partition)
         await producer.flush()
         started = time.perf_counter()
-        cluster.processes.nodes[victim].process.send_signal(signal.SIGKILL)
+        killing = asyncio.create_task(asyncio.to_thread(cluster.processes.kill, victim))
         futures = []
         for row in rows:
             future = await producer.send(row.topic, b"after", partition=row.partition)
             future.add_done_callback(partial(acknowledged, row))
             futures.append(future)
-        await asyncio.gather(*futures)
+        await asyncio.gather(killing, *futures)
     led = [seconds for row, seconds in done.items() if row.leader == victim]
 
     def restart() -> None:
-        cluster.processes.kill(victim)
         cluster.processes.restart(victim)
         cluster.processes.nodes[victim].wait_ready()
 

@@ -1,7 +1,7 @@
-"""Probers: they keep trying to write to every partition, and note when each acknowledged.
+"""Probers: constant writes to every partition, with the times of acknowledgements.
 
-A probe leaves on schedule whether or not earlier ones were answered, so that one which waits for a
-dead node does not hide that another would have been served.
+A probe leaves on schedule, whether or not earlier probes were answered: a probe that waits for a
+dead node must not hide a node that would have served another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from raftlog_client import Producer
 
-from bench.register_client import KeptConnection, NotSentError, OutcomeLostError
+from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
 
 PERIOD_S: Final = 0.005
 """Of the client's probes of each partition."""
@@ -26,7 +26,7 @@ HTTP_PERIOD_S: Final = 0.09
 """Of each node's probes of each partition; those of the nodes alternate."""
 HTTP_TIMEOUT_S: Final = 3.0
 PROBES_WAITING_MAX: Final = 8
-"""By node and partition: as many unanswered requests over HTTP at once, then it takes no more."""
+"""By node and partition: most unanswered HTTP requests at once."""
 DELIVERY_TIMEOUT_MS: Final = 60_000
 FIRST_TIMEOUT_S: Final = 30.0
 CHECK_S: Final = 0.005
@@ -34,15 +34,15 @@ VALUE: Final = b"0123456789" * 10
 
 
 class Acknowledgements:
-    """By partition, when probes were sent and when they were acknowledged."""
+    """By partition, the times of sent and acknowledged probes."""
 
     def __init__(self, partitions: int) -> None:
         self._acked: list[list[float]] = [[] for _ in range(partitions)]
         self._newest_sent = [0.0] * partitions
         self.errors: Counter[str] = Counter()
-        """What probes failed by, in short."""
+        """Errors of probes, shortened."""
         self.late_s_max = 0.0
-        """How late the prober itself was at most: what a busy machine adds to every figure."""
+        """The prober's own worst delay, which a busy machine adds to every figure."""
 
     def note(self, partition: int, sent: float, acked: float) -> None:
         """A probe is acknowledged. In the order of the acknowledgements."""
@@ -50,18 +50,18 @@ class Acknowledgements:
         self._newest_sent[partition] = max(self._newest_sent[partition], sent)
 
     def clear(self) -> None:
-        """Forget what went before, but for each partition's last acknowledgement."""
+        """Forget all acknowledgements but each partition's last."""
         for times in self._acked:
             del times[:-1]
         self.errors.clear()
         self.late_s_max = 0.0
 
     def has_all_since(self, moment: float) -> bool:
-        """Whether every partition has acknowledged a probe that was sent after that moment."""
+        """Whether every partition has acknowledged a probe sent after that moment."""
         return all(sent > moment for sent in self._newest_sent)
 
     def gaps(self, start: float, end: float) -> list[float]:
-        """By partition, the longest time without acknowledgement that touches [start, end]."""
+        """By partition, the longest gap between acknowledgements within reach of [start, end]."""
         found = []
         for times in self._acked:
             first = max(bisect_left(times, start) - 1, 0)
@@ -94,7 +94,7 @@ class Prober(Protocol):
 async def by_client(
     addresses: dict[int, str], topic: str, seen: Acknowledgements, partitions: int
 ) -> None:
-    """Probe as programs do: by the Python client, which is told all addresses."""
+    """Probe as programs do: by the Python client, with all addresses."""
 
     def settled(partition: int, sent: float, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
@@ -128,7 +128,7 @@ async def by_client(
 async def by_http(
     addresses: dict[int, str], topic: str, seen: Acknowledgements, partitions: int
 ) -> None:
-    """Probe as `curl` does: any node is asked, whoever leads, and no answer is not repeated."""
+    """Probe as `curl` does: through any node, leader or not, without retries."""
     body = json.dumps({"records": [{"value": "0123456789" * 10}]}).encode()
     idle: dict[tuple[int, int], list[KeptConnection]] = {}
     waiting: Counter[tuple[int, int]] = Counter()
@@ -182,7 +182,7 @@ async def by_http(
 
 
 def _refusal(status: int, body: bytes) -> str | None:
-    """Why a record was not written; None if it was."""
+    """The reason why a record was not written; None: written."""
     if status != 200:
         return f"{status}: {body[:80].decode(errors='replace')}"
     written = json.loads(body)["offsets"][0]

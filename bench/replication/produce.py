@@ -1,7 +1,7 @@
 """Throughput of one Python process against three nodes: produce, and consume against one node.
 
-`acks=all` counts only if it was the acknowledgement of three: a replica that fell out of sync
-during a run makes the others faster, so what is in sync at its end is written down beside the rate.
+A run with `acks=all` counts only if all three replicas acknowledged. A replica outside the ISR
+makes the others faster, so the ISR at the end of a run is reported beside the rate.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bench.node import NodeProcess, running_node
+from bench.node import LoneNode, running_node
 from bench.replication import profile
 from bench.replication.cluster import (
     MIN_ISR,
@@ -116,7 +116,7 @@ class Workload:
 
 
 def workloads() -> list[Workload]:
-    """All of them, in turn within each run."""
+    """All workloads, in turn within each run."""
     return [
         Workload("send_many 1 KB", send_many, LARGE_BYTES, 500_000, 150),
         Workload("send_many 100 B", send_many, SMALL_BYTES, 2_000_000, 500_000),
@@ -128,7 +128,7 @@ def workloads() -> list[Workload]:
 
 
 def produce(options: Options) -> list[Result]:
-    """Throughput of producers, and what a megabyte costs each process."""
+    """Throughput of producers, and the processor time of a megabyte in each process."""
     found = workloads()
     with running_cluster(options.flush) as cluster:
         for run in range(options.runs):
@@ -170,7 +170,7 @@ def consume(options: Options) -> list[Result]:
     return [*rates.values(), *ratios]
 
 
-async def _fill(cluster: Cluster, node: NodeProcess, count: int) -> None:
+async def _fill(cluster: Cluster, node: LoneNode, count: int) -> None:
     node.create_topic("read", PARTITIONS)
     await cluster.create_topic("read")
     for servers in (node.address, cluster.servers):

@@ -1,7 +1,7 @@
-"""Where processor time goes: `perf` on leader, follower and client, if it is there.
+"""Processor time by function: `perf` on leader, follower and client, if installed.
 
-One node leads everything, so that leading and following show apart. The nodes also run a sampler of
-Python frames (bench/replication/sampled.py): `perf` knows the interpreter's C functions only.
+One node leads all partitions, so that leader and follower show apart. The nodes also run a sampler
+of Python frames (bench/replication/sampled.py): `perf` knows the interpreter's C functions only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.replication.cluster import (
     Options,
     run_workload,
 )
-from bench.replication.sampled import SAMPLES_VARIABLE, SERVE_SAMPLED, sampling
+from bench.replication.sampled import SERVE_SAMPLED, samples_of, sampling
 from bench.throughput import send_many
 
 FREQUENCY: Final = 499
@@ -43,7 +43,7 @@ FOLLOWER: Final = 2
 
 
 def produce(options: Options) -> None:
-    """Print what leader, follower and client do while records are produced."""
+    """Print the profiles of leader, follower and client during produce."""
     for size_bytes, count in ((1_000, 500_000), (100, 2_000_000)):
         with data_directory() as directory:
             _profile(directory, options, size_bytes, max(10_000, int(count * options.scale)))
@@ -54,14 +54,12 @@ def _profile(directory: Path, options: Options, size_bytes: int, count: int) -> 
     with ClusterProcesses(
         directory, NODES, flush=options.flush, program=SERVE_SAMPLED
     ) as processes:
-        for node_id, node in processes.nodes.items():
-            node.environment[SAMPLES_VARIABLE] = str(directory / f"samples{node_id}.json")
         processes.start()
         cluster = Cluster(processes)
         run_workload(_prepare(cluster))
         pids = {
-            "leader": processes.nodes[LEADER].process.pid,
-            "follower": processes.nodes[FOLLOWER].process.pid,
+            "leader": processes.nodes[LEADER].pid,
+            "follower": processes.nodes[FOLLOWER].pid,
             "client": os.getpid(),
         }
         own: dict[str, int] = {}
@@ -76,11 +74,12 @@ def _profile(directory: Path, options: Options, size_bytes: int, count: int) -> 
                 f"   {name}: {user / megabytes * 1e3:.1f}+{system / megabytes * 1e3:.1f} ms/MB, "
                 f"{(user + system) / seconds:.0%} of a core"
             )
+        paths = {node_id: samples_of(node.data_dir) for node_id, node in processes.nodes.items()}
         for node in processes.nodes.values():
             node.stop()
     frames = {
-        "leader": json.loads((directory / f"samples{LEADER}.json").read_text()),
-        "follower": json.loads((directory / f"samples{FOLLOWER}.json").read_text()),
+        "leader": json.loads(paths[LEADER].read_text()),
+        "follower": json.loads(paths[FOLLOWER].read_text()),
         "client": own,
     }
     for role in pids:
@@ -98,12 +97,12 @@ async def _prepare(cluster: Cluster) -> None:
 def _node_frames(processes: ClusterProcesses) -> Iterator[None]:
     """Let the nodes sample their frames while the block runs."""
     for node in processes.nodes.values():
-        node.process.send_signal(signal.SIGUSR1)
+        os.kill(node.pid, signal.SIGUSR1)
     try:
         yield
     finally:
         for node in processes.nodes.values():
-            node.process.send_signal(signal.SIGUSR1)
+            os.kill(node.pid, signal.SIGUSR1)
 
 
 @contextmanager
@@ -125,7 +124,7 @@ def _perf(pids: dict[str, int], directory: Path) -> Iterator[None]:
 
 
 def _end(recorder: subprocess.Popen[bytes]) -> None:
-    # perf writes its file when it is interrupted.
+    # SIGINT makes perf write its file.
     recorder.send_signal(signal.SIGINT)
     try:
         recorder.wait(PERF_TIMEOUT_S)

@@ -1,16 +1,15 @@
-"""A node that writes down where its Python code spends processor time.
+"""A node with a sampler of its Python code's processor time.
 
-    python -m bench.replication.sampled serve --data-dir DIR ...
+python -m bench.replication.sampled serve --data-dir DIR ...
 
-A timer of processor time interrupts the main thread; the frame it meets is counted. What a C
-function takes counts for the line that called it. Threads are not looked at, but what they use
-advances the timer, too. SIGUSR1 begins it, and ends it again.
+A timer of processor time interrupts the main thread, and the current frame is counted. Time in a C
+function counts for the calling line. Frames of threads are not sampled, but their time advances the
+timer too. SIGUSR1 starts the sampler, and stops it again.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from types import FrameType
 from typing import Final
 
 INTERVAL_S: Final = 0.002
-SAMPLES_VARIABLE: Final = "BENCH_SAMPLES"
 SERVE_SAMPLED: Final = (sys.executable, "-m", "bench.replication.sampled", "serve")
 
 
@@ -43,11 +41,16 @@ def sampling(samples: dict[str, int]) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
+def samples_of(data_dir: Path) -> Path:
+    """The file for a node's samples, beside its data directory."""
+    return data_dir.with_name(f"{data_dir.name}.samples")
+
+
 def main() -> None:
-    """Run the command line as it is; sample from one SIGUSR1 to the next, then write."""
+    """Run the command line; sample from one SIGUSR1 to the next, then write."""
     from raftlog.cli.main import main as command  # noqa: PLC0415 - the nodes' own import time
 
-    path = Path(os.environ[SAMPLES_VARIABLE])
+    path = samples_of(Path(sys.argv[sys.argv.index("--data-dir") + 1]))
     samples: dict[str, int] = {}
     running = ExitStack()
     is_on = False

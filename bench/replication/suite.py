@@ -26,5 +26,5 @@ PARTS: Final[dict[str, Part]] = {
 
 
 def run(names: Sequence[str], options: Options) -> tuple[list[Result], list[str]]:
-    """The figures of these parts, and the parts that failed: the others are run all the same."""
+    """Run these parts; return the results, and the parts that failed."""
     return run_parts("cluster", PARTS, names, options)

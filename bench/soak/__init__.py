@@ -1,6 +1,8 @@
-"""The soak: a real cluster under load and faults, and every operation judged.
+"""The soak: a real cluster under load and faults, with histories checked.
 
-`clients` and `worker` write and read and note what they were told, `faults` and `cuts` hurt the
-nodes, `verdict` reads everything at the end and has tests/checker judge it, `power` is for disks
-that lose what was not synced. `scripts/soak` and tests/integration/test_faults_*.py use all this.
+Two workloads: `records` (topics under writers and readers) and `registers` (the cluster's settings,
+for the metadata quorum). `nemesis` strikes both. `clients` and `worker` write, read and record
+histories, `verdict` reads all replicas at the end and runs the checkers of tests/verification, and
+`power` provides disks that lose data that was not synced. `scripts/soak` and tests/integration use
+this package.
 """

@@ -7,170 +7,213 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from os import environ
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 import click
-import msgspec
+import uvloop
 
 from bench.cluster_processes import ClusterProcesses, NoLeaderError, Place
 from bench.replication.cluster import Cluster, run_workload
-from bench.replication.wires import NoWiresError, Wires
-from bench.soak import verdict as verdicts
-from bench.soak.faults import GROUPS, Fault
-from bench.soak.run import Found, soak
-from bench.soak.worker import Account
+from bench.soak import records, registers
+from bench.soak.nemesis import RECORD_GROUPS, REGISTER_GROUPS, endless_kinds
+from bench.wires import NoWiresError, Wires
+from raftlog.cluster.errors import ClusterError
 
-TOPICS: Final = {"alpha": 12, "beta": 8, "gamma": 4}
-REST_TIMEOUT_S: Final = 1_800.0
-"""For all that comes after the load."""
-ANOMALIES_SHOWN_MAX: Final = 40
-FAULTS_FILE: Final = "faults.json"
-ACCOUNT_FILE: Final = "account.json"
+CHECK_TIMEOUT_S: Final = 1_800.0
+"""For the end of a run: healing, final reads, checks."""
+
+Workload = Literal["records", "registers"]
 
 
-def print_report(found: Found, seconds: float) -> None:
-    """The run in a screenful."""
-    verdict = found.verdict
-    kinds = Counter(fault.kind for fault in found.faults)
-    print(f"  sends         {verdict.acknowledged:,} acknowledged of {verdict.sends:,}", end="")
-    print(f", {verdict.acknowledged / seconds:,.0f} a second" if seconds else "")
-    print(f"  final reads   {verdict.records_read:,} records of all replicas")
-    print(
-        f"  faults        {len(found.faults)}; longest time without acknowledgement outside "
-        f"of them: {verdict.calm_gap_s:.2f} s"
-    )
-    for kind, count in sorted(kinds.items()):
-        resume_s = verdict.resume_s.get(kind)
-        print(
-            f"    {count:3} {kind}: longest gap of a partition {verdict.gap_s.get(kind, 0):.2f} s"
-            + ("" if resume_s is None else f", {resume_s:.2f} s after the healing")
-        )
-    if found.account.errors:
-        print("  clients were told (most often):")
-        for error, count in Counter(found.account.errors).most_common(12):
-            print(f"    {count:6} {error}")
-    print(f"  anomalies     {len(found.anomalies)}")
-    for anomaly in found.anomalies[:ANOMALIES_SHOWN_MAX]:
-        print(f"ANOMALY {anomaly}")
+class Defaults(NamedTuple):
+    """The options of a workload unless the caller gives others."""
+
+    nodes: str
+    rate: float
+    groups: Mapping[str, Mapping[str, float]]
+
+
+DEFAULTS: Final[dict[Workload, Defaults]] = {
+    "records": Defaults("3", 1_500.0, RECORD_GROUPS),
+    "registers": Defaults("3,5", 200.0, REGISTER_GROUPS),
+}
+
+
+class Options(NamedTuple):
+    """The options of one run."""
+
+    workload: Workload
+    node_count: int
+    groups: list[str]
+    seconds: float
+    every_s: float
+    rate: float
+    writers: int
+    seed: int
 
 
 @click.command()
-@click.option("--minutes", default=5.0, show_default=True, help="Length of the load.")
-@click.option("--nodes", default=3, show_default=True, type=click.IntRange(3, 9))
 @click.option(
-    "--faults",
-    default=",".join(GROUPS),
+    "--workload",
+    type=click.Choice(list(DEFAULTS)),
+    default="records",
     show_default=True,
-    help="Which kinds, in turn; empty: none.",
+    help="Records of topics, or the cluster's settings as registers.",
 )
-@click.option("--every", default=20.0, show_default=True, help="Seconds from fault to fault.")
-@click.option("--rate", default=1_500.0, show_default=True, help="Records a second to aim at.")
-@click.option("--writers", default=2, show_default=True, help="Processes with clients.")
-@click.option("--seed", type=int, help="Of the faults.")
+@click.option("--minutes", default=5.0, show_default=True, help="Length of the load of each run.")
+@click.option("--nodes", help="Cluster sizes, one run each. Default: 3; registers: 3,5.")
+@click.option("--faults", help="Groups of faults, in turn. Default: all.")
+@click.option(
+    "--every", default=20.0, show_default=True, help="Seconds from fault to fault (records)."
+)
+@click.option("--rate", type=float, help="Operations a second. Default: 1500; registers: 200.")
+@click.option("--writers", default=2, show_default=True, help="Processes with clients (records).")
+@click.option("--seed", type=int, help="Of the faults, and of the clients of registers.")
 @click.option(
     "--output",
-    default="bench/results/soak-data",
+    default="bench/results/soak",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Where the history goes.",
+    help="Directory of the histories.",
 )
 @click.option(
     "--replay",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Judge the history in this directory again, and start nothing.",
+    help="Check the history in this directory again, and start nothing.",
 )
 def main(  # noqa: PLR0917 - click passes them by name
+    workload: Workload,
     minutes: float,
-    nodes: int,
-    faults: str,
+    nodes: str | None,
+    faults: str | None,
     every: float,
-    rate: float,
+    rate: float | None,
     writers: int,
     seed: int | None,
     output: Path,
     replay: Path | None,
 ) -> None:
-    """Kill, pause, cut and restart the nodes of a real cluster under load; check what was seen."""
+    """Kill, pause, cut off and restart the nodes of a real cluster under load.
+
+    The history of all clients is checked. Exit code 1: an anomaly was found.
+    """
     if replay is not None:
-        done = msgspec.json.decode((replay / FAULTS_FILE).read_bytes(), type=list[Fault])
-        account = msgspec.json.decode((replay / ACCOUNT_FILE).read_bytes(), type=Account)
-        verdict = verdicts.judge(replay, done)
-        print_report(Found(account, done, verdict, verdict.anomalies), 0)
-        sys.exit(1 if verdict.anomalies else 0)
-    groups = [group for group in faults.split(",") if group]
-    if unknown := set(groups) - set(GROUPS):
-        raise click.BadParameter(f"{', '.join(sorted(unknown))}: there are {', '.join(GROUPS)}")
+        sys.exit(0 if _replay(replay) else 1)
+    defaults = DEFAULTS[workload]
+    given = ",".join(defaults.groups) if faults is None else faults
+    groups = [group for group in given.split(",") if group]
+    if unknown := set(groups) - set(defaults.groups):
+        known = ", ".join(defaults.groups)
+        raise click.BadParameter(f"{', '.join(sorted(unknown))}: there are {known}")
+    if not groups:
+        raise click.BadParameter("no group of faults is named")
+    nodes = nodes or defaults.nodes
+    rate = rate or defaults.rate
     seed = random.randrange(2**32) if seed is None else seed
     print(
-        f"scripts/soak --minutes {minutes:g} --nodes {nodes} --faults {','.join(groups)} "
-        f"--every {every:g} --rate {rate:g} --writers {writers} --seed {seed}",
+        f"scripts/soak --workload {workload} --minutes {minutes:g} --nodes {nodes} "
+        f"--faults {','.join(groups)} --every {every:g} --rate {rate:g} --writers {writers} "
+        f"--seed {seed}",
         flush=True,
     )
-    history = output / time.strftime("%Y%m%d-%H%M%S")
+    are_clean = []
+    for count in nodes.split(","):
+        options = Options(workload, int(count), groups, minutes * 60, every, rate, writers, seed)
+        directory = output / f"{workload}-{count}-{time.strftime('%Y%m%d-%H%M%S')}"
+        are_clean.append(_run(options, directory))
+    sys.exit(0 if all(are_clean) else 1)
+
+
+def _replay(directory: Path) -> bool:
+    if (directory / registers.HISTORY_FILE).exists():
+        found = registers.RegistersRun.replay(directory)
+        registers.print_report(found)
+        return not found.anomalies
+    run = records.RecordsRun.replay(directory)
+    records.print_report(run, 0)
+    return not run.anomalies
+
+
+def _run(options: Options, history: Path) -> bool:
+    """Run once over a fresh cluster; return whether no anomaly was found."""
     history.mkdir(parents=True)
-    sys.exit(0 if _run(minutes, nodes, groups, every, rate, writers, seed, history) else 1)
-
-
-def _run(  # noqa: PLR0917
-    minutes: float,
-    nodes: int,
-    groups: list[str],
-    every: float,
-    rate: float,
-    writers: int,
-    seed: int,
-    history: Path,
-) -> bool:
-    seconds = minutes * 60
     directory = Path(tempfile.mkdtemp(prefix="raftlog-soak-", dir=environ.get("BENCH_DIR")))
+    print(f"{options.node_count} nodes, {options.seconds / 60:.1f} minutes", flush=True)
     with ExitStack() as stack:
         wires: Wires | None = None
         places: list[Place] = []
+        groups = list(options.groups)
         if "cut" in groups:
             try:
-                wires = stack.enter_context(Wires(nodes))
+                wires = stack.enter_context(Wires(options.node_count))
                 places = wires.places
             except NoWiresError as error:
                 print(f"  cut is left out: {error}")
                 groups.remove("cut")
         processes = stack.enter_context(
-            ClusterProcesses(directory / "data", nodes, flush="sync", places=places)
+            ClusterProcesses(directory / "data", options.node_count, places=places)
         )
         try:
             processes.start()
             processes.wait_quiet()
-        except (NoLeaderError, RuntimeError) as error:
+        except (ClusterError, NoLeaderError, RuntimeError) as error:
             print(f"the cluster did not start: {error}\n{processes.log_ends()}")
             return False
-        found = run_workload(
-            soak(
-                Cluster(processes),
-                TOPICS,
-                history,
-                groups=groups,
-                seconds=seconds,
-                every_s=every,
-                rate=rate,
-                writers=writers,
-                seed=seed,
-                wires=wires,
-                say=lambda text: print(text, flush=True),
-            ),
-            seconds + REST_TIMEOUT_S,
-        )
-    (history / FAULTS_FILE).write_bytes(msgspec.json.encode(list(found.faults)))
-    (history / ACCOUNT_FILE).write_bytes(msgspec.json.encode(found.account))
-    print_report(found, seconds)
+        is_clean = _soak(processes, options._replace(groups=groups), history, wires)
     print(f"  history       {history}: scripts/soak --replay {history}")
-    if found.anomalies:
-        print(f"data directories and logs are kept in {directory}")
-    else:
+    if is_clean:
         shutil.rmtree(directory, ignore_errors=True)
-    return not found.anomalies
+    else:
+        print(f"data directories and logs are kept in {directory}")
+    return is_clean
+
+
+def _soak(
+    processes: ClusterProcesses, options: Options, history: Path, wires: Wires | None
+) -> bool:
+    available = DEFAULTS[options.workload].groups
+    groups = {group: available[group] for group in options.groups}
+    kinds = endless_kinds(groups, random.Random(options.seed))
+    if options.workload == "registers":
+        found = uvloop.run(
+            registers.soak(
+                processes,
+                history,
+                kinds=kinds,
+                seconds=options.seconds,
+                rate=options.rate,
+                seed=options.seed,
+                log=_log,
+            )
+        )
+        registers.print_report(found)
+        return not found.anomalies
+    run = run_workload(
+        records.soak(
+            Cluster(processes),
+            history,
+            kinds=kinds,
+            seconds=options.seconds,
+            every_s=options.every_s,
+            rate=options.rate,
+            writers=options.writers,
+            seed=options.seed,
+            wires=wires,
+            log=_log,
+        ),
+        options.seconds + CHECK_TIMEOUT_S,
+    )
+    run.save(history)
+    records.print_report(run, options.seconds)
+    return not run.anomalies
+
+
+def _log(text: str) -> None:
+    print(text, flush=True)
 
 
 if __name__ == "__main__":

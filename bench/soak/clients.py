@@ -1,7 +1,7 @@
-"""Who writes and reads: as programs do, as `curl` does, and from whichever replica answers.
+"""The clients of a soak of records: the Python client, HTTP as `curl` speaks, fetches by replica.
 
-Each is a coroutine that works until told to stop, and notes every operation. What it was refused
-counts in `errors`; whether that was right is for the checker to say.
+Each client is a coroutine that runs until `stop` is set, and records every operation. Errors are
+counted in `errors`; the checker decides whether an error was right.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from raftlog_client import Consumer, Producer, TopicPartition
 from raftlog_client.errors import RaftlogClientError
 from raftlog_client.types import RecordMetadata
 
-from bench.register_client import KeptConnection, NotSentError, OutcomeLostError
-from bench.soak.fetching import Place, fetch
-from bench.soak.recording import Recorder, spelled
+from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
+from bench.soak.fetching import FetchPosition, fetch
+from bench.soak.recording import Recorder, partition_name
 from raftlog.record.errors import ERROR_TABLE, LogError
 from tests.verification.log_history import End, Outcome, Poll, Send
 
 TICK_S: Final = 0.02
 LINGER_MS: Final = 5
 LANE_WAITING_MAX: Final = 400
-"""Sends of one partition that wait for their answers; then it is left out for a while."""
+"""Unacknowledged sends of one partition; a partition with more is skipped for a while."""
 DELIVERY_TIMEOUT_MS: Final = 120_000
 CLOSE_TIMEOUT_MS: Final = 60_000
 KEY: Final = b"k" * 64
@@ -44,32 +44,32 @@ TEXT: Final = "application/vnd.kafka.text.v2+json"
 
 @dataclass(slots=True)
 class Task:
-    """What a client needs to know, and what it says of itself."""
+    """The work of one client, and its account."""
 
     name: str
-    """Unlike that of any other client of the run: values begin with it."""
+    """Unique among the clients of the run: values begin with the name."""
     addresses: Mapping[int, str]
     topics: Mapping[str, int]
     """Names and numbers of partitions."""
     recorder: Recorder
     stop: asyncio.Event
     rate: float = 0.0
-    """Records a second that a writer aims at."""
+    """Of a writer: records a second."""
     errors: Counter[str] = field(default_factory=Counter)
     acknowledged: int = 0
 
     @property
     def servers(self) -> str:
-        """As clients take them."""
+        """All addresses, as `bootstrap_servers`."""
         return ",".join(self.addresses.values())
 
     @property
     def lanes(self) -> list[tuple[str, int]]:
-        """All partitions."""
+        """All partitions, as topic and number."""
         return [(topic, n) for topic, count in self.topics.items() for n in range(count)]
 
     async def pause(self, seconds: float) -> None:
-        """Sleep, unless told to stop."""
+        """Sleep until the time is over or `stop` is set."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.stop.wait()
@@ -80,7 +80,7 @@ Client = Callable[[Task], Awaitable[None]]
 
 def _noted(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectionError):
-        # Its words name the port, in many ways.
+        # The text names the port, in many ways.
         return type(error).__name__
     return f"{type(error).__name__}: {error!s:.90}"
 
@@ -89,7 +89,7 @@ def _noted(error: BaseException) -> str:
 
 
 async def client_writer(task: Task) -> None:
-    """Write by the Python client: idempotent, acks=all, to all partitions in turn."""
+    """Write by the Python client: idempotent, acks=all, all partitions in turn."""
     recorder, lanes = task.recorder, task.lanes
     waiting: Counter[int] = Counter()
     number = 0
@@ -104,14 +104,14 @@ async def client_writer(task: Task) -> None:
             is_unknown = not isinstance(error, RaftlogClientError) or error.outcome_unknown
             outcome = "unknown" if is_unknown else "refused"
             task.errors[f"{outcome} {_noted(error or asyncio.CancelledError())}"] += 1
-            # The client goes on under another id: nothing orders this one among the later ones.
+            # The client goes on under another producer id, so later sends are not ordered after.
             producer = f"{task.name} {value}"
         else:
             offset = future.result().offset
             task.acknowledged += 1
         recorder.add(
             Send(
-                partition=spelled(*lanes[lane]),
+                partition=partition_name(*lanes[lane]),
                 producer=producer,
                 values=(value,),
                 invoked=invoked,
@@ -159,19 +159,19 @@ async def client_writer(task: Task) -> None:
         await producer.close(timeout_ms=0)
         raise
     await producer.close(timeout_ms=CLOSE_TIMEOUT_MS)
-    # Callbacks of what ended with it run in the next turn.
+    # Callbacks of sends that ended with the producer run in the next turn of the loop.
     await asyncio.sleep(0)
 
 
 async def http_writer(task: Task) -> None:
-    """Write as `curl` does: any node is asked, each request is sent once, nothing is idempotent."""
+    """Write as `curl` does: to any node, each request sent once, without idempotence."""
     connections = [KeptConnection(address) for address in task.addresses.values()]
     lanes = task.lanes
     number = 0
     try:
         while not task.stop.is_set():
             topic, partition = lanes[number % len(lanes)]
-            # Another pairing of nodes and partitions each time around.
+            # Each round pairs nodes and partitions differently.
             connection = connections[(number + number // len(lanes)) % len(connections)]
             await _post(task, connection, topic, partition, f"{task.name}.{number}")
             number += 1
@@ -188,7 +188,7 @@ async def _post(
     invoked = task.recorder.step()
     outcome: Outcome
     offset: int | None = None
-    # JSON values are read as they are written: in quotes.
+    # A JSON value is read as written: in quotes.
     written = json.dumps(value)
     try:
         answer = await connection.request(
@@ -200,13 +200,13 @@ async def _post(
         outcome = "unknown"
         task.errors[f"unknown {_noted(error)}"] += 1
     else:
-        outcome, offset, why = _told(answer.status, answer.body)
+        outcome, offset, reason = _interpret(answer.status, answer.body)
         if outcome != "ok":
-            task.errors[f"{outcome} {why}"] += 1
+            task.errors[f"{outcome} {reason}"] += 1
     task.acknowledged += outcome == "ok"
     task.recorder.add(
         Send(
-            partition=spelled(topic, partition),
+            partition=partition_name(topic, partition),
             producer=f"{task.name} {value}",
             values=(written,),
             invoked=invoked,
@@ -218,17 +218,17 @@ async def _post(
     )
 
 
-def _told(status: int, body: bytes) -> tuple[Outcome, int | None, str]:
-    """Outcome and offset of a produce request, by its answer."""
-    said: dict[str, Any] = json.loads(body)
+def _interpret(status: int, body: bytes) -> tuple[Outcome, int | None, str]:
+    """Outcome, offset and error text of a produce request, by its answer."""
+    answer: dict[str, Any] = json.loads(body)
     if status == 200:
-        said = said["offsets"][0]
-        if said.get("error_code") is None:
-            return "ok", int(said["offset"]), ""
-    entry = ERROR_TABLE.get(int(said["error_code"]))
+        answer = answer["offsets"][0]
+        if answer.get("error_code") is None:
+            return "ok", int(answer["offset"]), ""
+    entry = ERROR_TABLE.get(int(answer["error_code"]))
     is_unknown = entry is None or entry.outcome_unknown
-    why = f"{said['error_code']}: {said.get('message') or said.get('error')!s:.80}"
-    return ("unknown" if is_unknown else "refused"), None, why
+    reason = f"{answer['error_code']}: {answer.get('message') or answer.get('error')!s:.80}"
+    return ("unknown" if is_unknown else "refused"), None, reason
 
 
 # Readers
@@ -256,7 +256,7 @@ async def client_reader(task: Task) -> None:
                 next_offset = records[-1].offset + 1
                 task.recorder.add(
                     Poll(
-                        partition=spelled(*lane),
+                        partition=partition_name(*lane),
                         consumer=task.name,
                         invoked=invoked,
                         completed=task.recorder.step(),
@@ -266,14 +266,14 @@ async def client_reader(task: Task) -> None:
                     )
                 )
                 positions[lane] = next_offset
-            # As a busy application: what comes meanwhile is handed over together.
+            # As in a busy application: records that arrive meanwhile form one batch.
             await task.pause(0.02)
     finally:
         await consumer.close()
 
 
 async def replica_reader(task: Task) -> None:
-    """Read from one node after the other, from what each follows or leads."""
+    """Fetch from one node after the other, from its own replicas."""
     positions = dict.fromkeys(task.lanes, 0)
     nodes = sorted(task.addresses)
     turn = 0
@@ -286,7 +286,7 @@ async def replica_reader(task: Task) -> None:
                 parts = await fetch(
                     session,
                     task.addresses[node_id],
-                    [Place(*lane, offset) for lane, offset in positions.items()],
+                    [FetchPosition(*lane, offset) for lane, offset in positions.items()],
                     wait_ms=100,
                     timeout_s=READ_TIMEOUT_S,
                 )
@@ -303,7 +303,7 @@ async def replica_reader(task: Task) -> None:
                 elif part.next_offset != positions[lane]:
                     task.recorder.add(
                         Poll(
-                            partition=spelled(*lane),
+                            partition=partition_name(*lane),
                             consumer=task.name,
                             invoked=invoked,
                             completed=task.recorder.step(),
@@ -318,7 +318,7 @@ async def replica_reader(task: Task) -> None:
 
 
 async def http_reader(task: Task) -> None:
-    """Read as `curl` does: any node, its replica or the leader's; and ask where the end is."""
+    """Read as `curl` does, any node's replica or the leader's; also read end offsets."""
     lanes = task.lanes
     async with aiohttp.ClientSession(headers={"Accept": TEXT}) as session, asyncio.TaskGroup() as g:
         for number in range(HTTP_READERS):
@@ -338,7 +338,7 @@ async def _http_reader(
             base = f"http://{task.addresses[node_id]}/topics/{lane[0]}/partitions/{lane[1]}"
             try:
                 if turn % 4 == 0:
-                    await _ask_end(task, session, base, lane, node_id)
+                    await _read_end(task, session, base, lane, node_id)
                 positions[lane] = await _read(
                     task, session, base, lane, node_id, positions[lane], near=turn % 2 == 0
                 )
@@ -348,7 +348,7 @@ async def _http_reader(
         await task.pause(HTTP_READ_PERIOD_S)
 
 
-async def _ask_end(
+async def _read_end(
     task: Task, session: aiohttp.ClientSession, base: str, lane: tuple[str, int], node_id: int
 ) -> None:
     invoked = task.recorder.step()
@@ -362,7 +362,7 @@ async def _ask_end(
             return
     task.recorder.add(
         End(
-            partition=spelled(*lane),
+            partition=partition_name(*lane),
             invoked=invoked,
             completed=task.recorder.step(),
             offset=said["end_offset"],
@@ -371,7 +371,7 @@ async def _ask_end(
     )
 
 
-async def _read(  # noqa: PLR0917 - what to read, and where
+async def _read(  # noqa: PLR0917 - partition, node and position
     task: Task,
     session: aiohttp.ClientSession,
     base: str,
@@ -381,7 +381,7 @@ async def _read(  # noqa: PLR0917 - what to read, and where
     *,
     near: bool,
 ) -> int:
-    """Read on; return where to go on."""
+    """Read the next records; return the next position."""
     invoked = task.recorder.step()
     timeout = aiohttp.ClientTimeout(READ_TIMEOUT_S)
     query = {"offset": str(position), "replica": "any" if near else "leader"}
@@ -395,7 +395,7 @@ async def _read(  # noqa: PLR0917 - what to read, and where
         return position
     task.recorder.add(
         Poll(
-            partition=spelled(*lane),
+            partition=partition_name(*lane),
             consumer=f"{task.name}",
             invoked=invoked,
             completed=task.recorder.step(),

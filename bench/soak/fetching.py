@@ -1,4 +1,4 @@
-"""Reads of a node's own replica, by /v1/fetch with `any_replica`."""
+"""Fetches from a node's own replica: /v1/fetch with `any_replica`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ANSWER_BYTES_MAX: Final = 8 << 20
 BATCH_BYTES_MAX: Final = 64 << 20
 
 
-class Place(NamedTuple):
-    """A partition, and the next offset to read of it."""
+class FetchPosition(NamedTuple):
+    """A partition, and its next offset to fetch."""
 
     topic: str
     partition: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What was answered of one partition."""
+    """The fetched data of one partition."""
 
     topic: str
     partition: int
@@ -43,15 +43,17 @@ class Part:
 async def fetch(
     session: aiohttp.ClientSession,
     address: str,
-    places: Sequence[Place],
+    positions: Sequence[FetchPosition],
     *,
     wait_ms: int = 0,
     timeout_s: float = 5.0,
 ) -> list[Part]:
-    """What a node has of these partitions. Raises aiohttp.ClientError, TimeoutError, LogError."""
-    asked = {place[:2]: place.offset for place in places}
+    """Fetch from one node's replicas. Raises aiohttp.ClientError, TimeoutError, LogError."""
+    next_offsets = {position[:2]: position.offset for position in positions}
     body = {
-        "partitions": [{**place._asdict(), "max_bytes": PARTITION_BYTES_MAX} for place in places],
+        "partitions": [
+            {**position._asdict(), "max_bytes": PARTITION_BYTES_MAX} for position in positions
+        ],
         "max_bytes": ANSWER_BYTES_MAX,
         "max_wait_ms": wait_ms,
         "any_replica": True,
@@ -64,14 +66,14 @@ async def fetch(
         answer.raise_for_status()
         for frame in reader.feed(await answer.read()):
             key = frame.topic, frame.partition
-            start = asked[key]
+            start = next_offsets[key]
             records: list[tuple[int, str]] = []
             if not frame.error_code:
                 for batch in iterate_batches(frame.data):
                     for record in decode(batch, decompressed_bytes_max=BATCH_BYTES_MAX):
                         if record.offset >= start:
                             records.append((record.offset, (record.value or b"").decode()))
-                asked[key] = frame.next_offset
+                next_offsets[key] = frame.next_offset
             parts.append(
                 Part(
                     *key,

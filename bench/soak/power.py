@@ -1,8 +1,8 @@
-"""Disks that lose their power: an ext4 file system in a file for each node, and a boot id for each.
+"""Disks that lose power: an ext4 file system in a file for each node, with a boot id of its own.
 
-A cut is the shutdown ioctl of ext4 without a flush of its journal: what was not synced is gone when
-it is mounted again, as after a power cut, while the machine goes on. Since a node tells a power cut
-from a crash by the machine's boot id, each of these nodes sees one of its own, which changes with
+A cut is the shutdown ioctl of ext4 without a flush of the journal: data that was not synced is gone
+at the next mount, as after a power cut, while the machine goes on. A node distinguishes a power cut
+from a crash by the machine's boot id, so each node sees a boot id of its own, which changes with
 every cut. Needs root, loop devices, mkfs.ext4 and mount namespaces.
 """
 
@@ -28,20 +28,20 @@ NO_JOURNAL_FLUSH: Final = struct.pack("I", 2)
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 TOOLS: Final = ("mkfs.ext4", "mount", "umount", "losetup", "unshare")
 ENTER: Final = ("unshare", "--mount", "--propagation", "slave")
-"""Slave: a disk that is unmounted here must be gone from all namespaces, or it stays as it is."""
+"""Slave: an unmount must reach all namespaces, or the file system stays mounted as it was."""
 COMMAND_TIMEOUT_S: Final = 30.0
 UNMOUNT_TRIES: Final = 500
 UNMOUNT_PAUSE_S: Final = 0.02
 
 
 class NoDisksError(Exception):
-    """This machine has no disks for us that can lose their power."""
+    """Disks that can lose power are not available on this machine."""
 
 
 class LoopDisk:
-    """One node's disk, and the boot id that its node sees. Use it as a context manager.
+    """One node's disk and boot id. Use it as a context manager.
 
-    It is mounted below `directory`; the node's data directory is `data_dir`, inside.
+    The disk is mounted below `directory`; the node's data directory is `data_dir`, inside.
     Raises NoDisksError.
     """
 
@@ -55,22 +55,22 @@ class LoopDisk:
 
     @property
     def data_dir(self) -> Path:
-        """For the node. A disk has more on it than that: `lost+found`."""
+        """The node's data directory, beside `lost+found` on the disk."""
         return self.directory / "data"
 
     @property
     def place(self) -> Place:
-        """Where the node runs: on loopback, seeing this disk's boot id."""
+        """The place of the node: on loopback, with this disk's boot id."""
         script = f'mount --bind "{self._boot_id}" {BOOT_ID} && exec "$@"'
         return Place(LOOPBACK.host, (*ENTER, "sh", "-c", script, "node"))
 
     def cut_power(self) -> None:
-        """Lose what was not synced. The node's process has ended; the disk is mounted again."""
+        """Drop all data that was not synced, and mount again. The node must have ended."""
         self.fail()
         self.replug()
 
     def fail(self) -> None:
-        """From now on every write and every sync is an error, and what was not synced is lost."""
+        """Fail every write and sync from now on, and drop all data that was not synced."""
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(descriptor, EXT4_SHUTDOWN, NO_JOURNAL_FLUSH)
@@ -78,13 +78,13 @@ class LoopDisk:
             os.close(descriptor)
 
     def replug(self) -> None:
-        """Mount a disk again that has failed. The node's process has ended."""
+        """Mount a failed disk again. The node must have ended."""
         self._unmount()
         self._new_boot_id()
         self._mount()
 
     def fill(self) -> Path:
-        """Leave no room; returns the file that took it, to be removed."""
+        """Fill the disk; return the file to delete to free the space."""
         ballast = self.directory / "ballast"
         with ballast.open("wb", buffering=0) as file:
             for size in (1 << 20, 4096, 512):
@@ -129,14 +129,14 @@ class LoopDisk:
         self._boot_id.write_text(f"{uuid.uuid4()}\n")
 
     def _mount(self) -> None:
-        # The journal is not committed by itself for so long: all that is not synced is lost.
+        # No periodic commit of the journal during a test, so unsynced data is lost.
         _run("mount", "-o", "loop,commit=300", str(self._image), str(self.directory))
 
     def _unmount(self) -> None:
-        """Return when nobody has the file system any more: mounted before, it would be the same."""
+        """Unmount everywhere: a mount before would find the old file system, with its data."""
         for _ in range(UNMOUNT_TRIES):
             if self.directory.is_mount():
-                # A process that was killed a moment ago may hold it for a moment more.
+                # A killed process may hold the mount for a moment more.
                 with suppress(NoDisksError):
                     _run("umount", str(self.directory))
             elif not _run("losetup", "--associated", str(self._image)):

@@ -1,6 +1,6 @@
 """Histories on disk: a directory for each partition, in it a file for each client.
 
-So a history of any length is judged partition by partition, and memory holds one of them.
+A history of any length is checked one partition at a time, so memory holds only one of them.
 """
 
 from __future__ import annotations
@@ -10,31 +10,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.verification.log_history import HistoryWriter, Operation, load
+from tests.verification.history_file import HistoryWriter, load
+from tests.verification.log_history import DECODER, Operation
 
 FINAL: Final = "final"
-"""The file of the final reads, beside those of the clients."""
+"""File name of the final reads, beside the files of the clients."""
 
 
-def spelled(topic: str, partition: int) -> str:
+def partition_name(topic: str, partition: int) -> str:
     """A partition's name in histories."""
     return f"{topic}-{partition}"
 
 
 class Steps:
-    """Numbers that grow with time, the same for all processes of this machine."""
+    """Steps: growing monotonic nanoseconds, comparable between processes of this machine."""
 
     def __init__(self) -> None:
         self._last = 0
 
     def __call__(self) -> int:
-        """Later than every number given here before."""
+        """Return a step later than every step returned before."""
         self._last = max(self._last + 1, time.monotonic_ns())
         return self._last
 
 
 class Recorder:
-    """What one client did."""
+    """Writes the operations of one client."""
 
     def __init__(self, directory: Path, client: str) -> None:
         self._directory = directory
@@ -43,7 +44,7 @@ class Recorder:
         self.step = Steps()
 
     def add(self, operation: Operation) -> None:
-        """Note an operation."""
+        """Append an operation to the history of its partition."""
         file = self._files.get(operation.partition)
         if file is None:
             directory = self._directory / operation.partition
@@ -53,17 +54,17 @@ class Recorder:
         file.add(operation)
 
     def close(self) -> None:
-        """No more operations."""
+        """Close all files."""
         for file in self._files.values():
             file.close()
 
 
 def partitions_in(directory: Path) -> list[str]:
-    """The partitions of which there is a history."""
+    """The partitions with a history in this directory."""
     return sorted(path.name for path in directory.iterdir() if path.is_dir())
 
 
 def operations(directory: Path, partition: str) -> Iterator[Operation]:
-    """All that is known of one partition, client by client."""
+    """The operations of one partition, client by client."""
     for path in sorted((directory / partition).glob("*.jsonl")):
-        yield from load(path)
+        yield from load(path, DECODER)

@@ -1,4 +1,4 @@
-"""What is wrong: final reads of every replica, files compared, histories judged, gaps measured."""
+"""The verdict of a run: final reads, comparison of files, checks of histories, gaps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Final
 import aiohttp
 
 from bench.replication.cluster import Row
-from bench.soak.faults import Fault
-from bench.soak.fetching import Part, Place, fetch
-from bench.soak.recording import FINAL, Recorder, operations, partitions_in, spelled
+from bench.soak.fetching import FetchPosition, Part, fetch
+from bench.soak.nemesis import Fault
+from bench.soak.recording import FINAL, Recorder, operations, partition_name, partitions_in
 from raftlog.record.batch import iterate_headers
 from raftlog.record.errors import LogError
 from tests.verification.log_checker import check
@@ -25,36 +25,36 @@ from tests.verification.log_history import ACKS_ALL, FinalRead, Send
 
 FINAL_TIMEOUT_S: Final = 120.0
 RESUME_S_MAX: Final = 10.0
-"""From the healing to the first acknowledgement of every partition (design page on faults)."""
+"""From the healing to the first acknowledgement of every partition."""
 RETRY_S: Final = 0.2
 ANOMALIES_KEPT_MAX: Final = 200
-"""Of each partition: one lost record brings others with it."""
+"""Of each partition: one lost record causes more anomalies."""
 
 
 class UnreadError(Exception):
-    """A replica did not let itself be read to the end in time."""
+    """A replica could not be read to its end in time."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What one run's histories say."""
+    """The findings in one run's histories."""
 
     acknowledged: int = 0
     sends: int = 0
     records_read: int = 0
     anomalies: list[str] = field(default_factory=list)
     gap_s: dict[str, float] = field(default_factory=dict)
-    """By kind of fault, the longest time in which some partition acknowledged nothing."""
+    """By kind of fault, the longest gap between acknowledgements of a partition."""
     resume_s: dict[str, float] = field(default_factory=dict)
     """By kind, the longest time from the healing to a partition's next acknowledgement."""
     calm_gap_s: float = 0.0
-    """The longest outside of all faults."""
+    """The longest gap outside of all faults."""
 
 
 async def read_all(addresses: Mapping[int, str], rows: Sequence[Row], history: Path) -> None:
     """Read every replica of these partitions to the common end, into the history.
 
-    Nobody may write any more. Raises UnreadError.
+    Writers must have stopped. Raises UnreadError.
     """
     recorder = Recorder(history, FINAL)
     deadline = time.monotonic() + FINAL_TIMEOUT_S
@@ -85,8 +85,8 @@ async def _end(
     partition: int,
     deadline: float,
 ) -> int:
-    """The end of a partition, by its leader."""
-    said = ""
+    """The end offset of a partition, by its leader."""
+    reason = ""
     while time.monotonic() < deadline:
         for address in addresses.values():
             url = f"http://{address}/topics/{topic}/partitions/{partition}/offsets"
@@ -94,14 +94,14 @@ async def _end(
                 async with session.get(url, timeout=aiohttp.ClientTimeout(5)) as answer:
                     if answer.status == 200:
                         return int((await answer.json(content_type=None))["end_offset"])
-                    said = await answer.text()
+                    reason = await answer.text()
             except (aiohttp.ClientError, TimeoutError) as error:
-                said = repr(error)
+                reason = repr(error)
         await asyncio.sleep(RETRY_S)
-    raise UnreadError(f"nobody tells the end of {spelled(topic, partition)}: {said}")
+    raise UnreadError(f"no node knows the end of {partition_name(topic, partition)}: {reason}")
 
 
-async def _read(  # noqa: PLR0917 - what to read, and where
+async def _read(  # noqa: PLR0917 - partition, node and end
     session: aiohttp.ClientSession,
     node_id: int,
     address: str,
@@ -110,20 +110,22 @@ async def _read(  # noqa: PLR0917 - what to read, and where
     end: int,
     deadline: float,
 ) -> FinalRead:
-    """All that one node's replica has, once it knows that all of it is committed."""
+    """Read one node's replica up to `end`, once its high watermark has reached `end`."""
     start = position = 0
     records: list[tuple[int, str]] = []
-    said: object = None
+    reason: object = None
     is_first = True
     while is_first or position < end:
         try:
-            parts: list[Part] = await fetch(session, address, [Place(topic, partition, position)])
+            parts: list[Part] = await fetch(
+                session, address, [FetchPosition(topic, partition, position)]
+            )
         except (aiohttp.ClientError, TimeoutError, LogError) as error:
-            parts, said = [], repr(error)
+            parts, reason = [], repr(error)
         moved = False
         for part in parts:
             if part.error_code:
-                said = part.error_code
+                reason = part.error_code
                 continue
             if is_first:
                 is_first, start = False, part.log_start_offset
@@ -133,12 +135,12 @@ async def _read(  # noqa: PLR0917 - what to read, and where
         if not moved and position < end:
             if time.monotonic() > deadline:
                 raise UnreadError(
-                    f"node {node_id} gives {spelled(topic, partition)} to {position}, "
-                    f"and it ends at {end}: {said}"
+                    f"node {node_id} serves {partition_name(topic, partition)} to {position}, "
+                    f"which ends at {end}: {reason}"
                 )
             await asyncio.sleep(RETRY_S)
     return FinalRead(
-        partition=spelled(topic, partition),
+        partition=partition_name(topic, partition),
         node=str(node_id),
         start=start,
         end=position,
@@ -150,7 +152,10 @@ async def _read(  # noqa: PLR0917 - what to read, and where
 
 
 def compare_files(data_dirs: Mapping[int, Path], topic_id: str = "*") -> list[str]:
-    """How the replicas' segment files differ, of one topic or all. All of it was committed."""
+    """Differences of the replicas' segment files, of one topic or all.
+
+    All records must be committed.
+    """
     replicas: dict[str, dict[int, Path]] = {}
     for node_id, data_dir in sorted(data_dirs.items()):
         for path in sorted((data_dir / "replicas").glob(f"{topic_id}/*")):
@@ -178,7 +183,7 @@ def _digest(replica: Path) -> str:
 
 
 def _difference(paths: Mapping[int, Path]) -> str:
-    """In words: how long each is, and the first batch in which one differs from the first."""
+    """A text: each replica's length, and its first batch that differs from the first replica."""
     contents = {node_id: b"".join(_chunks(path)) for node_id, path in paths.items()}
     parts = [f"node {node_id} has {len(data)} bytes" for node_id, data in contents.items()]
     (_, first), *others = contents.items()
@@ -192,7 +197,7 @@ def _difference(paths: Mapping[int, Path]) -> str:
                 parts.append(f"node {node_id} differs from offset {header.base_offset}: {other}")
                 break
         else:
-            parts.append(f"node {node_id} has an end of its own")
+            parts.append(f"node {node_id} ends elsewhere")
     return "; ".join(parts)
 
 
@@ -200,7 +205,7 @@ def _difference(paths: Mapping[int, Path]) -> str:
 
 
 def judge(history: Path, faults: Sequence[Fault]) -> Verdict:
-    """Check all partitions, one after the other."""
+    """Check the histories of all partitions, one after the other."""
     verdict = Verdict()
     for partition in partitions_in(history):
         anomalies = [str(found) for found in check(operations(history, partition))]
@@ -226,7 +231,7 @@ def _measure(verdict: Verdict, history: Path, partition: str, faults: Sequence[F
     if not acked:
         return
     for fault, following in zip_longest(faults, faults[1:]):
-        # What the next fault costs is not this one's.
+        # A gap of the next fault does not count for this one.
         limit = acked[-1] if following is None else following.struck
         after = min(fault.whole or fault.healed or fault.struck, limit)
         gap_s = longest_gap(acked, fault.struck, after, limit) / 1e9
@@ -243,16 +248,16 @@ def _measure(verdict: Verdict, history: Path, partition: str, faults: Sequence[F
             )
     edges = [acked[0], *(t for fault in faults for t in (fault.struck, fault.whole)), acked[-1]]
     for start, end in zip(edges[::2], edges[1::2], strict=True):
-        # Only what lies within: a gap that begins in the calm belongs to the fault.
+        # Gaps within the calm only: one that reaches into a fault belongs to the fault.
         inside = acked[bisect_left(acked, start) : bisect_left(acked, end)]
         calm = max((late - early for early, late in pairwise(inside)), default=0)
         verdict.calm_gap_s = max(verdict.calm_gap_s, calm / 1e9)
 
 
 def longest_gap(times: Sequence[int], start: int, end: int, limit: int) -> int:
-    """The longest time between neighbours, within [start, limit], if it begins before `end`.
+    """The longest gap between neighbours within [start, limit] that begins before `end`.
 
-    `times` are sorted. What was before `start` is the fault before, what is after `limit` the next.
+    `times` are sorted. Gaps before `start` belong to the former fault, after `limit` to the next.
     """
     inside = [start, *times[bisect_left(times, start) : bisect_left(times, end) + 1]]
     return max((min(late, limit) - early for early, late in pairwise(inside)), default=0)

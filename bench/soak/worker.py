@@ -1,7 +1,7 @@
-"""Clients in processes of their own: `python -m bench.soak.worker`, told what to do on stdin.
+"""Clients in processes of their own: `python -m bench.soak.worker`.
 
-The first line says it (`Orders`); the end of stdin, which the end of the soak is, too, says stop.
-What they have to say of themselves is one line on stdout (`Account`).
+The first line on stdin is a `WorkerOrder`. The end of stdin stops the clients; so does the end of
+the soak's process. Then the worker prints its `Account`, one line on stdout.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ LINE_BYTES_MAX: Final = 1 << 20
 STOP_TIMEOUT_S: Final = 150.0
 
 
-class Orders(msgspec.Struct, frozen=True):
-    """Which clients, and for what cluster."""
+class WorkerOrder(msgspec.Struct, frozen=True):
+    """The clients to run, and the cluster."""
 
     name: str
     clients: dict[str, float]
-    """By name of the part, with a rate for writers."""
+    """By name in CLIENTS; the value is the rate of a writer, records a second."""
     addresses: dict[int, str]
     topics: dict[str, int]
     history: str
 
 
 class Account(msgspec.Struct, frozen=True):
-    """What the clients have to say."""
+    """Acknowledged records and errors of clients."""
 
     acknowledged: int = 0
     errors: dict[str, int] = {}
@@ -46,17 +46,17 @@ class Account(msgspec.Struct, frozen=True):
         )
 
 
-async def work(orders: Orders, stop: asyncio.Event, tasks: list[Task] | None = None) -> Account:
-    """Be these clients until told to stop. They are added to `tasks`, to be watched."""
+async def work(order: WorkerOrder, stop: asyncio.Event, tasks: list[Task] | None = None) -> Account:
+    """Run the clients until `stop` is set. The caller may watch them in `tasks`."""
     tasks = [] if tasks is None else tasks
     recorders: list[Recorder] = []
     try:
         async with asyncio.TaskGroup() as group:
-            for part, rate in orders.clients.items():
-                name = f"{orders.name}{part}"
-                recorder = Recorder(Path(orders.history), name)
+            for part, rate in order.clients.items():
+                name = f"{order.name}{part}"
+                recorder = Recorder(Path(order.history), name)
                 recorders.append(recorder)
-                task = Task(name, orders.addresses, orders.topics, recorder, stop, rate)
+                task = Task(name, order.addresses, order.topics, recorder, stop, rate)
                 tasks.append(task)
                 group.create_task(CLIENTS[part](task))  # type: ignore[arg-type]
     finally:
@@ -70,15 +70,15 @@ async def work(orders: Orders, stop: asyncio.Event, tasks: list[Task] | None = N
 
 
 class Worker:
-    """A process with clients in it."""
+    """A worker process."""
 
-    def __init__(self, orders: Orders) -> None:
-        self.orders = orders
+    def __init__(self, order: WorkerOrder) -> None:
+        self.order = order
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Let it begin."""
-        with (Path(self.orders.history) / f"{self.orders.name}.log").open("wb") as log:
+        """Start the process and its clients."""
+        with (Path(self.order.history) / f"{self.order.name}.log").open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -89,18 +89,18 @@ class Worker:
                 limit=LINE_BYTES_MAX,
             )
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(self.orders) + b"\n")
+        self._process.stdin.write(msgspec.json.encode(self.order) + b"\n")
         await self._process.stdin.drain()
 
     async def ended(self) -> None:
-        """Return when it has ended, though nobody has told it to."""
-        assert self._process is not None, "it was never started"
+        """Wait for the end of the process."""
+        assert self._process is not None, "the worker was not started"
         await self._process.wait()
 
     async def stop(self) -> Account:
-        """Let it end; what it has to say. Raises RuntimeError: it failed."""
+        """Stop the clients; return their account. Raises RuntimeError: the worker failed."""
         process = self._process
-        assert process is not None, "it was never started"
+        assert process is not None, "the worker was not started"
         assert process.stdin is not None
         process.stdin.close()
         try:
@@ -109,15 +109,15 @@ class Worker:
         except TimeoutError:
             process.kill()
             await process.wait()
-            raise RuntimeError(f"the clients {self.orders.name} did not end") from None
+            raise RuntimeError(f"the clients {self.order.name} did not end") from None
         if process.returncode:
             raise RuntimeError(
-                f"the clients {self.orders.name} ended with {process.returncode}; see their log"
+                f"the clients {self.order.name} ended with {process.returncode}; see their log"
             )
         return msgspec.json.decode(output, type=Account)
 
     async def kill(self) -> None:
-        """End it if it still runs."""
+        """Kill the process if it still runs."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
@@ -127,9 +127,9 @@ async def _main() -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    orders = msgspec.json.decode(await reader.readline(), type=Orders)
+    order = msgspec.json.decode(await reader.readline(), type=WorkerOrder)
     stop = asyncio.Event()
-    working = asyncio.create_task(work(orders, stop))
+    working = asyncio.create_task(work(order, stop))
     ended = asyncio.create_task(reader.read())
     await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
     stop.set()

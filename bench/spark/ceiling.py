@@ -1,6 +1,6 @@
-"""What Spark itself takes to read rows from Python: a source that has them ready, without a node.
+"""The cost of Spark itself for rows from Python: a source with ready rows, without a node.
 
-No connector can be faster than this; what it leaves of the machine is what one may use.
+No connector can be faster; the rest of the machine's time is left for a connector.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH_BYTES: Final = 3 * 1024 * 1024
 
 
 class CeilingReader(DataSourceReader):
-    """Gives the same rows again and again."""
+    """Yields the same rows again and again."""
 
     def __init__(self, record_bytes: int, count: int) -> None:
         self._record_bytes = record_bytes
@@ -37,7 +37,7 @@ class CeilingReader(DataSourceReader):
         return [InputPartition(end - start) for start, end in pairwise(ends)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """That many rows."""
+        """Yield the rows of one partition."""
         import pyarrow as pa  # noqa: PLC0415 - on workers only
 
         spare_survivors()
@@ -59,7 +59,7 @@ class CeilingSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        """Values alone, as the reads it is compared with."""
+        """The column of values alone, as in the reads under comparison."""
         return "value binary"
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -68,7 +68,7 @@ class CeilingSource(DataSource):
 
 
 def read_ready(record_bytes: int, count: int) -> tuple[int, int]:
-    """A batch query over rows that are ready: how many, and the sum of their lengths."""
+    """Run a batch query over ready rows; return their number, and the sum of their lengths."""
     running = spark()
     running.dataSource.register(CeilingSource)
     frame = running.read.format(NAME).options(bytes=str(record_bytes), count=str(count))

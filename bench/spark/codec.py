@@ -1,8 +1,9 @@
-"""Ways to get record batches into Arrow and back, side by side: `python -m bench.spark.codec`.
+"""Ways to decode record batches into Arrow and to encode from Arrow, compared: `python -m
+bench.spark.codec`.
 
-Every way runs once a round, so that what else the machine does meets them all; the figure is the
-median over the rounds of processor time (not of the clock) on one core, per record. What lost is
-kept here, so that the choice can be made again when numpy, Arrow or aiokafka moves on.
+Every way runs once a round, so that other work on the machine affects all ways alike. The figure is
+the median over the rounds of processor time (not of the clock) on one core, per record. The slower
+ways stay here, so that the choice can be repeated with newer versions of numpy, Arrow or aiokafka.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 from raftlog_spark.codec import record_offsets
-from raftlog_spark.codec.columns import Columns
 from raftlog_spark.codec.decode import decode
 from raftlog_spark.codec.encode import encode
 from raftlog_spark.codec.record_fields import Slices, key_positions, slices_at, taken
@@ -41,7 +41,7 @@ ALL = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampTy
 
 
 def values_of(size: int, count: int) -> list[bytes]:
-    """Random bytes of lengths around `size`: what is hardest to guess in."""
+    """Random bytes of lengths around `size`: the hardest lengths to predict."""
     chance = random.Random(size)
     return [
         chance.randbytes(chance.randrange(size * 9 // 10, size * 11 // 10)) for _ in range(count)
@@ -88,7 +88,9 @@ def by_steps(window: Window, bodies: Bodies) -> Positions:
 
 
 def by_doubling(window: Window, bodies: Bodies) -> list[Positions]:
-    """Boundaries from the successor of every byte position: a chain of 2^k gives one of 2^(k+1)."""
+    """Boundaries from the successor of every byte position: a chain of 2^k gives a chain of
+    2^(k+1).
+    """
     found = []
     for start, end, count in zip(*(each.tolist() for each in bodies[:3]), strict=True):
         data = window.data[start:end].astype(np.uint16)
@@ -155,9 +157,7 @@ def fields(window: Window, starts: Positions, ends: Positions) -> Slices:
 
 
 def read(data: bytes, *names: str) -> int:
-    batches = decode(
-        data, topic="t", partition=0, start=0, end=2**62, columns=Columns(tuple(names))
-    )
+    batches = decode(data, topic="t", partition=0, start=0, end=2**62, columns=tuple(names))
     return sum(batch.num_rows for batch in batches)
 
 
@@ -250,7 +250,7 @@ def measure(ways: Ways, rounds: int) -> dict[str, float]:
 @click.option("--scale", default=1.0, show_default=True)
 def main(rounds: int, scale: float) -> None:
     """Compare ways to decode and to encode."""
-    # As the client pauses it: else millions of records that live for a moment cost a third more.
+    # As the client pauses the collector: millions of short-lived records would cost a third more.
     gc.disable()
     for title, make in (("reading", reading_ways), ("writing", writing_ways)):
         for size, count in ((100, 100_000), (1000, 20_000)):

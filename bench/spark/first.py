@@ -1,6 +1,6 @@
 """A user's program, timed: `python -m bench.spark.first ADDRESS TOPIC` prints seconds as JSON.
 
-It imports nothing else of the benchmarks: what a user has to import is a part of what he waits for.
+The program imports nothing else of the benchmarks: a user's imports are part of the user's wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 
 
 def main(servers: str, topic: str) -> None:
-    """Start a session and ask twice for the sum of all values' lengths."""
+    """Start a session, and query the sum of all values' lengths twice."""
     times = [time.perf_counter()]
     from raftlog_spark.session import session  # noqa: PLC0415 - a part of what is measured
 

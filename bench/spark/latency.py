@@ -1,7 +1,6 @@
-"""Latency of a stream from a topic to a topic: from when a record was due until it was read again.
+"""Latency of a stream from topic to topic: from the due time of a record until its second read.
 
-Open loop, as in `bench.latency`; the query starts its batches as soon as it can, and does nothing
-but copy.
+Open loop, as in `bench.latency`; the query starts its batches without delay, and only copies.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ GOALS: Final = (("50pct", "p50", 350.0), ("99pct", "p99", None))
 
 
 def micro_batch(options: Options) -> list[Result]:
-    """How long a record takes through a query, and what its batches take."""
+    """Latency of records through a query, and durations of its batches."""
     seconds = max(SECONDS_MIN, SECONDS * options.scale)
     parameters = {"rate": RATE, "seconds": seconds, "partitions": PARTITIONS, "master": "local[*]"}
     results = [
@@ -91,7 +90,7 @@ def _copying(servers: str, from_topic: str, to_topic: str, directory: str) -> St
 
 
 def _durations_ms(query: StreamingQuery) -> dict[str, float]:
-    """Medians of what the query's last batches with rows took, by Spark's names for their parts."""
+    """Medians of the phases of the query's last batches with rows, by Spark's names."""
     found: dict[str, list[float]] = defaultdict(list)
     progress: Any
     for progress in query.recentProgress:

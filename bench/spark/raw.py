@@ -1,9 +1,9 @@
-"""How fast one process reads and writes raw batches: `python -m bench.spark.raw`.
+"""Throughput of one process that reads and writes raw batches: `python -m bench.spark.raw`.
 
-One node and one client on this machine, so one core each where there are two. Nothing is decoded
-and nothing is encoded: what is measured is the way from the log to the caller's memory, and back.
-Each figure is the best of several rounds, as other work on the machine only ever makes it slower;
-CPU seconds for each GB say more than MB/s where it is busy.
+One node and one client on this machine, so one core each on two cores. Nothing is decoded or
+encoded: the figure covers the way from the log to the caller's memory, and back. Each figure is the
+best of several rounds, as other work on the machine only ever makes a round slower; on a busy
+machine, CPU seconds for each GB are more exact than MB/s.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import psutil
 from raftlog_client import Admin
 from raftlog_spark.cluster import Cluster
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 
@@ -39,7 +39,7 @@ class Round(NamedTuple):
 
 
 def measured(work: Callable[[], int], node: psutil.Process) -> Round:
-    """Do `work`, which tells how many bytes it has carried."""
+    """Time `work`, which returns the number of bytes."""
     own = psutil.Process()
     before = [sum(process.cpu_times()[:2]) for process in (own, node)]
     began = time.perf_counter()
@@ -64,10 +64,10 @@ def report(name: str, rounds: list[Round]) -> None:
 
 
 def template(record_bytes: int, batch_bytes: int) -> tuple[bytes, int]:
-    """A batch of such records, and how many it holds."""
+    """A batch of such records, and their number."""
     builder = BatchBuilder(Compression.NONE, batch_bytes)
     value = b"x" * record_bytes
-    # Retention goes by the records' own time.
+    # Retention uses the records' timestamps.
     now_ms = int(time.time() * 1000)
     while builder.append(now_ms, None, value):
         pass
@@ -75,7 +75,7 @@ def template(record_bytes: int, batch_bytes: int) -> tuple[bytes, int]:
 
 
 def write(cluster: Cluster, data: bytes, records: int, size_bytes: int) -> int:
-    """Write so many bytes of that batch."""
+    """Write `size` bytes of copies of the batch."""
     with cluster.writer(TOPIC) as writer:
         for _ in range(size_bytes // len(data)):
             writer.write(0, bytearray(data), records)
@@ -83,7 +83,7 @@ def write(cluster: Cluster, data: bytes, records: int, size_bytes: int) -> int:
 
 
 def read(cluster: Cluster, fetch_bytes: int) -> int:
-    """Read all that there is."""
+    """Read the whole topic."""
     info = cluster.topics()[TOPIC]
     bounds = cluster.bounds([TOPIC], isolation="read_committed")[TOPIC, 0]
     chunks = cluster.read(
@@ -109,11 +109,11 @@ def main() -> None:
     arguments = parser.parse_args()
     data, records = template(arguments.record_bytes, arguments.batch_bytes)
     with tempfile.TemporaryDirectory(prefix="raftlog-raw-") as directory:
-        node = NodeProcess(Path(directory) / "data", flush=arguments.flush)
+        node = LoneNode(Path(directory) / "data", flush=arguments.flush)
         node.start()
         try:
             asyncio.run(create(node.address))
-            process = psutil.Process(node.process.pid)
+            process = psutil.Process(node.pid)
             with Cluster(node.address) as cluster:
                 size = arguments.megabytes * MB
                 rounds = [

@@ -1,4 +1,4 @@
-"""How fast Spark reads topics: batch queries, and streams that read what is there."""
+"""Speed of Spark reads from topics: batch queries, and streams over existing records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from bench.node import NodeProcess, running_node
+from bench.node import LoneNode, running_node
 from bench.replication.cluster import Options
 from bench.report import Result
 from bench.spark.running import (
@@ -31,14 +31,14 @@ RECORDS_MIN: Final = 10_000
 TIMEOUT_S: Final = 600
 VALUES: Final = "value binary"
 READ_LIMIT: Final = 5_000_000
-"""Of the stream that is limited, in records a batch."""
+"""Records a batch of the limited stream."""
 
 Read = Callable[[str, str], tuple[int, int]]
 
 
 @dataclass(slots=True)
 class Workload:
-    """One way to read a topic, and its figures. `read` tells rows, and the sum of their lengths."""
+    """One way to read a topic, and its figures. `read` returns rows and the sum of lengths."""
 
     name: str
     topic: str
@@ -51,7 +51,7 @@ class Workload:
         name = f"spark: {self.name}"
         self.rate = Result(name, "rows/s", [], self.goal, parameters=parameters)
 
-    def run(self, node: NodeProcess, expected: int) -> None:
+    def run(self, node: LoneNode, expected: int) -> None:
         """One run; all rows must come."""
         meter = Meter(node)
         rows, _ = self.read(node.address, self.topic)
@@ -65,7 +65,7 @@ class Workload:
 
 
 def batch(options: Options) -> list[Result]:
-    """Batch queries over the values alone, and over all columns; and what Spark leaves possible."""
+    """Batch queries over the values alone, and over all columns; and the share of the ceiling."""
     return _measured(
         options,
         [
@@ -79,7 +79,7 @@ def batch(options: Options) -> list[Result]:
 
 
 def stream(options: Options) -> list[Result]:
-    """Streams that read what is there, from `start()` until they have ended."""
+    """Streams over the existing records, from `start()` until they end."""
     return _measured(
         options,
         [
@@ -98,7 +98,7 @@ def _measured(options: Options, workloads: list[Workload]) -> list[Result]:
             record_bytes, records = counts[topic]
             count = max(RECORDS_MIN, int(records * options.scale))
             written[topic] = fill(node.address, topic, record_bytes, count)
-            # Java compiles what it runs often; and the log is in the page cache then.
+            # Java compiles hot code, and the log is in the page cache then.
             read_values(node.address, topic)
         for _ in range(options.runs):
             for workload in workloads:
@@ -117,24 +117,24 @@ def _ready(record_bytes: int) -> Read:
 
 
 def read_values(servers: str, topic: str) -> tuple[int, int]:
-    """A batch query that asks for values alone."""
+    """A batch query over values alone."""
     frame = spark().read.format("raftlog").options(**source(servers, topic)).schema(VALUES)
     return sum_of_lengths(frame.load())
 
 
 def read_all(servers: str, topic: str) -> tuple[int, int]:
-    """A batch query that reads all columns, and uses one."""
+    """A batch query over all columns, using one."""
     frame = spark().read.format("raftlog").options(**source(servers, topic))
     return sum_of_lengths(frame.load())
 
 
 def stream_values(servers: str, topic: str) -> tuple[int, int]:
-    """A stream that reads all there is in one batch."""
+    """A stream over the whole topic in one batch."""
     return _streamed(source(servers, topic, startingOffsets="earliest"))
 
 
 def stream_limited(servers: str, topic: str) -> tuple[int, int]:
-    """A stream that reads all there is in several batches."""
+    """A stream over the whole topic in several batches."""
     limit = {"maxOffsetsPerTrigger": str(READ_LIMIT)}
     return _streamed(source(servers, topic, startingOffsets="earliest", **limit))
 

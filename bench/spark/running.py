@@ -1,4 +1,4 @@
-"""The Spark session under measurement, topics to read, and where processor time goes."""
+"""The Spark session under measurement, topics to read, and processor time by process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 from raftlog_spark.cluster import Cluster
 from raftlog_spark.session import session
 
-from bench.node import NodeProcess
+from bench.node import MeasuredNode
 from bench.spark.codec import batches_of, values_of
 from raftlog.record.batch import iterate_batches
 from raftlog.record.compression import Compression
@@ -32,7 +32,7 @@ WHO: Final = ("node", "java", "python")
 
 
 def spark() -> SparkSession:
-    """The session of all parts, `local[*]` as users have it; its start is measured elsewhere."""
+    """The session of all parts, `local[*]` as users have; its start is measured elsewhere."""
     running = session("bench", config=CONFIG)
     running.sparkContext.setLogLevel("ERROR")
     return running
@@ -53,12 +53,12 @@ def source(servers: str, topic: str, **options: str) -> dict[str, str]:
 
 
 def fill(servers: str, topic: str, record_bytes: int, count: int) -> int:
-    """Write about so many records of random lengths around `record_bytes`; return how many.
+    """Write about `count` records of random lengths around `record_bytes`; return their number.
 
     Evenly over all partitions, uncompressed, in batches as the sink makes them.
     """
     values = values_of(record_bytes, PATTERN_BYTES // record_bytes)
-    # Retention goes by the records' own time.
+    # Retention uses the records' timestamps.
     stamped = batches_of(values, BATCH_BYTES, Compression.NONE, now_ms=int(time.time() * 1000))
     batches = [(bytes(one.data), one.header.record_count) for one in iterate_batches(stamped)]
     written = 0
@@ -80,7 +80,7 @@ def records_in(servers: str, topic: str) -> int:
 
 
 class Used(NamedTuple):
-    """What a run took: seconds by the clock, and processor seconds of all nodes, Java, Python."""
+    """The cost of a run: seconds by the clock, and processor seconds of all nodes, Java, Python."""
 
     seconds: float
     processor: dict[str, float]
@@ -96,7 +96,7 @@ class Used(NamedTuple):
 class Meter:
     """From its making on. Python is Spark's workers; this process, which only waits, is not."""
 
-    def __init__(self, *nodes: NodeProcess) -> None:
+    def __init__(self, *nodes: MeasuredNode) -> None:
         self._nodes = nodes
         self._before = self._now()
         self._began = time.perf_counter()
@@ -110,7 +110,7 @@ class Meter:
     def _now(self) -> dict[str, float]:
         found = dict.fromkeys(WHO, 0.0)
         found["node"] = sum(node.cpu_seconds() for node in self._nodes)
-        nodes = {node.process.pid for node in self._nodes}
+        nodes = {node.pid for node in self._nodes}
         for process in psutil.Process().children(recursive=True):
             if process.pid in nodes:
                 continue
@@ -119,7 +119,7 @@ class Meter:
             except psutil.NoSuchProcess:
                 continue
             own = times.user + times.system
-            # Workers end; what they have used is then their parent's.
+            # The time of a worker that ended counts for its parent.
             ended = 0.0 if is_java else times.children_user + times.children_system
             found["java" if is_java else "python"] += own + ended
         return found

@@ -1,4 +1,4 @@
-"""How long a user waits who starts Spark and asks the first question: `first`, run by run."""
+"""The wait of a user for a Spark session and its first query: `first`, run by run."""
 
 from __future__ import annotations
 

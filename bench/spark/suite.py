@@ -1,4 +1,4 @@
-"""`scripts/bench spark`: what users of raftlog's Spark source and sink see, part by part."""
+"""`scripts/bench spark`: Spark's source and sink as users see them, part by part."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTS: Final[dict[str, Part]] = {
 
 
 def run(names: Sequence[str], options: Options) -> tuple[list[Result], list[str]]:
-    """The figures of these parts, and the parts that failed: the others are run all the same."""
+    """Run these parts; return the results, and the parts that failed."""
     try:
         return run_parts("spark", PARTS, names, options)
     finally:

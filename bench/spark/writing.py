@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from bench.node import NodeProcess, running_node
+from bench.node import LoneNode, running_node
 from bench.replication.cluster import Cluster, Options, run_workload, running_cluster
 from bench.report import Result
 from bench.spark.running import PARTITIONS, SMALL_BYTES, Meter, Used, records_in, spark
@@ -20,7 +20,7 @@ GOALS: Final = {"one node": 700_000.0, "three nodes": 400_000.0}
 
 
 def write(options: Options) -> list[Result]:
-    """Rows that Spark makes, written; and made only, which is a part of the former."""
+    """Writes of rows that Spark generates; and the generation alone."""
     count = max(RECORDS_MIN, int(RECORDS * options.scale))
     parameters = {"partitions": PARTITIONS, "records": count, "tasks": os.cpu_count()}
     made = Result("spark: rows made for writing, 100 B", "rows/s", [], None, parameters=parameters)
@@ -32,7 +32,7 @@ def write(options: Options) -> list[Result]:
     }
     with running_node(options.flush) as node, running_cluster(options.flush) as cluster:
         places = {"one node": [node], "three nodes": list(cluster.processes.nodes.values())}
-        for place, nodes in places.items():  # Java compiles what it runs often
+        for place, nodes in places.items():  # Java compiles hot code
             _written(cluster, place, nodes, "warm-up", max(RECORDS_MIN, count // 10))
         for run in range(options.runs):
             meter = Meter()
@@ -52,9 +52,7 @@ def rows(count: int) -> DataFrame:
     return numbers.selectExpr(f"cast(concat({number}, '{filler}') AS binary) AS value")
 
 
-def _written(
-    cluster: Cluster, place: str, nodes: list[NodeProcess], topic: str, count: int
-) -> Used:
+def _written(cluster: Cluster, place: str, nodes: list[LoneNode], topic: str, count: int) -> Used:
     """One write into a topic of its own."""
     if len(nodes) == 1:
         nodes[0].create_topic(topic, PARTITIONS)

@@ -38,7 +38,7 @@ class Background:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` and return its result. Interrupted, it is cancelled."""
-        return outcome(self.submit(work))
+        return result_of(self.submit(work))
 
     def close(self) -> None:
         """Cancel what is under way, end the loop, and wait for the thread."""
@@ -64,7 +64,7 @@ class Background:
             loop.close()
 
 
-def outcome(future: Future[T]) -> T:
+def result_of(future: Future[T]) -> T:
     """The future's result. Whoever is interrupted while waiting wants it no more."""
     try:
         return future.result()

@@ -20,10 +20,9 @@ from raftlog_client.range_reader import RangeReader
 from raftlog_client.transport import Transport, parse_bootstrap
 from raftlog_client.types import TopicPartition
 
-from raftlog_spark.background import Background, outcome
-from raftlog_spark.errors import RaftlogSparkError, TopicGone
+from raftlog_spark.background import Background, result_of
+from raftlog_spark.errors import RaftlogSparkError, TopicGone, spark_error
 from raftlog_spark.sink.batch_writer import BatchWriter
-from raftlog_spark.translation import translated
 
 ISOLATIONS: Final = ("read_uncommitted", "read_committed")
 RETRY_FIRST_MS: Final = 20
@@ -265,7 +264,7 @@ class Cluster:
         except TopicNotFoundError as error:
             raise self._gone(parts, topics, what, error) from error
         except RaftlogClientError as error:
-            raise translated(error, what=what, topic=", ".join(sorted(topics))) from error
+            raise spark_error(error, what=what, topic=", ".join(sorted(topics))) from error
 
     def _gone(
         self, parts: _Parts, topics: Collection[str], what: str, error: TopicNotFoundError
@@ -313,9 +312,9 @@ def chunks(
     try:
         while True:
             try:
-                chunk = outcome(pending)
+                chunk = result_of(pending)
             except RaftlogClientError as error:
-                raise translated(error, what=f"reading {topic!r}", topic=topic) from error
+                raise spark_error(error, what=f"reading {topic!r}", topic=topic) from error
             if chunk is None:
                 return
             is_last = chunk.next_offset >= end

@@ -74,7 +74,7 @@ class RaftlogDataSource(DataSource):
 
         Raises OptionsError, SchemaError.
         """
-        from raftlog_spark.sink.sink_schema import sink_columns  # noqa: PLC0415
+        from raftlog_spark.schema import sink_columns  # noqa: PLC0415
         from raftlog_spark.sink.writers import BatchSink, require_append  # noqa: PLC0415
 
         options = sink_options(self.options)
@@ -86,7 +86,7 @@ class RaftlogDataSource(DataSource):
 
         Raises OptionsError, SchemaError.
         """
-        from raftlog_spark.sink.sink_schema import sink_columns  # noqa: PLC0415
+        from raftlog_spark.schema import sink_columns  # noqa: PLC0415
         from raftlog_spark.sink.writers import StreamSink, require_append  # noqa: PLC0415
 
         options = sink_options(self.options)

@@ -1,8 +1,15 @@
-"""What the connector raises. Every message says what to do; every error pickles, with its facts."""
+"""The errors of the connector: every message names the next step, every error pickles.
+
+`spark_error` and `write_failure` convert the client's errors. They import the client when called:
+processes that only check options start without.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raftlog_client.errors import RaftlogClientError, TopicChangedError
 
 
 class RaftlogSparkError(Exception):
@@ -10,10 +17,10 @@ class RaftlogSparkError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions pickle by calling their class with `args`, which says nothing of keywords.
-        return _made_again, (type(self), self.args, self.__dict__)
+        return _rebuild, (type(self), self.args, self.__dict__)
 
 
-def _made_again(
+def _rebuild(
     kind: type[RaftlogSparkError], args: tuple[Any, ...], facts: dict[str, Any]
 ) -> RaftlogSparkError:
     error = kind.__new__(kind, *args)
@@ -68,3 +75,62 @@ class WriteFailed(RaftlogSparkError):  # noqa: N818
         super().__init__(message)
         self.topic = topic
         self.outcome_unknown = outcome_unknown
+
+
+def spark_error(error: RaftlogClientError, *, what: str, topic: str) -> RaftlogSparkError:
+    """The connector's error for a client's error in `what` ("reading t-0"); raise it from that."""
+    from raftlog_client.errors import (  # noqa: PLC0415  see the module
+        ConnectionLostError,
+        RaftlogClientError,
+        RecordsGoneError,
+        TopicChangedError,
+        TopicNotFoundError,
+    )
+
+    match error:
+        case TopicChangedError():
+            return _changed(error)
+        case RecordsGoneError():
+            return OffsetOutOfRange(
+                f"{error} Read from there on, or keep records for longer (retention.ms).",
+                topic=error.topic,
+                partition=error.partition,
+                offset=error.offset,
+                lowest=error.log_start_offset,
+            )
+        case TopicNotFoundError():
+            return TopicGone(f"{what}: {error}", topic=topic)
+        case ConnectionLostError():
+            return ClusterUnavailable(
+                f"{what}: {error} Check that the cluster runs and that its nodes' addresses can be "
+                "reached from here, then try again."
+            )
+        case RaftlogClientError(retriable=True):
+            return ClusterUnavailable(f"{what}: {error} Try again.")
+        case _:
+            return RaftlogSparkError(f"{what}: {error}")
+
+
+def _changed(error: TopicChangedError) -> RaftlogSparkError:
+    if error.found_id is None:
+        return TopicGone(str(error), topic=error.topic, topic_id=error.topic_id)
+    return TopicRecreated(
+        f"{error} The records to read are gone; start again with the new topic.",
+        topic=error.topic,
+        topic_id=error.topic_id,
+        found_id=error.found_id,
+    )
+
+
+def write_failure(error: RaftlogClientError, topic: str) -> WriteFailed:
+    """The error of a failed write, for a client's error; raise it from that."""
+    consequence = (
+        "some of the rest may be written all the same: a retry may write records twice"
+        if error.outcome_unknown
+        else "the failed records are not written"
+    )
+    return WriteFailed(
+        f"writing to {topic!r}: {error} Not everything is written; {consequence}.",
+        topic=topic,
+        outcome_unknown=error.outcome_unknown,
+    )

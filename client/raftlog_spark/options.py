@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from raftlog_spark import option_values as values
 from raftlog_spark.errors import RaftlogSparkError
 from raftlog_spark.source.start_points import (
     EARLIEST,
@@ -44,6 +43,15 @@ FETCH_BYTES_MIN = 64 << 10
 FETCH_BYTES_MAX = 64 << 20
 MAX_TRIGGER_DELAY_MS_DEFAULT = 15 * 60 * 1000
 TRANSACTION_TIMEOUT_MS_DEFAULT = 60 * 60 * 1000
+VALUE_SHOWN_MAX = 80
+_UNITS_MS = {
+    "ms": 1,
+    "s": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+}
 
 Mode = Literal["batch", "stream"]
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -133,7 +141,7 @@ class SourceOptions:
         if mode == "batch" and self.stream_only:
             # As in Spark's Kafka source: reading all at once is what a batch is for.
             _log.warning("option %s is for streams: a batch ignores it", self.stream_only[0])
-        if mode == "batch" and _says_latest(self.starting):
+        if mode == "batch" and _is_latest(self.starting):
             raise OptionsError(
                 "a batch query cannot start at latest (-1): there is nothing after it; "
                 "use earliest, offsets or a timestamp, or readStream"
@@ -162,19 +170,19 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
 
     Raises OptionsError: the first thing wrong, in words for the query's author.
     """
-    given = _Given(options, _SOURCE, "source")
+    given = _GivenOptions(options, _SOURCE, "source")
     bootstrap = given.bootstrap()
     subscription = _subscription(given)
     strategy = given.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
     starting = _point(given, "starting", "latest" if strategy == "latest" else "error")
     ending = _point(given, "ending", "latest")
-    if _says_earliest(ending):
+    if _is_earliest(ending):
         raise OptionsError("endingOffsets cannot be earliest (-2): use latest or offsets")
     for point, option in ((starting, "startingOffsets"), (ending, "endingOffsets")):
         _check_against(subscription, point, option)
     _check_order(starting, ending)
-    most = given.optional("maxOffsetsPerTrigger", values.count)
-    least = given.optional("minOffsetsPerTrigger", values.count)
+    most = given.optional("maxOffsetsPerTrigger", _parse_count)
+    least = given.optional("minOffsetsPerTrigger", _parse_count)
     if most is not None and least is not None and least > most:
         raise OptionsError(
             f"minOffsetsPerTrigger ({least}) must not exceed maxOffsetsPerTrigger ({most})"
@@ -190,12 +198,12 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
         max_offsets_per_trigger=most,
         min_offsets_per_trigger=least,
         max_trigger_delay_ms=given.or_default(
-            "maxTriggerDelay", values.duration_ms, MAX_TRIGGER_DELAY_MS_DEFAULT
+            "maxTriggerDelay", _parse_duration_ms, MAX_TRIGGER_DELAY_MS_DEFAULT
         ),
-        min_partitions=given.optional("minPartitions", values.count),
-        max_records_per_partition=given.optional("maxRecordsPerPartition", values.count),
-        fail_on_data_loss=given.or_default("failOnDataLoss", values.boolean, True),
-        include_headers=given.or_default("includeHeaders", values.boolean, False),
+        min_partitions=given.optional("minPartitions", _parse_count),
+        max_records_per_partition=given.optional("maxRecordsPerPartition", _parse_count),
+        fail_on_data_loss=given.or_default("failOnDataLoss", _parse_boolean, True),
+        include_headers=given.or_default("includeHeaders", _parse_boolean, False),
         isolation="read_committed" if isolation == "read_committed" else "read_uncommitted",
         fetch_bytes=given.or_default("fetchBytes", _fetch_bytes, FETCH_BYTES_DEFAULT),
         stream_only=given.present(
@@ -210,18 +218,18 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
 
     Raises OptionsError: the first thing wrong.
     """
-    given = _Given(options, _SINK, "sink")
+    given = _GivenOptions(options, _SINK, "sink")
     return SinkOptions(
         bootstrap_servers=given.bootstrap(),
-        topic=given.optional("topic", values.name),
-        sink_id=given.optional("sinkId", values.name),
+        topic=given.optional("topic", _parse_name),
+        sink_id=given.optional("sinkId", _parse_name),
         transaction_timeout_ms=given.or_default(
-            "transactionTimeoutMs", values.count, TRANSACTION_TIMEOUT_MS_DEFAULT
+            "transactionTimeoutMs", _parse_count, TRANSACTION_TIMEOUT_MS_DEFAULT
         ),
     )
 
 
-class _Given:
+class _GivenOptions:
     """The options as given, by their lower-cased names; remembers how they are spelt."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...], side: str) -> None:
@@ -264,7 +272,7 @@ class _Given:
         try:
             return parse(value)
         except ValueError as error:
-            raise OptionsError(f"option {name} = {values.short(value)}: {error}") from error
+            raise OptionsError(f"option {name} = {_quoted(value)}: {error}") from error
 
     def or_default(self, name: str, parse: Callable[[str], T], default: T) -> T:
         value = self.optional(name, parse)
@@ -292,10 +300,10 @@ def _unknown(key: str, side: str, known: tuple[str, ...]) -> str:
     lowered = {name.lower(): name for name in known}
     near = difflib.get_close_matches(key.lower(), lowered, n=1)
     hint = f"did you mean {lowered[near[0]]}? " if near else ""
-    return f"raftlog's {side} has no option {values.short(key)}: {hint}it knows {', '.join(known)}"
+    return f"raftlog's {side} has no option {_quoted(key)}: {hint}it knows {', '.join(known)}"
 
 
-def _subscription(given: _Given) -> Subscription:
+def _subscription(given: _GivenOptions) -> Subscription:
     chosen = given.present("assign", "subscribe", "subscribePattern")
     if len(chosen) != 1:
         what = "none is given" if not chosen else f"{' and '.join(chosen)} are given"
@@ -305,15 +313,15 @@ def _subscription(given: _Given) -> Subscription:
         )
     return Subscription(
         assign=given.optional("assign", parse_assign),
-        topics=given.optional("subscribe", values.topics),
-        pattern=given.optional("subscribePattern", values.pattern),
+        topics=given.optional("subscribe", _parse_topics),
+        pattern=given.optional("subscribePattern", _parse_pattern),
     )
 
 
 def _point(
-    given: _Given, side: Literal["starting", "ending"], missing: Strategy
+    given: _GivenOptions, side: Literal["starting", "ending"], missing: Strategy
 ) -> StartPoint | None:
-    same = given.optional(f"{side}Timestamp", values.timestamp_ms)
+    same = given.optional(f"{side}Timestamp", _parse_timestamp_ms)
     each = given.optional(f"{side}OffsetsByTimestamp", parse_times)
     plain = given.optional(f"{side}Offsets", parse_offsets)
     if same is not None:
@@ -350,20 +358,81 @@ def _check_order(starting: StartPoint | None, ending: StartPoint | None) -> None
                 )
 
 
-def _says_latest(point: StartPoint | None) -> bool:
+def _is_latest(point: StartPoint | None) -> bool:
     if isinstance(point, EachOffset):
         return any(-1 in table.values() for table in point.offsets.values())
     return point == LATEST
 
 
-def _says_earliest(point: StartPoint | None) -> bool:
+def _is_earliest(point: StartPoint | None) -> bool:
     if isinstance(point, EachOffset):
         return any(-2 in table.values() for table in point.offsets.values())
     return isinstance(point, Everywhere) and point == EARLIEST
 
 
 def _fetch_bytes(value: str) -> int:
-    count = values.count(value)
+    count = _parse_count(value)
     if not FETCH_BYTES_MIN <= count <= FETCH_BYTES_MAX:
         raise ValueError(f"must be from {FETCH_BYTES_MIN} to {FETCH_BYTES_MAX}")
     return count
+
+
+def _parse_topics(value: str) -> tuple[str, ...]:
+    """Topics with commas between them; each once, in the order given."""
+    found = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+    if not all(found):
+        raise ValueError("must be topics, with commas between them")
+    return found
+
+
+def _parse_pattern(value: str) -> str:
+    """A regular expression, not empty."""
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from error
+    if not value:
+        raise ValueError("must not be empty")
+    return value
+
+
+def _parse_name(value: str) -> str:
+    """Text that is not empty."""
+    if not value:
+        raise ValueError("must not be empty")
+    return value
+
+
+def _parse_count(value: str) -> int:
+    """A whole number above 0."""
+    if not re.fullmatch(r"\+?\d{1,18}", value) or int(value) == 0:
+        raise ValueError("must be a whole number above 0")
+    return int(value)
+
+
+def _parse_timestamp_ms(value: str) -> int:
+    """Milliseconds since 1970-01-01 UTC."""
+    if not re.fullmatch(r"\d{1,18}", value):
+        raise ValueError("must be milliseconds since 1970-01-01 UTC")
+    return int(value)
+
+
+def _parse_duration_ms(value: str) -> int:
+    """A time with its unit, in milliseconds; without one it is in milliseconds."""
+    match = re.fullmatch(r"(\d{1,12})\s*([a-z]*)", value.lower())
+    unit = match and (match[2] or "ms")
+    if not match or unit not in _UNITS_MS:
+        raise ValueError("must be a time such as 500ms, 30s, 15m or 1h")
+    return int(match[1]) * _UNITS_MS[str(unit)]
+
+
+def _parse_boolean(value: str) -> bool:
+    """true or false, in any case."""
+    if value.lower() not in {"true", "false"}:
+        raise ValueError("must be true or false")
+    return value.lower() == "true"
+
+
+def _quoted(value: str) -> str:
+    """A value for an error's text, quoted, and cut if it is long."""
+    return repr(value if len(value) <= VALUE_SHOWN_MAX else value[: VALUE_SHOWN_MAX - 3] + "...")

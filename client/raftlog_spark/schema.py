@@ -3,19 +3,23 @@
 They are those of Spark's Kafka source. Spark hands a Python source no list of the columns that a
 query uses, so a caller who wants few of them says so with `.schema("offset long")`: that is a
 projection, and what it leaves out is neither decoded nor copied.
+
+Which columns of a frame the sink writes: checked when the write is planned.
+
+They are those of Spark's Kafka sink. Columns that only the source has (offset, timestamp and its
+type) are left out as there, so that what was read can be written; any other column that records
+have no place for is an error, for it would be lost.
 """
 
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from raftlog_spark.errors import RaftlogSparkError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
-
-    from raftlog_spark.codec.columns import Columns
 
 _DDL = {
     "key": "binary",
@@ -40,13 +44,11 @@ def source_schema(*, include_headers: bool) -> str:
     return ", ".join(f"{name} {_DDL[name]}" for name in names)
 
 
-def columns_of(schema: StructType) -> Columns:
+def columns_of(schema: StructType) -> tuple[str, ...]:
     """The columns that a query's schema asks for, in its order.
 
     Raises SchemaError: a column that topics lack, twice the same, another type, or not nullable.
     """
-    from raftlog_spark.codec.columns import Columns  # noqa: PLC0415  imports Arrow
-
     names: list[str] = []
     for field in schema.fields:
         if field.name not in _DDL:
@@ -69,7 +71,7 @@ def columns_of(schema: StructType) -> Columns:
         names.append(field.name)
     if not names:
         raise SchemaError("the schema has no column: ask for one at least, such as offset bigint")
-    return Columns(tuple(names))
+    return tuple(names)
 
 
 def _data_type(name: str) -> DataType:
@@ -84,3 +86,109 @@ def _data_type(name: str) -> DataType:
         "bigint": types.LongType(),
         "timestamp": types.TimestampType(),
     }.get(_DDL[name], types.ArrayType(header))
+
+
+WRITTEN = ("value", "key", "headers", "topic", "partition")
+LEFT_OUT = ("offset", "timestamp", "timestamptype")
+
+_TYPES = {
+    "value": "binary or string",
+    "key": "binary or string",
+    "headers": "array<struct<key:string,value:binary>>",
+    "topic": "string",
+    "partition": "int",
+}
+
+
+class SinkColumns(NamedTuple):
+    """Where in the frame the columns are; None: there is no such column.
+
+    `topic` is None too if the option of that name overrides the column.
+    """
+
+    value: int
+    key: int | None = None
+    headers: int | None = None
+    topic: int | None = None
+    partition: int | None = None
+
+
+def sink_columns(schema: StructType, *, topic: str | None) -> SinkColumns:
+    """The columns of a frame that is to be written; `topic` is the option of that name.
+
+    Names are compared without case, as Spark does. Raises SchemaError: a column is missing, has
+    another type, is there twice, or is none that records have.
+    """
+    found: dict[str, int] = {}
+    for place, field in enumerate(schema.fields):
+        name = field.name.lower()
+        if name in LEFT_OUT:
+            continue
+        if name not in WRITTEN:
+            raise SchemaError(_unknown(field.name))
+        if name in found:
+            raise SchemaError(f"column {name} is there twice: drop one")
+        if not _fits(name, field.dataType):
+            raise SchemaError(
+                f"column {name} must be {_TYPES[name]}, not {field.dataType.simpleString()}: "
+                + _advice(name)
+            )
+        found[name] = place
+    if "value" not in found:
+        raise SchemaError(
+            "there is no column value, which is what records hold: make one, as in "
+            'df.selectExpr("to_json(struct(*)) AS value")'
+        )
+    if topic is not None:
+        found.pop("topic", None)
+    elif "topic" not in found:
+        raise SchemaError(
+            'it is not said which topic to write to: give .option("topic", ...), or a column topic'
+        )
+    return SinkColumns(**found)
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), WRITTEN, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return (
+        f"records have no column {name!r}: {hint}they have {', '.join(WRITTEN)}. Put what is to be "
+        "written into value, with to_json(struct(...)) or the like, and drop the rest"
+    )
+
+
+def _advice(name: str) -> str:
+    match name:
+        case "value" | "key":
+            return "cast it, or make JSON of it with to_json"
+        case "headers":
+            return "make it with array(struct(... AS key, ... AS value))"
+        case _:
+            return "cast it"
+
+
+def _fits(name: str, kind: DataType) -> bool:
+    from pyspark.sql import types  # noqa: PLC0415  with the planning process, not with this module
+
+    text = types.StringType
+    either = (types.StringType, types.BinaryType)
+    match name:
+        case "value" | "key":
+            return isinstance(kind, either)
+        case "topic":
+            return isinstance(kind, text)
+        case "partition":
+            return isinstance(kind, types.IntegralType)
+        case _:
+            if not isinstance(kind, types.ArrayType):
+                return False
+            header = kind.elementType
+            if not isinstance(header, types.StructType):
+                return False
+            fields = {field.name: field.dataType for field in header.fields}
+            return (
+                len(header.fields) == 2
+                and fields.keys() == {"key", "value"}
+                and isinstance(fields["key"], text)
+                and isinstance(fields["value"], either)
+            )

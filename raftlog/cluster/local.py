@@ -174,7 +174,7 @@ class LocalCluster:
         self._lock = ManagerLock(layout)
         self._probes = Probes()
         known = layout.load_manifest()
-        manifest = self._new_manifest() if known is None else manifests.revised(known, self.plan)
+        manifest = self.new_manifest() if known is None else manifests.revised(known, self.plan)
         alive = self._left_behind(manifest)
         to_start = [e for e in manifest.nodes if not e.stopped and e.node_id not in alive]
         # Before anything is touched: processes that serve must not suffer for a port of another.
@@ -347,15 +347,22 @@ class LocalCluster:
         self._save_processes()
         return self.layout.put_aside(entry)
 
-    # Inside
+    # For subclasses, which may run the nodes elsewhere
 
-    def _new_manifest(self) -> Manifest:
+    def launch_node(self, entry: NodeEntry, arguments: Sequence[str]) -> NodeProcess:
+        """Start a node's process; `arguments` are those of `raftlog serve`. Raises OSError."""
+        return NodeProcess.launch([*SERVE, *arguments], self.layout.log(entry.node_id))
+
+    def new_manifest(self) -> Manifest:
+        """The manifest of a new cluster. Raises ClusterError."""
         plan = self.plan
         host = plan.host or manifests.HOST_DEFAULT
         count = plan.nodes or manifests.NODES_DEFAULT
         base_port = manifests.BASE_PORT_DEFAULT if plan.base_port is None else plan.base_port
         chosen = consecutive(base_port, count) if base_port else free_ports(host, count)
         return manifests.new_manifest(plan, chosen, datetime.now(UTC).isoformat(timespec="seconds"))
+
+    # Inside
 
     def _left_behind(self, manifest: Manifest) -> dict[int, ProcessRecord]:
         """Processes that a manager left behind when it was killed. They have served ever since."""
@@ -378,7 +385,7 @@ class LocalCluster:
                 str(layout.secret),
                 has_begun=layout.has_begun(entry),
             )
-            return NodeProcess.launch([*SERVE, *arguments], log)
+            return self.launch_node(entry, arguments)
 
         self._supervisors[entry.node_id] = Supervisor(
             entry.node_id,

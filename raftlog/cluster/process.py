@@ -73,9 +73,9 @@ class NodeProcess:
         self._loop.add_reader(pidfd, self._on_end)
 
     @classmethod
-    def launch(cls, command: Sequence[str], log: Path) -> NodeProcess:
+    def launch(cls, command: Sequence[str], log: Path, *, new_session: bool = True) -> NodeProcess:
         """Start a command that appends what it says to a file. Raises OSError."""
-        pid = spawn(command, stdout=log, stderr=log)
+        pid = spawn(command, stdout=log, stderr=log, new_session=new_session)
         # Nobody waits for it but we, below: until then the number cannot mean another process.
         return cls(pid, os.pidfd_open(pid))
 
@@ -147,8 +147,10 @@ class NodeProcess:
         self._ended.set_result(Ended(code))
 
 
-def spawn(command: Sequence[str], *, stdout: Path | int, stderr: Path) -> int:
-    """Start a process in a session of its own, without the settings in our environment.
+def spawn(
+    command: Sequence[str], *, stdout: Path | int, stderr: Path, new_session: bool = True
+) -> int:
+    """Start a process, in a session of its own by default, without our environment's settings.
 
     So Ctrl-C at our terminal, and its end, are ours to tell it of. Output is appended to files, or
     goes to a descriptor. Not `subprocess`, which wants to see its children end. Raises OSError.
@@ -168,7 +170,7 @@ def spawn(command: Sequence[str], *, stdout: Path | int, stderr: Path) -> int:
                     (os.POSIX_SPAWN_DUP2, error, 2),
                     *((os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in _inheritable()),
                 ],
-                setsid=True,
+                setsid=new_session,
             )
         finally:
             os.close(output)

@@ -1,10 +1,11 @@
 """A program in the place of `raftlog serve`: settings that nodes share through one file.
 
     python -m tests.bench.fake_node --data-dir DIR [--listen ADDRESS --node-id N --voters ...]
+                                    [--mistake MISTAKE]
 
-For tests of what drives clusters. The "cluster" is as good as the file's lock: linearizable, and it
-survives every kill. The leader is the lowest voter that runs. RAFTLOG_CLUSTER_SECRET says what is
-wrong with it: `stale-reads` answers some reads from the past, `silent` never has a leader.
+For tests of programs that drive clusters. The fake cluster is linearizable and survives every kill,
+thanks to the file's lock. The leader is the lowest running voter. With `--mistake stale-reads` some
+reads are answered from the past; with `--mistake silent` there is never a leader.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(self.node.write(body["values"]))
 
     def log_message(self, *_arguments: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _answer(self, document: object) -> None:
         body = json.dumps(document).encode()
@@ -123,10 +123,11 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data-dir", type=Path, required=True)
-    for name in ("--listen", "--node-id", "--voters", "--flush"):
+    for name in ("--listen", "--node-id", "--voters", "--flush", "--mistake"):
         parser.add_argument(name)
+    parser.add_argument("--cluster-secret-file")
     given = parser.parse_args()
-    remembered = given.data_dir / "start.json"
+    remembered = given.data_dir / "directory.json"
     if remembered.exists():
         start = json.loads(remembered.read_text())
     else:
@@ -135,7 +136,7 @@ def main() -> None:
             "node_id": given.node_id,
             "listen": given.listen,
             "voters": given.voters,
-            "mistake": os.environ["RAFTLOG_CLUSTER_SECRET"],
+            "mistake": given.mistake,
         }
         remembered.write_text(json.dumps(start))
     Handler.node = FakeNode(given.data_dir, start)

@@ -1,4 +1,4 @@
-"""Clusters of fake nodes, for tests of what drives real ones."""
+"""Clusters of fake nodes, for tests of programs that drive clusters."""
 
 from __future__ import annotations
 
@@ -12,4 +12,5 @@ FAKE = (sys.executable, "-m", "tests.bench.fake_node")
 
 def fake_cluster(directory: Path, mistake: str = "none") -> ClusterProcesses:
     """Three fake nodes below `directory`; for the mistakes see fake_node.py."""
-    return ClusterProcesses(directory / "cluster", 3, secret=mistake, program=FAKE)
+    arguments = ("--mistake", mistake)
+    return ClusterProcesses(directory / "cluster", 3, arguments=arguments, program=FAKE)

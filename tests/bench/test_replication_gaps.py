@@ -13,7 +13,7 @@ import pytest
 from bench.replication import gaps
 from bench.replication.cluster import Options, Row
 from bench.replication.gaps import KILL, MOVE, ROLLING, Trial, gap_results
-from bench.replication.wires import NoWiresError, Wires
+from bench.wires import NoWiresError, Wires
 
 ALL = (1, 2, 3)
 

@@ -53,7 +53,7 @@ async def test_recovery_asks_for_probes_that_were_sent_after_the_fault() -> None
     assert not found.has_all_since(9.5)
     found.note(1, 9.6, 10.2)
     assert found.has_all_since(9.5)
-    # A late answer to an old probe does not take that back.
+    # A late answer to an old probe does not undo this.
     found.note(1, 9.0, 10.3)
     assert await wait_all_since(found, 9.5, 0.0)
     assert not await wait_all_since(found, 9.7, 0.0)

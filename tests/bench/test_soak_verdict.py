@@ -1,13 +1,13 @@
-"""What a soak says of histories, files and gaps that are known."""
+"""Verdicts over known histories, files and gaps."""
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
 
-from bench.soak.faults import Fault
+from bench.soak.nemesis import Fault
 from bench.soak.recording import Recorder, Steps, operations, partitions_in
-from bench.soak.run import disasters
+from bench.soak.records import disasters
 from bench.soak.verdict import compare_files, judge, longest_gap
 from raftlog.record.codec import BatchBuilder
 from tests.verification.log_history import FinalRead, Send
@@ -119,4 +119,4 @@ def test_replicas_that_differ_are_found_whatever_their_segments(tmp_path: Path) 
 def test_a_traceback_in_a_nodes_log_is_a_disaster(tmp_path: Path) -> None:
     log = tmp_path / "node.log"
     log.write_text("INFO: well\nTraceback (most recent call last):\n")
-    assert disasters(log) == ["Traceback (most recent call last):"]
+    assert disasters([log]) == ["Traceback (most recent call last):"]

@@ -45,7 +45,7 @@ def test_parts_are_those_of_the_suites_that_run(tmp_path: Path) -> None:
     assert "'gap-kill' is none of good, bad" in output
 
 
-def test_what_a_run_took_is_told_for_each_row() -> None:
+def test_the_cost_of_a_run_is_reported_by_row() -> None:
     assert Used(2.0, {"node": 1e-3}).details(1000) == {"seconds": 2.0, "node ns/row": 1000.0}
     used = Meter().used()
     assert used.seconds >= 0

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 from raftlog_client import Admin
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 from tests.client.fake_node import FakeCluster
 
 _topic_numbers = count(1)
@@ -31,9 +31,9 @@ async def single() -> AsyncIterator[FakeCluster]:
 
 
 @pytest.fixture(scope="session")
-def real_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+def real_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
     """One real node for all end-to-end tests of the client."""
-    node = NodeProcess(tmp_path_factory.mktemp("node") / "data", flush="async")
+    node = LoneNode(tmp_path_factory.mktemp("node") / "data", flush="async")
     node.start()
     try:
         yield node

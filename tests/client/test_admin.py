@@ -15,7 +15,7 @@ from raftlog_client import (
 )
 from raftlog_client.admin import config_text
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 from raftlog.record.errors import RETRIABLE
 from tests.client.fake_node import FakeCluster, Fault
 
@@ -63,7 +63,7 @@ async def test_a_closed_admin_says_so(single: FakeCluster) -> None:
         await admin.delete_topic("t")
 
 
-async def test_topics_through_their_life_on_a_real_node(real_node: NodeProcess) -> None:
+async def test_topics_through_their_life_on_a_real_node(real_node: LoneNode) -> None:
     async with Admin(bootstrap_servers=real_node.address) as admin:
         await admin.create_topic("life", partitions=1, configs={"retention.ms": 1000})
         configs = await admin.describe_configs("life")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[NodeProcess]:
+def node(tmp_path: Path) -> Iterator[LoneNode]:
     """A running node with an empty log."""
-    process = NodeProcess(tmp_path / "data", flush="sync")
+    process = LoneNode(tmp_path / "data", flush="sync")
     process.start()
     try:
         yield process

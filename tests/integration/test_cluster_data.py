@@ -17,7 +17,7 @@ from raftlog_client import Admin, Consumer, Producer, Record, TopicPartition
 from raftlog_client.types import RecordMetadata
 
 from bench.cluster_processes import ClusterProcesses
-from bench.node import NodeProcess
+from bench.node import MeasuredNode
 from tests.integration.waiting import wait_for
 
 PARTITIONS = 6
@@ -40,8 +40,8 @@ def places(topic: str) -> list[TopicPartition]:
     return [TopicPartition(topic, number) for number in range(PARTITIONS)]
 
 
-def raftlog(node: NodeProcess, *arguments: str, text: str = "") -> str:
-    """What a command of the command line prints; it knows one node of the cluster."""
+def raftlog(node: MeasuredNode, *arguments: str, text: str = "") -> str:
+    """The output of a command, which is given the address of one node."""
     command = [sys.executable, "-m", "raftlog.cli", *arguments, "--servers", node.address]
     ended = subprocess.run(
         command, input=text.encode(), capture_output=True, timeout=TIMEOUT_S, check=False
@@ -79,7 +79,7 @@ def test_the_client_reads_and_writes_through_any_one_node(cluster: ClusterProces
 
 async def read_and_write(address: str) -> None:
     async with Admin(bootstrap_servers=address) as admin:
-        # The records are of 2023: without this they are old enough to go at any time.
+        # The records are of 2023: default retention would delete them at any time.
         keep_all = {"retention.ms": -1}
         topic = await admin.create_topic("rides", partitions=PARTITIONS, configs=keep_all)
         assert {info.leader for info in topic.partitions} == {1, 2, 3}
@@ -160,7 +160,7 @@ def test_any_node_answers_for_a_partition_and_names_its_leader_to_clients_that_a
     partition = leaders[2]
     path = f"/topics/asked/partitions/{partition}"
     body = {"records": [{"value": "from anywhere"}]}
-    # A topic is there for the node that was asked to make it; the others are about to have it.
+    # The topic exists on the node that created it; the other nodes learn of it soon.
     written = wait_for("leader", lambda: answer_or_none(first, "POST", path, body))
     assert [entry["offset"] for entry in written["offsets"]] == [0]
     for node in cluster.nodes.values():
@@ -168,7 +168,7 @@ def test_any_node_answers_for_a_partition_and_names_its_leader_to_clients_that_a
         assert found == {"beginning_offset": 0, "end_offset": 1}
         (record,) = node.request("GET", f"{path}/records?offset=earliest")
         assert record["value"] == "from anywhere"
-    # The client's own calls are for the leader: whoever else is asked says who that is.
+    # The client's own requests are for the leader: other nodes answer with the leader's address.
     asked = {"topics": {"asked": [partition]}}
     with pytest.raises(urllib.error.HTTPError) as caught:
         first.request("POST", "/v1/offsets", asked)
@@ -180,7 +180,7 @@ def test_any_node_answers_for_a_partition_and_names_its_leader_to_clients_that_a
     assert rows[str(partition)]["end_offset"] == 1
 
 
-def answer_or_none(node: NodeProcess, method: str, path: str, body: Any = None) -> Any:
+def answer_or_none(node: MeasuredNode, method: str, path: str, body: Any = None) -> Any:
     try:
         return node.request(method, path, body)
     except urllib.error.HTTPError as error:
@@ -206,7 +206,7 @@ async def write_through_a_kill(cluster: ClusterProcesses) -> None:
                 before = await read(consumer, 200)
                 await asyncio.to_thread(cluster.kill, 2)
                 await asyncio.to_thread(wait_for_loss, cluster, 2)
-                # The others have all of it, and go on: every partition is read and written.
+                # The other nodes have all records and go on: every partition is read and written.
                 after = await read_of_all(consumer)
                 at_hand = await admin.offsets(["safe"])
                 assert len(at_hand) == PARTITIONS
@@ -240,7 +240,7 @@ async def read_of_all(consumer: Consumer[Any, Any]) -> dict[int, list[BytesRecor
 
 
 def wait_for_loss(cluster: ClusterProcesses, node_id: int) -> None:
-    """Return once the cluster knows that a killed node leads nothing any more."""
+    """Wait until the metadata shows no leadership of a killed node."""
     asked = next(node for node in cluster.nodes.values() if node.is_running)
     path = "/topics/safe/partitions"
     wait_for(
@@ -263,7 +263,7 @@ def wait_for_return(cluster: ClusterProcesses, node_id: int) -> None:
 
 
 async def write_until(producer: Producer[Any, Any], is_over: asyncio.Event) -> dict[bytes, Any]:
-    """Records to all partitions in turn; where each of them was acknowledged to be."""
+    """Write to all partitions in turn; return the acknowledged position of each value."""
     acknowledged: dict[bytes, RecordMetadata] = {}
     pending: set[asyncio.Task[None]] = set()
 

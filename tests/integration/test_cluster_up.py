@@ -71,7 +71,7 @@ def cluster(tmp_path: Path) -> Iterator[Commands]:
 
 
 def raftlog(*arguments: str) -> str:
-    """What a command of the command line prints; it must succeed."""
+    """The output of a successful command."""
     ended = subprocess.run(
         [*RAFTLOG, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -105,12 +105,12 @@ def test_cluster_heals_a_killed_node_and_starts_again_from_its_directory(
 
     wait_for("node 2 in its second life", back, timeout_s=BACK_S)
     assert cluster.node(2)["last_end"] == "was ended by SIGKILL"
-    # Said again, it changes nothing.
+    # A second `up` changes nothing.
     again = cluster.up()
     assert again["manager_pid"] == status["manager_pid"]
     assert cluster.document("down") == {"stopped": True}
     assert not any(map(runs, pids(again)))
-    # Whoever stopped it need not wait until the manager has left the table of processes.
+    # `down` returns before the manager's process is reaped.
     wait_for("the manager's end", lambda: not runs(status["manager_pid"]), timeout_s=BACK_S)
     assert cluster.document("down") == {"stopped": False}
     assert cluster.document("status", code=1)["manager_pid"] is None

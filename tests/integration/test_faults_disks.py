@@ -1,7 +1,8 @@
-"""Power cuts, failing and full disks under load (rows 10, 12, 13, 17, 18 of the fault matrix).
+"""Power cuts, failing and full disks under load (rows 10, 12, 13, 17, 18 of
+tests/simulation/data/FAULTS.md).
 
-Each node has an ext4 file system of its own in a file. That needs root and loop devices; skipped
-without them.
+Each node has an ext4 file system of its own in a file, which needs root and loop devices; skipped
+without.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def cluster(directory: Path, own: Mapping[int, LoopDisk]) -> Iterator[ClusterPro
 
 
 def cut(cluster: ClusterProcesses, own: Mapping[int, LoopDisk], *node_ids: int) -> None:
-    """Power is gone, and comes back; the nodes are down."""
+    """Cut the power of nodes, and restore it; the nodes stay down."""
     cluster.kill(*node_ids)
     for node_id in node_ids:
         own[node_id].cut_power()
@@ -86,7 +87,7 @@ def test_promise_1_power_cuts_of_one_node_and_then_of_all_cost_no_acknowledged_r
 def test_promise_2_a_node_whose_power_was_cut_without_syncs_is_not_believed(
     cluster: ClusterProcesses, own: Mapping[int, LoopDisk], tmp_path: Path
 ) -> None:
-    """With the others there, and when it comes back as the only one that was in sync to the end."""
+    """With the others alive, and as the only node that was in sync to the end."""
     first, second, third = NODES
 
     async def act(load: Load) -> None:
@@ -96,8 +97,8 @@ def test_promise_2_a_node_whose_power_was_cut_without_syncs_is_not_believed(
         await load.until_out_of_sync(third)
         await asyncio.to_thread(cluster.kill, second)
         await asyncio.to_thread(cut, cluster, own, first)
-        # With node 3, which lacks records, there is a quorum that could elect it.
-        cluster.restart(first, third)
+        # With node 3, which lacks records, there is a quorum that could elect node 1.
+        await asyncio.to_thread(cluster.restart, first, third)
         await asyncio.to_thread(cluster.wait_answering)
         await asyncio.to_thread(cluster.wait_active)
         await load.back(second)
@@ -120,19 +121,19 @@ def test_promise_2_a_partition_whose_replicas_all_lost_power_says_so_and_serves_
         node.wait_ready()
         wait_for_log(node, "power was lost with flush=async", "are gone")
 
-    def nobody_leads() -> bool:
+    def is_leaderless() -> bool:
         (row,) = cluster.nodes[1].request("GET", "/topics/all-async/partitions")
         return bool(row["leader"] == -1)
 
-    wait_for("partition without leader", nobody_leads)
+    wait_for("partition without leader", is_leaderless)
     with pytest.raises(urllib.error.HTTPError) as caught:
         cluster.nodes[1].request("GET", f"{PATH}/partitions/0/records?offset=0")
     with caught.value as answer:
         assert json.loads(answer.read())["error_code"] == 50301
-    # Whoever knows what is gone may go on with what is left.
+    # After accepting the loss, an operator can elect a leader with the remaining records.
     leader = "/v1/topics/all-async/partitions/0/leader"
     cluster.nodes[1].request("POST", leader, {"broker": 1, "unclean": True})
-    wait_for("unclean leader", lambda: not nobody_leads())
+    wait_for("unclean leader", lambda: not is_leaderless())
 
 
 def test_what_a_node_with_a_full_disk_leads_is_led_by_others_until_there_is_room(

@@ -1,4 +1,4 @@
-"""Nodes that cannot reach each other (rows 4 and 5 of the design's fault matrix).
+"""Nodes that cannot reach each other (rows 4 and 5 of tests/simulation/data/FAULTS.md).
 
 In network namespaces, which need root and `ip`; skipped without them.
 """
@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from bench.cluster_processes import ClusterProcesses
-from bench.replication.wires import NoWiresError, Wires
-from bench.soak.cuts import Cuts
-from bench.soak.faults import Nemesis
-from tests.integration.faulted import NODES, Load, cuts_of, hurt
+from bench.soak.nemesis import Nemesis
+from bench.wires import Cuts, NoWiresError, Wires
+from tests.integration.faulted import NODES, Load, hurt
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +38,13 @@ def cluster(wires: Wires, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture
 def cuts(wires: Wires) -> Iterator[Cuts]:
     """Mended with the test."""
-    found = cuts_of(wires.places)
+    found = Cuts(wires.places)
     yield found
     found.mend()
 
 
 async def cut(load: Load, cuts: Cuts, *, is_deaf: bool) -> None:
-    """Others lead while the leader's words are lost; then it comes back."""
+    """Lose the leader's packets until other nodes lead; then mend."""
     (victim,) = await Nemesis.leader(load.nemesis)
     others = cuts.others(victim)
     cuts.lose([victim], others)
@@ -61,7 +60,7 @@ async def cut(load: Load, cuts: Cuts, *, is_deaf: bool) -> None:
 
 
 async def until_others_lead(load: Load, victim: int) -> None:
-    # Whoever is asked first may be the one that is cut off, and does not know.
+    # The isolated node does not learn of the new leaders, so it must not be the one that answers.
     node = load.processes.nodes.pop(victim)
     try:
         await load.until_led_without(victim)
@@ -72,7 +71,7 @@ async def until_others_lead(load: Load, victim: int) -> None:
 def test_promise_7_a_leader_that_the_others_cannot_hear_or_reach_commits_nothing(
     cluster: ClusterProcesses, cuts: Cuts, tmp_path: Path
 ) -> None:
-    """Its clients reach it all the time. First it hears the others still, then it does not."""
+    """Clients reach the leader all the time. First it still receives from the others, then not."""
 
     async def act(load: Load) -> None:
         await cut(load, cuts, is_deaf=False)

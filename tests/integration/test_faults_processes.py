@@ -1,4 +1,5 @@
-"""Nodes killed, paused and restarted under load (rows 1 to 3 and 11 of the design's fault matrix).
+"""Nodes killed, paused and restarted under load (rows 1 to 3 and 11 of
+tests/simulation/data/FAULTS.md).
 
 The long version, with random faults for minutes, is scripts/soak.
 """
@@ -12,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from bench.cluster_processes import ClusterProcesses
-from bench.soak.faults import Nemesis
+from bench.soak.nemesis import Nemesis
 from tests.integration.faulted import NODES, Load, hurt
 
 ALONE_S = 0.5
 UNDER_WAY_MAX = 30
-"""Sends of a tenth of a second; in half a second there would be 150."""
+"""Sends of a tenth of a second; half a second would be 150."""
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +75,8 @@ def test_a_rolling_restart_is_no_error_to_the_client(
             await load.back(node_id)
 
     load = hurt(cluster, "rolled", tmp_path, act)
-    told = [error for error in load.account.errors if "client-" in error]
-    assert told == []
+    errors = [error for error in load.account.errors if "client-" in error]
+    assert errors == []
 
 
 def test_promise_6_a_replica_that_is_alone_acknowledges_nothing_and_nothing_is_lost(
@@ -84,7 +85,7 @@ def test_promise_6_a_replica_that_is_alone_acknowledges_nothing_and_nothing_is_l
     async def act(load: Load) -> None:
         _, *others = NODES
         cluster.kill(*others)
-        # What was under way may still be acknowledged; then nothing is.
+        # Sends under way may still be acknowledged.
         acknowledged = load.acknowledged
         await asyncio.sleep(ALONE_S)
         assert load.acknowledged - acknowledged <= UNDER_WAY_MAX

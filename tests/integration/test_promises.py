@@ -12,7 +12,7 @@ import pytest
 from raftlog_client import Consumer, Producer, TopicPartition
 from raftlog_client.errors import RaftlogClientError
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 
 KILLS = 4
 
@@ -23,7 +23,7 @@ def refusal(error: pytest.ExceptionInfo[urllib.error.HTTPError]) -> tuple[int, s
     return body["error_code"], body["message"]
 
 
-async def read_values(node: NodeProcess, topic: str, partition: int, count: int) -> list[bytes]:
+async def read_values(node: LoneNode, topic: str, partition: int, count: int) -> list[bytes]:
     values: list[bytes] = []
     async with Consumer(bootstrap_servers=node.address, auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(topic, partition)])
@@ -37,8 +37,8 @@ async def read_values(node: NodeProcess, topic: str, partition: int, count: int)
     return values
 
 
-async def write_until_killed(node: NodeProcess, topic: str, kill_after: int) -> list[bytes]:
-    """Send records one by one, several at a time; kill the node in the middle; what was acked."""
+async def write_until_killed(node: LoneNode, topic: str, kill_after: int) -> list[bytes]:
+    """Send records, several at a time; kill the node halfway; return the acknowledged ones."""
     acknowledged: list[tuple[int, bytes]] = []
     async with Producer(
         bootstrap_servers=node.address, delivery_timeout_ms=1500, request_timeout_ms=1000
@@ -66,7 +66,7 @@ async def write_until_killed(node: NodeProcess, topic: str, kill_after: int) -> 
 
 
 def test_promise_1_what_was_acknowledged_survives_kill_minus_nine(tmp_path: Path) -> None:
-    node = NodeProcess(tmp_path / "data", flush="sync")
+    node = LoneNode(tmp_path / "data", flush="sync")
     node.start()
     for life in range(KILLS):
         topic = f"life{life}"
@@ -79,7 +79,7 @@ def test_promise_1_what_was_acknowledged_survives_kill_minus_nine(tmp_path: Path
 
 
 def test_promise_2_with_async_flush_a_killed_process_loses_nothing(tmp_path: Path) -> None:
-    node = NodeProcess(tmp_path / "data", flush="async")
+    node = LoneNode(tmp_path / "data", flush="async")
     node.start()
     node.create_topic("t", 1)
     acknowledged = asyncio.run(write_until_killed(node, "t", 500))
@@ -89,7 +89,7 @@ def test_promise_2_with_async_flush_a_killed_process_loses_nothing(tmp_path: Pat
     node.stop()
 
 
-def test_promise_4_a_retry_with_the_same_sequence_never_duplicates(node: NodeProcess) -> None:
+def test_promise_4_a_retry_with_the_same_sequence_never_duplicates(node: LoneNode) -> None:
     node.create_topic("t", 1)
     identity = node.request("POST", "/v1/producer-ids", None)
     path = (
@@ -109,7 +109,7 @@ def test_promise_4_a_retry_with_the_same_sequence_never_duplicates(node: NodePro
     assert [record["value"] for record in records] == [1, 2, 3]
 
 
-def test_promise_5_damaged_data_is_never_served(node: NodeProcess) -> None:
+def test_promise_5_damaged_data_is_never_served(node: LoneNode) -> None:
     node.create_topic("t", 1)
     for number in range(3):
         records: dict[str, Any] = {"records": [{"value": {"number": number, "text": "x" * 100}}]}
@@ -128,7 +128,7 @@ def test_promise_5_damaged_data_is_never_served(node: NodeProcess) -> None:
     assert code // 100 == 503, message
 
 
-def test_promise_6_below_min_insync_replicas_writes_are_refused(node: NodeProcess) -> None:
+def test_promise_6_below_min_insync_replicas_writes_are_refused(node: LoneNode) -> None:
     body = {
         "topic_name": "t",
         "partitions_count": 1,
@@ -143,7 +143,7 @@ def test_promise_6_below_min_insync_replicas_writes_are_refused(node: NodeProces
     assert node.request("GET", "/topics/t/partitions/0/offsets", None)["end_offset"] == 0
 
 
-def test_a_clean_stop_is_quick_and_keeps_everything(node: NodeProcess) -> None:
+def test_a_clean_stop_is_quick_and_keeps_everything(node: LoneNode) -> None:
     node.create_topic("t", 1)
     node.request("POST", "/topics/t", {"records": [{"value": number} for number in range(100)]})
     node.stop()
@@ -152,8 +152,8 @@ def test_a_clean_stop_is_quick_and_keeps_everything(node: NodeProcess) -> None:
     assert [record["value"] for record in records] == list(range(100))
 
 
-def test_two_nodes_never_share_a_data_directory(node: NodeProcess) -> None:
-    second = NodeProcess(node.data_dir, flush="sync")
+def test_two_nodes_never_share_a_data_directory(node: LoneNode) -> None:
+    second = LoneNode(node.data_dir, flush="sync")
     with pytest.raises(RuntimeError, match="the node ended"):
         second.start()
     assert node.request("GET", "/ready", None)["status"] == "ready"

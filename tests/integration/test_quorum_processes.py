@@ -1,6 +1,6 @@
-"""Clusters of real processes: killed, paused, restarted, joined, and those who must stay outside.
+"""Clusters of real processes: killed, paused, restarted, joined; and nodes that must stay outside.
 
-The long version, with random faults for minutes, is scripts/quorum-soak.
+The long version, with random faults for minutes, is `scripts/soak --workload registers`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cluster_processes import ClusterProcesses
-from bench.nemesis import FaultKind, Plan, Target
-from bench.node import NodeProcess
-from bench.quorum_soak import soak
+from bench.node import LoneNode, MeasuredNode
+from bench.soak.nemesis import Pace
+from bench.soak.registers import soak
 from raftlog.cli.main import cli
 from tests.integration.waiting import wait_for, wait_for_log
 from tests.verification.register_history import Kind, Outcome
 
-PLAN = (
-    Plan(FaultKind.KILL, Target.LEADER, 1.0),
-    Plan(FaultKind.PAUSE, Target.LEADER, 2.0),
-    Plan(FaultKind.KILL, Target.FOLLOWER, 1.0),
-)
+FAULTS = ["kill controller", "pause controller", "kill quorum follower"]
+PACE = Pace(calm_s=(0.5, 2.0), down_s=(1.0, 1.0), pause_s=(2.0, 2.0))
+SECRET_VARIABLE = "RAFTLOG_CLUSTER_SECRET"
 SETTINGS = "/v1/cluster/settings"
 FRESH = f"{SETTINGS}?fresh=true"
 
@@ -41,27 +39,43 @@ def cluster(tmp_path: Path) -> Iterator[ClusterProcesses]:
 
 
 @pytest.fixture
-def strangers() -> Iterator[list[NodeProcess]]:
+def strangers() -> Iterator[list[LoneNode]]:
     """Processes outside the cluster, ended with the test."""
-    started: list[NodeProcess] = []
+    started: list[LoneNode] = []
     yield started
     for node in started:
         node.kill()
 
 
-def set_value(node: NodeProcess, name: str, value: int) -> None:
+def stranger_of(
+    cluster: ClusterProcesses,
+    directory: Path,
+    node_id: int,
+    *arguments: str,
+    secret: str | None = None,
+) -> LoneNode:
+    """A node unknown to the cluster's manager, with the cluster's secret."""
+    return LoneNode(
+        directory,
+        "sync",
+        arguments=("--node-id", str(node_id), *arguments),
+        environment={SECRET_VARIABLE: secret or cluster.secret},
+    )
+
+
+def set_value(node: MeasuredNode, name: str, value: int) -> None:
     node.request("PUT", SETTINGS, {"values": {name: str(value)}})
 
 
-def fresh_values(node: NodeProcess) -> dict[str, str]:
+def fresh_values(node: MeasuredNode) -> dict[str, str]:
     values: dict[str, str] = node.request("GET", FRESH)["values"]
     return values
 
 
 def members(cluster: ClusterProcesses, node_id: int, role: str) -> list[int]:
-    """Voters or observers, by the word of one node."""
-    said: Any = cluster.quorum(node_id)
-    return [] if said is None else sorted(member["node_id"] for member in said[role])
+    """Voters or observers, as one node sees them."""
+    view: Any = cluster.quorum(node_id)
+    return [] if view is None else sorted(member["node_id"] for member in view[role])
 
 
 def wait_for_voters(cluster: ClusterProcesses, node_id: int, expected: list[int]) -> None:
@@ -71,7 +85,7 @@ def wait_for_voters(cluster: ClusterProcesses, node_id: int, expected: list[int]
     )
 
 
-def is_ready(node: NodeProcess) -> bool:
+def is_ready(node: MeasuredNode) -> bool:
     try:
         node.request("GET", "/ready", timeout_s=2)
     except (urllib.error.URLError, OSError):
@@ -82,9 +96,11 @@ def is_ready(node: NodeProcess) -> bool:
 def test_kills_and_pauses_leave_a_linearizable_history(
     cluster: ClusterProcesses, tmp_path: Path
 ) -> None:
-    found = asyncio.run(soak(cluster, 60.0, tmp_path / "history", seed=3, plan=PLAN))
+    found = asyncio.run(
+        soak(cluster, tmp_path, kinds=FAULTS, seconds=60.0, rate=200.0, seed=3, pace=PACE)
+    )
     assert found.anomalies == [], cluster.log_ends()
-    assert [fault.kind for fault in found.faults] == [plan.kind for plan in PLAN]
+    assert [fault.kind for fault in found.faults] == FAULTS
     assert found.elections >= 1
     acknowledged = [
         operation
@@ -127,7 +143,7 @@ def test_two_of_three_go_on_and_one_alone_changes_nothing(cluster: ClusterProces
         survivor.request("GET", FRESH, timeout_s=5)
     cluster.restart(leader, second)
     cluster.wait_active()
-    # The write alone was never acknowledged: it may have happened, or not.
+    # The isolated node's write was never acknowledged: applied or not, both are right.
     value = wait_for("fresh read", lambda: fresh_values(survivor).get("retention.ms"))
     assert value in {"1001", "1002"}
 
@@ -136,7 +152,7 @@ def test_a_new_node_joins_as_observer_gets_a_vote_and_gives_it_back(
     cluster: ClusterProcesses,
 ) -> None:
     set_value(cluster.nodes[1], "retention.ms", 4_321)
-    fourth = cluster.join(4)
+    fourth = cluster.join()
     assert fresh_values(fourth)["retention.ms"] == "4321"
     wait_for("observer 4", lambda: members(cluster, 1, "observers") == [4])
     nodes = fourth.request("GET", "/v1/nodes")["nodes"]
@@ -167,11 +183,11 @@ def test_leadership_moves_on_request(cluster: ClusterProcesses) -> None:
 
 
 def test_a_node_with_another_secret_stays_outside_and_says_why(
-    cluster: ClusterProcesses, strangers: list[NodeProcess]
+    cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
 ) -> None:
-    stranger = cluster.process(
-        9, "--join", cluster.nodes[1].address, secret="not the secret of this cluster"
-    )
+    join = ("--join", cluster.nodes[1].address)
+    secret = "not the secret of this cluster"
+    stranger = stranger_of(cluster, tmp_path / "stranger", 9, *join, secret=secret)
     strangers.append(stranger)
     stranger.launch()
     wait_for_log(stranger, "secret")
@@ -182,9 +198,10 @@ def test_a_node_with_another_secret_stays_outside_and_says_why(
 
 
 def test_a_second_node_of_a_known_id_stays_outside_and_says_why(
-    cluster: ClusterProcesses, strangers: list[NodeProcess]
+    cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
 ) -> None:
-    stranger = cluster.process(2, "--join", cluster.nodes[1].address, name="second-node2")
+    join = ("--join", cluster.nodes[1].address)
+    stranger = stranger_of(cluster, tmp_path / "second-node2", 2, *join)
     strangers.append(stranger)
     stranger.launch()
     wait_for_log(stranger, "node id 2 is in use twice")
@@ -193,15 +210,14 @@ def test_a_second_node_of_a_known_id_stays_outside_and_says_why(
 
 
 def test_a_node_of_another_cluster_stays_outside_and_both_say_why(
-    cluster: ClusterProcesses, strangers: list[NodeProcess]
+    cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
 ) -> None:
-    alone = cluster.process(1, name="other-cluster")
+    alone = stranger_of(cluster, tmp_path / "other-cluster", 1)
     strangers.append(alone)
     alone.start()
-    alone.kill()
-    # Where the others expect their node 1 there is now that of the other cluster.
+    # At the address of node 1 the others now reach node 1 of the other cluster.
+    alone.move_to(cluster.nodes[1].port)
     cluster.kill(1)
-    alone.port = cluster.nodes[1].port
     alone.launch()
     wait_for_log(cluster.nodes[2], "cluster", "node 1")
     cluster.wait_active()
@@ -213,19 +229,19 @@ def test_a_wiped_disk_is_refused_and_the_others_go_on(cluster: ClusterProcesses)
     wiped = cluster.nodes[3]
     cluster.kill(3)
     shutil.rmtree(wiped.data_dir)
-    wiped.launch()
+    wiped.relaunch()
     wait_for_log(wiped, "node 3", "data directory")
     assert not is_ready(wiped)
     cluster.wait_active()
     set_value(cluster.nodes[1], "retention.ms", 7_777)
     assert fresh_values(cluster.nodes[2])["retention.ms"] == "7777"
-    said = cluster.quorum(1)
-    assert said is not None
-    assert [member["connected"] for member in said["voters"] if member["node_id"] == 3] == [False]
+    view = cluster.quorum(1)
+    assert view is not None
+    assert [member["connected"] for member in view["voters"] if member["node_id"] == 3] == [False]
 
 
-def test_a_wiped_voter_comes_back_under_its_id_by_the_procedure_that_it_is_told(
-    cluster: ClusterProcesses,
+def test_a_wiped_voter_comes_back_under_its_id_by_the_procedure_in_its_log(
+    cluster: ClusterProcesses, strangers: list[LoneNode], tmp_path: Path
 ) -> None:
     def raftlog(*words: str, code: int = 0) -> str:
         done = CliRunner().invoke(
@@ -239,7 +255,7 @@ def test_a_wiped_voter_comes_back_under_its_id_by_the_procedure_that_it_is_told(
     node = cluster.nodes[wiped]
     cluster.kill(wiped)
     shutil.rmtree(node.data_dir)
-    node.launch()
+    node.relaunch()
     steps = (f"quorum remove-voter {wiped}", f"cluster remove-node {wiped}")
     wait_for_log(node, *(f"`raftlog {step}`" for step in steps), "--join")
     assert not is_ready(node)
@@ -249,11 +265,14 @@ def test_a_wiped_voter_comes_back_under_its_id_by_the_procedure_that_it_is_told(
     assert f"remove-voter {wiped}" in raftlog("cluster", "remove-node", str(wiped), code=1)
     for step in steps:
         raftlog(*step.split())
-    shutil.rmtree(node.data_dir)  # what its start without a cluster has begun
-    cluster.join(wiped)
+    # The manager never gives an id again, so the new process is none of its nodes.
+    addresses = ",".join(node.address for node in cluster.nodes.values())
+    back = stranger_of(cluster, tmp_path / "back", wiped, "--join", addresses)
+    strangers.append(back)
+    back.start()
     assert members(cluster, other, "observers") == [wiped]
     raftlog("quorum", "add-voter", str(wiped))
-    for node_id in cluster.nodes:
+    for node_id in (leader, other):
         wait_for_voters(cluster, node_id, [1, 2, 3])
     assert raftlog("cluster", "health") == "healthy\n"
-    set_value(cluster.nodes[wiped], "retention.ms", 8_888)
+    set_value(back, "retention.ms", 8_888)

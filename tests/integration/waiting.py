@@ -1,4 +1,4 @@
-"""Waiting for what real processes will do, with an end and words for what did not come."""
+"""Waits for real processes, each with a deadline and an error text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from bench.node import NodeProcess
+from bench.node import MeasuredNode
 
 T = TypeVar("T")
 
@@ -15,7 +15,7 @@ POLL_S = 0.05
 
 
 def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = WAIT_S) -> T:
-    """The first true answer of `condition`."""
+    """Wait for the first true result of `condition`."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         answer = condition()
@@ -25,8 +25,8 @@ def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = WA
     raise AssertionError(f"within {timeout_s} s there was no {what}")
 
 
-def wait_for_log(node: NodeProcess, *words: str) -> str:
-    """The first line of the node's log that holds all the words, in any case."""
+def wait_for_log(node: MeasuredNode, *words: str) -> str:
+    """The first line of the node's log with all the words, in any case."""
 
     def line() -> str | None:
         text = node.log.read_text(errors="replace") if node.log.exists() else ""

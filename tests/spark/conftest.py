@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from bench.cluster_processes import ClusterProcesses
-from bench.node import NodeProcess
+from bench.node import LoneNode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,9 +40,9 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def spark_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+def spark_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
     """One real node."""
-    node = NodeProcess(tmp_path_factory.mktemp("spark-node") / "data", flush="async")
+    node = LoneNode(tmp_path_factory.mktemp("spark-node") / "data", flush="async")
     node.start()
     try:
         yield node

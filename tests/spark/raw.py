@@ -14,7 +14,6 @@ from aiokafka.record.default_records import (  # type: ignore[import-untyped]
 )
 from hypothesis import strategies as st
 from raftlog_spark.codec import record_offsets
-from raftlog_spark.codec.columns import Columns
 from raftlog_spark.codec.decode import decode
 
 from raftlog.record.batch import RecordBatch, iterate_batches
@@ -29,9 +28,7 @@ from raftlog.record.header import (
 )
 from tests.record.batches import DECOMPRESSED_BYTES_MAX, resealed
 
-ALL = Columns(
-    ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
-)
+ALL = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 EVERYTHING = 2**62
 TIMESTAMP_MS_MAX = 2**53
 Row = dict[str, Any]
@@ -121,7 +118,11 @@ def _reference_rows(batch: RecordBatch) -> Iterator[Row]:
 
 
 def read(
-    data: bytes, columns: Columns = ALL, start: int = 0, end: int = EVERYTHING, **options: Any
+    data: bytes,
+    columns: tuple[str, ...] = ALL,
+    start: int = 0,
+    end: int = EVERYTHING,
+    **options: Any,
 ) -> list[Row]:
     """What `decode` reads, as rows, with timestamps in microseconds."""
     found: list[Row] = []

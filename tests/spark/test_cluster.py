@@ -15,7 +15,7 @@ from raftlog_spark import errors
 from raftlog_spark.cluster import Bounds, Cluster, TopicInfo
 from raftlog_spark.errors import ClusterUnavailable, RaftlogSparkError, TopicGone
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 from raftlog.cluster.local import LocalCluster
 from raftlog.record.errors import NOT_READY
 from tests.client.fake_node import FakeCluster, Fault
@@ -25,9 +25,9 @@ OFFSETS = "/v1/offsets"
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
     """One real node."""
-    one = NodeProcess(tmp_path_factory.mktemp("node") / "data", flush="async")
+    one = LoneNode(tmp_path_factory.mktemp("node") / "data", flush="async")
     one.start()
     try:
         yield one
@@ -64,7 +64,7 @@ async def delete_topic(address: str, name: str) -> None:
         await admin.delete_topic(name)
 
 
-def test_all_of_it_on_a_real_node(node: NodeProcess) -> None:
+def test_all_of_it_on_a_real_node(node: LoneNode) -> None:
     asyncio.run(make_topic(node.address, "all", partitions=3))
     with Cluster(node.address) as cluster:
         info = cluster.topics()["all"]
@@ -95,7 +95,7 @@ def test_all_of_it_on_a_real_node(node: NodeProcess) -> None:
 
 
 def test_a_forked_process_connects_anew_and_leaves_its_parents_connections_alone(
-    node: NodeProcess,
+    node: LoneNode,
 ) -> None:
     asyncio.run(make_topic(node.address, "fork", partitions=1))
     with Cluster(node.address) as cluster:

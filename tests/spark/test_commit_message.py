@@ -7,16 +7,16 @@ import pickle
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 from raftlog_spark.sink.commit_message import (
+    AttemptId,
     CommitError,
     PartitionWritten,
-    Tag,
     TaskCommit,
     check_complete,
 )
 
 
 def message(task: int, *, batch_id: int | None = 7, sink_id: str = "s") -> TaskCommit:
-    tag = Tag(sink_id, "q", batch_id, task, 0)
+    tag = AttemptId(sink_id, "q", batch_id, task, 0)
     return TaskCommit(tag, (PartitionWritten("t", 0, 3, 100), PartitionWritten("t", 1, task, 50)))
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raftlog_spark.codec import decode as decoding
-from raftlog_spark.codec.columns import Columns, arrow_schema
 from raftlog_spark.codec.decode import CorruptBatchError, decode
+from raftlog_spark.codec.record_fields import arrow_schema
 
 from raftlog.record.codec import RecordTuple
 from raftlog.record.compression import Compression
@@ -31,10 +31,10 @@ from tests.spark.raw import (
 
 WHOLE = Kind(Compression.NONE, (0,), 0)
 walks = pytest.mark.parametrize("walk", [nullcontext, lanes_everywhere], ids=["steps", "lanes"])
-names = st.lists(st.sampled_from(ALL.names), unique=True, min_size=1).map(tuple)
+names = st.lists(st.sampled_from(ALL), unique=True, min_size=1).map(tuple)
 
 
-def refusal(data: bytes, columns: Columns = ALL, **options: Any) -> str:
+def refusal(data: bytes, columns: tuple[str, ...] = ALL, **options: Any) -> str:
     with pytest.raises(CorruptBatchError) as raised:
         read(data, columns, **options)
     return str(raised.value)
@@ -63,7 +63,7 @@ class TestLikeTheClient:
             if start <= row["offset"] < end
         ]
         with walk():
-            assert read(data, Columns(asked), start, end) == expected
+            assert read(data, asked, start, end) == expected
 
     @given(log=logs, unit=st.integers(1, 3000), piece=st.integers(1, 3000), rows=st.integers(1, 40))
     def test_sizes_of_units_and_slices_change_nothing(
@@ -76,7 +76,7 @@ class TestLikeTheClient:
             patch.setattr(decoding, "HEADER_ROWS", rows)
             assert read(data) == reference(data)
             offsets = [{"offset": row["offset"]} for row in reference(data)]
-            assert read(data, Columns(("offset",))) == offsets
+            assert read(data, ("offset",)) == offsets
 
     @pytest.mark.parametrize("compression", COMPRESSIONS, ids=lambda codec: codec.label)
     def test_many_records_of_many_sizes(self, compression: Compression) -> None:
@@ -103,7 +103,7 @@ class TestLikeTheClient:
 
 class TestRecordBatches:
     def test_they_have_sparks_schema_in_the_order_asked(self) -> None:
-        columns = Columns(("timestamp", "headers", "key"))
+        columns = ("timestamp", "headers", "key")
         [batch] = decode(encoded(SAMPLE), topic="t", partition=0, start=0, end=9, columns=columns)
         assert batch.schema == arrow_schema(columns)
 
@@ -117,9 +117,7 @@ class TestRecordBatches:
 
     def test_a_large_batch_is_given_out_in_slices(self) -> None:
         data = encoded([(1, None, bytes(1_000_000), None)] * 10)
-        batches = list(
-            decode(data, topic="t", partition=0, start=0, end=10, columns=Columns(("value",)))
-        )
+        batches = list(decode(data, topic="t", partition=0, start=0, end=10, columns=("value",)))
         assert [batch.num_rows for batch in batches] == [4, 4, 2]
 
     def test_small_batches_are_put_together(self) -> None:
@@ -130,23 +128,23 @@ class TestRecordBatches:
     def test_log_append_time_is_every_records_time(self) -> None:
         kind = WHOLE._replace(attributes=LOG_APPEND_TIME_BIT)
         data = raw_batch([(5, None, b"a", None), (9, None, b"b", None)], kind, 0)
-        found = read(data, Columns(("timestamp", "timestampType")))
+        found = read(data, ("timestamp", "timestampType"))
         assert found == [{"timestamp": 9000, "timestampType": 1}] * 2
 
     def test_no_headers_are_null(self) -> None:
-        found = read(encoded(SAMPLE), Columns(("headers",)))
+        found = read(encoded(SAMPLE), ("headers",))
         assert [row["headers"] is None for row in found] == [False, True, False, True]
 
 
 class TestProjectionSavesWork:
     def test_offsets_alone_leave_records_alone(self) -> None:
         data = with_body(encoded([(1, None, bytes(500), None)] * 3), b"\xff" * 200)
-        assert [row["offset"] for row in read(data, Columns(("offset",)))] == [0, 1, 2]
-        assert "does not end" in refusal(data, Columns(("value",)))
+        assert [row["offset"] for row in read(data, ("offset",))] == [0, 1, 2]
+        assert "does not end" in refusal(data, ("value",))
 
     def test_compacted_batches_are_looked_into(self) -> None:
         data = raw_batch(SAMPLE, Kind(Compression.ZSTD, (1,), 0), 50)
-        assert [row["offset"] for row in read(data, Columns(("offset",)))] == [51, 53, 55, 57]
+        assert [row["offset"] for row in read(data, ("offset",))] == [51, 53, 55, 57]
 
     def test_batches_outside_of_the_range_are_not_looked_into(self) -> None:
         damaged = bytearray(encoded(SAMPLE))
@@ -189,7 +187,7 @@ class TestDamage:
             assert len(read(data)) == 4
         else:
             refusal(data)
-            refusal(data, Columns(("value",)))
+            refusal(data, ("value",))
 
     def test_a_batch_that_holds_too_much(self) -> None:
         data = encoded([(1, None, bytes(100_000), None)], Compression.GZIP)
@@ -204,7 +202,7 @@ class TestDamage:
         )
         tracemalloc.start()
         for batch in decode(
-            data, topic="t", partition=0, start=0, end=EVERYTHING, columns=Columns(("value",))
+            data, topic="t", partition=0, start=0, end=EVERYTHING, columns=("value",)
         ):
             assert batch.num_rows == 1
         peak = tracemalloc.get_traced_memory()[1]
@@ -214,14 +212,14 @@ class TestDamage:
     def test_a_timestamp_that_microseconds_cannot_express(self) -> None:
         data = encoded([(2**62, None, None, None)])
         assert "timestamp" in refusal(data)
-        assert len(read(data, Columns(("value",)))) == 1
+        assert len(read(data, ("value",))) == 1
 
     @pytest.mark.parametrize("column", ["key", "value"])
     def test_a_length_that_reaches_into_the_next_record(self, column: str) -> None:
         data = encoded([(1, b"kk", b"vvvv", None), (1, b"kk", b"vvvv", None)])
         size = {"key": b"\x04kk", "value": b"\x08vvvv"}[column]
         body = data[61:].replace(size, b"\x1e" + size[1:], 1)
-        assert "longer than its record" in refusal(with_body(data, body), Columns((column,)))
+        assert "longer than its record" in refusal(with_body(data, body), (column,))
 
     def test_header_keys_that_are_not_utf8(self) -> None:
         data = encoded([(1, None, b"v", [("abc", b"d")])])
@@ -252,7 +250,7 @@ class TestDamage:
                 )
             data += resealed(changed)
         with walk(), suppress(CorruptBatchError):
-            read(data, Columns(asked))
+            read(data, asked)
 
     @walks
     @settings(max_examples=200)
@@ -263,7 +261,7 @@ class TestDamage:
         data = with_field(with_body(encoded(SAMPLE), body), 57, ">i", claimed)
         data = with_field(data, 23, ">i", claimed - 1)
         with walk(), suppress(CorruptBatchError):
-            read(data, Columns(asked))
+            read(data, asked)
 
     def test_errors_name_topic_partition_and_offsets(self) -> None:
         data = with_body(raw_batch(SAMPLE, WHOLE, 500), bytes(80))

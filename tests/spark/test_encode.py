@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raftlog_spark.codec import encode as encoding
-from raftlog_spark.codec.columns import TYPES
 from raftlog_spark.codec.encode import EncodedBatch, EncodeError, ProducerStamp, encode, stamped
+from raftlog_spark.codec.record_fields import TYPES
 
 from raftlog.record.batch import split_batches
 from raftlog.record.codec import RecordTuple, encode_batches, validate_records

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bench.cluster_processes import ClusterProcesses
-from bench.node import NodeProcess
+from bench.node import LoneNode
 
 from .fault_parts import LIST, TIMEOUT_S, Topic, batch, failing_once, listed, wait_for
 
@@ -37,7 +37,7 @@ def small_batches(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.fixture
-def topic(spark_node: NodeProcess, topic_name: str) -> Topic:
+def topic(spark_node: LoneNode, topic_name: str) -> Topic:
     made = Topic(spark_node.address, topic_name)
     made.send(40)
     return made

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.cluster_processes import ClusterProcesses
-from bench.node import NodeProcess
+from bench.node import LoneNode
 
 from .fault_parts import (
     ROOT,
@@ -34,7 +34,7 @@ WHAT_TO_DO = r".*failOnDataLoss=false"
 
 
 @pytest.fixture
-def topic(spark_node: NodeProcess, topic_name: str) -> Topic:
+def topic(spark_node: LoneNode, topic_name: str) -> Topic:
     made = Topic(spark_node.address, topic_name)
     made.send(30)
     return made

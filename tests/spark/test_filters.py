@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
     Not,
     StringStartsWith,
 )
-from raftlog_spark.source.filters import Narrowing, narrow, narrowing
+from raftlog_spark.source.filters import RangeLimits, apply_limits, limits_of
 from raftlog_spark.source.planning import Range
 
 WHOLE = [
@@ -31,7 +31,7 @@ SECOND = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
 
 
 def left(*filters: Filter) -> list[tuple[str, int, int, int]]:
-    kept = narrow(narrowing(filters), WHOLE, {})
+    kept = apply_limits(limits_of(filters), WHOLE, {})
     return [(item.topic, item.partition, item.start, item.end) for item in kept]
 
 
@@ -80,17 +80,17 @@ def test_filters_leave_out_what_cannot_match(
 )
 def test_what_is_not_understood_leaves_nothing_out(each: Filter) -> None:
     assert left(each) == ALL
-    assert narrowing([each]) == Narrowing()
+    assert limits_of([each]) == RangeLimits()
 
 
 def test_timestamps_narrow_from_below_by_whole_milliseconds() -> None:
     later = (SECOND + timedelta(microseconds=1999)).astimezone(timezone(timedelta(hours=5)))
-    found = narrowing([GreaterThan(TIME, SECOND), GreaterThanOrEqual(TIME, later)])
+    found = limits_of([GreaterThan(TIME, SECOND), GreaterThanOrEqual(TIME, later)])
     assert found.not_before_ms == 1001
-    kept = narrow(found, WHOLE, {("a", 0): 4, ("a", 1): None})
+    kept = apply_limits(found, WHOLE, {("a", 0): 4, ("a", 1): None})
     assert kept == [WHOLE[0]._replace(start=4), WHOLE[2]]
     before = datetime(1960, 1, 1, tzinfo=UTC)
-    assert narrowing([EqualTo(TIME, before)]).not_before_ms == 0
+    assert limits_of([EqualTo(TIME, before)]).not_before_ms == 0
 
 
 numbers = st.integers(-2, 16)
@@ -131,7 +131,7 @@ def holds(each: Filter, row: dict[tuple[str, ...], int]) -> bool:
 def test_no_row_that_matches_is_left_out(chosen: list[Filter]) -> None:
     kept = {
         (item.topic, item.partition, offset)
-        for item in narrow(narrowing(chosen), WHOLE, {})
+        for item in apply_limits(limits_of(chosen), WHOLE, {})
         for offset in range(item.start, item.end)
     }
     matching = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyspark
 import pytest
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 
 from .fault_parts import ROOT, Topic, batch, listed
 
@@ -26,7 +26,7 @@ PROGRAM_TIMEOUT_S = 240
 
 
 @pytest.fixture
-def topic(spark_node: NodeProcess, topic_name: str) -> Topic:
+def topic(spark_node: LoneNode, topic_name: str) -> Topic:
     made = Topic(spark_node.address, topic_name)
     made.send(30)
     return made

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raftlog_client.record_encoder import murmur2_partitioner
 from raftlog_spark.errors import TopicGone
-from raftlog_spark.sink.partition_router import TURNS, Place, Router, RowError, partition_of
+from raftlog_spark.sink.partition_router import TURNS, Destination, Router, RowError, partition_of
 
 COUNTS = {"a": 1, "b": 3, "c": 12}
 topics = st.sampled_from(sorted(COUNTS))
@@ -23,7 +23,7 @@ def router(turn: int = 0, counts: dict[str, int] | None = None) -> Router:
     return Router((counts or COUNTS).__getitem__, turn=turn)
 
 
-def places(made: Router, count: int, **columns: object) -> list[Place]:
+def places(made: Router, count: int, **columns: object) -> list[Destination]:
     return [made.places[number] for number in made.route(count, **columns)]  # type: ignore[arg-type]
 
 
@@ -47,21 +47,21 @@ def test_every_row_goes_where_it_says_or_its_key_or_the_turn(
                 expected = murmur2_partitioner(topic, key, None, COUNTS[topic]) or 0
             else:
                 expected = (turn + shift) % TURNS % COUNTS[topic]
-            assert place == Place(topic, expected)
+            assert place == Destination(topic, expected)
         made.next_turn()
 
 
 def test_one_topic_for_all_rows() -> None:
-    assert places(router(4), 3, topics="b") == [Place("b", 1)] * 3
+    assert places(router(4), 3, topics="b") == [Destination("b", 1)] * 3
     by_key = places(router(), 2, topics="c", keys=pa.array(["x", "x"]))
-    assert by_key == [Place("c", murmur2_partitioner("c", b"x", None, 12) or 0)] * 2
+    assert by_key == [Destination("c", murmur2_partitioner("c", b"x", None, 12) or 0)] * 2
 
 
 def test_slices_are_their_own_rows() -> None:
     topics = pa.array(["a", "b", "c", "b"]).slice(1, 2)
     partitions = pa.array([0, 2, 11, 0], pa.int8()).slice(1, 2)
     found = places(router(), 2, topics=topics, partitions=partitions)
-    assert found == [Place("b", 2), Place("c", 11)]
+    assert found == [Destination("b", 2), Destination("c", 11)]
 
 
 @pytest.mark.parametrize("partition", [-1, 3, 1 << 40])

@@ -11,7 +11,7 @@ from raftlog_spark.source.planning import (
     Range,
     Snapshot,
     advance,
-    allot,
+    apportion,
     begin,
     clamp,
     describe,
@@ -22,7 +22,7 @@ from raftlog_spark.source.planning import (
     resolve,
     select_partitions,
     split,
-    times_asked,
+    timestamps_to_query,
 )
 from raftlog_spark.source.start_points import EARLIEST, LATEST, EachOffset, EachTime, SameTime
 
@@ -69,9 +69,9 @@ def test_points_become_offsets() -> None:
 
 def test_times_become_offsets_of_what_is_committed() -> None:
     same = SameTime(100, "error")
-    assert times_asked(same, BOUNDS) == {T0: 100, T1: 100}
-    assert times_asked(EachTime({"t": {0: 1, 1: 2}}, "error"), BOUNDS) == {T0: 1, T1: 2}
-    assert times_asked(LATEST, BOUNDS) == {}
+    assert timestamps_to_query(same, BOUNDS) == {T0: 100, T1: 100}
+    assert timestamps_to_query(EachTime({"t": {0: 1, 1: 2}}, "error"), BOUNDS) == {T0: 1, T1: 2}
+    assert timestamps_to_query(LATEST, BOUNDS) == {}
     assert resolve(same, BOUNDS, {T0: 7, T1: 12}) == {T0: 7, T1: 9}
 
 
@@ -86,7 +86,7 @@ def test_tables_name_exactly_the_partitions_that_are_read(table: dict[str, dict[
     with pytest.raises(OptionsError, match="all partitions"):
         resolve(EachOffset(table), BOUNDS, {})
     with pytest.raises(OptionsError, match="all partitions"):
-        times_asked(EachTime(table, "error"), BOUNDS)
+        timestamps_to_query(EachTime(table, "error"), BOUNDS)
 
 
 def test_offsets_outside_of_the_log_are_moved_in_and_told() -> None:
@@ -228,7 +228,7 @@ def test_a_batch_stays_in_the_log_within_the_limit_and_can_be_planned_from_its_o
 def test_a_limit_is_used_whole_and_never_exceeded(
     backlog: dict[Partition, int], limit: int, turn: int
 ) -> None:
-    granted = allot(backlog, limit, turn=turn)
+    granted = apportion(backlog, limit, turn=turn)
     assert granted.keys() == backlog.keys()
     assert all(0 <= granted[part] <= backlog[part] for part in backlog)
     assert sum(granted.values()) == min(limit, sum(backlog.values()))
@@ -236,7 +236,7 @@ def test_a_limit_is_used_whole_and_never_exceeded(
 
 def test_a_small_backlog_is_served_beside_large_ones() -> None:
     backlog = {("t", n): 10**9 for n in range(5)} | {("t", 5): 1}
-    served = [allot(backlog, 2, turn=turn)["t", 5] for turn in range(6)]
+    served = [apportion(backlog, 2, turn=turn)["t", 5] for turn in range(6)]
     assert 1 in served
 
 

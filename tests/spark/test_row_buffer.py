@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from raftlog_spark.sink.row_buffer import Gathered, parts
+from raftlog_spark.sink.row_buffer import RowBuffer, parts
 
 batches = st.lists(
     st.lists(st.integers(0, 20) | st.integers(0, 70_000), min_size=1, max_size=40), max_size=8
@@ -35,7 +35,7 @@ def numbered(first: int, count: int) -> pa.RecordBatch:
 def test_every_row_comes_out_once_in_its_place_in_order(
     batches: list[list[int]], first: int
 ) -> None:
-    gathered = Gathered()
+    gathered = RowBuffer()
     expected: dict[int, list[dict[str, object]]] = {}
     count = 0
     for destinations in batches:
@@ -56,7 +56,7 @@ def sized(count: int) -> pa.RecordBatch:
 
 
 def test_it_is_full_with_enough_for_every_destination_that_has_rows() -> None:
-    gathered = Gathered(part_bytes=1000, bytes_max=1 << 30)
+    gathered = RowBuffer(part_bytes=1000, bytes_max=1 << 30)
     assert not gathered.is_full
     gathered.add(sized(80), np.full(80, 7, np.int32))
     assert gathered.is_full
@@ -69,7 +69,7 @@ def test_it_is_full_with_enough_for_every_destination_that_has_rows() -> None:
 
 
 def test_it_is_full_at_its_bound_however_many_destinations_there_are() -> None:
-    gathered = Gathered(part_bytes=1000, bytes_max=5000)
+    gathered = RowBuffer(part_bytes=1000, bytes_max=5000)
     gathered.add(sized(400), np.arange(400, dtype=np.int32))
     assert gathered.is_full
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from raftlog_client.record_encoder import murmur2_partitioner
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 
 from .sink_parts import TIMEOUT_S, create, options, read, run_available_now, save, values
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def servers(spark_node: NodeProcess) -> str:
+def servers(spark_node: LoneNode) -> str:
     return spark_node.address
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bench.cluster_processes import ClusterProcesses
-from bench.node import NodeProcess
+from bench.node import LoneNode
 from raftlog.record.errors import CORRUPT_BATCH
 from tests.client.fake_node import FakeCluster, Fault
 
@@ -46,7 +46,7 @@ def numbers(found: list[str]) -> Counter[int]:
 
 
 def test_a_task_that_fails_and_runs_again_loses_no_row(
-    spark: SparkSession, spark_node: NodeProcess, topic_name: str
+    spark: SparkSession, spark_node: LoneNode, topic_name: str
 ) -> None:
     topic = create(spark_node.address, topic_name)
 
@@ -138,7 +138,7 @@ def driver(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
 
 
 def test_a_killed_driver_goes_on_from_its_checkpoint_and_loses_no_row(
-    spark: SparkSession, spark_node: NodeProcess, topic_name: str, tmp_path: Path
+    spark: SparkSession, spark_node: LoneNode, topic_name: str, tmp_path: Path
 ) -> None:
     servers = spark_node.address
     topic, out = create(servers, topic_name), create(servers, f"{topic_name}-out")

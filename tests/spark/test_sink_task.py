@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from raftlog_client.record_encoder import murmur2_partitioner
 from raftlog_spark.errors import RaftlogSparkError, TopicGone, WriteFailed
 from raftlog_spark.options import SinkOptions
+from raftlog_spark.schema import SinkColumns
 from raftlog_spark.sink import sink_task
-from raftlog_spark.sink.commit_message import Tag, TaskCommit
-from raftlog_spark.sink.row_buffer import GATHERED_BYTES_MAX
-from raftlog_spark.sink.sink_schema import SinkColumns
+from raftlog_spark.sink.commit_message import AttemptId, TaskCommit
+from raftlog_spark.sink.row_buffer import BUFFER_BYTES_MAX
 
 from .fake_cluster import FakeCluster
 
@@ -22,8 +22,8 @@ KEYED = SinkColumns(value=0, key=1)
 VALUES = SinkColumns(value=0)
 
 
-def tag(task: int = 0, batch_id: int | None = None) -> Tag:
-    return Tag("sink", None, batch_id, task, 0)
+def tag(task: int = 0, batch_id: int | None = None) -> AttemptId:
+    return AttemptId("sink", None, batch_id, task, 0)
 
 
 def write(
@@ -32,7 +32,7 @@ def write(
     batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch],
     *,
     topic: str | None = "t",
-    who: Tag | None = None,
+    who: AttemptId | None = None,
 ) -> TaskCommit:
     options = SinkOptions("fake:1", topic)
     return sink_task.write_rows(options, columns, who or tag(), iter(batches), cluster=cluster)
@@ -112,7 +112,7 @@ def test_keys_headers_and_tombstones_are_written(cluster: FakeCluster) -> None:
 
 
 def test_a_task_says_who_it_is_and_what_it_wrote(cluster: FakeCluster) -> None:
-    who = Tag("sink", "query", 4, 1, 2)
+    who = AttemptId("sink", "query", 4, 1, 2)
     commit = write(cluster, VALUES, [rows(b"a", b"b")], who=who)
     assert commit.tag == who
     [written] = commit.written
@@ -154,11 +154,11 @@ def test_memory_is_bounded_however_much_comes(cluster: FakeCluster) -> None:
 
     commit = write(cluster, KEYED, frames(), topic="wide")
     assert commit.records == 3000
-    assert size < kept_max < GATHERED_BYTES_MAX + size
+    assert size < kept_max < BUFFER_BYTES_MAX + size
 
 
 def test_a_batch_that_is_too_large_is_taken_in_parts(cluster: FakeCluster) -> None:
-    count = 3 * GATHERED_BYTES_MAX // 30_000
+    count = 3 * BUFFER_BYTES_MAX // 30_000
     commit = write(cluster, VALUES, [rows(*[bytes(30_000)] * count)])
     assert commit.records == count
     # Each part is a turn of its own.
@@ -216,9 +216,9 @@ def test_a_task_learns_from_spark_who_it_is(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(sink_task.TaskContext, "get", lambda: context)
 
     run_by(FakeContext(sql_streaming_queryId="q", streaming_sql_batchId="12"))
-    assert sink_task.current_tag(None) == Tag("q", "q", 12, 3, 1)
-    assert sink_task.current_tag("s") == Tag("s", "q", 12, 3, 1)
+    assert sink_task.current_tag(None) == AttemptId("q", "q", 12, 3, 1)
+    assert sink_task.current_tag("s") == AttemptId("s", "q", 12, 3, 1)
     run_by(FakeContext())
-    assert sink_task.current_tag("s") == Tag("s", None, None, 3, 1)
+    assert sink_task.current_tag("s") == AttemptId("s", None, None, 3, 1)
     with pytest.raises(RaftlogSparkError, match="sinkId"):
         sink_task.current_tag(None)

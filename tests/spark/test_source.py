@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from raftlog_client import Admin, Producer
 
-from bench.node import NodeProcess
+from bench.node import LoneNode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,7 +55,7 @@ class Topic:
 
 
 @pytest.fixture
-def topic(spark_node: NodeProcess, topic_name: str) -> Topic:
+def topic(spark_node: LoneNode, topic_name: str) -> Topic:
     made = Topic(spark_node.address, topic_name)
     made.send(0, 0, 20)
     made.send(1, 0, 5)

@@ -5,7 +5,6 @@ import pickle
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
-from raftlog_spark.codec.columns import Columns
 from raftlog_spark.options import OptionsError, source_options
 from raftlog_spark.source.offsets import JsonOffset, OffsetFormatError
 from raftlog_spark.source.planning import DataLossError
@@ -61,7 +60,7 @@ class MakeReader:
             del given["subscribe"]
         return StreamReader(
             source_options(given).for_mode("stream"),
-            Columns(("offset",)),
+            ("offset",),
             connect=lambda servers: self._cluster,
             clock=self._clock,
             sleep=self._clock.sleep,
@@ -384,7 +383,7 @@ def test_progress_reports_show_the_ends_that_were_seen(make: MakeReader) -> None
 
 def test_a_reader_that_is_connected_goes_to_executors(cluster: FakeCluster) -> None:
     options = source_options({"bootstrap.servers": "127.0.0.1:1", "subscribe": "t"})
-    reader = StreamReader(options, Columns(("offset",)))
+    reader = StreamReader(options, ("offset",))
     reader._cluster = cluster
     copy = pickle.loads(pickle.dumps(reader))
     assert copy._cluster is None

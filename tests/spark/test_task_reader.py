@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from raftlog_spark.codec.columns import Columns
 from raftlog_spark.options import source_options
 from raftlog_spark.source.planning import DataLossError, Range
-from raftlog_spark.source.task_reader import scan
+from raftlog_spark.source.task_reader import read_task
 
 from tests.spark.fake_cluster import FakeCluster
 
@@ -22,7 +21,7 @@ def cluster() -> FakeCluster:
 
 def offsets(cluster: FakeCluster, task: Range | None, *, strict: bool = True) -> list[int]:
     options = STRICT if strict else LENIENT
-    batches = scan(options, Columns(("offset",)), task, connect=lambda servers: cluster)
+    batches = read_task(options, ("offset",), task, connect=lambda servers: cluster)
     return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 
 
@@ -53,7 +52,7 @@ def test_a_query_that_may_lose_records_reads_what_is_left(
 def test_records_deleted_while_they_are_read_come_once(cluster: FakeCluster) -> None:
     found: list[int] = []
     task = Range("t", "id", 0, 0, 12)
-    for batch in scan(LENIENT, Columns(("offset",)), task, connect=lambda servers: cluster):
+    for batch in read_task(LENIENT, ("offset",), task, connect=lambda servers: cluster):
         found += batch.column("offset").to_pylist()
         cluster.log_starts["t", 0] = 6
     assert found == [0, 6, 7, 8, 9, 10, 11]

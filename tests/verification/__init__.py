@@ -1,7 +1,7 @@
-"""The oracle of the data path: what clients did, and what is wrong with it.
+"""History checkers: of the log (records of partitions), and of registers (linearizability).
 
-`history` holds the operations, `checker` finds the anomalies: pure functions, of no simulator and
-no node. Simulated histories and soaks of real processes are judged by the same code; a soak writes
-its operations as JSON lines while it runs (`HistoryWriter`), and
-`python -m tests.verification.log_checker FILE` judges them.
+`log_history` and `register_history` define the operations, `log_checker` and `register_checker`
+find the anomalies: pure functions, independent of simulator and nodes. The same checkers judge
+simulated histories and soaks of real processes. A soak writes its operations as JSON lines
+(`history_file`); `python -m tests.verification.log_checker FILE` checks a history of records.
 """

@@ -1,23 +1,23 @@
-"""What is wrong with a history: pure functions, each anomaly named.
+"""The anomalies of a history of records: pure functions, each anomaly named.
 
-| anomaly | means |
+| anomaly | meaning |
 |---|---|
-| LOST_WRITE | acknowledged with acks=all, and a reader that read past its offset did not get it |
+| LOST_WRITE | acknowledged with acks=all, and missed by a reader past its offset |
 | INCONSISTENT_OFFSET | two values at one offset, over all readers and writers, for ever |
 | DUPLICATE | one value at two offsets, though its sends carried sequences, or was sent once |
-| UNWRITTEN_READ | a value was read that nobody sent, or before it was sent |
-| REFUSED_READ | a value was read whose writer was told that it was not written |
-| NON_MONOTONIC_POLL | a consumer was given an offset at or below one that it had been given |
-| SKIPPED_POLL | a consumer went past an offset at which somebody knows a value |
+| UNWRITTEN_READ | a value was read without a send, or before its send |
+| REFUSED_READ | a value was read though its send was refused |
+| NON_MONOTONIC_POLL | a consumer got an offset at or below an earlier one |
+| SKIPPED_POLL | a consumer passed an offset with a known value |
 | NON_MONOTONIC_SEND | a later send of one idempotent producer has a lower offset |
 | REAL_TIME_ORDER | a send begun after another's acknowledgement has a lower offset |
-| WITHDRAWN_READ | a value was read, and a later or the final read of its offset lacks it |
-| UNSEEN | acknowledged with acks=all, and no final read shows it |
-| END_WENT_BACK | an end was told that is below what had been acknowledged or told before |
-| SHORT_START | a replica begins above offset 0, and nobody asked for a deletion |
+| WITHDRAWN_READ | a value was read, and a later or the final read of its offset lacks the value |
+| UNSEEN | acknowledged with acks=all, and in no final read |
+| END_WENT_BACK | an end offset is below an earlier acknowledgement or end offset |
+| SHORT_START | a replica begins above offset 0, without a request to delete records |
 
-`REPORTED` losses (promise 2): what was known of offsets from `Loss.offset` on, before `Loss.step`,
-is not held against the partition any more.
+Reported losses (promise 2) cancel all knowledge of the partition from `Loss.offset` on, before
+`Loss.step`.
 
 A history is checked whole, in memory: about 1 kB for each value.
 """
@@ -33,8 +33,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from tests.verification.history_file import load
 from tests.verification.log_history import (
     ACKS_ALL,
+    DECODER,
     Assign,
     Deletion,
     End,
@@ -43,7 +45,6 @@ from tests.verification.log_history import (
     Operation,
     Poll,
     Send,
-    load,
 )
 
 SHOWN_MAX: Final = 20
@@ -69,7 +70,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One thing that is wrong."""
+    """One anomaly, with its partition."""
 
     kind: Kind
     partition: str
@@ -109,13 +110,13 @@ def check(operations: Iterable[Operation]) -> list[Anomaly]:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known to be at one offset."""
+    """The known value at one offset."""
 
     value: str
     acked_at: int | None = None
-    """When a writer was first told so, with acks=all."""
+    """Step of the first acknowledgement with acks=all."""
     read_at: int | None = None
-    """When a reader was first given it."""
+    """Step of the first read."""
 
 
 @dataclass(slots=True)
@@ -132,7 +133,7 @@ class _Partition:
     offsets: list[int] = field(default_factory=list)
     """Of `known`, sorted."""
     places: dict[str, int] = field(default_factory=dict)
-    """Value to its offset, as readers and acknowledgements of acks=all have it."""
+    """Value to its offset, by readers and by acknowledgements of acks=all."""
 
     def take(self, operation: Operation) -> None:
         match operation:
@@ -151,7 +152,7 @@ class _Partition:
 
     def anomalies(self) -> Iterator[Anomaly]:
         self.sends.sort(key=lambda send: send.invoked)
-        yield from self._know()
+        yield from self._collect()
         self.offsets = sorted(self.known)
         yield from self._check_walks()
         yield from self._check_finals()
@@ -162,14 +163,14 @@ class _Partition:
     def _found(self, kind: Kind, detail: str) -> Anomaly:
         return Anomaly(kind, self.name, detail)
 
-    def _forgiven(self, offset: int, step: int) -> bool:
-        """Whether what was known of an offset at that time may have been lost since."""
+    def _is_lost(self, offset: int, step: int) -> bool:
+        """Whether a reported loss covers an offset known at that step."""
         return any(loss.offset <= offset and loss.step >= step for loss in self.losses)
 
-    # What is where
+    # Values and offsets
 
-    def _know(self) -> Iterator[Anomaly]:
-        """Gather what is known of each offset, and each value's place."""
+    def _collect(self) -> Iterator[Anomaly]:
+        """Collect the known value of each offset, and the offset of each value."""
         for send in self.sends:
             for value in send.values:
                 if value in self.writers:
@@ -198,7 +199,7 @@ class _Partition:
         self, offset: int, value: str, *, acked_at: int | None = None, read_at: int | None = None
     ) -> Iterator[Anomaly]:
         step = acked_at if acked_at is not None else read_at
-        if step is not None and self._forgiven(offset, step):
+        if step is not None and self._is_lost(offset, step):
             return
         known = self.known.get(offset)
         if known is None:
@@ -221,7 +222,9 @@ class _Partition:
     def _check_writer(self, offset: int, value: str, read_at: int | None) -> Iterator[Anomaly]:
         writer = self.writers.get(value)
         if writer is None:
-            yield self._found(Kind.UNWRITTEN_READ, f"nobody sent {value!r}, read at {offset}")
+            yield self._found(
+                Kind.UNWRITTEN_READ, f"{value!r} was never sent, and read at {offset}"
+            )
         elif writer.outcome == "refused":
             yield self._found(Kind.REFUSED_READ, f"{value!r} was refused, and read at {offset}")
         elif read_at is not None and read_at < writer.invoked:
@@ -286,7 +289,8 @@ class _Partition:
         given = dict(final.records)
         if final.start > self.deleted_before:
             yield self._found(
-                Kind.SHORT_START, f"{final.node} begins at {final.start}, nobody asked for it"
+                Kind.SHORT_START,
+                f"{final.node} begins at {final.start}, without a request to delete",
             )
         offsets = [offset for offset, _ in final.records]
         if offsets != sorted(set(offsets)):
@@ -313,18 +317,18 @@ class _Partition:
                     continue
                 if send.offset is not None:
                     offset = send.offset + position
-                    if offset < self.deleted_before or self._forgiven(offset, send.completed):
+                    if offset < self.deleted_before or self._is_lost(offset, send.completed):
                         continue
                 yield self._found(Kind.UNSEEN, f"{value!r} (at {send.offset})")
 
     # Order
 
     def _place(self, send: Send) -> tuple[int, int] | None:
-        """First and last offset of a send, if it is known where it is."""
+        """First and last offset of a send; None: unknown."""
         if send.outcome == "ok" and send.acks == ACKS_ALL and send.offset is not None:
             assert send.completed is not None
             last = send.offset + len(send.values) - 1
-            while last >= send.offset and self._forgiven(last, send.completed):
+            while last >= send.offset and self._is_lost(last, send.completed):
                 last -= 1
             return (send.offset, last) if last >= send.offset else None
         found = [self.places[value] for value in send.values if value in self.places]
@@ -351,43 +355,45 @@ class _Partition:
             for send in self.sends
             if send.outcome == "ok" and send.acks == ACKS_ALL and self._place(send) is not None
         )
-        highest, who, at = -1, "", 0
+        highest, winner, at = -1, "", 0
         for send in self.sends:
             while at < len(acked) and acked[at][0] < send.invoked:  # type: ignore[operator]
                 _, place, value = acked[at]
                 assert place is not None
                 if place[1] > highest:
-                    highest, who = place[1], value
+                    highest, winner = place[1], value
                 at += 1
             place = self._place(send)
             if place is not None and place[0] <= highest:
                 yield self._found(
                     Kind.REAL_TIME_ORDER,
-                    f"{send.values[0]!r} (at {place[0]}) was sent after {who!r} (at {highest}) "
+                    f"{send.values[0]!r} (at {place[0]}) was sent after {winner!r} (at {highest}) "
                     "was acknowledged",
                 )
 
     def _check_ends(self) -> Iterator[Anomaly]:
-        told: list[tuple[int, int, str]] = []
+        bounds: list[tuple[int, int, str]] = []
         for send in self.sends:
             place = self._place(send)
             if send.outcome == "ok" and send.acks == ACKS_ALL and place is not None:
                 assert send.completed is not None
-                told.append((send.completed, place[1] + 1, f"{send.values[-1]!r} was acknowledged"))
+                bounds.append(
+                    (send.completed, place[1] + 1, f"{send.values[-1]!r} was acknowledged")
+                )
         for end in self.ends:
-            if not self._forgiven(end.offset - 1, end.completed):
-                told.append((end.completed, end.offset, f"{end.node or '?'} had told it"))
-        told.sort()
-        highest, why, at = 0, "", 0
+            if not self._is_lost(end.offset - 1, end.completed):
+                bounds.append((end.completed, end.offset, f"end offset of {end.node or '?'}"))
+        bounds.sort()
+        highest, reason, at = 0, "", 0
         for end in sorted(self.ends, key=lambda end: end.invoked):
-            while at < len(told) and told[at][0] < end.invoked:
-                if told[at][1] > highest:
-                    _, highest, why = told[at]
+            while at < len(bounds) and bounds[at][0] < end.invoked:
+                if bounds[at][1] > highest:
+                    _, highest, reason = bounds[at]
                 at += 1
             if end.offset < highest:
                 yield self._found(
                     Kind.END_WENT_BACK,
-                    f"{end.node or '?'} told {end.offset} as the end, and it was {highest}: {why}",
+                    f"{end.node or '?'} answered {end.offset} as the end after {highest}: {reason}",
                 )
 
 
@@ -395,7 +401,7 @@ def main(paths: Sequence[str]) -> int:
     """Judge histories in files; returns the exit code."""
     failed = False
     for path in paths:
-        anomalies = check(load(Path(path)))
+        anomalies = check(load(Path(path), DECODER))
         failed = failed or bool(anomalies)
         for anomaly in anomalies[:SHOWN_MAX]:
             sys.stdout.write(f"{anomaly}\n")

@@ -1,25 +1,23 @@
-"""A history: what each client sent, was told, and read, after Jepsen's Kafka workload.
+"""A history of records: sends, reads and their results by client, after Jepsen's Kafka workload.
 
-Every value is sent once in the whole history (retries of one send are that send), so that a value
-that is read tells who wrote it. Steps are numbers that grow with time, all of one clock: virtual or
-monotonic nanoseconds, or a count. Only their order matters; equal steps count as at once.
+Every value is sent once in the whole history (retries of one send belong to that send), so a read
+value identifies its writer. Steps are numbers that grow with time, all of one clock: virtual or
+monotonic nanoseconds, or a count. Only their order matters; equal steps count as simultaneous.
 
-| operation | is recorded by | when |
+| operation | recorded by | when |
 |---|---|---|
-| Send | a producer | its outcome is known, or it gives up, or the history ends |
-| Assign | a consumer | before it reads a partition from another offset than where it left off |
+| Send | a producer | the outcome is known, the producer gives up, or the history ends |
+| Assign | a consumer | before a read of a partition from another offset than its position |
 | Poll | a consumer | records came, or the position moved |
-| End | anybody | it has asked a leader for the end of the partition, as readers see it |
-| FinalRead | whoever judges | the faults are over; once per replica that can be read |
-| Loss | whoever judges | the partition has said that records may be lost (promise 2) |
-| Deletion | whoever asked | records were asked to be deleted, before it is carried out |
+| End | any client | a leader answered with the partition's end offset for readers |
+| FinalRead | the checker's caller | the faults are over; once per readable replica |
+| Loss | the checker's caller | the partition reported that records may be lost (promise 2) |
+| Deletion | the client of the deletion | before the request to delete records is sent |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Final, Literal, TextIO, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -27,34 +25,34 @@ ACKS_ALL: Final = -1
 
 Outcome: TypeAlias = Literal["ok", "refused", "unknown"]
 Pairs: TypeAlias = tuple[tuple[int, str], ...]
-"""Offsets and values, as they were read."""
+"""Offsets and values of read records."""
 
 
 class _Operation(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
     partition: str
-    """Topic and number, in any spelling that names it."""
+    """Topic and number, in any unique spelling."""
 
 
 class Send(_Operation, frozen=True, tag="send"):
     """One batch of values, written at consecutive offsets or not at all.
 
-    `producer` names a session in which order is promised: a producer that gives up its sequence
-    numbers goes on under another name.
+    `producer` names a session with promised order: a producer that gives up its sequence numbers
+    continues under another name.
     """
 
     producer: str
     values: tuple[str, ...]
     invoked: int
     completed: int | None = None
-    """None: it was never answered."""
+    """None: never answered."""
     outcome: Outcome = "unknown"
     offset: int | None = None
-    """Of the first value, if it is known."""
+    """Of the first value, if known."""
     acks: int = ACKS_ALL
     idempotent: bool = True
-    """Its batches carry sequences: they are neither doubled nor reordered."""
+    """Its batches carry sequences: no duplicates, no reordering."""
     repeated: bool = False
-    """It was sent more than once."""
+    """Sent more than once."""
 
 
 class Assign(_Operation, frozen=True, tag="assign"):
@@ -65,7 +63,7 @@ class Assign(_Operation, frozen=True, tag="assign"):
 
 
 class Poll(_Operation, frozen=True, tag="poll"):
-    """The consumer asked at `start`, was given these, and will ask at `next_offset`."""
+    """The consumer polled at `start`, received `records`, and continues at `next_offset`."""
 
     consumer: str
     invoked: int
@@ -77,7 +75,7 @@ class Poll(_Operation, frozen=True, tag="poll"):
 
 
 class End(_Operation, frozen=True, tag="end"):
-    """A leader answered that readers can read up to `offset`."""
+    """A leader answered with `offset` as the end for readers."""
 
     invoked: int
     completed: int
@@ -86,7 +84,7 @@ class End(_Operation, frozen=True, tag="end"):
 
 
 class FinalRead(_Operation, frozen=True, tag="final_read"):
-    """All that one replica lets be read, after everything."""
+    """All readable records of one replica, after the last fault."""
 
     node: str
     start: int
@@ -96,14 +94,14 @@ class FinalRead(_Operation, frozen=True, tag="final_read"):
 
 
 class Loss(_Operation, frozen=True, tag="loss"):
-    """The partition has said that what it held from `offset` on may be gone."""
+    """The partition reported that its records from `offset` on may be lost."""
 
     step: int
     offset: int
 
 
 class Deletion(_Operation, frozen=True, tag="deletion"):
-    """Records below `before` may be gone, because somebody asked for it."""
+    """A request to delete records below `before`."""
 
     before: int
 
@@ -111,40 +109,5 @@ class Deletion(_Operation, frozen=True, tag="deletion"):
 Operation: TypeAlias = Send | Assign | Poll | End | FinalRead | Loss | Deletion
 
 
-_ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final[msgspec.json.Decoder[Operation]] = msgspec.json.Decoder(Operation)
-
-
-class HistoryWriter:
-    """Appends operations to a file as they come, so that a run that is killed leaves them."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("a", encoding="utf-8")
-
-    def add(self, operation: Operation) -> None:
-        """Write one operation."""
-        self._file.write(_ENCODER.encode(operation).decode() + "\n")
-
-    def flush(self) -> None:
-        """Hand everything to the operating system."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """No more operations."""
-        self._file.close()
-
-
-def save(path: Path, operations: Iterable[Operation]) -> None:
-    """Write a whole history, a line for each operation."""
-    writer = HistoryWriter(path)
-    for operation in operations:
-        writer.add(operation)
-    writer.close()
-
-
-def load(path: Path) -> Iterator[Operation]:
-    """Read what was written. A last line that was cut short by a kill is left out."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield _DECODER.decode(line)
+DECODER: Final[msgspec.json.Decoder[Operation]] = msgspec.json.Decoder(Operation)
+"""For history_file.load."""

@@ -1,22 +1,23 @@
 """The checker: is there an order of the operations that one register could have gone through?
 
-Linearizability is local (Herlihy and Wing 1990, theorem 1): a history is linearizable if what it
-says of each register alone is, so each is checked by itself.
+Linearizability is local (Herlihy and Wing 1990, theorem 1): a history is linearizable if its part
+for each register is, so each register is checked alone.
 
-For one register, Lowe's just-in-time linearization ("Testing for linearizability", 2017), a breadth
-first form of Wing and Gong's search. It goes through calls and returns in the order of time and
-keeps every *configuration* that is possible so far: which of the pending operations have taken
-effect, as a bit set, and what the register then holds. Nothing takes effect before it must: only
-the return of an operation that has not makes the search try the pending ones, in every order, until
-it has. If no configuration is left, no order exists. Where nothing is pending, all that remains of
-the past is what the register may hold: histories fall apart at quiet moments by themselves.
+For one register, Lowe's just-in-time linearization ("Testing for linearizability", 2017), a
+breadth-first form of Wing and Gong's search. The search goes through calls and returns in the order
+of time and keeps every *configuration* that is possible so far: the pending operations that have
+taken effect, as a bit set, and the register's value. No operation takes effect before it must: only
+the return of an operation without effect so far makes the search try the pending operations, in
+every order, until that operation has taken effect. If no configuration is left, no order exists.
+Where no operation is pending, all that remains of the past is the register's possible values:
+histories fall apart at quiet moments by themselves.
 
 Two reductions keep the set small, and lose nothing:
 
 - a read changes nothing, so it takes effect as soon as the register holds its value;
-- an operation of unknown outcome would stay pending for ever. If its value is written by nothing
-  else, it must have taken effect before the first return of whoever saw that value; if nobody saw
-  it, a history without it is possible whenever one with it is.
+- an operation of unknown outcome would stay pending for ever. If no other operation writes its
+  value, it must have taken effect before the first return of an operation that saw the value; if no
+  operation saw the value, a history without the write is possible whenever one with the write is.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ import msgspec
 from tests.verification.register_history import Kind, Operation, Outcome, Value
 
 CONFIGURATIONS_MAX: Final = 100_000
-"""Configurations kept or tried at one return, beyond which the search gives up."""
+"""Most configurations kept or tried at one return; beyond, the search gives up."""
 
 
 class Verdict(Enum):
-    """What is known of a history."""
+    """The result of a check."""
 
     LINEARIZABLE = "linearizable"
     NOT_LINEARIZABLE = "not linearizable"
@@ -45,7 +46,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RegisterReport:
-    """What is known of one register's history."""
+    """The result for one register."""
 
     key: str
     verdict: Verdict
@@ -53,9 +54,9 @@ class RegisterReport:
     prefix: tuple[Operation, ...] = ()
     """Unless linearizable: the operations called before the search ended."""
     last: Operation | None = None
-    """Unless linearizable: the operation at whose return the search ended."""
+    """Unless linearizable: the operation whose return ended the search."""
     configurations_max: int = 0
-    """The most configurations that one return left or tried."""
+    """The most configurations kept or tried at one return."""
 
 
 def check(
@@ -102,7 +103,7 @@ def check_register(
 
 
 def _settle(operations: Iterable[Operation]) -> list[Operation]:
-    """The operations that matter; those of unknown outcome made certain where that is possible."""
+    """The relevant operations; those of unknown outcome made certain where possible."""
     certain: list[Operation] = []
     unknown: list[Operation] = []
     for operation in operations:
@@ -132,13 +133,13 @@ def _settle(operations: Iterable[Operation]) -> list[Operation]:
 def _first_sights(
     certain: Iterable[Operation], alone: Mapping[Value, Operation]
 ) -> dict[Value, int]:
-    """When each value was certainly there at the latest, judged by those who saw it."""
+    """The latest step at which each value was certainly there, by the operations that saw it."""
     seen_ns: dict[Value, int] = {}
     for operation in certain:
         if operation.kind is not Kind.WRITE:
             seen = operation.value if operation.kind is Kind.READ else operation.expected
             _note_seen(seen_ns, seen, operation.returned_ns)
-    # A `cas` whose value was seen has taken effect, and so has itself seen what it expected.
+    # A `cas` whose value was seen has taken effect, so the `cas` has seen its expected value.
     values = list(seen_ns)
     while values:
         value = values.pop()
@@ -153,7 +154,7 @@ def _first_sights(
 
 
 def _perhaps_seen(unknown: Iterable[Operation], alone: Mapping[Value, Operation]) -> set[Value]:
-    """The values expected by a `cas` that stays uncertain: their writers cannot be left out."""
+    """Expected values of each `cas` that stays uncertain: their writers must stay."""
     found: set[Value] = set()
     uncertain = [operation for operation in unknown if operation.value not in alone]
     while uncertain:
@@ -166,7 +167,7 @@ def _perhaps_seen(unknown: Iterable[Operation], alone: Mapping[Value, Operation]
 
 
 def _note_seen(seen_ns: dict[Value, int], value: Value, time_ns: int) -> bool:
-    """Remember the earliest sight of a value; whether this is it."""
+    """Record the earliest sight of a value; return whether this one is the earliest."""
     known = seen_ns.get(value)
     if known is not None and known <= time_ns:
         return False
@@ -182,7 +183,7 @@ class _CallOrReturn:
 
 
 def _calls_and_returns(operations: Sequence[Operation]) -> list[_CallOrReturn]:
-    # At equal times calls come first: the clock could not tell, so they count as concurrent.
+    # At equal times calls come first: the clock cannot order them, so they are concurrent.
     events = []
     for number, operation in enumerate(operations):
         events.append((operation.invoked_ns, False, number))
@@ -193,11 +194,11 @@ def _calls_and_returns(operations: Sequence[Operation]) -> list[_CallOrReturn]:
 
 
 class _Search:
-    """The configurations that are possible so far."""
+    """The configurations possible so far."""
 
     def __init__(self, configurations_max: int) -> None:
         self._configurations_max = configurations_max
-        # What has taken effect among the pending, and what the register then holds.
+        # The pending operations that have taken effect, and the register's value then.
         self._possible: set[tuple[int, Value]] = {(0, None)}
         self._bits: dict[int, int] = {}
         self._operations: dict[int, Operation] = {}
@@ -221,7 +222,7 @@ class _Search:
         }
 
     def end(self, number: int) -> Verdict:
-        """An operation has returned, so it has taken effect."""
+        """An operation has returned, so its effect has happened."""
         bit = self._bits.pop(number)
         ended, tried = self._until_done(bit)
         self.configurations_seen_max = max(self.configurations_seen_max, tried)

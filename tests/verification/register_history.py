@@ -1,31 +1,28 @@
-"""Histories: what clients asked of registers, when, and what they were told.
+"""Histories of registers: the operations of clients, with times and outcomes.
 
-An operation is an interval of time on one clock, from its call to its return. Its outcome is what
-the client *knows*:
+An operation is an interval of time on one clock, from its call to its return. Its outcome is the
+client's *knowledge*:
 
-- ok: it took effect, at one moment within the interval;
-- fail: it took no effect and never will, and nothing is learned from it (a `cas` that found
-  another value, a write that was refused);
-- unknown: it may have taken effect, may do so at any later time, or never will.
-
-On disk a history is JSON lines, one operation a line, in the order in which they returned.
+- ok: the operation took effect, at one moment within the interval;
+- fail: no effect, now or later, and no information (a `cas` that found another value, a refused
+ write);
+- unknown: the effect may have happened, may happen at any later time, or never.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import StrEnum
-from pathlib import Path
-from typing import IO, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 Value: TypeAlias = int | None
-"""What a register holds; None before anything was written to it."""
+"""A register's value; None before the first write."""
 
 
 class Kind(StrEnum):
-    """What was asked."""
+    """The kinds of operations."""
 
     READ = "read"
     WRITE = "write"
@@ -34,7 +31,7 @@ class Kind(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What the client knows of it; see the module."""
+    """The client's knowledge of an operation; see the module."""
 
     OK = "ok"
     FAIL = "fail"
@@ -50,19 +47,19 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str
     """The register."""
     value: Value = None
-    """What was read (if ok), written, or is to be written by a `cas`."""
+    """The value read (if ok), written, or to be written by a `cas`."""
     expected: Value = None
-    """Of a `cas`: what the register must hold."""
+    """Of a `cas`: the value that the register must hold."""
     invoked_ns: int
     returned_ns: int
     """When the client stopped waiting, for whatever reason."""
     outcome: Outcome
     index: int | None = None
-    """Position in the log that the answer named, if it named one."""
+    """Log index in the answer, if any."""
     node: int | None = None
-    """Whom the client asked."""
+    """The node that served the client."""
     note: str = ""
-    """Why it failed or is unknown, for people."""
+    """The reason of a failure or unknown outcome, for people."""
 
     def __post_init__(self) -> None:
         if self.returned_ns < self.invoked_ns:
@@ -71,40 +68,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError("None stands for a register nobody has written: it is not written")
 
 
-_encode = msgspec.json.Encoder().encode
-_decoder = msgspec.json.Decoder(Operation)
-
-
-class HistoryWriter:
-    """Writes operations to a file as they return. Close it, or the last ones may be missing."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: IO[bytes] = path.open("wb")
-
-    def write(self, operation: Operation) -> None:
-        """Add one operation."""
-        self._file.write(_encode(operation) + b"\n")
-
-    def close(self) -> None:
-        """Write out what is left."""
-        self._file.close()
-
-
-def write_history(path: Path, operations: Iterable[Operation]) -> None:
-    """Write a whole history."""
-    writer = HistoryWriter(path)
-    try:
-        for operation in operations:
-            writer.write(operation)
-    finally:
-        writer.close()
-
-
-def read_history(path: Path) -> Iterator[Operation]:
-    """The operations of a file. Raises msgspec.DecodeError for a line that is none."""
-    with path.open("rb") as file:
-        for line in file:
-            yield _decoder.decode(line)
+DECODER: Final = msgspec.json.Decoder(Operation)
+"""For history_file.load."""
 
 
 def render(operations: Iterable[Operation]) -> str:

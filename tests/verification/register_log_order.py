@@ -1,13 +1,13 @@
-"""A second opinion, where answers name their position in the log.
+"""A second check, for histories with log indexes in the answers.
 
-If each write says at which index of one log it took effect, and each read up to which index it has
-seen the log, then the order is known and need not be searched for. What remains to be checked:
+If each write returns the log index of its effect, and each read the index up to which the log was
+seen, then the order is known and no search is needed. The remaining checks:
 
-- no index was given to two writes: the log has not forked;
-- the order of the log is that of time: whoever is called after another's return comes later in the
-  log if it writes, and has seen at least as much if it reads. This holds across registers too;
+- no two writes have one index: the log has not forked;
+- the order of the log is the order of time: an operation called after another's return has a
+ higher index if it writes, and at least the same index if it reads; across registers too;
 - a read has the value of the last write at or below its index. Writes of unknown outcome are in
-  the log at an unknown index, so reading the value of one that was called by then is possible.
+ the log at an unknown index, so a read may return such a value if its call came before.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Final
 from tests.verification.register_history import Kind, Operation, Outcome, Value, render
 
 ANOMALIES_MAX: Final = 20
-"""Anomalies told; more of them say nothing new."""
+"""Most anomalies reported; more of them carry no new information."""
 
 
 def log_order_anomalies(history: Iterable[Operation]) -> list[str]:
-    """What is wrong with the indexes of a history, in words; empty if nothing is."""
+    """The anomalies of a history's indexes, as texts."""
     operations = list(history)
     indexed = [
         operation
@@ -43,7 +43,7 @@ def _forks(indexed: list[Operation]) -> list[str]:
             continue
         other = writes.setdefault(operation.index, operation)
         if other is not operation:
-            found.append(f"Two writes were told the same index:\n{render((other, operation))}")
+            found.append(f"Two writes have the same index:\n{render((other, operation))}")
     return found
 
 

@@ -1,8 +1,8 @@
-"""The few operations of an impossible history that are impossible already, for people to look at.
+"""The smallest impossible part of an impossible history, to show to people.
 
-Leaving out a read, or a value with all who wrote, read or expected it, leaves a possible history
-possible. So what is left of an impossible one after that, and is still impossible, is a true
-counterexample and not one that the leaving out has made.
+Removing a read, or a value with all operations that wrote, read or expected it, keeps a possible
+history possible. So a still impossible rest of an impossible history is a true counterexample, and
+not an effect of the removal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.verification.register_checker import RegisterReport, Verdict, check_r
 from tests.verification.register_history import Kind, Operation, Outcome, Value, render
 
 CHECKS_MAX: Final = 1_000
-"""Checks spent on making a history smaller; it stays as small as it got."""
+"""Most checks spent on shrinking; the history stays as small as it is by then."""
 CONFIGURATIONS_MAX: Final = 10_000
 
 _Parts: TypeAlias = list[list[Operation]]
@@ -25,13 +25,13 @@ def smallest(report: RegisterReport) -> list[Operation]:
     """The impossible core of a history that is not linearizable, in the order of the calls."""
     assert report.verdict is Verdict.NOT_LINEARIZABLE, "only an impossible history has a core"
     shrinker = _Shrinker()
-    told = [
+    returned = [
         operation
         for operation in report.prefix
         if operation.outcome is Outcome.OK
         or (operation.outcome is Outcome.UNKNOWN and operation.kind is not Kind.READ)
     ]
-    kept = shrinker.shrink(_by_connected_values(told), [])
+    kept = shrinker.shrink(_by_connected_values(returned), [])
     reads = [operation for operation in kept if operation.kind is Kind.READ]
     others = [operation for operation in kept if operation.kind is not Kind.READ]
     core = [*others, *shrinker.shrink([[operation] for operation in reads], others)]
@@ -56,7 +56,7 @@ class _Shrinker:
         self._checks_left = CHECKS_MAX
 
     def shrink(self, parts: _Parts, always: Sequence[Operation]) -> list[Operation]:
-        """The operations of the parts that are needed, given those that are always there."""
+        """The operations of the needed parts, given the operations that always stay."""
         size = max(1, len(parts) // 2)
         while parts and self._checks_left:
             start = 0
@@ -84,7 +84,7 @@ def _flat(parts: _Parts) -> list[Operation]:
 
 
 def _by_connected_values(operations: Sequence[Operation]) -> _Parts:
-    """Operations by value; values that a `cas` connects go together."""
+    """Operations by value; values that a `cas` connects belong together."""
     parent: dict[Value, Value] = {}
 
     def root(value: Value) -> Value:

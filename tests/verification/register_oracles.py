@@ -82,7 +82,7 @@ class Registers:
     cas_share: float = 0.0
     unknown_share: float = 0.0
     lost_write_share: float = 0.0
-    """Acknowledged writes that take no effect."""
+    """Acknowledged writes without effect."""
     stale_read_share: float = 0.0
     """Reads of the value before the present one."""
     history: list[Operation] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Registers:
     def _call(self, client: int, free_ns: int) -> tuple[int, int, int, int]:
         called_ns = free_ns + self.randomness.randint(1, 20)
         effect_ns = called_ns + self.randomness.randint(0, 30)
-        # Some clients wait long: what they do overlaps with many operations of the others.
+        # Some clients wait long, so their operations overlap with many others.
         wait_ns = 300 if self.randomness.random() < 0.02 else 30
         return effect_ns, client, called_ns, effect_ns + self.randomness.randint(0, wait_ns)
 
@@ -123,7 +123,7 @@ class Registers:
         outcome = Outcome.OK
         expected: Value = None
         if is_unknown:
-            # It may have given up before or after the effect, or there is none.
+            # The client may have given up before or after the effect, or there is no effect.
             outcome = Outcome.UNKNOWN
             returned_ns = self.randomness.randint(called_ns, returned_ns)
         kind = Kind.READ

@@ -1,4 +1,4 @@
-"""Each anomaly: a history that shows it, and histories that nearly do."""
+"""Each anomaly: a history with the anomaly, and histories just without."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ WRONG = {
     "two replicas differ at the end": Case(
         Kind.INCONSISTENT_OFFSET, [unknown("a"), unknown("b"), final("a"), final("b", node="n2")]
     ),
-    "two sends were told one offset": Case(
+    "two sends were acknowledged at one offset": Case(
         Kind.INCONSISTENT_OFFSET, [send("a", 0), send("b", 0), final("a")]
     ),
     "an idempotent value is there twice": Case(
@@ -205,7 +205,7 @@ WRONG = {
     "a value acknowledged without its offset is nowhere": Case(
         Kind.UNSEEN, [send("a", None), final("")]
     ),
-    "the end is told below an acknowledged offset": Case(
+    "the end offset is below an acknowledged offset": Case(
         Kind.END_WENT_BACK, [AB, end(1, (2, 3)), final("ab")]
     ),
     "the end goes back": Case(
@@ -266,7 +266,7 @@ SOUND: dict[str, list[Operation]] = {
         send("b", 0, (2, 3), producer="q"),
         final("ba"),
     ],
-    "the end is told while a send is being acknowledged": [
+    "the end offset is read while a send is being acknowledged": [
         send("a", 0, (0, 5)),
         end(0, (5, 6)),
         final("a"),
@@ -314,7 +314,7 @@ LOST_ALL_THE_SAME: dict[str, Case] = {
     "below what was said to be lost": Case(
         Kind.LOST_WRITE, [AB, Loss(partition=P, step=20, offset=1), final("")]
     ),
-    "acknowledged after the loss was told": Case(
+    "acknowledged after the loss was reported": Case(
         Kind.LOST_WRITE, [Loss(partition=P, step=0, offset=0), send("a", 0, (1, 2)), final("")]
     ),
     "in another partition": Case(
@@ -358,7 +358,7 @@ def test_a_history_that_sends_a_value_twice_is_no_history() -> None:
 
 
 def test_a_large_history_is_judged_in_time_that_grows_with_it() -> None:
-    """No loop over all pairs: what follows would take hours."""
+    """A loop over all pairs would take hours here."""
     count = 20_000
     values = [f"v{n}" for n in range(count)]
     history: list[Operation] = [

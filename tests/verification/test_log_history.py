@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.verification.history_file import load, save
 from tests.verification.log_checker import main
 from tests.verification.log_history import (
+    DECODER,
     Assign,
     Deletion,
     End,
     FinalRead,
-    HistoryWriter,
     Loss,
     Operation,
     Poll,
     Send,
-    load,
-    save,
 )
 
 P = "t-0"
@@ -37,22 +36,14 @@ HISTORY: list[Operation] = [
 def test_a_saved_history_is_loaded_again(tmp_path: Path) -> None:
     path = tmp_path / "history"
     save(path, HISTORY)
-    assert list(load(path)) == HISTORY
+    assert list(load(path, DECODER)) == HISTORY
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "history"
     save(path, HISTORY)
     path.write_bytes(path.read_bytes()[:-5])
-    assert list(load(path)) == HISTORY[:-1]
-
-
-def test_operations_are_in_the_file_once_they_are_flushed(tmp_path: Path) -> None:
-    writer = HistoryWriter(tmp_path / "history")
-    writer.add(HISTORY[0])
-    writer.flush()
-    assert list(load(tmp_path / "history")) == HISTORY[:1]
-    writer.close()
+    assert list(load(path, DECODER)) == HISTORY[:-1]
 
 
 def test_a_file_is_judged(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_one_stale_read_is_found_and_shown_by_few_operations(seed: int) -> None:
 
 
 def plant_stale_read(history: list[Operation], randomness: random.Random) -> list[Operation] | None:
-    """Have one read return what was certainly overwritten before it was called."""
+    """Make one read return a value that was certainly overwritten before the call."""
     writes = [
         known for known in history if known.kind is Kind.WRITE and known.outcome is Outcome.OK
     ]
@@ -299,5 +299,5 @@ def busy_history(operation_count: int) -> list[Operation]:
 def test_a_long_busy_history_is_judged_in_little_work() -> None:
     reports: list[RegisterReport] = check(busy_history(40_000))
     assert {report.verdict for report in reports} == {Verdict.LINEARIZABLE}
-    # What the time depends on, without being it: how many configurations a return had to try.
+    # The cost of a check, independent of the machine: configurations tried at a return.
     assert max(report.configurations_max for report in reports) < 2_000

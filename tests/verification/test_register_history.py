@@ -6,21 +6,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.verification.history_file import load, save
 from tests.verification.register_history import (
+    DECODER,
     Kind,
     Operation,
     Outcome,
-    read_history,
     render,
-    write_history,
 )
 from tests.verification.register_oracles import Registers
 
 
 def test_a_history_survives_the_disk(tmp_path: Path) -> None:
     made = Registers(random.Random(1), cas_share=0.3, unknown_share=0.2).run(500)
-    write_history(tmp_path / "history", made)
-    assert list(read_history(tmp_path / "history")) == made
+    save(tmp_path / "history", made)
+    assert list(load(tmp_path / "history", DECODER)) == made
     assert {operation.outcome for operation in made} == set(Outcome)
     assert {operation.kind for operation in made} == set(Kind)
 
@@ -28,7 +28,7 @@ def test_a_history_survives_the_disk(tmp_path: Path) -> None:
 def test_a_line_that_is_no_operation_is_refused(tmp_path: Path) -> None:
     (tmp_path / "history").write_text('{"process":1}\n')
     with pytest.raises(msgspec.DecodeError):
-        list(read_history(tmp_path / "history"))
+        list(load(tmp_path / "history", DECODER))
 
 
 def test_an_operation_never_returns_before_its_call() -> None:

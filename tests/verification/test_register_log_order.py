@@ -47,7 +47,7 @@ def test_wrong_reads_of_a_faulty_register_are_found(seed: int) -> None:
 def test_two_writes_at_one_index_are_a_fork() -> None:
     history = [operation(Kind.WRITE, 1, 5, (0, 9)), operation(Kind.WRITE, 2, 5, (0, 9))]
     (anomaly,) = log_order_anomalies(history)
-    assert anomaly.startswith("Two writes were told the same index")
+    assert anomaly.startswith("Two writes have the same index")
 
 
 def test_a_later_write_at_an_earlier_index_is_against_time_across_registers() -> None:
@@ -77,6 +77,6 @@ def test_a_read_may_have_seen_a_write_of_unknown_outcome_but_no_other() -> None:
     assert anomaly.startswith("A read has not the value of the last write before it")
 
 
-def test_of_many_anomalies_only_some_are_told() -> None:
+def test_only_some_of_many_anomalies_are_reported() -> None:
     history = [operation(Kind.READ, number, 1, (0, 9)) for number in range(100)]
     assert len(log_order_anomalies(history)) == ANOMALIES_MAX

@@ -20,8 +20,14 @@ from raftlog.record.compression import Compression, decompress
 from raftlog.record.errors import LogError
 from raftlog.record.header import HEADER_SIZE, BatchHeader
 from raftlog.record.types import Buffer
-from raftlog_spark.codec.columns import TYPES, Columns, arrow_schema
-from raftlog_spark.codec.record_fields import headers_at, key_positions, slices_at, taken
+from raftlog_spark.codec.record_fields import (
+    TYPES,
+    arrow_schema,
+    headers_at,
+    key_positions,
+    slices_at,
+    taken,
+)
 from raftlog_spark.codec.record_offsets import Bodies, record_starts
 from raftlog_spark.codec.varints import CorruptBatchError, Cursor, Positions, Window
 
@@ -91,7 +97,7 @@ def decode(
     partition: int,
     start: int,
     end: int,
-    columns: Columns,
+    columns: tuple[str, ...],
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Iterator[pa.RecordBatch]:
     """The records of `data` (whole batches as stored) with start <= offset < end, as Arrow.
@@ -111,7 +117,7 @@ def decode(
         partition,
         start,
         end,
-        frozenset(columns.names),
+        frozenset(columns),
         arrow_schema(columns),
         decompressed_bytes_max,
     )

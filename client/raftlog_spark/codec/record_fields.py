@@ -1,4 +1,10 @@
-"""The fields of many records as Arrow arrays. Nothing is copied but what a column consists of."""
+"""The fields of many records as Arrow arrays. Nothing is copied but what a column consists of.
+
+The columns of a raftlog topic in Spark: names and types of Spark's Kafka source.
+
+Every column is nullable, as there, and as in a schema that a user writes (`"offset long"`): Spark
+takes a RecordBatch only if its Arrow schema equals the one asked for, nullability included.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raftlog_spark.codec.columns import TYPES
 from raftlog_spark.codec.varints import (
     LENGTHS,
     UNTOLD,
@@ -19,6 +24,26 @@ from raftlog_spark.codec.varints import (
     Window,
     past_four,
 )
+
+TYPES: Final[dict[str, pa.DataType]] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
+    "headers": pa.list_(
+        pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    ),
+}
+"""Type of each column. `headers` is null for a record without any."""
+
+
+def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
+    """What Spark expects of a RecordBatch with these columns. Raises KeyError for any other."""
+    return pa.schema([pa.field(name, TYPES[name]) for name in columns])
+
 
 HEADERS_MAX: Final = 10_000
 """Headers of one record. Empty ones take two bytes each, but many times that in memory, and a step

@@ -11,8 +11,7 @@ from raftlog_client.errors import RaftlogClientError, SerializationError
 from raftlog_client.raw_batch import RawBatchBuilder
 
 from raftlog_spark.background import Background
-from raftlog_spark.errors import RaftlogSparkError
-from raftlog_spark.translation import translated, write_failure
+from raftlog_spark.errors import RaftlogSparkError, spark_error, write_failure
 
 
 class Written(NamedTuple):
@@ -47,7 +46,7 @@ class BatchWriter:
         try:
             return len(self._background.run(self._producer.partitions_for(topic)))
         except RaftlogClientError as error:
-            raise translated(error, what=f"looking up {topic!r}", topic=topic) from error
+            raise spark_error(error, what=f"looking up {topic!r}", topic=topic) from error
 
     def write(
         self, partition: int, data: bytearray, records: int, *, topic: str | None = None

@@ -29,7 +29,7 @@ class PartitionWritten(NamedTuple):
     size_bytes: int
 
 
-class Tag(NamedTuple):
+class AttemptId(NamedTuple):
     """Who writes: one attempt of one task of one batch.
 
     `sink_id`, `query_id` and `batch_id` are the same after a restart from a checkpoint; the number
@@ -48,7 +48,7 @@ class Tag(NamedTuple):
 class TaskCommit(WriterCommitMessage):
     """One attempt has written all of its rows."""
 
-    tag: Tag
+    tag: AttemptId
     written: tuple[PartitionWritten, ...]
 
     @property

@@ -29,7 +29,7 @@ class RowError(RaftlogSparkError):
     """A row says a topic or a partition that it cannot be written to."""
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """A partition of a topic."""
 
     topic: str
@@ -46,7 +46,7 @@ class Router:
 
     def __init__(self, partitions: Callable[[str], int], *, turn: int) -> None:
         """`partitions` tells how many a topic has; `turn` is where the turns begin."""
-        self.places: list[Place] = []
+        self.places: list[Destination] = []
         self._partitions = partitions
         self._turn = turn % TURNS
         self._topics: dict[str, int] = {}
@@ -103,7 +103,7 @@ class Router:
             number = self._topics[topic] = len(self._topics)
             self._firsts = np.append(self._firsts, np.int32(len(self.places)))
             self._counts = np.append(self._counts, np.int32(count))
-            self.places += [Place(topic, partition) for partition in range(count)]
+            self.places += [Destination(topic, partition) for partition in range(count)]
         return number
 
     def _check(

@@ -19,16 +19,14 @@ from raftlog_spark.sink.partition_router import Destinations
 
 PART_BYTES: Final = 1024 * 1024
 """How many rows of each destination make a call worth it."""
-GATHERED_BYTES_MAX: Final = 16 * 1024 * 1024
+BUFFER_BYTES_MAX: Final = 16 * 1024 * 1024
 """What may be kept. While it leaves, there is a second copy of it, in another order."""
 
 
-class Gathered:
+class RowBuffer:
     """Rows that wait. Bounded: whoever adds takes everything out as soon as `is_full`."""
 
-    def __init__(
-        self, *, part_bytes: int = PART_BYTES, bytes_max: int = GATHERED_BYTES_MAX
-    ) -> None:
+    def __init__(self, *, part_bytes: int = PART_BYTES, bytes_max: int = BUFFER_BYTES_MAX) -> None:
         self._part_bytes = part_bytes
         self._bytes_max = bytes_max
         self._clear()

@@ -14,10 +14,10 @@ from raftlog_spark.cluster import Cluster
 from raftlog_spark.codec.encode import encode
 from raftlog_spark.errors import RaftlogSparkError, TopicGone
 from raftlog_spark.options import SinkOptions
-from raftlog_spark.sink.commit_message import PartitionWritten, Tag, TaskCommit
-from raftlog_spark.sink.partition_router import Place, Router
-from raftlog_spark.sink.row_buffer import GATHERED_BYTES_MAX, Gathered, parts
-from raftlog_spark.sink.sink_schema import SinkColumns
+from raftlog_spark.schema import SinkColumns
+from raftlog_spark.sink.commit_message import AttemptId, PartitionWritten, TaskCommit
+from raftlog_spark.sink.partition_router import Destination, Router
+from raftlog_spark.sink.row_buffer import BUFFER_BYTES_MAX, RowBuffer, parts
 
 if TYPE_CHECKING:
     from raftlog_spark.sink.batch_writer import BatchWriter
@@ -30,7 +30,7 @@ BATCH_BYTES: Final = 512 * 1024
 """Of a record batch. Half of what topics take unless they are told otherwise."""
 
 
-def current_tag(sink_id: str | None) -> Tag:
+def current_tag(sink_id: str | None) -> AttemptId:
     """Who the attempt is that runs here. Without `sink_id`, its query is the sink.
 
     Raises RaftlogSparkError: no task of Spark runs here, or no query's.
@@ -46,7 +46,7 @@ def current_tag(sink_id: str | None) -> Tag:
             "Spark does not say which streaming query this task belongs to: give the sink a name, "
             'with .option("sinkId", ...)'
         )
-    return Tag(
+    return AttemptId(
         sink_id,
         query_id,
         None if batch_id is None else int(batch_id),
@@ -58,14 +58,14 @@ def current_tag(sink_id: str | None) -> Tag:
 def write_rows(
     options: SinkOptions,
     columns: SinkColumns,
-    tag: Tag,
+    tag: AttemptId,
     batches: Iterator[pa.RecordBatch],
     *,
     cluster: Cluster | None = None,
 ) -> TaskCommit:
     """Writes all rows; they are acknowledged by all in-sync replicas when this returns.
 
-    A task without rows asks nobody anything. Memory is bounded whatever comes: see `Gathered` and
+    A task without rows asks nobody anything. Memory is bounded whatever comes: see `RowBuffer` and
     `Cluster.writer`. `cluster` is for tests.
 
     Raises TopicGone, RowError, EncodeError, WriteFailed, ClusterUnavailable: some rows may be
@@ -77,7 +77,7 @@ def write_rows(
         return TaskCommit(tag, ())
     with cluster or Cluster(options.bootstrap_servers) as connected:
         with connected.writer() as writer:
-            work = _Work(options, columns, tag, writer)
+            work = _TaskWriter(options, columns, tag, writer)
             for batch in chain((first,), rows):
                 work.add(batch)
             work.send()
@@ -88,11 +88,11 @@ def write_rows(
     return TaskCommit(tag, work.written())
 
 
-class _Work:
+class _TaskWriter:
     """One attempt's rows on their way."""
 
     def __init__(
-        self, options: SinkOptions, columns: SinkColumns, tag: Tag, writer: BatchWriter
+        self, options: SinkOptions, columns: SinkColumns, tag: AttemptId, writer: BatchWriter
     ) -> None:
         self.rows = 0
         self._options = options
@@ -101,14 +101,14 @@ class _Work:
         # Tasks and batches with few rows begin at different partitions, the same ones if they run
         # again.
         self._router = Router(self._partitions, turn=tag.task + (tag.batch_id or 0))
-        self._gathered = Gathered()
-        self._written: dict[Place, PartitionWritten] = {}
+        self._gathered = RowBuffer()
+        self._written: dict[Destination, PartitionWritten] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Takes rows, and writes once there are enough."""
         columns = self._columns
         topic = self._options.topic
-        for rows in parts(batch, GATHERED_BYTES_MAX):
+        for rows in parts(batch, BUFFER_BYTES_MAX):
             destinations = self._router.route(
                 rows.num_rows,
                 topics=_column(rows, columns.topic) if topic is None else topic,

@@ -26,8 +26,8 @@ from pyspark.sql.datasource import (
 )
 
 from raftlog_spark.options import OptionsError, SinkOptions
+from raftlog_spark.schema import SinkColumns
 from raftlog_spark.sink.commit_message import TaskCommit, check_complete
-from raftlog_spark.sink.sink_schema import SinkColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from raftlog_spark.cluster import Cluster
-from raftlog_spark.codec.columns import Columns
 from raftlog_spark.options import SourceOptions
 from raftlog_spark.source import planning
-from raftlog_spark.source.filters import Narrowing, narrow, narrowing
+from raftlog_spark.source.filters import RangeLimits, apply_limits, limits_of
 from raftlog_spark.source.planning import Range
-from raftlog_spark.source.queries import losses_allowed, resolve_point, take_snapshot
-from raftlog_spark.source.task_reader import scan
+from raftlog_spark.source.queries import check_losses, resolve_point, take_snapshot
+from raftlog_spark.source.task_reader import read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
 class BatchReader(DataSourceReader):
     """Plans and reads one batch query. Pickles to the executors, which only read."""
 
-    def __init__(self, options: SourceOptions, columns: Columns) -> None:
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
-        self._narrowing = Narrowing()
+        self._narrowing = RangeLimits()
 
     def partitions(self) -> list[InputPartition]:
         """A task for each range of offsets.
@@ -35,7 +34,7 @@ class BatchReader(DataSourceReader):
         Raises DataLossError: offsets given are not there (any more), and `failOnDataLoss`.
         """
         with Cluster(self._options.bootstrap_servers) as cluster:
-            ranges = self._narrowed(cluster, self._ranges(cluster))
+            ranges = self._limited(cluster, self._ranges(cluster))
         pieces = planning.split(
             ranges,
             min_partitions=self._options.min_partitions,
@@ -45,7 +44,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task."""
-        return scan(self._options, self._columns, partition.value)
+        return read_task(self._options, self._columns, partition.value)
 
     def _ranges(self, cluster: Cluster) -> list[Range]:
         options = self._options
@@ -53,20 +52,20 @@ class BatchReader(DataSourceReader):
         starting = options.starting_point("batch")
         starts, too_early = resolve_point(cluster, starting, snapshot)
         ends, too_late = resolve_point(cluster, options.ending, snapshot)
-        losses_allowed([*too_early, *too_late], options)
+        check_losses([*too_early, *too_late], options)
         return [
             Range(topic, snapshot.topic_ids[topic], number, start, ends[topic, number])
             for (topic, number), start in sorted(starts.items())
             if start < ends[topic, number]
         ]
 
-    def _narrowed(self, cluster: Cluster, ranges: Collection[Range]) -> list[Range]:
-        kept = narrow(self._narrowing, list(ranges), {})
+    def _limited(self, cluster: Cluster, ranges: Collection[Range]) -> list[Range]:
+        kept = apply_limits(self._narrowing, list(ranges), {})
         not_before_ms = self._narrowing.not_before_ms
         if not_before_ms is None or not kept:
             return kept
         asked = {(item.topic, item.partition): not_before_ms for item in kept}
-        return narrow(self._narrowing, kept, cluster.offsets_for_times(asked))
+        return apply_limits(self._narrowing, kept, cluster.offsets_for_times(asked))
 
 
 class FilteringBatchReader(BatchReader):
@@ -74,5 +73,5 @@ class FilteringBatchReader(BatchReader):
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802  Spark's name
         """Learns from the filters; Spark goes on checking all of them."""
-        self._narrowing = narrowing(filters)
+        self._narrowing = limits_of(filters)
         return filters

@@ -37,7 +37,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowing:
+class RangeLimits:
     """What can be left out, by all filters together.
 
     `topics` and `partitions` None: any. `prefix`: what a topic's name begins with.
@@ -62,16 +62,16 @@ class Narrowing:
         )
 
 
-def narrowing(filters: Iterable[Filter]) -> Narrowing:
+def limits_of(filters: Iterable[Filter]) -> RangeLimits:
     """What filters say, all of which must hold."""
-    found = Narrowing()
+    found = RangeLimits()
     for each in filters:
-        found = _narrowed(found, each)
+        found = _limited(found, each)
     return found
 
 
-def narrow(
-    found: Narrowing, ranges: Sequence[Range], times: Mapping[Partition, int | None]
+def apply_limits(
+    found: RangeLimits, ranges: Sequence[Range], times: Mapping[Partition, int | None]
 ) -> list[Range]:
     """The parts of the ranges that may be wanted.
 
@@ -93,7 +93,7 @@ def narrow(
     return kept
 
 
-def _narrowed(found: Narrowing, each: Filter) -> Narrowing:
+def _limited(found: RangeLimits, each: Filter) -> RangeLimits:
     kind = type(each).__name__
     attribute = getattr(each, "attribute", None)
     value = getattr(each, "value", None)
@@ -106,7 +106,7 @@ def _narrowed(found: Narrowing, each: Filter) -> Narrowing:
     return found
 
 
-def _by_number(found: Narrowing, kind: str, value: object, *, is_offset: bool) -> Narrowing:
+def _by_number(found: RangeLimits, kind: str, value: object, *, is_offset: bool) -> RangeLimits:
     numbers = _numbers(kind, value)
     if numbers is None:
         return found
@@ -120,7 +120,7 @@ def _by_number(found: Narrowing, kind: str, value: object, *, is_offset: bool) -
     return replace(found, partition=found.partition.within(low, high))
 
 
-def _by_topic(found: Narrowing, kind: str, value: object) -> Narrowing:
+def _by_topic(found: RangeLimits, kind: str, value: object) -> RangeLimits:
     if kind == "StringStartsWith" and isinstance(value, str) and value.startswith(found.prefix):
         return replace(found, prefix=value)
     values: Iterable[object] = [value] if kind in {"EqualTo", "EqualNullSafe"} else []
@@ -132,7 +132,7 @@ def _by_topic(found: Narrowing, kind: str, value: object) -> Narrowing:
     return replace(found, topics=chosen if found.topics is None else chosen & found.topics)
 
 
-def _by_time(found: Narrowing, kind: str, value: object) -> Narrowing:
+def _by_time(found: RangeLimits, kind: str, value: object) -> RangeLimits:
     from_below = {"EqualTo", "EqualNullSafe", "GreaterThan", "GreaterThanOrEqual"}
     # A time without a zone depends on the session, which is not known here.
     if kind not in from_below or not isinstance(value, datetime) or value.tzinfo is None:

@@ -95,7 +95,7 @@ def missing(subscription: Subscription, topics: Mapping[str, TopicInfo]) -> list
     return absent
 
 
-def times_asked(point: StartPoint, partitions: Iterable[Partition]) -> dict[Partition, int]:
+def timestamps_to_query(point: StartPoint, partitions: Iterable[Partition]) -> dict[Partition, int]:
     """The timestamps (ms) whose offsets the cluster must be asked for, to resolve a point.
 
     Raises OptionsError: the point's table names other partitions than these.
@@ -114,7 +114,7 @@ def resolve(
 ) -> dict[Partition, int]:
     """The offset of every partition of `bounds` that a point stands for.
 
-    `times`: what the cluster answered to `times_asked`. Offsets that were given as numbers are
+    `times`: the answers to `timestamps_to_query`. Offsets that were given as numbers are
     returned as they are, in bounds or not. Raises OptionsError: the point's table names other
     partitions, or no record is as late as its time and the point says that this is an error.
     """
@@ -195,7 +195,7 @@ def advance(start: StreamOffset, snapshot: Snapshot, limit: int | None) -> Advan
         if loss is not None:
             losses.append(loss)
     waiting = {part: at.end - positions[part] for part, at in sorted(snapshot.bounds.items())}
-    granted = waiting if limit is None else allot(waiting, limit, turn=sum(start.ends.values()))
+    granted = waiting if limit is None else apportion(waiting, limit, turn=sum(start.ends.values()))
     ends = {part: position + granted[part] for part, position in positions.items()}
     offset = StreamOffset(ends, starts, dict(snapshot.topic_ids))
     unchanged = not starts and ends == start.ends and offset.topic_ids == start.topic_ids
@@ -236,7 +236,7 @@ def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Range]:
     return ranges
 
 
-def allot(backlog: Mapping[Partition, int], limit: int, *, turn: int) -> dict[Partition, int]:
+def apportion(backlog: Mapping[Partition, int], limit: int, *, turn: int) -> dict[Partition, int]:
     """How much of each backlog to read: `limit` in all, or everything where that is less.
 
     In proportion to the backlogs. What rounding leaves goes one by one to partitions, beginning at
@@ -291,7 +291,7 @@ def describe(losses: Sequence[str]) -> str:
     return "; ".join(losses[:LOSSES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def refuse(losses: Sequence[str]) -> DataLossError:
+def loss_error(losses: Sequence[str]) -> DataLossError:
     """The error for a query that must not lose anything."""
     return DataLossError(
         f"records are gone that this query should read: {describe(losses)}. "

@@ -71,12 +71,12 @@ def resolve_point(
 
     Raises OptionsError: the point does not fit the partitions.
     """
-    asked = planning.times_asked(point, snapshot.bounds)
+    asked = planning.timestamps_to_query(point, snapshot.bounds)
     times = cluster.offsets_for_times(asked) if asked else {}
     return planning.clamp(planning.resolve(point, snapshot.bounds, times), snapshot.bounds)
 
 
-def losses_allowed(losses: Sequence[str], options: SourceOptions) -> None:
+def check_losses(losses: Sequence[str], options: SourceOptions) -> None:
     """Says in the log what is lost, if the query may lose it.
 
     Raises DataLossError: it may not.
@@ -84,5 +84,5 @@ def losses_allowed(losses: Sequence[str], options: SourceOptions) -> None:
     if not losses:
         return
     if options.fail_on_data_loss:
-        raise planning.refuse(losses)
+        raise planning.loss_error(losses)
     _log.warning("records are gone, reading goes on: %s", planning.describe(losses))

@@ -20,14 +20,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from raftlog_spark.cluster import Cluster
-from raftlog_spark.codec.columns import Columns
 from raftlog_spark.errors import TopicGone
 from raftlog_spark.options import SourceOptions
 from raftlog_spark.source import planning
 from raftlog_spark.source.offsets import INITIAL, JsonOffset, StreamOffset, from_json, to_json
 from raftlog_spark.source.planning import Advance, Snapshot
-from raftlog_spark.source.queries import losses_allowed, refresh, resolve_point, take_snapshot
-from raftlog_spark.source.task_reader import scan
+from raftlog_spark.source.queries import check_losses, refresh, resolve_point, take_snapshot
+from raftlog_spark.source.task_reader import read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +45,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(
         self,
         options: SourceOptions,
-        columns: Columns,
+        columns: tuple[str, ...],
         *,
         connect: Callable[[str], Cluster] = Cluster,
         clock: Callable[[], float] = time.monotonic,
@@ -98,7 +97,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             snapshot = self._wait_for_records(snapshot)
             step = self._step(before, snapshot, limit)
         self._latest = snapshot
-        losses_allowed(step.losses, self._options)
+        check_losses(step.losses, self._options)
         if step.offset is before:
             return start
         self._triggered_at = self._clock()
@@ -122,7 +121,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task."""
-        return scan(self._options, self._columns, partition.value)
+        return read_task(self._options, self._columns, partition.value)
 
     def stop(self) -> None:
         """Closes the connection."""
@@ -147,7 +146,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             snapshot = self._target
         point = self._options.starting_point("stream")
         starts, losses = resolve_point(cluster, point, snapshot)
-        losses_allowed(losses, self._options)
+        check_losses(losses, self._options)
         self._latest = snapshot
         return planning.begin(snapshot, starts, most)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from raftlog_spark.cluster import Cluster
-from raftlog_spark.codec.columns import Columns
 from raftlog_spark.codec.decode import decode
 from raftlog_spark.errors import OffsetOutOfRange, TopicGone, TopicRecreated
 from raftlog_spark.options import SourceOptions
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def scan(
+def read_task(
     options: SourceOptions,
-    columns: Columns,
+    columns: tuple[str, ...],
     task: Range | None,
     *,
     connect: Callable[[str], Cluster] = Cluster,
@@ -52,7 +51,7 @@ def scan(
 
 
 def _decoded(
-    cluster: Cluster, options: SourceOptions, columns: Columns, task: Range
+    cluster: Cluster, options: SourceOptions, columns: tuple[str, ...], task: Range
 ) -> Iterator[pa.RecordBatch]:
     fetched = cluster.read(
         task.topic,
@@ -77,5 +76,5 @@ def _decoded(
 def _lost(task: Range, options: SourceOptions, what: str) -> None:
     loss = f"{task.topic}/{task.partition}: {what}"
     if options.fail_on_data_loss:
-        raise planning.refuse([loss])
+        raise planning.loss_error([loss])
     _log.warning("records are gone, reading goes on: %s", loss)

@@ -1,7 +1,7 @@
-"""An HTTP client that knows what it does not know: whether a request can have had an effect.
+"""An HTTP client that sends each request once, and knows whether a request may have had an effect.
 
-Common clients repeat a request on a fresh connection when a kept one has just ended. For a checker
-of histories that is poison: a write that was sent twice may take effect twice. This one sends once.
+Common clients repeat a request on a fresh connection when a kept connection has just ended. A write
+sent twice may take effect twice, which would poison a history under check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BODY_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class NotSentError(Exception):
-    """No byte of the request has left: it has no effect and never will."""
+    """No byte of the request was sent: no effect, now or later."""
 
 
 class OutcomeLostError(Exception):
@@ -32,7 +32,7 @@ class HttpAnswer:
 
 
 class KeptConnection:
-    """A connection to one address, opened when needed and kept while it is whole.
+    """A connection to one address, opened on demand and kept while whole.
 
     One request at a time.
     """
@@ -64,7 +64,7 @@ class KeptConnection:
             self.close()
             raise OutcomeLostError(type(error).__name__) from error
         except BaseException:
-            # What comes on this connection from now on would answer somebody else.
+            # A later answer on this connection would belong to this request.
             self.close()
             raise
 

@@ -1,8 +1,8 @@
-"""Clients that use the cluster's settings as registers, and write down what they were told.
+"""Clients that use the cluster's settings as registers, and record every operation.
 
-Each register is a whole-number setting; each value is written once. A write is a PUT to any node, a
-read a fresh GET from any node. What an error says of the outcome is taken at its word, so that an
-error that wrongly says "nothing was changed" shows up as an anomaly of the history.
+Each register is a whole-number setting, and each value is written once. A write is a PUT to any
+node, a read a fresh GET from any node. The clients trust the outcome in an error, so an error that
+wrongly says "nothing was changed" becomes an anomaly of the history.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bench.register_client import HttpAnswer, KeptConnection, NotSentError, OutcomeLostError
+from bench.kept_connection import HttpAnswer, KeptConnection, NotSentError, OutcomeLostError
 from raftlog.record.errors import ERROR_TABLE
 from tests.verification.register_history import Kind, Operation, Outcome, Value
 
@@ -27,17 +27,17 @@ REGISTERS: Final = (
     "segment.ms",
 )
 FIRST_VALUE: Final = 1_000
-"""Every register can hold it and all above that a run can count to."""
+"""Valid for every register, as is every larger value of a run."""
 SETTINGS_PATH: Final = "/v1/cluster/settings"
 OPERATION_TIMEOUT_S: Final = 2.0
 READ_SHARE: Final = 0.5
 REFUSED_PAUSE_S: Final = 0.02
-"""A client that is refused at once must not fill the history with that."""
+"""Least pause after a failure, so that quick refusals do not fill the history."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a client was told of one operation."""
+class Result:
+    """The result of one operation, as far as the client knows."""
 
     outcome: Outcome
     value: Value = None
@@ -46,7 +46,7 @@ class Told:
 
 
 class RegisterClient:
-    """One client: its connections, one operation at a time."""
+    """One client: a connection to each node, one operation at a time."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class RegisterClient:
         self._next_value = next_value
 
     async def run(self, rate: float, stop: asyncio.Event) -> None:
-        """Operate about `rate` times a second until told to stop."""
+        """Operate about `rate` times a second until `stop` is set."""
         try:
             while not stop.is_set():
                 operation = await self.operate()
@@ -80,7 +80,7 @@ class RegisterClient:
             self.close()
 
     async def operate(self) -> Operation:
-        """A read or a write of some register by some node."""
+        """Read or write a random register through a random node."""
         node_id = self._randomness.choice(sorted(self._connections))
         key = self._randomness.choice(REGISTERS)
         if self._randomness.random() < READ_SHARE:
@@ -88,19 +88,19 @@ class RegisterClient:
         return await self.write(key, node_id)
 
     async def read(self, key: str, node_id: int) -> Operation:
-        """Read one register by this node."""
+        """Read one register through this node."""
         return await self._operate(
             Kind.READ, key, None, node_id, ("GET", f"{SETTINGS_PATH}?fresh=true", b"")
         )
 
     async def write(self, key: str, node_id: int) -> Operation:
-        """Write a value that was never written to one register by this node."""
+        """Write a new value to one register through this node."""
         value = self._next_value()
         body = json.dumps({"values": {key: str(value)}}).encode()
         return await self._operate(Kind.WRITE, key, value, node_id, ("PUT", SETTINGS_PATH, body))
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         for connection in self._connections.values():
             connection.close()
 
@@ -108,48 +108,48 @@ class RegisterClient:
         self, kind: Kind, key: str, value: Value, node_id: int, request: tuple[str, str, bytes]
     ) -> Operation:
         invoked_ns = time.monotonic_ns()
-        told: Told
+        result: Result
         try:
             answer = await self._connections[node_id].request(
                 *request, timeout_s=OPERATION_TIMEOUT_S
             )
-            told = interpret(kind, key, answer)
+            result = interpret(kind, key, answer)
         except NotSentError as error:
-            told = Told(Outcome.FAIL, note=str(error))
+            result = Result(Outcome.FAIL, note=str(error))
         except OutcomeLostError as error:
-            told = Told(Outcome.UNKNOWN, note=str(error))
+            result = Result(Outcome.UNKNOWN, note=str(error))
         operation = Operation(
             process=self._process,
             kind=kind,
             key=key,
-            value=told.value if kind is Kind.READ else value,
+            value=result.value if kind is Kind.READ else value,
             invoked_ns=invoked_ns,
             returned_ns=time.monotonic_ns(),
-            outcome=told.outcome,
-            index=told.index,
+            outcome=result.outcome,
+            index=result.index,
             node=node_id,
-            note=told.note,
+            note=result.note,
         )
         self._record(operation)
-        if told.outcome is Outcome.UNKNOWN:
-            # What is unknown may happen later, while this client goes on: it is another one then.
+        if result.outcome is Outcome.UNKNOWN:
+            # The operation may take effect later, beside the next ones: those need a new process.
             self._process += self._process_step
         return operation
 
 
-def interpret(kind: Kind, key: str, answer: HttpAnswer) -> Told:
-    """What an answer tells of an operation."""
+def interpret(kind: Kind, key: str, answer: HttpAnswer) -> Result:
+    """The result of an operation, by its HTTP answer."""
     try:
         document: Any = json.loads(answer.body)
         if answer.status == 200:
             index = int(document["index"])
             if kind is Kind.WRITE:
-                return Told(Outcome.OK, index=index)
+                return Result(Outcome.OK, index=index)
             text = document["values"].get(key)
-            return Told(Outcome.OK, None if text is None else int(text), index)
+            return Result(Outcome.OK, None if text is None else int(text), index)
         code = int(document["error_code"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return Told(Outcome.UNKNOWN, note=f"status {answer.status}, unreadable: {error!r}")
+        return Result(Outcome.UNKNOWN, note=f"status {answer.status}, unreadable: {error!r}")
     entry = ERROR_TABLE.get(code)
     is_certain = entry is not None and not entry.outcome_unknown
-    return Told(Outcome.FAIL if is_certain else Outcome.UNKNOWN, note=f"error {code}")
+    return Result(Outcome.FAIL if is_certain else Outcome.UNKNOWN, note=f"error {code}")

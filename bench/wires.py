@@ -1,6 +1,8 @@
-"""Network namespaces: every node on a wire of its own to a bridge, which can be cut and mended.
+"""Network namespaces: each node has a wire of its own to a bridge, and wires can be cut.
 
-Needs root and `ip`. Names carry this process's id, and all of it goes again when it is closed.
+`Wires` builds the network and cuts a node off completely. `Cuts` drops packets in one direction
+between chosen nodes. Needs root and `ip`; neither nft nor tc. Names carry the id of this process,
+and closing removes all of them.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Final
@@ -16,11 +19,14 @@ from bench.cluster_processes import Place
 
 COMMAND_TIMEOUT_S: Final = 10.0
 NETWORK: Final = "198.18"
-"""Set aside for benchmarks (RFC 2544): nobody's real addresses."""
+"""Reserved for benchmarks (RFC 2544): never the address of a real host."""
+UNUSED_MAC: Final = "02:00:00:00:00:01"
+"""A hardware address without an interface."""
+DEVICE: Final = "eth0"
 
 
 class NoWiresError(Exception):
-    """This machine has no network namespaces for us."""
+    """Network namespaces are not available on this machine."""
 
 
 class Wires:
@@ -34,18 +40,18 @@ class Wires:
 
     @property
     def places(self) -> list[Place]:
-        """Where the nodes run, by number."""
+        """The places of the nodes, by number."""
         return [
             Place(f"{self._subnet}.{number + 1}", ("ip", "netns", "exec", self._namespace(number)))
             for number in range(1, self._count + 1)
         ]
 
     def cut(self, number: int) -> None:
-        """Take a node off the network: what it sends and is sent vanishes without a word."""
+        """Take a node off the network: packets from and to the node vanish silently."""
         _ip("link", "set", self._wire(number), "down")
 
     def mend(self, number: int) -> None:
-        """Put it back."""
+        """Reconnect a node after `cut`."""
         _ip("link", "set", self._wire(number), "up")
 
     def __enter__(self) -> Wires:
@@ -75,13 +81,13 @@ class Wires:
             namespace, wire = self._namespace(number), self._wire(number)
             _ip("netns", "add", namespace)
             stack.callback(_ip, "netns", "del", namespace)
-            _ip("link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+            _ip("link", "add", wire, "type", "veth", "peer", "name", DEVICE, "netns", namespace)
             # The namespace would keep its end for as long as a dead node's sockets linger.
             stack.callback(_ip, "link", "del", wire)
             _ip("link", "set", wire, "master", self._name, "up")
             inside = ("-n", namespace)
-            _ip(*inside, "addr", "add", f"{self._subnet}.{number + 1}/24", "dev", "eth0")
-            _ip(*inside, "link", "set", "eth0", "up")
+            _ip(*inside, "addr", "add", f"{self._subnet}.{number + 1}/24", "dev", DEVICE)
+            _ip(*inside, "link", "set", DEVICE, "up")
             _ip(*inside, "link", "set", "lo", "up")
 
     def _namespace(self, number: int) -> str:
@@ -89,6 +95,48 @@ class Wires:
 
     def _wire(self, number: int) -> str:
         return f"{self._name}w{number}"
+
+
+class Cuts:
+    """The directed links between nodes in these places on which all packets are lost.
+
+    The source gets a wrong hardware address for the target: packets to the target are lost
+    silently, as on a broken network, while packets from the target still arrive.
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = dict(enumerate(places, start=1))
+        self._lost: set[tuple[int, int]] = set()
+
+    def lose(self, sources: Iterable[int], targets: Iterable[int]) -> None:
+        """Start to lose all packets from any source to any target."""
+        wanted = list(targets)
+        for source in sources:
+            for target in wanted:
+                if source != target:
+                    self._lost.add((source, target))
+                    address = ("lladdr", UNUSED_MAC, "nud", "permanent")
+                    self._neighbour(source, "replace", target, *address)
+
+    def mend(self) -> None:
+        """Stop losing packets on all links."""
+        for source, target in sorted(self._lost):
+            self._neighbour(source, "del", target)
+        self._lost.clear()
+
+    def others(self, node_id: int) -> list[int]:
+        """All other nodes."""
+        return [other for other in sorted(self._places) if other != node_id]
+
+    def _neighbour(self, source: int, action: str, target: int, *arguments: str) -> None:
+        host = self._places[target].host
+        command = ("ip", "neigh", action, host, *arguments, "dev", DEVICE)
+        subprocess.run(
+            [*self._places[source].prefix, *command],
+            check=True,
+            capture_output=True,
+            timeout=COMMAND_TIMEOUT_S,
+        )
 
 
 def _ip(*arguments: str) -> None:

@@ -1,30 +1,44 @@
-"""The soak against a fake cluster: it must find what is wrong, and only that."""
+"""The soak against a fake cluster: planted anomalies are found, and no others."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import random
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.cluster_processes import NoLeaderError
-from bench.nemesis import Fault, FaultKind, Nemesis, Plan, Target, Watch
-from bench.quorum_soak import availability, judge, soak
+from bench.replication.cluster import Cluster
+from bench.soak.nemesis import KINDS, RECORD_GROUPS, REGISTER_GROUPS, Nemesis, Pace, endless_kinds
+from bench.soak.registers import LeaderWatch, RegistersRun, availability, judge, soak
 from tests.bench.fakes import fake_cluster
-from tests.verification.register_history import Kind, Operation, Outcome, read_history
+from tests.verification.register_history import Kind, Operation, Outcome
 
 SOAK_S = 4.0
+RATE = 200.0
+QUICK = Pace(calm_s=(0.1, 0.2), down_s=(0.1, 0.1), pause_s=(0.1, 0.1))
+
+
+def random_kinds() -> Iterator[str]:
+    return endless_kinds(REGISTER_GROUPS, random.Random(1))
 
 
 def test_a_linearizable_cluster_passes_under_kills_and_pauses(tmp_path: Path) -> None:
     with fake_cluster(tmp_path) as cluster:
         cluster.start()
-        found = asyncio.run(soak(cluster, SOAK_S, tmp_path / "history", seed=1))
+        found = asyncio.run(
+            soak(cluster, tmp_path, kinds=random_kinds(), seconds=SOAK_S, rate=RATE, seed=1)
+        )
     assert found.anomalies == []
     assert found.faults
-    assert len(found.recovery_s) == len(found.faults)
-    assert list(read_history(tmp_path / "history")) == found.history
+    assert all(fault.whole >= fault.healed > fault.struck for fault in found.faults)
+    replayed = RegistersRun.replay(tmp_path)
+    assert (replayed.history, replayed.anomalies) == (found.history, [])
     outcomes = {operation.outcome for operation in found.history}
     assert Outcome.OK in outcomes and len(outcomes) > 1
     share, _gap_s = availability(found.history)
@@ -34,30 +48,28 @@ def test_a_linearizable_cluster_passes_under_kills_and_pauses(tmp_path: Path) ->
 def test_stale_reads_are_found(tmp_path: Path) -> None:
     with fake_cluster(tmp_path, "stale-reads") as cluster:
         cluster.start()
-        found = asyncio.run(soak(cluster, SOAK_S, tmp_path / "history", seed=1))
+        found = asyncio.run(
+            soak(cluster, tmp_path, kinds=random_kinds(), seconds=SOAK_S, rate=RATE, seed=1)
+        )
     assert any("no order of these operations is possible" in text for text in found.anomalies)
     assert any("is before it in the log" in text for text in found.anomalies)
-    assert judge(list(read_history(tmp_path / "history")))
+    assert judge(RegistersRun.replay(tmp_path).history)
 
 
-def test_a_cluster_that_never_has_a_leader_is_told_with_what_its_nodes_said(
-    tmp_path: Path,
-) -> None:
+def test_a_cluster_without_a_leader_fails_with_the_status_of_its_nodes(tmp_path: Path) -> None:
     with fake_cluster(tmp_path, "silent") as cluster:
-        for node in cluster.nodes.values():
-            cluster.directory.mkdir(exist_ok=True)
-            node.launch()
+        cluster.open()
+        cluster.wait_answering()
         with pytest.raises(NoLeaderError, match="'leader_id': None"):
             cluster.wait_active(1.0)
 
 
-def test_a_leader_that_was_killed_is_replaced_and_restarts_from_its_directory(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_leader_is_replaced_and_restarts_from_its_directory(tmp_path: Path) -> None:
     with fake_cluster(tmp_path) as cluster:
         cluster.start()
         assert cluster.leader() == 1
         cluster.kill(1)
+        assert not cluster.nodes[1].is_running
         assert cluster.wait_active() == 2
         cluster.restart(1)
         cluster.nodes[1].wait_ready()
@@ -67,33 +79,38 @@ def test_a_leader_that_was_killed_is_replaced_and_restarts_from_its_directory(
 def test_a_node_that_ends_by_itself_is_an_anomaly(tmp_path: Path) -> None:
     with fake_cluster(tmp_path) as cluster:
         cluster.start()
-        cluster.nodes[2].process.kill()
-        cluster.nodes[2].process.wait()
-        nemesis = Nemesis(cluster, random.Random(1))
-        asyncio.run(nemesis.apply(Fault(FaultKind.KILL, (1,), 0.0)))
+        os.kill(cluster.nodes[2].pid, signal.SIGKILL)
+        nemesis = Nemesis(Cluster(cluster), (), random.Random(1), QUICK)
+        fault = asyncio.run(nemesis.strike("kill controller"))
     (anomaly,) = nemesis.anomalies
     assert "node 2 has ended by itself" in anomaly
-    assert nemesis.recovery_s == []
+    assert fault.whole == 0
 
 
-def test_a_plan_is_carried_out_in_order_and_ends_the_run(tmp_path: Path) -> None:
-    plan = [
-        Plan(FaultKind.KILL, Target.LEADER, 0.1),
-        Plan(FaultKind.PAUSE, Target.FOLLOWER, 0.1),
-        Plan(FaultKind.KILL, Target.ALL, 0.1),
-    ]
+def test_given_kinds_strike_in_order_and_end_the_run(tmp_path: Path) -> None:
+    kinds = ["kill controller", "pause quorum follower", "kill all"]
     with fake_cluster(tmp_path) as cluster:
         cluster.start()
-        found = asyncio.run(soak(cluster, 60.0, tmp_path / "history", seed=1, plan=plan))
+        found = asyncio.run(
+            soak(cluster, tmp_path, kinds=kinds, seconds=60.0, rate=RATE, seed=1, pace=QUICK)
+        )
     assert found.anomalies == []
+    assert [fault.kind for fault in found.faults] == kinds
     killed, paused, all_killed = found.faults
-    assert killed == Fault(FaultKind.KILL, (1,), 0.1)
-    assert paused.kind is FaultKind.PAUSE and paused.node_ids in {(2,), (3,)}
-    assert all_killed.node_ids == (1, 2, 3)
+    assert killed.victims == (1,)
+    assert paused.victims in {(2,), (3,)}
+    assert all_killed.victims == (1, 2, 3)
+
+
+def test_every_group_strikes_as_often_as_the_others() -> None:
+    assert {kind for group in RECORD_GROUPS.values() for kind in group} <= set(KINDS)
+    found = list(itertools.islice(endless_kinds(RECORD_GROUPS, random.Random(1)), 400))
+    for group, kinds in RECORD_GROUPS.items():
+        assert sum(kind in kinds for kind in found) == 100, group
 
 
 def test_two_active_leaders_of_one_term_are_an_anomaly() -> None:
-    watch = Watch({}, active_by_term={3: {1}, 4: {2, 3}, 5: {1}})
+    watch = LeaderWatch({}, active_by_term={3: {1}, 4: {2, 3}, 5: {1}})
     assert watch.elections == 3
     assert watch.anomalies() == ["Nodes [2, 3] were all the active leader of term 4."]
 

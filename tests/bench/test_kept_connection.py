@@ -1,4 +1,4 @@
-"""What a client may believe of its requests, against servers that break off everywhere."""
+"""The outcomes of requests to servers that break off at every point."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.register_client import (
+from bench.kept_connection import (
     HttpAnswer,
     KeptConnection,
     NotSentError,
     OutcomeLostError,
 )
-from bench.register_workload import RegisterClient, interpret
+from bench.soak.register_clients import RegisterClient, interpret
 from raftlog.record.errors import ERROR_TABLE
 from tests.verification.register_history import Kind, Operation, Outcome
 
@@ -29,7 +29,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @asynccontextmanager
 async def server(handler: Handler) -> AsyncIterator[str]:
-    """The address of a server that ends each connection once the handler has returned."""
+    """The address of a server that closes each connection once the handler has returned."""
     serving: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -112,19 +112,19 @@ def answer(status: int, document: object) -> HttpAnswer:
 
 def test_answers_are_taken_at_their_word() -> None:
     good = answer(200, {"index": 7, "values": {"retention.ms": "12"}})
-    told = interpret(Kind.READ, "retention.ms", good)
-    assert (told.outcome, told.value, told.index) == (Outcome.OK, 12, 7)
-    told = interpret(Kind.READ, "segment.ms", good)
-    assert (told.outcome, told.value, told.index) == (Outcome.OK, None, 7)
-    told = interpret(Kind.WRITE, "retention.ms", good)
-    assert (told.outcome, told.index) == (Outcome.OK, 7)
+    result = interpret(Kind.READ, "retention.ms", good)
+    assert (result.outcome, result.value, result.index) == (Outcome.OK, 12, 7)
+    result = interpret(Kind.READ, "segment.ms", good)
+    assert (result.outcome, result.value, result.index) == (Outcome.OK, None, 7)
+    result = interpret(Kind.WRITE, "retention.ms", good)
+    assert (result.outcome, result.index) == (Outcome.OK, 7)
 
 
 @pytest.mark.parametrize("code", sorted(ERROR_TABLE))
 def test_an_error_fails_a_write_only_if_it_says_that_nothing_happened(code: int) -> None:
-    told = interpret(Kind.WRITE, "x", answer(code // 100, {"error_code": code, "message": ""}))
+    result = interpret(Kind.WRITE, "x", answer(code // 100, {"error_code": code, "message": ""}))
     is_unknown = ERROR_TABLE[code].outcome_unknown
-    assert told.outcome is (Outcome.UNKNOWN if is_unknown else Outcome.FAIL)
+    assert result.outcome is (Outcome.UNKNOWN if is_unknown else Outcome.FAIL)
 
 
 @pytest.mark.parametrize(
