@@ -37,7 +37,7 @@ class FollowerRole:
         self._may_have_lost_data = may_have_lost_data
         self._on_rearranged = on_rearranged
         self._trim: asyncio.Task[None] | None = None
-        self._start_wanted = Offset(-1)
+        self._start_target = Offset(-1)
         self._work: asyncio.Task[None] | None = None
         self.on_durable: Callable[[], None] | None = None
         """Called when the replica's durable end has moved."""
@@ -85,7 +85,7 @@ class FollowerRole:
         self._require_following(leader_epoch)
         if not self._log.append_fetched_now(data, leader_epoch):
             return False
-        self._fetched(len(data), high_watermark, log_start_offset)
+        self._on_fetched(len(data), high_watermark, log_start_offset)
         return True
 
     async def append_fetched(
@@ -100,9 +100,11 @@ class FollowerRole:
         self._require_following(leader_epoch)
         await self._rearrange(self._log.append_fetched(data, leader_epoch))
         if self._replica.image.leader_epoch == leader_epoch and not self._replica.is_closed:
-            self._fetched(len(data), high_watermark, log_start_offset)
+            self._on_fetched(len(data), high_watermark, log_start_offset)
 
-    def _fetched(self, size_bytes: int, high_watermark: Offset, log_start_offset: Offset) -> None:
+    def _on_fetched(
+        self, size_bytes: int, high_watermark: Offset, log_start_offset: Offset
+    ) -> None:
         self._replica.committed_bytes.appended(self._log.log_end_offset, size_bytes)
         self._update_watermarks(high_watermark, log_start_offset)
         if self._log.flush_mode is FlushMode.ASYNC and self.on_durable is not None:
@@ -122,18 +124,18 @@ class FollowerRole:
         start = min(log_start_offset, self._replica.high_watermark)
         if start > self._log.log_start_offset:
             if self._trim is not None:
-                self._start_wanted = max(self._start_wanted, start)
+                self._start_target = max(self._start_target, start)
             else:
                 # Not the larger of both: what was wanted of another log is nobody's wish any more.
-                self._start_wanted = start
-                self._trim = asyncio.get_running_loop().create_task(self._follow_start())
+                self._start_target = start
+                self._trim = asyncio.get_running_loop().create_task(self._trim_log())
 
-    async def _follow_start(self) -> None:
+    async def _trim_log(self) -> None:
         done = Offset(-1)
         try:
             # What comes meanwhile may be the last that is heard of it.
-            while self._start_wanted > done:
-                done = self._start_wanted
+            while self._start_target > done:
+                done = self._start_target
                 await self._log.delete_records_before(done)
         except LogError as error:
             # The leader's next marks ask for it again; a log that failed has said so itself.

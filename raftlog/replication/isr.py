@@ -33,7 +33,7 @@ from raftlog.world import Clock
 
 LAG_MAX_S: Final = 2.0
 """A follower that has lacked records for longer is not in sync (replica.lag.time.max)."""
-LOOKS: Final = 4
+CHECKS_PER_LAG: Final = 4
 """Times within that lag at which all partitions are looked at."""
 PROPOSALS_MAX: Final = 128
 """Proposals under way at once."""
@@ -73,7 +73,7 @@ class IsrKeeper:
     async def run(self) -> None:
         """Look at all partitions, for ever."""
         while True:
-            await self._clock.sleep(self._lag_max_s / LOOKS)
+            await self._clock.sleep(self._lag_max_s / CHECKS_PER_LAG)
             for partition in self._led():
                 role = partition.leader_role
                 if role is not None and (

@@ -72,7 +72,7 @@ class LeaderRole:
         self._ended: LogError | None = None
         self._feeds: dict[BrokerId, Feed] = {}
         self._commits = CommitWaiters(replica.name)
-        self._starts_awaited: list[tuple[Offset, asyncio.Future[None]]] = []
+        self._start_waiters: list[tuple[Offset, asyncio.Future[None]]] = []
         self.state = LeaderState(
             replica.host.broker_id,
             row,
@@ -95,7 +95,7 @@ class LeaderRole:
             elif broker_id in unheard:
                 self._end_feed(broker_id, LogError(NOT_READY, "Ask anew: it may have changed."))
         self.advance()
-        self._settle_starts()
+        self._wake_start_waiters()
 
     def end(self, error: LogError) -> None:
         """The epoch is over: everybody is told `error`, writers that their outcome is in doubt."""
@@ -103,7 +103,7 @@ class LeaderRole:
         for broker_id in list(self._feeds):
             self._end_feed(broker_id, error)
         self._commits.fail(error)
-        awaited, self._starts_awaited = self._starts_awaited, []
+        awaited, self._start_waiters = self._start_waiters, []
         for _, future in awaited:
             if not future.done():
                 future.set_exception(outcome_unknown_error(error, MAYBE_DELETED))
@@ -206,12 +206,12 @@ class LeaderRole:
         for feed in self._feeds.values():
             feed.on_watermarks()
         if self._ended is None and not self.state.all_begin_at(target):
-            await self._all_begin_at(target)
+            await self._wait_all_begin_at(target)
         return start
 
-    async def _all_begin_at(self, target: Offset) -> None:
+    async def _wait_all_begin_at(self, target: Offset) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._starts_awaited.append((target, future))
+        self._start_waiters.append((target, future))
         try:
             async with asyncio.timeout(LOG_START_S):
                 await future
@@ -221,7 +221,7 @@ class LeaderRole:
                 f"{self._replica.name}: not every in-sync replica has deleted the records yet.",
             ) from None
         finally:
-            self._starts_awaited = [each for each in self._starts_awaited if each[1] is not future]
+            self._start_waiters = [each for each in self._start_waiters if each[1] is not future]
 
     # Committing
 
@@ -304,19 +304,19 @@ class LeaderRole:
             now=self._replica.host.clock.monotonic(),
         )
         self.advance()
-        self._settle_starts()
+        self._wake_start_waiters()
         if feed.broker_id not in state.row.isr and state.may_enter(
             feed.broker_id, broker, self._replica.high_watermark
         ):
             self._replica.host.on_isr_change_due(self._replica.topic_id, self._replica.partition)
 
-    def _settle_starts(self) -> None:
-        if not self._starts_awaited:
+    def _wake_start_waiters(self) -> None:
+        if not self._start_waiters:
             return
-        for target, future in self._starts_awaited:
+        for target, future in self._start_waiters:
             if self.state.all_begin_at(target) and not future.done():
                 future.set_result(None)
-        self._starts_awaited = [each for each in self._starts_awaited if not each[1].done()]
+        self._start_waiters = [each for each in self._start_waiters if not each[1].done()]
 
     def producers_below(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> bytes:
         """See `Partition.producers_below`."""

@@ -91,7 +91,7 @@ class ReplicaLifecycle:
         topics = list(self._image.topics_by_id.values())
         await asyncio.gather(*(open_gated(t, p) for t in topics for p in t.partitions))
         self._settled_index = index
-        await self._sort_strays()
+        await self._remove_deleted_strays()
         self._worker = asyncio.create_task(self._carry_out(), name="replica-manager")
 
     async def close(self) -> None:
@@ -150,13 +150,13 @@ class ReplicaLifecycle:
 
         When it returns it is served, or not wanted; it may still be damaged.
         """
-        topic = self._wanted(topic_id, number)
+        topic = self._assigned_topic(topic_id, number)
         if topic is not None and self._replica(topic_id, number) is None:
             await self._open_one(topic, number)
 
     async def renew(self, topic_id: TopicId, number: PartitionId) -> None:
         """Begin anew a replica that is not served any more. Raises LogError."""
-        topic = self._wanted(topic_id, number)
+        topic = self._assigned_topic(topic_id, number)
         if topic is None:
             return
         config = self._settings.log_config(topic)
@@ -165,7 +165,7 @@ class ReplicaLifecycle:
         self._offline.pop((topic.name, number), None)
         self._serve_newest(topic_id, number, log)
 
-    def _wanted(self, topic_id: TopicId, number: PartitionId) -> TopicImage | None:
+    def _assigned_topic(self, topic_id: TopicId, number: PartitionId) -> TopicImage | None:
         """The topic, if the newest metadata gives this node a replica of the partition."""
         topic = self._image.topics_by_id.get(topic_id)
         if topic is None or self._broker_id not in topic.partitions[number].replicas:
@@ -211,7 +211,7 @@ class ReplicaLifecycle:
         self._serve_newest(topic.topic_id, number, log)
 
     def _serve_newest(self, topic_id: TopicId, number: PartitionId, log: Log) -> None:
-        newest = self._wanted(topic_id, number)
+        newest = self._assigned_topic(topic_id, number)
         if newest is not None:
             self._serve(newest, newest.partitions[number], log)
 
@@ -262,9 +262,13 @@ class ReplicaLifecycle:
                     topic.name,
                     topic.topic_id,
                 )
-                await self._tried(f"topic {topic.name}", self._logs.release_topic(topic.topic_id))
+                await self._log_failure(
+                    f"topic {topic.name}", self._logs.release_topic(topic.topic_id)
+                )
             else:
-                await self._tried(f"topic {topic.name}", self._logs.delete_topic(topic.topic_id))
+                await self._log_failure(
+                    f"topic {topic.name}", self._logs.delete_topic(topic.topic_id)
+                )
         for topic in delta.created:
             await self._open_all(topic, [row.partition for row in topic.partitions])
         for topic_change in delta.changed:
@@ -284,10 +288,10 @@ class ReplicaLifecycle:
                 if not self._holds(topic_id, number):
                     name = f"{change.after.name}-{number}"
                     logger.info("%s has moved to other brokers", name)
-                    await self._tried(name, self._logs.delete_replica(topic_id, number))
+                    await self._log_failure(name, self._logs.delete_replica(topic_id, number))
         await self._open_all(change.after, gained)
 
-    async def _tried(self, name: str, work: Awaitable[None]) -> None:
+    async def _log_failure(self, name: str, work: Awaitable[None]) -> None:
         """What cannot be removed stays: neither may it keep other changes from being followed."""
         try:
             await work
@@ -298,10 +302,11 @@ class ReplicaLifecycle:
         """Whether the newest metadata gives this node a replica of the partition."""
         # A topic that is gone meanwhile is removed by the change that says so.
         return (
-            topic_id not in self._image.topics_by_id or self._wanted(topic_id, number) is not None
+            topic_id not in self._image.topics_by_id
+            or self._assigned_topic(topic_id, number) is not None
         )
 
-    async def _sort_strays(self) -> None:
+    async def _remove_deleted_strays(self) -> None:
         """Remove replicas of topics known to be deleted; keep and report all others.
 
         A node that was down, or died, when its topics were deleted finds them again. So does the
@@ -313,6 +318,6 @@ class ReplicaLifecycle:
         } & self._image.deleted_topic_ids.keys()
         for topic_id in sorted(deleted):
             logger.info("removing the replicas of topic %s, which was deleted", topic_id)
-            await self._tried(f"topic {topic_id}", self._logs.delete_topic(TopicId(topic_id)))
+            await self._log_failure(f"topic {topic_id}", self._logs.delete_topic(TopicId(topic_id)))
         for stray in self._logs.strays():
             logger.warning("replica %s is on disk but not in the metadata; it is kept", stray)

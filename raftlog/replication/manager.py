@@ -54,7 +54,7 @@ class ReplicaManager:
         self._streams = streams
         self._partitions: dict[str, dict[int, Partition]] = {}
         self._by_id: dict[tuple[TopicId, PartitionId], Partition] = {}
-        self._disk = ReplicaLifecycle(
+        self._lifecycle = ReplicaLifecycle(
             logs,
             host.broker_id,
             settings,
@@ -96,12 +96,12 @@ class ReplicaManager:
     async def start(self) -> None:
         """Open every replica that the metadata gives this node, then follow its changes."""
         self._state_machine.subscribe(self._apply)
-        await self._disk.start()
+        await self._lifecycle.start()
 
     async def close(self) -> None:
         """Stop serving and following; the logs are closed by their manager."""
         self._closing = True
-        await self._disk.close()
+        await self._lifecycle.close()
         for partition in list(self._by_id.values()):
             self._streams.unfollow(partition)
             partition.close(LogError(NOT_READY, "The node is stopping."))
@@ -137,13 +137,13 @@ class ReplicaManager:
     def offline_count(self) -> int:
         """Replicas that serve nobody: not opened, failed, or damaged."""
         closed = sum(partition.is_closed for partition in self._by_id.values())
-        return self._disk.offline_count + closed
+        return self._lifecycle.offline_count + closed
 
     wait_for_data = staticmethod(wait_for_data)
 
     async def settled(self, index: int) -> None:
         """Return once the metadata up to `index` is carried out on this node's disk."""
-        await self._disk.settled(index)
+        await self._lifecycle.settled(index)
 
     # Metadata
 
@@ -159,7 +159,7 @@ class ReplicaManager:
             self._configure_all(delta.cluster_settings)
         if delta.brokers:
             self._follow_brokers(delta.brokers)
-        self._disk.applied(delta)
+        self._lifecycle.applied(delta)
 
     def _apply_change(self, change: TopicChange) -> None:
         topic = change.after
@@ -179,7 +179,7 @@ class ReplicaManager:
                 continue
             row = topic.partitions[number]
             if self._broker_id not in row.replicas:
-                self._drop(topic, PartitionId(number), self._moved_away(topic, row))
+                self._drop(topic, PartitionId(number), self._moved_error(topic, row))
                 continue
             if partition.is_leader:
                 self._count_isr(partition.image, row)
@@ -198,11 +198,11 @@ class ReplicaManager:
         partition = self._partitions.get(topic.name, {}).pop(number, None)
         if partition is not None:
             self._by_id.pop((topic.topic_id, number), None)
-            self._disk.retire(partition)
+            self._lifecycle.retire(partition)
             self._streams.unfollow(partition)
             partition.close(error)
 
-    def _moved_away(self, topic: TopicImage, row: PartitionImage) -> LogError:
+    def _moved_error(self, topic: TopicImage, row: PartitionImage) -> LogError:
         return not_led_here(topic.name, row.partition, self.image.brokers.get(row.leader))
 
     def _configure_all(self, names: Collection[str]) -> None:
@@ -246,11 +246,11 @@ class ReplicaManager:
 
         When it returns it is served, or not wanted; it may still be damaged.
         """
-        await self._disk.open_again(topic_id, number)
+        await self._lifecycle.open_again(topic_id, number)
 
     def lacks_room(self, topic_id: TopicId, number: PartitionId) -> bool:
         """Whether the replica could not be opened because the disk was full."""
-        return self._disk.lacks_room(topic_id, number)
+        return self._lifecycle.lacks_room(topic_id, number)
 
     async def renew(self, topic_id: TopicId, number: PartitionId) -> None:
         """Begin a replica anew, empty, and keep the files of the one that cannot be used.
@@ -261,7 +261,7 @@ class ReplicaManager:
         if topic is None or self._broker_id not in topic.partitions[number].replicas:
             return
         self._drop(topic, number, LogError(STORAGE_FAILED, "The replica is being begun anew."))
-        await self._disk.renew(topic_id, number)
+        await self._lifecycle.renew(topic_id, number)
 
     def _on_open_failed(self, topic_id: TopicId, partition: PartitionId) -> None:
         if not self._closing:
@@ -324,7 +324,7 @@ class ReplicaManager:
             row = self.image.partition(topic, partition)
         except LogError as error:
             return error
-        offline = self._disk.offline(topic, partition)
+        offline = self._lifecycle.offline(topic, partition)
         if offline is not None:
             return LogError(offline.entry, offline.message)
         if row.leader != self._broker_id:

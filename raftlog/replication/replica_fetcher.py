@@ -83,7 +83,7 @@ class ReplicaFetcher:
 
     __slots__ = (
         "_acked",
-        "_asked_epoch",
+        "_subscribed_epoch",
         "_end",
         "_failures",
         "_follower",
@@ -119,7 +119,7 @@ class ReplicaFetcher:
         """Not followed any more; only its task is still at work."""
         self._handle = 0
         """Of the subscription; 0: none."""
-        self._asked_epoch = NO_EPOCH
+        self._subscribed_epoch = NO_EPOCH
         """The leader epoch that the subscription names."""
         self._end = Offset(0)
         """Where the log ends once all that was received is appended."""
@@ -160,7 +160,7 @@ class ReplicaFetcher:
         self.state = FollowState.SUBSCRIBING
         stream.subscribe_soon(self)
 
-    def follow_anew(self, link: LeaderConnection) -> None:
+    def switch_leader(self, link: LeaderConnection) -> None:
         """There is another leader, or another epoch of it: begin from scratch."""
         self._drop()
         self.link = link
@@ -199,7 +199,7 @@ class ReplicaFetcher:
             self._on_error(error)
             return None
         self._handle = handle
-        self._asked_epoch = position.leader_epoch
+        self._subscribed_epoch = position.leader_epoch
         self._end = position.offset
         self._acked = (position.durable_end, position.log_start_offset)
         topic_id, partition = self.key
@@ -227,7 +227,7 @@ class ReplicaFetcher:
         """Batches have come, or a piece of them."""
         self.link.bytes_received += len(data.payload)
         if self.state is not FollowState.FOLLOWING:
-            self._accepted()
+            self._on_accepted()
         if data.base_offset != self._end:
             self._on_error(
                 LogError(
@@ -243,13 +243,13 @@ class ReplicaFetcher:
     def on_marks(self, high_watermark: Offset, log_start_offset: Offset) -> None:
         """The leader's high watermark and log start have moved; or it has accepted."""
         if self.state is not FollowState.FOLLOWING:
-            self._accepted()
+            self._on_accepted()
         if self._work is not None:
             self._marks = (high_watermark, log_start_offset)
             return
         try:
             self._follower.update_watermarks(
-                leader_epoch=self._asked_epoch,
+                leader_epoch=self._subscribed_epoch,
                 high_watermark=high_watermark,
                 log_start_offset=log_start_offset,
             )
@@ -261,7 +261,7 @@ class ReplicaFetcher:
         self._handle = 0
         self.state = FollowState.TRUNCATING
         diverging = Diverging(LeaderEpoch(message.epoch), Offset(message.end_offset))
-        leader_epoch = self._asked_epoch
+        leader_epoch = self._subscribed_epoch
         self._start(lambda: self._truncate(diverging, leader_epoch))
 
     def on_restart(self, message: Restart) -> None:
@@ -269,7 +269,7 @@ class ReplicaFetcher:
         self._handle = 0
         self.state = FollowState.RESTARTING
         offset = Offset(message.log_start_offset)
-        leader_epoch = self._asked_epoch
+        leader_epoch = self._subscribed_epoch
         self._start(
             lambda: self._follower.restart_at(
                 offset, producers=message.producers, leader_epoch=leader_epoch
@@ -313,7 +313,7 @@ class ReplicaFetcher:
         self._require_end(data)
         is_done = self._follower.append_fetched_now(
             data.payload,
-            leader_epoch=self._asked_epoch,
+            leader_epoch=self._subscribed_epoch,
             high_watermark=data.high_watermark,
             log_start_offset=data.log_start_offset,
         )
@@ -335,7 +335,7 @@ class ReplicaFetcher:
         if not self._append_now(data):
             await self._follower.append_fetched(
                 data.payload,
-                leader_epoch=self._asked_epoch,
+                leader_epoch=self._subscribed_epoch,
                 high_watermark=data.high_watermark,
                 log_start_offset=data.log_start_offset,
             )
@@ -403,7 +403,7 @@ class ReplicaFetcher:
         if self._handle and stream is not None:
             stream.ack_soon(self)
 
-    def _accepted(self) -> None:
+    def _on_accepted(self) -> None:
         self.state = FollowState.FOLLOWING
         self.error = ""
         self._refusals = 0

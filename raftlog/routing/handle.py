@@ -114,12 +114,14 @@ class PartitionHandle:
             try:
                 return await self._local.append(batches, acks=acks, timeout_s=timeout_s)
             except LogError as error:
-                refusal = self._refused(error)
+                refusal = self._drop_local(error)
         operation = Append(self.topic_id, self.partition, int(acks))
         outcome, _ = await self._routed(
             operation,
             [batch.data for batch in batches],
-            local=lambda found, left_s: found.append(batches, acks=acks, timeout_s=left_s),
+            local=lambda found, remaining_s: found.append(
+                batches, acks=acks, timeout_s=remaining_s
+            ),
             timeout_s=timeout_s,
             may_repeat=all(batch.header.producer_id != NO_PRODUCER_ID for batch in batches),
             refusal=refusal,
@@ -141,7 +143,7 @@ class PartitionHandle:
             try:
                 return await self._local.read(offset, max_bytes=max_bytes, end_offset=end_offset)
             except LogError as error:
-                refusal = self._refused(error)
+                refusal = self._drop_local(error)
         operation = Read(
             self.topic_id, self.partition, offset, min(max_bytes, BODY_BYTES_MAX), end_offset
         )
@@ -168,7 +170,7 @@ class PartitionHandle:
             try:
                 return await _bounds(self._local)
             except LogError as error:
-                refusal = self._refused(error)
+                refusal = self._drop_local(error)
         outcome, _ = await self._routed(
             Bounds(self.topic_id, self.partition),
             (),
@@ -191,7 +193,7 @@ class PartitionHandle:
             try:
                 return await self._local.offset_for_timestamp(timestamp_ms)
             except LogError as error:
-                refusal = self._refused(error)
+                refusal = self._drop_local(error)
         outcome, _ = await self._routed(
             FindTime(self.topic_id, self.partition, timestamp_ms),
             (),
@@ -243,34 +245,34 @@ class PartitionHandle:
             seen = router.leadership(self.topic_id, self.partition)
             error = refusal
             if error is None:
-                left_s = max(deadline - loop.time(), 0.0)
+                remaining_s = max(deadline - loop.time(), 0.0)
                 try:
                     if seen.leader == router.broker_id:
                         found = router.replicas.partition(self.topic, self.partition)
-                        return await local(found, left_s), _NO_BODY
+                        return await local(found, remaining_s), _NO_BODY
                     return await router.call_leader(
-                        seen.leader, operation, (self,), body, timeout_s=left_s
+                        seen.leader, operation, (self,), body, timeout_s=remaining_s
                     )
                 except LogError as failure:
                     error = failure
             was_here, refusal = refusal is not None, None
             if error.entry.outcome_unknown:
                 unknown_error = error
-            left_s = retry_until - loop.time()
-            if left_s <= 0 or not self._may_pass(error, may_repeat=may_repeat):
+            remaining_s = retry_until - loop.time()
+            if remaining_s <= 0 or not self._may_retry(error, may_repeat=may_repeat):
                 raise _final_error(operation, error, unknown_error)
             if was_here and seen.leader != router.broker_id:
                 # Who leads now has not been asked yet.
                 continue
-            await router.wait_moved(self, seen, min(pause_s, left_s))
+            await router.wait_moved(self, seen, min(pause_s, remaining_s))
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
-    def _refused(self, error: LogError) -> LogError:
+    def _drop_local(self, error: LogError) -> LogError:
         """The leader here has refused: from now on it is looked for each time."""
         self._local = None
         return error
 
-    def _may_pass(self, error: LogError, *, may_repeat: bool) -> bool:
+    def _may_retry(self, error: LogError, *, may_repeat: bool) -> bool:
         """Whether another try may end better, and does no harm."""
         if error.entry in {NO_LEADER, NOT_READY}:
             return True
@@ -287,7 +289,7 @@ class LocalFollowerHandle(PartitionHandle):
     What is known here to be committed may be less than what the leader knows, never other.
     """
 
-    __slots__ = ("_near",)
+    __slots__ = ("_follower",)
 
     def __init__(
         self,
@@ -295,25 +297,28 @@ class LocalFollowerHandle(PartitionHandle):
         topic: str,
         topic_id: TopicId,
         partition: PartitionId,
-        near: Partition,
+        follower: Partition,
     ) -> None:
         super().__init__(router, topic, topic_id, partition, None)
-        self._near = near
+        self._follower = follower
 
     def local_replica(self, offset: Offset) -> Partition | None:
         """This node's replica, unless its log ends before `offset`."""
-        near = self._near
-        is_there = near.log_start_offset <= offset <= near.log_end_offset and not near.is_closed
-        return near if is_there else None
+        follower = self._follower
+        is_there = (
+            follower.log_start_offset <= offset <= follower.log_end_offset
+            and not follower.is_closed
+        )
+        return follower if is_there else None
 
     async def read(
         self, offset: Offset, *, max_bytes: int, end_offset: Offset | None = None
     ) -> Fetched:
         """See `Partition.read`."""
-        near = self.local_replica(offset)
-        if near is not None:
+        follower = self.local_replica(offset)
+        if follower is not None:
             try:
-                return await near.read(
+                return await follower.read(
                     offset, max_bytes=max_bytes, end_offset=end_offset, any_replica=True
                 )
             except LogError:
@@ -323,7 +328,7 @@ class LocalFollowerHandle(PartitionHandle):
 
     async def bounds(self) -> tuple[Offset, Offset]:
         """Log start offset and high watermark, as far as they are known here."""
-        return self._near.log_start_offset, self._near.high_watermark
+        return self._follower.log_start_offset, self._follower.high_watermark
 
 
 _NO_BODY: Final = memoryview(b"")

@@ -65,7 +65,7 @@ async def bounds_of_many(
             for row in outcome.rows
         ]
 
-    return await _ask_leaders(router, wanted, local, operation, answer, timeout_s=BOUNDS_S_MAX)
+    return await _call_leaders(router, wanted, local, operation, answer, timeout_s=BOUNDS_S_MAX)
 
 
 async def times_of_many(
@@ -92,7 +92,7 @@ async def times_of_many(
         ]
 
     partitions = [partition for partition, _ in wanted]
-    return await _ask_leaders(router, partitions, local, operation, answer, timeout_s=READ_S_MAX)
+    return await _call_leaders(router, partitions, local, operation, answer, timeout_s=READ_S_MAX)
 
 
 async def local_bounds(
@@ -167,7 +167,7 @@ def _finder(router: PartitionRouter, wanted: PartitionHandle) -> Callable[[], Pa
     return find
 
 
-async def _ask_leaders(
+async def _call_leaders(
     router: PartitionRouter,
     wanted: Sequence[PartitionHandle],
     local: Callable[[Sequence[int]], Awaitable[list[T | LogError]]],

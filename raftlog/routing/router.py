@@ -106,10 +106,10 @@ class PartitionRouter:
             return PartitionHandle(self, topic, local.topic_id, PartitionId(partition), local)
         image = self.replicas.image.topic(topic)
         number = image.partition(partition).partition
-        near = self.replicas.replica(image.topic_id, number) if any_replica else None
-        if near is None:
+        follower = self.replicas.replica(image.topic_id, number) if any_replica else None
+        if follower is None:
             return PartitionHandle(self, topic, image.topic_id, number, None)
-        return LocalFollowerHandle(self, topic, image.topic_id, number, near)
+        return LocalFollowerHandle(self, topic, image.topic_id, number, follower)
 
     async def wait_for_data(
         self, wants: Sequence[tuple[PartitionHandle, Offset]], timeout_s: float

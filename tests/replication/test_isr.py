@@ -16,7 +16,7 @@ from raftlog.raft import Applied, Outcome, Refused, Unknown
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication import isr
-from raftlog.replication.isr import LAG_MAX_S, LOOKS, IsrKeeper
+from raftlog.replication.isr import LAG_MAX_S, CHECKS_PER_LAG, IsrKeeper
 from raftlog.replication.leader_state import LeaderState
 from raftlog.replication.partition import Acks, Partition
 from tests.replication.one_node import JumpingClock
@@ -339,5 +339,5 @@ async def test_what_it_did_not_expect_ends_the_node(monkeypatch: pytest.MonkeyPa
 
 
 def test_several_looks_fit_into_the_lag() -> None:
-    assert LOOKS >= 2
+    assert CHECKS_PER_LAG >= 2
     assert LAG_MAX_S == 2.0

@@ -156,7 +156,9 @@ MISTAKES: Final = (
     ),
     Mistake(8, "leads without asking", LeaderRole, "_require_lead", lambda _self: None),
     Mistake(9, "goes on after a failed sync", LogCore, "end_sync", _succeeding(LogCore.end_sync)),
-    Mistake(9, "deletes what nobody names", ReplicaLifecycle, "_sort_strays", _deleting_strays),
+    Mistake(
+        9, "deletes what nobody names", ReplicaLifecycle, "_remove_deleted_strays", _deleting_strays
+    ),
     Mistake(
         10,
         "forgets producers at failover",
