@@ -83,7 +83,6 @@ class ReplicaFetcher:
 
     __slots__ = (
         "_acked",
-        "_subscribed_epoch",
         "_end",
         "_failures",
         "_follower",
@@ -94,6 +93,7 @@ class ReplicaFetcher:
         "_pieces",
         "_queue",
         "_refusals",
+        "_subscribed_epoch",
         "_timer",
         "_work",
         "error",

@@ -16,7 +16,7 @@ from raftlog.raft import Applied, Outcome, Refused, Unknown
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication import isr
-from raftlog.replication.isr import LAG_MAX_S, CHECKS_PER_LAG, IsrKeeper
+from raftlog.replication.isr import CHECKS_PER_LAG, LAG_MAX_S, IsrKeeper
 from raftlog.replication.leader_state import LeaderState
 from raftlog.replication.partition import Acks, Partition
 from tests.replication.one_node import JumpingClock
