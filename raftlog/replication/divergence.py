@@ -50,9 +50,9 @@ def compare(
 ) -> Diverging | BelowStart | None:
     """The leader's answer to a follower at `position`; None if its log is a prefix of the leader's.
 
-    A follower without records agrees with any leader whose log reaches its end: its deleted records
-    were committed, so the leader has them too, or has deleted them. Raises LogError(ILLEGAL_STATE)
-    if the follower's log cannot be one of this partition.
+    A follower without records agrees with any leader with a log that reaches its end: its deleted
+    records were committed, so the leader has them too, or has deleted them. Raises
+    LogError(ILLEGAL_STATE) if the follower's log cannot be one of this partition.
     """
     if position.offset < log_start:
         return BelowStart(log_start)

@@ -192,8 +192,8 @@ class FollowerRole:
     def _require_expendable(self, point: Offset) -> None:
         """Raise LogError if records from `point` on are committed, and not lost by the metadata.
 
-        The metadata counts them as lost if this leader, or an earlier one whose log this replica
-        has not followed, won an unclean election, which a topic or an operator allowed.
+        The metadata counts them as lost if this leader, or an earlier one with a log that this
+        replica has not followed, was elected uncleanly, as a topic or an operator allowed.
         """
         if point >= self._replica.high_watermark:
             return

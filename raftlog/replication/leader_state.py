@@ -87,7 +87,7 @@ class LeaderState:
     def update(self, row: PartitionImage, now: float) -> tuple[BrokerId, ...]:
         """Apply newer metadata of the same leader epoch.
 
-        Returns the followers whose ends are unknown now: each must subscribe again.
+        Returns the followers with unknown ends: each must subscribe again.
         """
         assert row.leader_epoch == self.row.leader_epoch
         changes = row.partition_epoch - self.row.partition_epoch

@@ -71,7 +71,7 @@ class ReplicaManager:
         self.isr_expands = 0
         """Applied changes that added members."""
         self.on_replica_failed: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
-        """Called for each replica here whose log cannot be opened or used, or is damaged."""
+        """Called for each replica here with a log that cannot be opened or used, or is damaged."""
         self.on_possible_loss: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
         """Called for each replica here that may lack acknowledged records."""
         self.on_fatal: Callable[[str], None] = lambda _reason: None
@@ -272,7 +272,7 @@ class ReplicaManager:
         self.on_fatal(reason)
 
     def _serve(self, topic: TopicImage, row: PartitionImage, log: Log) -> None:
-        """Serve a replica whose log is open."""
+        """Serve a replica with an open log."""
         present = self._by_id.get((topic.topic_id, row.partition))
         if present is not None and present.log is log:
             # Another task opened the log first. Two partitions would lead and follow by one log.

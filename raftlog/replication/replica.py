@@ -34,7 +34,7 @@ class Acks(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Committed record batches, whole, the first of them holding the offset asked for."""
+    """Committed record batches, whole; the first one holds the requested offset."""
 
     data: bytes | memoryview
     next_offset: Offset
