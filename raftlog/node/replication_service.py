@@ -1,8 +1,8 @@
-"""The data path of one node, put together: replicas, streams, in-sync sets, repair, forwarding.
+"""The replication of one node, assembled: replicas, streams, ISR, repair, forwarding.
 
-Start: `open` the replicas → `join` (tell the metadata what was lost, then feed and be fed). The
-node must not be electable before `join` has returned: until then the metadata may count on records
-that a power cut took. Stop: `close`, and then the logs.
+Start: `open` the replicas → `join` (report possible losses, then begin replication). The node must
+not be electable before `join` has returned: until then ISR and ELR may count on records that were
+lost in a power cut. Stop: `close`, then close the logs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicationService:
-    """Everything between a node's metadata and its logs. Lives in the event loop."""
+    """All parts between a node's metadata and its logs. Lives in the event loop."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class ReplicationService:
         network: Network,
         on_fatal: Callable[[str], None],
     ) -> None:
-        """`own_epoch` is this node's once it is registered; `may_act` whether it may lead right
-        now; `unwritable` the brokers whose disks take no writes, as far as it knows; `on_fatal` is
-        given the reason if the node must end."""
+        """`own_epoch` returns this node's broker epoch once registered; `may_act` whether this node
+        may lead right now; `unwritable` the brokers with unwritable disks, as known here;
+        `on_fatal` gets the reason when the node must end."""
         self._state_machine = state_machine
         self._broker_id = broker_id
         self._on_fatal = on_fatal
@@ -156,13 +156,13 @@ class ReplicationService:
         )
 
     async def open(self) -> None:
-        """Open all replicas, and follow the metadata from now on."""
+        """Open all replicas, and apply metadata changes from now on."""
         await self.replicas.start()
-        # After the replicas: what is told of a change finds them in their new roles.
+        # After the replicas: this callback needs their new roles.
         self._state_machine.subscribe(self._applied)
 
     async def join(self) -> None:
-        """Tell the metadata what may be lost here, and take part in replication."""
+        """Report possible losses to the metadata, and begin replication."""
         await self.repairs.report_losses()
         self.feeds.start()
         self._forwarding.start()
@@ -171,7 +171,7 @@ class ReplicationService:
         self._tasks.append(task)
 
     async def close(self) -> None:
-        """Stop serving, feeding and following."""
+        """Stop serving, streaming and following."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

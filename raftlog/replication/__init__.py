@@ -1,7 +1,7 @@
-"""Replication: who leads a partition, what is committed, and what a reader may see.
+"""Replication: leaders, followers, committed records, and the end that readers may see.
 
-Purpose: between the metadata that says who leads and the storage that keeps the bytes. A node acts
-on a partition only as the applied metadata tells it to; a record is committed once every in-sync
+Purpose: connect the metadata, which names the leaders, with the storage, which keeps the bytes. A
+node acts on a partition only by the applied metadata; a record is committed once every in-sync
 replica has it durably; readers see committed records only.
 
 Rules: a `Partition` acknowledges after the high watermark has passed the batch, never before. The

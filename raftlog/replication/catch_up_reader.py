@@ -1,12 +1,12 @@
-"""Reads from the log for the feeds of one session that are behind: a chunk each, in turns.
+"""The catch-up reader of one session: reads the log for streams that are behind, round-robin.
 
-It also tells a follower that it is to begin anew, as what goes with that may be long.
+It also sends `Restart`, as the producers in it may be long.
 
-Three things make it wait: the window is full; replicas that a reassignment adds have had their
-share of bytes for now; nobody is behind. And what it has read waits for the connection to take it:
-a batch that is longer than a message goes in pieces, for which the window is no bound.
+The reader waits while the window is full, while the throttle holds all streams that are behind, or
+while no stream is behind. Chunks wait for room in the connection: a batch longer than a message
+goes in pieces, which the window does not bound.
 
-A bound on the bytes per second that replicas are sent which a reassignment adds.
+`Throttle` bounds the bytes per second sent to replicas that a reassignment adds.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 
 class CatchUpReader:
-    """The one task that reads for a session."""
+    """The only task that reads for a session."""
 
     def __init__(self, session: StreamSession, clock: Clock) -> None:
         self._session = session
         self._clock = clock
         self._alarm = Wakeup(clock)
         self._held: OrderedDict[int, PartitionStream] = OrderedDict()
-        """Feeds of replicas that are being added, while those have had their share."""
+        """Streams to replicas in addition, while the throttle holds them."""
         self._held_until_s = 0.0
         self._waits_for_window = False
 
     def window_moved(self) -> None:
-        """Bytes in flight have become fewer."""
+        """Wake the reader if it waits for the window."""
         if self._waits_for_window:
             self._alarm.set()
 
     def wake(self) -> None:
-        """There is a feed more that is behind."""
+        """Wake the reader: one more stream is behind."""
         self._alarm.set()
 
     async def run(self) -> None:
@@ -62,7 +62,7 @@ class CatchUpReader:
                 await self._alarm.wait(self._held_until_s if self._held else None)
             else:
                 await self._push(stream)
-                # A log in memory makes nothing wait: let others have their turn.
+                # A read from memory never waits: let other tasks run.
                 await self._clock.sleep(0)
 
     def _is_window_full(self) -> bool:
@@ -70,7 +70,7 @@ class CatchUpReader:
         return self._session.bytes_in_flight + settings.chunk_bytes > settings.window_bytes
 
     def _next(self) -> PartitionStream | None:
-        """The next feed to read for, taken from the line; None: wait."""
+        """The next stream to read for, taken from the queue; None: wait."""
         session = self._session
         behind = session.behind
         if self._held and self._clock.monotonic() >= self._held_until_s:
@@ -90,7 +90,7 @@ class CatchUpReader:
         return None
 
     async def _push(self, stream: PartitionStream) -> None:
-        """Send one chunk; then the feed is live, or in the line again, or ended."""
+        """Send one chunk; then the stream is live, queued again, or ended."""
         if stream.restart is not None:
             await self._restart(stream, *stream.restart)
             return
@@ -102,7 +102,7 @@ class CatchUpReader:
             stream.detach()
             session.refuse(stream, error)
         elif stream.read_offset == stream.replica.log_end_offset:
-            # Nothing can be appended in between: appends happen in the event loop.
+            # No append can come in between: appends happen in the event loop.
             stream.is_behind = False
         else:
             session.behind[stream.handle] = stream
@@ -110,7 +110,7 @@ class CatchUpReader:
     async def _restart(
         self, stream: PartitionStream, offset: Offset, leader_epoch: LeaderEpoch
     ) -> None:
-        """Have the follower begin anew at `offset`."""
+        """Send the follower a restart at `offset`."""
         session = self._session
         try:
             producers = stream.replica.require_leader().producers_below(
@@ -133,7 +133,7 @@ class CatchUpReader:
             start = end
 
     async def _read(self, stream: PartitionStream) -> LogError | None:
-        """Read a chunk and send it. Returns why nothing more can be sent."""
+        """Read a chunk and send it. Returns an error that ends the stream."""
         asked = stream.read_offset
         if asked == stream.replica.log_end_offset:
             return None
@@ -148,16 +148,16 @@ class CatchUpReader:
         if result.data:
             await self._send(stream, result.next_offset, result.data)
         elif result.next_offset > asked:
-            # Compaction has removed all of it. What follows says so by its offsets.
+            # Compaction has removed the whole range. The next batch shows the gap by its offset.
             stream.read_offset = result.next_offset
         else:
             return LogError(RETRIABLE, f"Nothing could be read at offset {asked}.")
         return None
 
     async def _has_room(self, stream: PartitionStream) -> bool:
-        """Wait until the connection takes more; False if the feed has ended meanwhile.
+        """Wait until the connection takes more; False if the stream has ended meanwhile.
 
-        The window is no bound for what waits there: it counts no bytes of feeds that have ended.
+        The window does not bound the connection's queue: it counts no bytes of ended streams.
         """
         session = self._session
         while session.connection.queued_bytes > session.settings.queued_bytes_max:
@@ -186,24 +186,24 @@ class CatchUpReader:
 
 
 BURST_S: Final = 0.1
-"""What was not used is kept for so long."""
+"""Unused tokens are kept for this time."""
 WAIT_S_MIN: Final = 0.001
 WAIT_S_MAX: Final = 0.5
-"""Who waits asks again after that: the rate may have been raised."""
+"""Longest wait before the next check: the rate may have been raised."""
 
 
 class Throttle:
-    """A token bucket. A chunk may overdraw it: how long it is, is known only once it is read."""
+    """A token bucket. A chunk may overdraw it, as its length is known only after the read."""
 
     def __init__(self, clock: Clock, bytes_per_s: Callable[[], int]) -> None:
-        """`bytes_per_s` is asked each time; 0 is no bound."""
+        """`bytes_per_s` is called each time; 0 is no bound."""
         self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._tokens = 0.0
         self._as_of_s = clock.monotonic()
 
     def wait_s(self) -> float:
-        """How long to wait before asking again; 0: the next chunk may be sent now."""
+        """Time until the next check; 0: the next chunk may be sent now."""
         rate = self._bytes_per_s()
         if rate <= 0:
             return 0.0
@@ -216,6 +216,6 @@ class Throttle:
         return min(max(-self._tokens / rate, WAIT_S_MIN), WAIT_S_MAX)
 
     def took(self, size_bytes: int) -> None:
-        """So many bytes were sent."""
+        """Take the tokens of sent bytes."""
         if self._bytes_per_s() > 0:
             self._tokens -= size_bytes

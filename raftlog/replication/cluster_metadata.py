@@ -1,13 +1,11 @@
-"""Changing the metadata: decide, propose, wait until it is applied and carried out here.
+"""Metadata changes: plan, propose, wait until the change has taken effect on this node.
 
-Each call turns a wish into a command by the pure decisions of `raftlog.metadata.admin_plans`, puts
-it through the quorum, and returns when this node acts by it.
+Each call plans a command by the pure decisions of `raftlog.metadata.admin_plans`, proposes it to
+the quorum, and returns when this node acts by the result.
 
-What operators decide about leaders, replicas and brokers: plans, carried out.
-
-Each call returns when what it asks for is in the metadata and this node acts by it. What takes
-longer (copying records to other brokers, moving leaders away) is begun by then, and the active
-controller goes on with it.
+`Operations` holds the operators' requests about leaders, replicas and brokers. Longer work (copying
+records to other brokers, moving leaders away) has begun on return, and the active controller
+continues it.
 """
 
 from __future__ import annotations
@@ -38,11 +36,11 @@ from raftlog.world import Randomness
 
 TOPIC_ID_BYTES = 16
 PLAN_ROUNDS_MAX: Final = 20
-"""Plans for one purpose in a row, if others change the same partitions at the same time."""
+"""Most plans for one request, while other changes to the same partitions make them stale."""
 
 
 class ClusterMetadata:
-    """The applied metadata of this node, and the way to change the cluster's."""
+    """The applied metadata of this node, and its changes."""
 
     def __init__(
         self,
@@ -55,7 +53,7 @@ class ClusterMetadata:
         settled: Callable[[int], Awaitable[None]],
         unwritable: Callable[[], Set[BrokerId]] = frozenset,
     ) -> None:
-        """`unwritable` tells the brokers whose disks take no writes, as far as this node knows."""
+        """`unwritable` returns the brokers with unwritable disks, as known to this node."""
         self._state_machine = state_machine
         self._quorum = quorum
         self._broker_id = broker_id
@@ -65,21 +63,21 @@ class ClusterMetadata:
         self._producer_ids: range = range(0)
         self._unwritable = unwritable
         self.operations: Final = Operations(lambda: self.image, self._carry_out, unwritable)
-        """What operators decide about brokers and replicas."""
+        """The operators' requests about brokers and replicas."""
 
     @property
     def image(self) -> MetadataImage:
-        """The applied metadata. Ask each time: it may be replaced as a whole."""
+        """The applied metadata. Read it each time: a snapshot replaces it as a whole."""
         return self._state_machine.image
 
     @property
     def unwritable(self) -> Set[BrokerId]:
-        """The brokers whose disks take no writes, as far as this node knows."""
+        """The brokers with disks that take no writes, as known to this node."""
         return self._unwritable()
 
     @property
     def settings(self) -> TopicSettings:
-        """What topics default to on this node."""
+        """The topic configs in force on this node."""
         return self._settings
 
     async def create_topic(
@@ -90,7 +88,7 @@ class ClusterMetadata:
         replication_factor: int | None = None,
         configs: Mapping[str, str] | None = None,
     ) -> TopicImage:
-        """Create a topic; it can be written to when this returns.
+        """Create a topic. It takes appends when this returns.
 
         Raises LogError: INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG.
         """
@@ -126,9 +124,9 @@ class ClusterMetadata:
     async def alter_cluster_settings(
         self, values: Mapping[str, str], removals: Sequence[str] = ()
     ) -> tuple[int, Mapping[str, str]]:
-        """Set topic configs for all topics that do not set them, and return others to the default.
+        """Set topic configs for all topics without their own values, and remove others.
 
-        Returns the index of the change, and all settings right after it. Raises
+        Returns the index of the change, and all settings right after. Raises
         LogError(INVALID_CONFIG).
         """
         command = admin_plans.plan_cluster_settings(self.image, values=values, removals=removals)
@@ -137,12 +135,12 @@ class ClusterMetadata:
         return result.index, result.value.values
 
     async def unregister_broker(self, broker_id: BrokerId) -> None:
-        """Forget a broker that is gone for good: its id may then come with another data directory.
+        """Unregister a broker that is gone for good: its id may then use another data directory.
 
-        Raises LogError: NOT_FOUND; ILLEGAL_STATE while it is alive, has a vote, or holds replicas;
-        NO_CONTROLLER or RETRIABLE without a quorum.
+        Raises LogError: NOT_FOUND; ILLEGAL_STATE while the broker is alive, has a vote, or holds
+        replicas; NO_CONTROLLER or RETRIABLE without a quorum.
         """
-        # Its vote may have been taken just now by way of another node, ahead of this one.
+        # Another node may have removed the vote just now, ahead of this one.
         await self._quorum.read_barrier()
         command = liveness.plan_unregistration(
             self.image, broker_id, has_vote=self._quorum.voters.find(broker_id) is not None
@@ -150,9 +148,9 @@ class ClusterMetadata:
         await self._apply(command)
 
     async def allocate_producer_id(self) -> tuple[ProducerId, ProducerEpoch]:
-        """An id that no producer was ever given, with its first epoch.
+        """A producer id never used before, with its first epoch.
 
-        Raises LogError: NOT_READY before this node is registered; as `propose` does.
+        Raises LogError: NOT_READY before this node is registered; others as in `propose`.
         """
         while not self._producer_ids:
             broker = self.image.brokers.get(self._broker_id)
@@ -168,11 +166,11 @@ class ClusterMetadata:
         return ProducerId(producer_id), ProducerEpoch(0)
 
     async def fail_replicas(self, keys: Collection[PartitionKey]) -> None:
-        """Take this node out of ISR and ELR of these partitions: its replicas cannot be trusted.
+        """Take this node out of ISR and ELR of these partitions: its replicas have failed.
 
-        When this returns it is in neither, and knows it: only then may the files be touched. Does
-        not wait for what follows on this node's disk, so that whoever works on that may call it.
-        Raises LogError, after which nothing may be done to the files: NO_CONTROLLER, RETRIABLE.
+        On return this node has applied the change: only then may the files be touched. Does not
+        wait for this node's disk, so work on the disk may call it. Raises LogError NO_CONTROLLER or
+        RETRIABLE: the files must not be touched then.
         """
         left = keys
         for _ in range(PLAN_ROUNDS_MAX):
@@ -186,9 +184,9 @@ class ClusterMetadata:
         raise _restless()
 
     async def _carry_out(self, plan: Callable[[], Iterable[Command]]) -> None:
-        """Propose what `plan` gives, anew as long as some of it was stale when it was applied.
+        """Propose the commands of `plan`, and plan again while some were stale when applied.
 
-        Raises what the plan and `propose` raise, and LogError(RETRIABLE) after many rounds.
+        Raises the errors of the plan and of `propose`, and LogError(RETRIABLE) after many rounds.
         """
         index = 0
         for _ in range(PLAN_ROUNDS_MAX):
@@ -211,18 +209,18 @@ class ClusterMetadata:
 
 
 def _check_worth_another(changed: PartitionsChanged) -> None:
-    """Raise LogError if a change was not merely stale: it would be refused again."""
+    """Raise LogError if a change was not merely stale: the next plan would be refused, too."""
     for each in changed.stale:
         if each.refusal.reason is Reason.INVALID:
             raise LogError(each.refusal.entry, each.refusal.message)
 
 
 def _restless() -> LogError:
-    return LogError(RETRIABLE, "The same partitions changed again and again: try again.")
+    return LogError(RETRIABLE, "The same partitions keep changing: try again.")
 
 
 async def propose(quorum: RaftMember[ApplyResult], command: Command) -> ApplyResult:
-    """Put a command through the quorum. Raises LogError if it was refused or is unknown."""
+    """Propose a command to the quorum. Raises LogError if refused, or if the outcome is unknown."""
     outcome = await quorum.propose(encode_command(command))
     match outcome:
         case Applied(result=result):
@@ -235,11 +233,11 @@ async def propose(quorum: RaftMember[ApplyResult], command: Command) -> ApplyRes
 
 
 CarryOut: TypeAlias = Callable[[Callable[[], Iterable[Command]]], Awaitable[None]]
-"""Proposes what a plan gives, and makes the plan anew if some of it was stale."""
+"""Proposes the commands of a plan, and plans again while some were stale."""
 
 
 class Operations:
-    """Every call raises LogError for what is not possible, and NO_CONTROLLER or RETRIABLE."""
+    """The operators' requests. Every call may also raise LogError NO_CONTROLLER or RETRIABLE."""
 
     def __init__(
         self,
@@ -247,7 +245,7 @@ class Operations:
         carry_out: CarryOut,
         unwritable: Callable[[], Set[BrokerId]] = frozenset,
     ) -> None:
-        """`image` gives the applied metadata, `unwritable` the brokers that take no writes."""
+        """`image` returns the applied metadata, `unwritable` the brokers that take no writes."""
         self._image = image
         self._unwritable = unwritable
         self._carry_out = carry_out
@@ -255,7 +253,7 @@ class Operations:
     async def transfer_leader(
         self, name: str, partition: int, broker_id: BrokerId | None, *, unclean: bool = False
     ) -> None:
-        """Have that broker lead, or the best other one; `unclean`: though it may lack records.
+        """Move the lead to a broker, or to the best other one; `unclean`: records may be lost.
 
         LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NOT_FOUND, NO_LEADER, ILLEGAL_STATE.
         """
@@ -280,14 +278,14 @@ class Operations:
         await self._carry_out(plan)
 
     async def reassign(self, moves: Sequence[reassignment.Move]) -> None:
-        """Begin to move partitions to other brokers; all are checked before any is moved.
+        """Begin to move partitions to other brokers; all moves are checked before the first.
 
         LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, INVALID_PARTITIONS.
         """
         await self._carry_out(lambda: reassignment.plan_reassignments(self._image(), moves))
 
     async def cancel_reassignment(self, name: str, partition: int) -> None:
-        """Leave a partition to the replicas that it had.
+        """Return a partition to its replicas from before the reassignment.
 
         LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, ILLEGAL_STATE.
         """
@@ -296,18 +294,21 @@ class Operations:
         )
 
     async def decommission(self, broker_id: BrokerId) -> None:
-        """Have all that a broker holds moved to others.
+        """Begin to move all replicas of a broker to others.
 
-        LogError: NOT_FOUND; ILLEGAL_STATE if too few others would be left.
+        LogError: NOT_FOUND; ILLEGAL_STATE if too few other brokers would be left.
         """
         await self._carry_out(lambda: (decommission.plan_decommission(self._image(), broker_id),))
 
     async def recommission(self, broker_id: BrokerId) -> None:
-        """Cancel a decommission; what has moved stays where it is. LogError: NOT_FOUND."""
+        """Cancel a decommission; replicas already moved stay there. LogError: NOT_FOUND."""
         await self._carry_out(lambda: decommission.plan_recommission(self._image(), broker_id))
 
     async def set_maintenance(self, broker_id: BrokerId, *, wanted: bool) -> None:
-        """Have a broker lead nothing that others can, or end that. LogError: NOT_FOUND."""
+        """Begin maintenance, in which other brokers lead if they can, or end it.
+
+        LogError: NOT_FOUND.
+        """
         await self._carry_out(
             lambda: (decommission.plan_maintenance(self._image(), broker_id, wanted=wanted),)
         )

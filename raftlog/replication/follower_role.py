@@ -1,7 +1,7 @@
-"""One replica as a follower: what its leader sends, and what it cuts.
+"""One replica as a follower: fetched appends, truncation, restart, the leader's watermarks.
 
-Everything that changes a follower's log names the leader epoch it comes from, and is refused in any
-other; while a change waits for the disk no other one begins, and nobody leads by this log.
+Every change of a follower's log names the leader epoch that sent it, and is refused in any other.
+While a change waits for the disk no other one begins, and no leader uses this log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class FollowerRole:
-    """Acts as a follower whenever the metadata says so. Lives in the event loop."""
+    """The follower's side of one replica, for all leader epochs. Lives in the event loop."""
 
     def __init__(
         self,
@@ -31,16 +31,16 @@ class FollowerRole:
         may_have_lost_data: Callable[[], bool],
         on_rearranged: Callable[[], None],
     ) -> None:
-        """`on_rearranged` is called when a change that took time is over."""
+        """`on_rearranged` is called at the end of each change that waited for the disk."""
         self._replica = replica
         self._log = replica.log
         self._may_have_lost_data = may_have_lost_data
         self._on_rearranged = on_rearranged
         self._trim: asyncio.Task[None] | None = None
-        self._start_wanted = Offset(-1)
+        self._start_target = Offset(-1)
         self._work: asyncio.Task[None] | None = None
         self.on_durable: Callable[[], None] | None = None
-        """Called when the replica's durable end has moved."""
+        """Called when the replica's durable end, or its log start, has moved."""
 
     @property
     def is_busy(self) -> bool:
@@ -48,18 +48,18 @@ class FollowerRole:
         return self._work is not None
 
     def close(self) -> None:
-        """Stop what can be stopped."""
+        """Cancel the trimming of the log start. Other changes run to their end."""
         if self._trim is not None:
             self._trim.cancel()
 
     async def until_idle(self) -> None:
-        """Return when no change of the log is under way."""
+        """Return when no change of the log is under way: only then may another replica use it."""
         for task in (self._work, self._trim):
             if task is not None:
                 await asyncio.wait([task])
 
     def position(self) -> FetchPosition:
-        """Where this follower stands. Raises LogError: NO_LEADER, NOT_READY while it changes."""
+        """The position to subscribe from. Raises LogError: NO_LEADER; NOT_READY during a change."""
         self._require_following(self._replica.image.leader_epoch)
         log = self._log
         return FetchPosition(
@@ -78,14 +78,14 @@ class FollowerRole:
         high_watermark: Offset,
         log_start_offset: Offset,
     ) -> bool:
-        """Append what the leader of that epoch has sent, if it can be done without waiting.
+        """Append batches of that epoch's leader, if no wait is needed; else return False.
 
         Raises LogError: NO_LEADER, CORRUPT_BATCH, DISK_FULL, STORAGE_FAILED.
         """
         self._require_following(leader_epoch)
         if not self._log.appender.append_fetched_now(data, leader_epoch):
             return False
-        self._fetched(len(data), high_watermark, log_start_offset)
+        self._on_fetched(len(data), high_watermark, log_start_offset)
         return True
 
     async def append_fetched(
@@ -96,13 +96,15 @@ class FollowerRole:
         high_watermark: Offset,
         log_start_offset: Offset,
     ) -> None:
-        """As `append_fetched_now`, also where a segment must be begun first."""
+        """Like `append_fetched_now`, also where a new segment must be created first."""
         self._require_following(leader_epoch)
         await self._rearrange(self._log.appender.append_fetched(data, leader_epoch))
         if self._replica.image.leader_epoch == leader_epoch and not self._replica.is_closed:
-            self._fetched(len(data), high_watermark, log_start_offset)
+            self._on_fetched(len(data), high_watermark, log_start_offset)
 
-    def _fetched(self, size_bytes: int, high_watermark: Offset, log_start_offset: Offset) -> None:
+    def _on_fetched(
+        self, size_bytes: int, high_watermark: Offset, log_start_offset: Offset
+    ) -> None:
         self._replica.committed_bytes.appended(self._log.log_end_offset, size_bytes)
         self._update_watermarks(high_watermark, log_start_offset)
         if self._log.flush_mode is FlushMode.ASYNC and self.on_durable is not None:
@@ -111,7 +113,7 @@ class FollowerRole:
     def update_watermarks(
         self, *, leader_epoch: LeaderEpoch, high_watermark: Offset, log_start_offset: Offset
     ) -> None:
-        """Take over the leader's marks. Raises LogError(NO_LEADER)."""
+        """Take over the leader's high watermark and log start. Raises LogError(NO_LEADER)."""
         self._require_following(leader_epoch)
         self._update_watermarks(high_watermark, log_start_offset)
 
@@ -122,32 +124,32 @@ class FollowerRole:
         start = min(log_start_offset, self._replica.high_watermark)
         if start > self._log.log_start_offset:
             if self._trim is not None:
-                self._start_wanted = max(self._start_wanted, start)
+                self._start_target = max(self._start_target, start)
             else:
-                # Not the larger of both: what was wanted of another log is nobody's wish any more.
-                self._start_wanted = start
-                self._trim = asyncio.get_running_loop().create_task(self._follow_start())
+                # Not the larger of both: the earlier target may be another leader's log start.
+                self._start_target = start
+                self._trim = asyncio.get_running_loop().create_task(self._trim_log())
 
-    async def _follow_start(self) -> None:
+    async def _trim_log(self) -> None:
         done = Offset(-1)
         try:
-            # What comes meanwhile may be the last that is heard of it.
-            while self._start_wanted > done:
-                done = self._start_wanted
+            # A target that came meanwhile may be the leader's last message about it.
+            while self._start_target > done:
+                done = self._start_target
                 await self._log.operations.delete_records_before(done)
         except LogError as error:
-            # The leader's next marks ask for it again; a log that failed has said so itself.
-            logger.info("%s: the log start cannot follow: %s", self._replica.name, error.message)
+            # The leader's next watermarks try again; a failed log has logged its own failure.
+            logger.info("%s: log start not moved: %s", self._replica.name, error.message)
         finally:
             self._trim = None
         if self.on_durable is not None:
             self.on_durable()
 
     async def truncate_for(self, diverging: Diverging, *, leader_epoch: LeaderEpoch) -> None:
-        """Cut what the leader of that epoch does not have, as far as its answer tells.
+        """Truncate to the point where the log diverges from that epoch's leader, by its answer.
 
-        Raises LogError: NO_LEADER; ILLEGAL_STATE if committed records would be lost by it, or
-        nothing would come of it; STORAGE_FAILED.
+        Subscribe again afterwards. Raises LogError: NO_LEADER; ILLEGAL_STATE if committed records
+        would be lost, or no record would be cut; STORAGE_FAILED.
         """
         self._require_following(leader_epoch)
         log = self._log
@@ -158,10 +160,12 @@ class FollowerRole:
             diverging=diverging,
         )
         if point >= log.log_end_offset:
-            raise LogError(ILLEGAL_STATE, f"{self._replica.name}: {diverging} is no reason to cut.")
+            raise LogError(
+                ILLEGAL_STATE, f"{self._replica.name}: {diverging} is no reason to truncate."
+            )
         self._require_expendable(point)
         logger.info(
-            "%s: cut from %d back to %d, where leader epoch %d says that the logs part",
+            "%s: truncating from %d to %d, where the log diverges from leader epoch %d",
             self._replica.name,
             log.log_end_offset,
             point,
@@ -172,20 +176,24 @@ class FollowerRole:
     async def restart_at(
         self, offset: Offset, *, producers: bytes, leader_epoch: LeaderEpoch
     ) -> None:
-        """See `Partition.restart_at`."""
+        """Empty the log and restart at `offset`: the leader has deleted the records below.
+
+        `producers` are the leader's `producers_below`. Raises LogError: NO_LEADER, ILLEGAL_STATE if
+        committed records would be lost, CORRUPT_BATCH, DISK_FULL, STORAGE_FAILED.
+        """
         self._require_following(leader_epoch)
         if offset < self._replica.high_watermark:
             self._require_expendable(offset)
         logger.info(
-            "%s: restarting at %d, where the leader's log begins", self._replica.name, offset
+            "%s: restarting at offset %d, the leader's log start", self._replica.name, offset
         )
         await self._rearrange(self._log.operations.restart_at(offset, producers))
 
     def _require_expendable(self, point: Offset) -> None:
-        """Whatever is cut must never have been committed, unless the metadata says that it is lost.
+        """Raise LogError if records from `point` on are committed, and not lost by the metadata.
 
-        That is: the leader, or one before it whose log this replica has not followed, was elected
-        without having all records, because a topic or an operator asked for it.
+        The metadata counts them as lost if this leader, or an earlier one with a log that this
+        replica has not followed, was elected uncleanly, as a topic or an operator allowed.
         """
         if point >= self._replica.high_watermark:
             return
@@ -194,12 +202,10 @@ class FollowerRole:
             raise LogError(
                 ILLEGAL_STATE,
                 f"{self._replica.name}: the leader lacks committed records from {point} to "
-                f"{self._replica.high_watermark}, and was elected as if it had them: nothing is "
-                "cut.",
+                f"{self._replica.high_watermark} without an unclean election: not truncated.",
             )
         logger.error(
-            "%s: the records from %d to %d were committed, and are lost: leader epoch %d began "
-            "with an unclean election",
+            "%s: committed records from %d to %d are lost: unclean election in leader epoch %d",
             self._replica.name,
             point,
             self._replica.high_watermark,
@@ -207,7 +213,7 @@ class FollowerRole:
         )
 
     async def _rearrange(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something to a follower's log during which nobody must lead by it."""
+        """Run a change of the log, during which no role may lead with this log."""
         assert self._work is None, "one at a time"
         self._work = task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(self._rearranged)
@@ -215,10 +221,10 @@ class FollowerRole:
 
     def _rearranged(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            # Whoever waited is told; if nobody waits any more, it must not be lost silently.
+            # A waiting caller gets the error; without one it must not be lost silently.
             error = task.exception()
             if error is not None and not isinstance(error, LogError):
-                logger.critical("%s: rearranging failed", self._replica.name, exc_info=error)
+                logger.critical("%s: changing the log failed", self._replica.name, exc_info=error)
         self._work = None
         self._replica.committed_bytes.cut(self._log.log_end_offset)
         self._replica.high_watermark = min(self._replica.high_watermark, self._log.log_end_offset)
@@ -231,6 +237,8 @@ class FollowerRole:
         replica.require_open()
         row = replica.image
         if row.leader == replica.host.broker_id or row.leader_epoch != leader_epoch:
-            raise LogError(NO_LEADER, f"{replica.name}: not followed in epoch {leader_epoch}.")
+            raise LogError(
+                NO_LEADER, f"{replica.name}: not a follower in leader epoch {leader_epoch}."
+            )
         if self.is_busy or self._may_have_lost_data():
             raise LogError(NOT_READY, f"{replica.name}: its log is not ready to follow.")

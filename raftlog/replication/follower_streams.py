@@ -111,7 +111,7 @@ class FollowerStreams:
             or replica.leader_epoch != partition.image.leader_epoch
         ):
             old_link = replica.link
-            replica.follow_anew(link)
+            replica.switch_leader(link)
             if old_link is not link:
                 old_link.remove(replica)
             link.add(replica)

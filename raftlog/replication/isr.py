@@ -1,14 +1,13 @@
-"""In-sync sets: each leader here says who should be in sync, and the quorum decides.
+"""ISR changes: each leader proposes the ISR of its partitions, and the quorum decides.
 
-Who falls behind is found by a look at all partitions led here, several times within the lag that is
-allowed; who has caught up is found when it says so. A proposal counts with its new members as soon
-as it is on its way, and without its old ones only once it is applied (state.py). One of a partition
-is under way at a time.
+A check of all led partitions, several times within the allowed lag, finds followers that fall
+behind; an acknowledgement finds the ones that have caught up. A proposal counts with its new
+members as soon as it is in flight, and without its old ones only once applied (leader_state.py).
+One proposal per partition is in flight at a time.
 
 A proposal of unknown outcome may be applied at any later time, as long as the partition epoch that
-it names stands. If the leader does not want those members any more (they died over it), it would
-wait for them with every commit. Then it begins a new leader epoch of its own: that ends the doubt,
-whatever becomes of the proposal.
+it names stands. If a new member has died meanwhile, every commit would wait for it. The leader then
+begins a new leader epoch of its own: after that the proposal is stale, whatever its outcome.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from raftlog.replication.leader_state import IsrProposal, LeaderState
 from raftlog.replication.partition import Partition
 from raftlog.world import Clock
 
-LOOK_S: Final = 0.5
-"""Between two looks at all led partitions; less than any lag that is allowed."""
+CHECK_INTERVAL_S: Final = 0.5
+"""Between two checks of all led partitions; less than any allowed lag."""
 PROPOSALS_MAX: Final = 128
-"""Proposals under way at once."""
+"""Most proposals in flight at once."""
 RETRY_S: Final = 0.1
-"""Until a proposal that failed is thought over again."""
+"""Between a failed proposal and the next one of the same partition."""
 
 logger = logging.getLogger(__name__)
 
 
 class IsrKeeper:
-    """Proposes the in-sync sets that the leaders of this node want. Lives in the event loop."""
+    """Proposes the ISR of each partition led here. Lives in the event loop."""
 
     def __init__(
         self,
@@ -55,9 +54,9 @@ class IsrKeeper:
         on_failed: Callable[[str], None],
         lag_max_s: Callable[[], float],
     ) -> None:
-        """`led` gives the partitions that this node leads. `lag_max_s` is the time for which a
-        member may lack records (replica.lag.time.max.ms). `on_failed` is given the reason if an
-        invariant is broken, and the node must end."""
+        """`led` returns the partitions that this node leads. `lag_max_s` returns the time for which
+        a member may lack records (replica.lag.time.max.ms). `on_failed` gets the reason when an
+        invariant is broken and the node must end."""
         self._quorum = quorum
         self._image = image
         self._broker_id = broker_id
@@ -70,9 +69,9 @@ class IsrKeeper:
         self._is_closed = False
 
     async def run(self) -> None:
-        """Look at all partitions, for ever."""
+        """Check all led partitions, until cancelled."""
         while True:
-            await self._clock.sleep(LOOK_S)
+            await self._clock.sleep(CHECK_INTERVAL_S)
             for partition in self._led():
                 role = partition.leader_role
                 if role is not None and (
@@ -82,10 +81,10 @@ class IsrKeeper:
                     self.maybe_propose(partition)
 
     def maybe_propose(self, partition: Partition) -> None:
-        """The partition may want another in-sync set."""
+        """Propose the partition's ISR, if it must change."""
         key = (partition.topic_id, partition.partition)
         if key in self._busy or self._is_closed:
-            # It looks again when it is done.
+            # The running task checks again before it ends.
             return
         task = asyncio.get_running_loop().create_task(self._propose_all(partition))
         self._busy[key] = task
@@ -94,11 +93,11 @@ class IsrKeeper:
     def _on_proposed(self, key: tuple[TopicId, PartitionId], task: asyncio.Task[None]) -> None:
         self._busy.pop(key, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("proposing in-sync sets failed", exc_info=error)
-            self._on_failed(f"Proposing in-sync sets failed: {error!r}")
+            logger.critical("proposing an ISR failed", exc_info=error)
+            self._on_failed(f"Proposing an ISR failed: {error!r}")
 
     async def close(self) -> None:
-        """Stop. What is under way may still be committed."""
+        """Stop. Proposals in flight may still be committed."""
         self._is_closed = True
         tasks = list(self._busy.values())
         for task in tasks:
@@ -106,18 +105,18 @@ class IsrKeeper:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _propose_all(self, partition: Partition) -> None:
-        """Propose until the partition is content, or is not led here any more."""
+        """Propose until the ISR is right, or the partition is not led here any more."""
         while True:
             async with self._gate:
                 is_over = await self._propose_once(partition)
             if is_over is None:
                 return
             if not is_over:
-                # Outside of the gate: others have their turn.
+                # Outside of the gate, so that other partitions propose meanwhile.
                 await self._clock.sleep(RETRY_S)
 
     async def _propose_once(self, partition: Partition) -> bool | None:
-        """Whether it was carried out; None if there is nothing to propose."""
+        """Whether the proposal was applied; None if there is nothing to propose."""
         role = partition.leader_role
         if role is None:
             return None
@@ -136,29 +135,29 @@ class IsrKeeper:
             if (refusal := outcome.result.refusal) is None:
                 return True
             logger.info(
-                "%s-%d: in-sync set %s refused: %s",
+                "%s-%d: ISR %s refused: %s",
                 partition.topic,
                 partition.partition,
                 members,
                 refusal.message,
             )
         if is_only and not isinstance(outcome, Unknown):
-            # Nothing of this partition epoch can be committed any more.
+            # No proposal on this partition epoch can be committed any more.
             state.withdraw()
         return False
 
     async def _begin_leader_epoch(self, partition: Partition, state: LeaderState) -> bool | None:
-        """Have nothing proposed before be applied any more, by a new leader epoch."""
+        """Make all earlier proposals stale, by a new leader epoch."""
         topic = self._image().topics_by_id.get(partition.topic_id)
         if topic is None:
             return None
         logger.info(
-            "%s-%d: a new leader epoch, as it is not known whether others are in sync",
+            "%s-%d: new leader epoch, as the outcome of an ISR proposal is unknown",
             partition.topic,
             partition.partition,
         )
-        # A leader is in sync, so that it is not eligible besides takes nothing from anybody; but
-        # such a change begins a leader epoch.
+        # A leader is in the ISR, so naming it ineligible for the ELR changes no set; but such a
+        # change begins a leader epoch.
         change = replace(change_of(topic, state.row), not_eligible=(self._broker_id,))
         await self._quorum.propose(encode_command(ChangePartitions(changes=(change,))))
         return False

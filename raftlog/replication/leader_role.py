@@ -1,8 +1,8 @@
-"""One leader epoch of one partition, on the node that leads it: append, feed, commit.
+"""One leader epoch of one partition, on the node that leads it: append, stream, commit.
 
 A `LeaderRole` begins with its epoch and ends with it, for good. Order of an `acks=all` append:
-write → feed the followers and sync here → every replica in the effective ISR has the batch durably
-→ the high watermark passes → the append is acknowledged.
+write → stream to the followers and sync here → every replica in the effective ISR has the batch
+durably → the high watermark passes → the append is acknowledged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from raftlog.replication.waiters import CommitWaiters
 from raftlog.storage.types import AppendResult, FlushMode, ReadResult
 
 LOG_START_S: Final = 10.0
-"""How long deleting records waits for the in-sync replicas to follow."""
+"""Longest wait of a deletion for the log start of the in-sync replicas."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ class LeaderRole:
         self._ended: LogError | None = None
         self._feeds: dict[BrokerId, Feed] = {}
         self._commits = CommitWaiters(replica.name)
-        self._starts_awaited: list[tuple[Offset, asyncio.Future[None]]] = []
+        self._start_waiters: list[tuple[Offset, asyncio.Future[None]]] = []
         self.state = LeaderState(
             replica.host.broker_id,
             row,
@@ -81,33 +81,41 @@ class LeaderRole:
 
     @property
     def feeds(self) -> Mapping[BrokerId, Feed]:
-        """The followers that are being fed."""
+        """The attached followers."""
         return self._feeds
 
     def update(self, row: PartitionImage) -> None:
-        """Newer metadata of this epoch has been applied."""
+        """Apply newer metadata of this epoch."""
         unheard = self.state.update(row, self._replica.host.clock.monotonic())
         for broker_id in list(self._feeds):
             if broker_id not in row.replicas:
                 self._end_feed(broker_id, self._replica.not_led_here())
             elif broker_id in unheard:
-                self._end_feed(broker_id, LogError(NOT_READY, "Ask anew: it may have changed."))
+                self._end_feed(
+                    broker_id, LogError(NOT_READY, "Subscribe again: the replica may be new.")
+                )
         self.advance()
-        self._settle_starts()
+        self._wake_start_waiters()
 
     def end(self, error: LogError) -> None:
-        """The epoch is over: everybody is told `error`, writers that their outcome is in doubt."""
+        """End the epoch: feeds end with `error`, waiting writers with an unknown outcome."""
         self._ended = error
         for broker_id in list(self._feeds):
             self._end_feed(broker_id, error)
         self._commits.fail(error)
-        awaited, self._starts_awaited = self._starts_awaited, []
+        awaited, self._start_waiters = self._start_waiters, []
         for _, future in awaited:
             if not future.done():
                 future.set_exception(outcome_unknown_error(error, MAYBE_DELETED))
 
     def known_end_offset(self) -> Offset:
-        """See `Partition.known_end_offset`."""
+        """The end offset by the metadata that this node has applied.
+
+        Without `Replica.confirm` before, it may be behind an end that the next leader has reported:
+        a planned move does not wait until this node has applied it. Raises LogError: NO_LEADER;
+        NOT_READY while a new leader does not know yet which records of its predecessors were
+        committed.
+        """
         self.require_lead_to_report_end()
         if self._replica.high_watermark < self.state.epoch_start:
             raise LogError(
@@ -116,9 +124,9 @@ class LeaderRole:
         return self._replica.high_watermark
 
     def require_lead_to_report_end(self) -> None:
-        """Raise LogError if another may lead by now, and have committed more than is known here.
+        """Raise LogError if a newer leader may have committed more than is known here.
 
-        A leader that was replaced without knowing it would tell an end that others are past.
+        A replaced leader that has not applied the change would report an end that readers are past.
         """
         if self._replica.may_be_led_elsewhere:
             self._require_lead()
@@ -148,8 +156,8 @@ class LeaderRole:
         if self._log.flush_mode is FlushMode.ASYNC:
             self.advance()
         if acks is Acks.ALL:
-            # The append may have waited for a new segment, and the lead be lost behind it: whoever
-            # began to wait now would not be told.
+            # The append may have waited for a new segment while this epoch ended: a commit waiter
+            # added now would never be woken.
             if self._ended is not None:
                 raise outcome_unknown_error(self._ended)
             last_offset = max(result.last_offset for result in results)
@@ -167,21 +175,21 @@ class LeaderRole:
             )
 
     def _require_lead(self) -> None:
-        """Asked at the moment of writing: still this leader, in this epoch, in time?"""
+        """Guard of each append, right before the write: raise LogError if the lead is over."""
         if self._ended is not None:
             raise LogError(self._ended.entry, self._ended.message)
         if not self._replica.host.may_act():
-            # Asked, not told: a process that was stopped finds what waited for it before it is
-            # told that its time as a leader is over (promise 7).
+            # Checked here, not signalled: a process that was stopped finds its waiting requests
+            # before any timer ends its lease (promise 7).
             raise LogError(
                 NO_LEADER, f"{self._replica.name}: this node has lost touch with the controller."
             )
 
     async def _confirm_lead(self) -> None:
-        """Raise LogError if another node leads by now, or that cannot be found out.
+        """Raise LogError if another node leads by now, or if the quorum does not confirm the lead.
 
-        One that was replaced without knowing it lacks what was written since, and takes a producer
-        that goes on for one that left something out, for which no producer can do anything.
+        A replaced leader that has not applied the change lacks the records written since. A
+        producer that continues its sequence would look out of order, and could not recover.
         """
         await self._replica.host.confirm()
         if self._ended is not None:
@@ -190,8 +198,8 @@ class LeaderRole:
     async def delete_records(self, before: Offset) -> Offset:
         """Make the records below `before` unreadable for good; return the new log start offset.
 
-        -1 means all committed records. When it returns it is durable here, and every in-sync
-        replica has done the same. Raises LogError; RETRIABLE: not all replicas have, yet.
+        -1 means all committed records. On return the new start is durable here and on every in-sync
+        replica. Raises LogError; RETRIABLE: not every in-sync replica has deleted them yet.
         """
         target = self._replica.high_watermark if before == -1 else before
         if target < 0 or target > self._replica.high_watermark:
@@ -204,12 +212,12 @@ class LeaderRole:
         for feed in self._feeds.values():
             feed.on_watermarks()
         if self._ended is None and not self.state.all_begin_at(target):
-            await self._all_begin_at(target)
+            await self._wait_all_begin_at(target)
         return start
 
-    async def _all_begin_at(self, target: Offset) -> None:
+    async def _wait_all_begin_at(self, target: Offset) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._starts_awaited.append((target, future))
+        self._start_waiters.append((target, future))
         try:
             async with asyncio.timeout(LOG_START_S):
                 await future
@@ -219,20 +227,20 @@ class LeaderRole:
                 f"{self._replica.name}: not every in-sync replica has deleted the records yet.",
             ) from None
         finally:
-            self._starts_awaited = [each for each in self._starts_awaited if each[1] is not future]
+            self._start_waiters = [each for each in self._start_waiters if each[1] is not future]
 
     # Committing
 
     def on_appended(
         self, base: Offset, following: Offset, buffers: Sequence[Buffer], size_bytes: int
     ) -> None:
-        """The log has grown."""
+        """Send the new batches to the followers."""
         self.state.appended(base, self._replica.host.clock.monotonic())
         for feed in self._feeds.values():
             feed.on_appended(base, following, buffers, size_bytes)
 
     def advance(self) -> None:
-        """Something that counts has become durable, or who counts has changed."""
+        """Move the high watermark, after a durable end or the effective ISR has changed."""
         replica = self._replica
         end = self.state.committed_end(
             replica.durable_end, min_insync_replicas=replica.min_insync_replicas
@@ -247,10 +255,11 @@ class LeaderRole:
     # Followers of this leader
 
     def attach(self, feed: Feed, position: FetchPosition) -> Diverging | BelowStart | None:
-        """Begin to feed a follower that stands at `position`; None if its log is a part of ours.
+        """Attach a follower that stands at `position`; None if its log is a prefix of this one.
 
-        Otherwise nothing has begun. Raises LogError: NO_LEADER if this is not the leader of that
-        epoch any more, NOT_READY if it is not yet, ILLEGAL_STATE for who is no replica.
+        Any other answer attaches no feed: the follower truncates or restarts first. Raises
+        LogError: NO_LEADER for an older leader epoch, NOT_READY for a newer one, ILLEGAL_STATE for
+        a broker without a replica.
         """
         epoch = self.state.row.leader_epoch
         if position.leader_epoch > epoch:
@@ -271,13 +280,13 @@ class LeaderRole:
             return answer
         before = self._feeds.get(feed.broker_id)
         if before is not None:
-            self._end_feed(feed.broker_id, LogError(NO_LEADER, "The follower has asked anew."))
+            self._end_feed(feed.broker_id, LogError(NO_LEADER, "The follower subscribed again."))
         self._feeds[feed.broker_id] = feed
         self.acked(feed, position.durable_end, position.log_start_offset)
         return None
 
     def detach(self, feed: Feed) -> None:
-        """Stop feeding; harmless if that is done already."""
+        """Detach a feed. Harmless if the feed is not attached."""
         if self._feeds.get(feed.broker_id) is feed:
             del self._feeds[feed.broker_id]
 
@@ -285,13 +294,13 @@ class LeaderRole:
         self._feeds.pop(broker_id).on_ended(error)
 
     def acked(self, feed: Feed, durable_end: Offset, log_start_offset: Offset) -> None:
-        """A follower has everything below `durable_end` durably, and begins at that offset."""
+        """Count a follower's acknowledgement: its durable end and its log start offset."""
         if self._feeds.get(feed.broker_id) is not feed:
             return
         state = self.state
         broker = self._replica.host.brokers().get(feed.broker_id)
         if broker is None or broker.broker_epoch != feed.broker_epoch:
-            # Of another incarnation: what this one has says nothing of what that one has.
+            # Another incarnation: its disk proves nothing about the registered one's.
             return
         state.acked(
             feed.broker_id,
@@ -302,22 +311,25 @@ class LeaderRole:
             now=self._replica.host.clock.monotonic(),
         )
         self.advance()
-        self._settle_starts()
+        self._wake_start_waiters()
         if feed.broker_id not in state.row.isr and state.may_enter(
             feed.broker_id, broker, self._replica.high_watermark
         ):
             self._replica.host.on_isr_change_due(self._replica.topic_id, self._replica.partition)
 
-    def _settle_starts(self) -> None:
-        if not self._starts_awaited:
+    def _wake_start_waiters(self) -> None:
+        if not self._start_waiters:
             return
-        for target, future in self._starts_awaited:
+        for target, future in self._start_waiters:
             if self.state.all_begin_at(target) and not future.done():
                 future.set_result(None)
-        self._starts_awaited = [each for each in self._starts_awaited if not each[1].done()]
+        self._start_waiters = [each for each in self._start_waiters if not each[1].done()]
 
     def producers_below(self, offset: Offset, *, leader_epoch: LeaderEpoch) -> bytes:
-        """See `Partition.producers_below`."""
+        """The idempotent producers of the records below `offset`, for a restart of a follower.
+
+        Raises LogError NO_LEADER in another leader epoch.
+        """
         if leader_epoch != self.state.row.leader_epoch:
             raise LogError(NO_LEADER, f"{self._replica.name}: that leader epoch is over.")
         return self._log.producers_below(offset)
@@ -329,7 +341,7 @@ class LeaderRole:
         )
 
     def desired_isr(self, lag_max_s: float) -> IsrProposal | None:
-        """The in-sync set that this leader wants now, if it is another one."""
+        """The ISR to propose; None if the committed one is right."""
         return self.state.desired_isr(
             self._replica.host.brokers(),
             high_watermark=self._replica.high_watermark,

@@ -1,26 +1,26 @@
-"""What a leader knows of its followers, and what follows from it. Pure: no log, no clock, no I/O.
+"""The leader's knowledge of its followers: committed end and ISR. Pure: no log, no clock, no I/O.
 
-One `LeaderState` is one leader epoch of one partition; it ends with the epoch, and nothing of it
-outlives it (mistake 4 of replication.md).
+One `LeaderState` is one leader epoch of one partition. It ends with the epoch, and no part of it
+outlives the epoch (mistake 4, docs/decisions/ten-mistakes.md).
 
 State of a follower:
 
 ===============  ====================================================================
-`durable_end`    everything below it is durable there, by what it has acknowledged in this
-                 leader epoch; UNHEARD before that, whatever it said to earlier leaders
-`broker_epoch`   its incarnation when it said so
-`caught_up_s`    the newest time of which it is known to have all that the log had then
+`durable_end`    everything below is durable there, by the follower's acknowledgements in this
+                 leader epoch; UNKNOWN_END before the first, whatever earlier leaders heard
+`broker_epoch`   the follower's incarnation at its last acknowledgement
+`caught_up_s`    the newest time at which the follower is known to have had the whole log
 ===============  ====================================================================
 
 Invariants:
 
-1. Committed is what is durable on *every* member of the in-sync set in force, the leader included.
-   In force is the union of the committed ISR and of every proposed one that may yet be committed:
-   a proposal adds members at once, and removes none before it has been applied (mistake 5).
-2. Nothing is committed while the committed ISR has fewer than min(min.insync.replicas, replicas)
-   members: the safety of the ELR rests on that (KIP-966).
+1. A record is committed once durable on *every* member of the effective ISR, the leader included.
+   The effective ISR is the union of the committed ISR and of every proposed one that may yet be
+   committed: a proposal adds members at once, and removes none before it is applied (mistake 5).
+2. No record is committed while the committed ISR has fewer than min(min.insync.replicas, replicas)
+   members: the safety of the ELR rests on this (KIP-966).
 3. A follower enters only at or past the high watermark and the start of the leader's epoch, by
-   acknowledgements of the incarnation that the metadata knows (mistake 6; KIP-903).
+   acknowledgements of the incarnation in the applied metadata (mistake 6; KIP-903).
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from raftlog.metadata.image import BrokerImage, PartitionImage
 from raftlog.record.types import BrokerEpoch, BrokerId, Offset, PartitionEpoch
 
 UNKNOWN_END: Final = Offset(-1)
-"""The durable end of a follower that has acknowledged nothing in this leader epoch."""
+"""The durable end of a follower without an acknowledgement in this leader epoch."""
 
 
 @dataclass(slots=True)
 class Follower:
-    """What the leader knows of one other replica."""
+    """One other replica, as its acknowledgements show it."""
 
     broker_epoch: BrokerEpoch
     durable_end: Offset
     log_start_offset: Offset
     caught_up_s: float
     goal: Offset
-    """The log end at `goal_s`: once it is acknowledged, the follower had been caught up then."""
+    """The log end at `goal_s`: once acknowledged, the follower counts as caught up at `goal_s`."""
     goal_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class IsrProposal:
-    """An ISR that the leader wants, and the partition epoch that it is decided on."""
+    """An ISR to propose, and the partition epoch that it changes."""
 
     partition_epoch: PartitionEpoch
     isr: tuple[tuple[BrokerId, BrokerEpoch], ...]
@@ -85,20 +85,20 @@ class LeaderState:
         self._take(row, now)
 
     def update(self, row: PartitionImage, now: float) -> tuple[BrokerId, ...]:
-        """Newer metadata of the same leader epoch has been applied.
+        """Apply newer metadata of the same leader epoch.
 
-        Returns the followers that are unheard now, and have to ask for the partition anew.
+        Returns the followers with unknown ends: each must subscribe again.
         """
         assert row.leader_epoch == self.row.leader_epoch
         changes = row.partition_epoch - self.row.partition_epoch
         if changes:
-            # Whatever was proposed on the epoch before is applied now, or never will be.
+            # A proposal on the partition epoch before is applied now, or never will be.
             self._proposed = frozenset()
         unheard: tuple[BrokerId, ...] = ()
         if changes > 1:
-            # A snapshot has jumped over changes. Who is not in sync may have been taken out of the
-            # replicas in between, with all it had, and be one again now, with nothing. Members of
-            # the ISR were not: within a leader epoch only this leader lets anybody in.
+            # A snapshot has jumped over changes. A replica outside the ISR may have been removed in
+            # between, with its records, and added again empty. Members of the ISR were not: within
+            # a leader epoch only this leader adds members.
             unheard = tuple(member for member in self._others if member not in row.isr)
             for member in unheard:
                 self._followers.pop(member, None)
@@ -112,7 +112,7 @@ class LeaderState:
             del self._followers[gone]
         for member in self._others:
             if member not in self._followers:
-                # Nobody is late before there was time to say anything.
+                # A new follower is not late before it had time to acknowledge.
                 self._followers[member] = Follower(
                     BrokerEpoch(-1), UNKNOWN_END, UNKNOWN_END, now, Offset(0), now
                 )
@@ -141,7 +141,7 @@ class LeaderState:
         log_end: Offset,
         now: float,
     ) -> None:
-        """A follower, of this leader epoch and incarnation, has everything below `durable_end`."""
+        """Count an acknowledgement of this leader epoch, from the registered incarnation."""
         follower = self._followers.get(broker_id)
         if follower is None:
             return
@@ -157,13 +157,13 @@ class LeaderState:
         follower.goal, follower.goal_s = log_end, now
 
     def appended(self, base: Offset, now: float) -> None:
-        """The log has grown from `base` on: who had all until now has time for it from now on."""
+        """Restart the lag time of every follower that had the whole log until `base`."""
         for follower in self._followers.values():
             if follower.durable_end >= base:
                 follower.caught_up_s = now
 
     def committed_end(self, own_durable_end: Offset, *, min_insync_replicas: int) -> Offset | None:
-        """Everything below is committed; None if nobody can say at the moment."""
+        """Everything below is committed; None while an end is unknown or the ISR is too small."""
         row = self.row
         if len(row.isr) < min_insync_replicas and len(row.isr) < len(row.replicas):
             return None
@@ -177,7 +177,7 @@ class LeaderState:
         return end
 
     def all_begin_at(self, log_start_offset: Offset) -> bool:
-        """Whether all in-sync followers have taken over that log start offset."""
+        """Whether the logs of all in-sync followers begin at or above the offset."""
         return all(
             self._followers[member].log_start_offset >= log_start_offset
             for member in self._effective_isr
@@ -188,14 +188,14 @@ class LeaderState:
     def is_late(
         self, broker_id: BrokerId, *, log_end: Offset, now: float, lag_max_s: float
     ) -> bool:
-        """Whether a follower lacks records that it should have had for longer than allowed."""
+        """Whether a follower has lacked records for longer than allowed."""
         follower = self._followers[broker_id]
         return follower.durable_end < log_end and now - follower.caught_up_s > lag_max_s
 
     def may_enter(
         self, broker_id: BrokerId, broker: BrokerImage | None, high_watermark: Offset
     ) -> bool:
-        """Whether a follower that is not in sync has come to be."""
+        """Whether a follower outside the ISR has caught up."""
         follower = self._followers.get(broker_id)
         return (
             follower is not None
@@ -214,7 +214,7 @@ class LeaderState:
         now: float,
         lag_max_s: float,
     ) -> IsrProposal | None:
-        """Who should be in sync from now on, if others than are."""
+        """The ISR to propose; None if the committed one is right."""
         row = self.row
         members: list[BrokerId] = []
         for member in row.replicas:
@@ -237,14 +237,14 @@ class LeaderState:
 
     @property
     def has_pending_proposal(self) -> bool:
-        """Whether a proposal on its way, or of unknown outcome, may yet add members."""
+        """Whether a proposal in flight, or of unknown outcome, may yet add members."""
         return not self._proposed.issubset(self.row.isr)
 
     def propose(self, members: Collection[BrokerId]) -> bool:
-        """An ISR of these members is about to be proposed: from now on it may be committed.
+        """Add an ISR that may be committed from now on: call this before proposing it.
 
-        It stays in force, beside the committed one, until the partition epoch changes or
-        `withdraw`. Returns whether it is the only one that is.
+        The members count, beside the committed ISR, until the partition epoch changes or
+        `withdraw`. Returns whether this is the only pending proposal.
         """
         is_only = not self._proposed
         self._proposed = self._proposed.union(members)
@@ -252,6 +252,6 @@ class LeaderState:
         return is_only
 
     def withdraw(self) -> None:
-        """None of what was proposed on this partition epoch can be committed any more."""
+        """Drop all proposals: none on this partition epoch can be committed any more."""
         self._proposed = frozenset()
         self._recompute()

@@ -1,8 +1,8 @@
-"""What applied metadata means for this node's disk: replicas are opened, begun anew and removed.
+"""The replicas' files follow the applied metadata: opened, replaced and removed.
 
-In the order of the metadata, and later than it: `settled` waits for that. Nothing is deleted but by
-applied metadata that says so: a topic whose deletion is known, or a row that names this node no
-more. What cannot be removed stays, and what cannot be opened is offline alone.
+In the order of the metadata, and later than the apply: `settled` waits for the disk. A replica is
+deleted only by applied metadata: the deletion of its topic, or a row that names this node no more.
+Files that cannot be removed stay, and a replica that cannot be opened is offline alone.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from raftlog.world import DiskError
 logger = logging.getLogger(__name__)
 
 OPENS_AT_ONCE_MAX: Final = 16
-"""Replicas being opened at once; storage bounds how many of them work at a time."""
+"""Most replicas in opening at once; storage bounds how many of them work at a time."""
 PENDING_CHANGES_MAX: Final = 100_000
-"""Metadata changes applied but not yet carried out on disk."""
+"""Most metadata changes that are applied and still wait for the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class _Change:
     index: int
     delta: MetadataDelta
     forgotten: tuple[TopicId, ...]
-    """Topics that are gone, and not known to have been deleted."""
+    """Topics missing from the image without a known deletion."""
 
 
 class ReplicaLifecycle:
-    """The disk's part in following the metadata. Lives in the event loop."""
+    """Opens, replaces and removes this node's replicas. Lives in the event loop."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ReplicaLifecycle:
         self._on_fatal = on_fatal
         self._offline: dict[tuple[str, int], LogError] = {}
         self._retired: dict[tuple[TopicId, PartitionId], Partition] = {}
-        """Served no more, but a change of the log may be under way still."""
+        """Not served any more, but a change of the log may still be under way."""
         self._changes: deque[_Change] = deque()
         self._settled_index = 0
         self._progress = asyncio.Condition()
@@ -80,7 +80,7 @@ class ReplicaLifecycle:
         return self._current_image()
 
     async def start(self) -> None:
-        """Open every replica that the metadata gives this node, then carry out what was applied."""
+        """Open every assigned replica, then begin with the changes applied meanwhile."""
         index = self._image.applied_index
         gate = asyncio.Semaphore(OPENS_AT_ONCE_MAX)
 
@@ -91,24 +91,24 @@ class ReplicaLifecycle:
         topics = list(self._image.topics_by_id.values())
         await asyncio.gather(*(open_gated(t, p) for t in topics for p in t.partitions))
         self._settled_index = index
-        await self._sort_strays()
+        await self._remove_deleted_strays()
         self._worker = asyncio.create_task(self._carry_out(), name="replica-manager")
 
     async def close(self) -> None:
-        """Carry out nothing more."""
+        """Stop. Changes that still wait for the disk take effect at the next start."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
 
-    # What was applied
+    # Applied metadata
 
     def applied(self, delta: MetadataDelta) -> None:
-        """The metadata has changed: carry it out after what was applied before."""
+        """Queue an applied change for the disk."""
         for topic in delta.deleted:
             for row in topic.partitions:
                 self._offline.pop((topic.name, row.partition), None)
         assert len(self._changes) < PENDING_CHANGES_MAX
-        # Asked now: later, this deletion may have been forgotten over newer ones.
+        # Looked up now: the image remembers only the newest deletions.
         known = self._image.deleted_topic_ids
         forgotten = tuple(one.topic_id for one in delta.deleted if one.topic_id not in known)
         self._changes.append(_Change(self._image.applied_index, delta, forgotten))
@@ -116,11 +116,11 @@ class ReplicaLifecycle:
             asyncio.get_running_loop().create_task(self._notify())
 
     def retire(self, partition: Partition) -> None:
-        """A replica is served no more; what it has begun goes on."""
+        """Remember a replica that is not served any more, until its last change is over."""
         self._retired[partition.topic_id, partition.partition] = partition
 
     async def settled(self, index: int) -> None:
-        """Return once the metadata up to `index` is carried out on this node's disk."""
+        """Return once the metadata up to `index` has taken effect on this node's disk."""
         async with self._progress:
             await self._progress.wait_for(
                 lambda: self._settled_index >= index or self._failure is not None
@@ -129,7 +129,7 @@ class ReplicaLifecycle:
             raise LogError(STORAGE_FAILED, f"Following the metadata failed: {self._failure}")
 
     def offline(self, topic: str, partition: int) -> LogError | None:
-        """Why a replica could not be opened, if that was tried."""
+        """Why a replica could not be opened; None if it was opened, or never tried."""
         return self._offline.get((topic, partition))
 
     @property
@@ -146,17 +146,14 @@ class ReplicaLifecycle:
     # Opening
 
     async def open_again(self, topic_id: TopicId, number: PartitionId) -> None:
-        """Try once more to open a replica that is not here. Raises LogError as it is offline now.
-
-        When it returns it is served, or not wanted; it may still be damaged.
-        """
-        topic = self._wanted(topic_id, number)
+        """Try once more to open an offline replica. Raises LogError if it stays offline."""
+        topic = self._assigned_topic(topic_id, number)
         if topic is not None and self._replica(topic_id, number) is None:
             await self._open_one(topic, number)
 
     async def renew(self, topic_id: TopicId, number: PartitionId) -> None:
-        """Begin anew a replica that is not served any more. Raises LogError."""
-        topic = self._wanted(topic_id, number)
+        """Replace a replica that is not served any more by an empty one. Raises LogError."""
+        topic = self._assigned_topic(topic_id, number)
         if topic is None:
             return
         config = self._settings.log_config(topic)
@@ -165,8 +162,8 @@ class ReplicaLifecycle:
         self._offline.pop((topic.name, number), None)
         self._serve_newest(topic_id, number, log)
 
-    def _wanted(self, topic_id: TopicId, number: PartitionId) -> TopicImage | None:
-        """The topic, if the newest metadata gives this node a replica of the partition."""
+    def _assigned_topic(self, topic_id: TopicId, number: PartitionId) -> TopicImage | None:
+        """The topic, if the newest metadata assigns a replica of the partition to this node."""
         topic = self._image.topics_by_id.get(topic_id)
         if topic is None or self._broker_id not in topic.partitions[number].replicas:
             return None
@@ -211,14 +208,14 @@ class ReplicaLifecycle:
         self._serve_newest(topic.topic_id, number, log)
 
     def _serve_newest(self, topic_id: TopicId, number: PartitionId, log: Log) -> None:
-        newest = self._wanted(topic_id, number)
+        newest = self._assigned_topic(topic_id, number)
         if newest is not None:
             self._serve(newest, newest.partitions[number], log)
 
     async def _wait_retired(self, topic_id: TopicId, number: PartitionId) -> None:
-        """Return when nothing that an earlier role began changes the replica's log any more.
+        """Return when the last change of a retired replica's log is over.
 
-        A cut that is still going on would take records out from behind whoever serves it next.
+        A truncation still under way would remove records of the partition that serves the log next.
         """
         key = (topic_id, number)
         while (partition := self._retired.get(key)) is not None:
@@ -226,7 +223,7 @@ class ReplicaLifecycle:
             if self._retired.get(key) is partition:
                 del self._retired[key]
 
-    # Carrying out
+    # Changes on disk
 
     async def _notify(self) -> None:
         async with self._progress:
@@ -245,7 +242,7 @@ class ReplicaLifecycle:
                 await self._notify()
         except Exception as error:
             self._failure = error
-            logger.critical("following the metadata failed", exc_info=error)
+            logger.critical("applying metadata on disk failed", exc_info=error)
             await self._notify()
             self._on_fatal(f"Following the metadata failed: {error!r}")
 
@@ -255,16 +252,20 @@ class ReplicaLifecycle:
             for row in topic.partitions:
                 await self._wait_retired(topic.topic_id, row.partition)
             if topic.topic_id in change.forgotten:
-                # After a snapshot: deleted so long ago that nobody remembers, or never there.
+                # After a snapshot: deleted too long ago for the image to remember, or never there.
                 logger.warning(
-                    "topic %s (%s) is not in the metadata any more, which does not say that it was "
-                    "deleted: its files are kept, and served to nobody",
+                    "topic %s (%s) is missing from the metadata without a known deletion: "
+                    "its files are kept and not served",
                     topic.name,
                     topic.topic_id,
                 )
-                await self._tried(f"topic {topic.name}", self._logs.release_topic(topic.topic_id))
+                await self._log_failure(
+                    f"topic {topic.name}", self._logs.release_topic(topic.topic_id)
+                )
             else:
-                await self._tried(f"topic {topic.name}", self._logs.delete_topic(topic.topic_id))
+                await self._log_failure(
+                    f"topic {topic.name}", self._logs.delete_topic(topic.topic_id)
+                )
         for topic in delta.created:
             await self._open_all(topic, [row.partition for row in topic.partitions])
         for topic_change in delta.changed:
@@ -283,36 +284,37 @@ class ReplicaLifecycle:
                 await self._wait_retired(topic_id, number)
                 if not self._holds(topic_id, number):
                     name = f"{change.after.name}-{number}"
-                    logger.info("%s has moved to other brokers", name)
-                    await self._tried(name, self._logs.delete_replica(topic_id, number))
+                    logger.info("%s was reassigned to other brokers: deleting the replica", name)
+                    await self._log_failure(name, self._logs.delete_replica(topic_id, number))
         await self._open_all(change.after, gained)
 
-    async def _tried(self, name: str, work: Awaitable[None]) -> None:
-        """What cannot be removed stays: neither may it keep other changes from being followed."""
+    async def _log_failure(self, name: str, work: Awaitable[None]) -> None:
+        """Log a failed removal: the files stay, and later changes are not held up."""
         try:
             await work
         except LogError as error:
-            logger.error("%s stays on the disk: %s", name, error.message)
+            logger.error("%s cannot be deleted, its files stay: %s", name, error.message)
 
     def _holds(self, topic_id: TopicId, number: PartitionId) -> bool:
-        """Whether the newest metadata gives this node a replica of the partition."""
-        # A topic that is gone meanwhile is removed by the change that says so.
+        """Whether the newest metadata assigns a replica of the partition to this node."""
+        # A topic deleted meanwhile is removed by the change that deletes it.
         return (
-            topic_id not in self._image.topics_by_id or self._wanted(topic_id, number) is not None
+            topic_id not in self._image.topics_by_id
+            or self._assigned_topic(topic_id, number) is not None
         )
 
-    async def _sort_strays(self) -> None:
-        """Remove replicas of topics known to be deleted; keep and report all others.
+    async def _remove_deleted_strays(self) -> None:
+        """Remove stray replicas of topics known to be deleted; keep and report all others.
 
-        A node that was down, or died, when its topics were deleted finds them again. So does the
-        next start, if they cannot be removed now.
+        A node that was down, or died, during a deletion finds the files at its next start, and
+        again at the one after if they cannot be removed now.
         """
         strays = self._logs.strays()
         deleted = {
             stray.partition("/")[0] for stray in strays
         } & self._image.deleted_topic_ids.keys()
         for topic_id in sorted(deleted):
-            logger.info("removing the replicas of topic %s, which was deleted", topic_id)
-            await self._tried(f"topic {topic_id}", self._logs.delete_topic(TopicId(topic_id)))
+            logger.info("deleting stray replicas of deleted topic %s", topic_id)
+            await self._log_failure(f"topic {topic_id}", self._logs.delete_topic(TopicId(topic_id)))
         for stray in self._logs.strays():
-            logger.warning("replica %s is on disk but not in the metadata; it is kept", stray)
+            logger.warning("stray replica %s is not in the metadata: its files are kept", stray)

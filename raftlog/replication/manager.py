@@ -1,11 +1,11 @@
 """The replicas of this node, kept in step with the applied metadata.
 
-What a metadata change means here is done in two parts. At once, while the image changes: new roles,
-epochs and configs reach the partitions, and a deleted topic stops being served. Later, in order,
-because it takes the disk: replicas are created, opened and removed (replica_disk.py).
+A metadata change takes effect here in two parts. At once, within the apply: new roles, epochs and
+configs reach the partitions, and a deleted topic stops being served. Later, in order, as the disk
+takes time: replicas are created, opened and removed (lifecycle.py).
 
-A replica that cannot be opened, or fails, is offline alone: its partition answers with the reason,
-and whoever repairs (repair.py) is told.
+A replica that cannot be opened, or fails, is offline alone: requests to its partition get the
+reason, and the repair begins (repair.py).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ReplicaManager:
         self._streams = streams
         self._partitions: dict[str, dict[int, Partition]] = {}
         self._by_id: dict[tuple[TopicId, PartitionId], Partition] = {}
-        self._disk = ReplicaLifecycle(
+        self._lifecycle = ReplicaLifecycle(
             logs,
             host.broker_id,
             settings,
@@ -67,15 +67,16 @@ class ReplicaManager:
         self._write_refusal: LogError | None = None
         self._closing = False
         self.isr_shrinks = 0
-        """Changes after which somebody was in sync no more, of partitions led here; so are the
-        others after which somebody was."""
+        """Applied changes that removed members from the ISR of a partition led here."""
         self.isr_expands = 0
+        """Applied changes that added members."""
         self.on_replica_failed: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
-        """Told of each replica here whose log cannot be opened or used, or that has damage."""
+        """Called for each replica here with a log that cannot be opened or used, or is damaged."""
         self.on_possible_loss: Callable[[TopicId, PartitionId], None] = lambda _t, _p: None
-        """Told of each one that may lack what it had acknowledged."""
+        """Called for each replica here that may lack acknowledged records."""
         self.on_fatal: Callable[[str], None] = lambda _reason: None
-        """Told if the metadata cannot be followed any more, and the node must end."""
+        """Called with the reason when metadata changes cannot take effect any more: the node must
+        end."""
 
     @property
     def image(self) -> MetadataImage:
@@ -84,24 +85,24 @@ class ReplicaManager:
 
     @property
     def settings(self) -> TopicSettings:
-        """What topics default to on this node."""
+        """The topic configs in force on this node."""
         return self._settings
 
     def refuse_writes(self, error: LogError | None) -> None:
-        """Refuse all appends with `error` while reads go on; None: take them again."""
+        """Refuse all appends with `error` while reads go on; None: accept appends again."""
         self._write_refusal = error
         for partition in self._by_id.values():
             partition.refuse_writes(error)
 
     async def start(self) -> None:
-        """Open every replica that the metadata gives this node, then follow its changes."""
+        """Open every replica that the metadata assigns to this node, then apply its changes."""
         self._state_machine.subscribe(self._apply)
-        await self._disk.start()
+        await self._lifecycle.start()
 
     async def close(self) -> None:
-        """Stop serving and following; the logs are closed by their manager."""
+        """Stop serving and following. The caller closes the logs afterwards."""
         self._closing = True
-        await self._disk.close()
+        await self._lifecycle.close()
         for partition in list(self._by_id.values()):
             self._streams.unfollow(partition)
             partition.close(LogError(NOT_READY, "The node is stopping."))
@@ -109,7 +110,7 @@ class ReplicaManager:
     # What is here
 
     def partition(self, topic: str, partition: int) -> Partition:
-        """The partition, which this node leads.
+        """The partition, if this node leads it or its replica here is closed.
 
         Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NO_LEADER, STORAGE_FAILED, NOT_READY.
         """
@@ -122,7 +123,7 @@ class ReplicaManager:
         return found
 
     def replica(self, topic_id: TopicId, partition: PartitionId) -> Partition | None:
-        """The replica on this node, leader or follower; None if there is none that is open."""
+        """The replica on this node, in either role; None if no replica is open."""
         return self._by_id.get((topic_id, partition))
 
     def replicas(self) -> Iterator[Partition]:
@@ -135,15 +136,15 @@ class ReplicaManager:
 
     @property
     def offline_count(self) -> int:
-        """Replicas that serve nobody: not opened, failed, or damaged."""
+        """Replicas that serve no requests: not opened, failed, or damaged."""
         closed = sum(partition.is_closed for partition in self._by_id.values())
-        return self._disk.offline_count + closed
+        return self._lifecycle.offline_count + closed
 
     wait_for_data = staticmethod(wait_for_data)
 
     async def settled(self, index: int) -> None:
-        """Return once the metadata up to `index` is carried out on this node's disk."""
-        await self._disk.settled(index)
+        """Return once the metadata up to `index` has taken effect on this node's disk."""
+        await self._lifecycle.settled(index)
 
     # Metadata
 
@@ -159,7 +160,7 @@ class ReplicaManager:
             self._configure_all(delta.cluster_settings)
         if delta.brokers:
             self._follow_brokers(delta.brokers)
-        self._disk.applied(delta)
+        self._lifecycle.applied(delta)
 
     def _apply_change(self, change: TopicChange) -> None:
         topic = change.after
@@ -168,7 +169,7 @@ class ReplicaManager:
             return
         min_insync_replicas = self._settings.min_insync_replicas(topic)
         log_config = self._settings.log_config(topic) if change.configs_changed else None
-        # What a topic's minimum of replicas is may follow from its configs, and from their number.
+        # min.insync.replicas may come from the topic's configs, or from its number of replicas.
         is_new_rule = change.configs_changed or (
             change.before.replication_factor != topic.replication_factor
         )
@@ -179,7 +180,7 @@ class ReplicaManager:
                 continue
             row = topic.partitions[number]
             if self._broker_id not in row.replicas:
-                self._drop(topic, PartitionId(number), self._moved_away(topic, row))
+                self._drop(topic, PartitionId(number), self._moved_error(topic, row))
                 continue
             if partition.is_leader:
                 self._count_isr(partition.image, row)
@@ -194,19 +195,19 @@ class ReplicaManager:
             self.isr_expands += not set(after.isr) <= set(before.isr)
 
     def _drop(self, topic: TopicImage, number: PartitionId, error: LogError) -> None:
-        """Stop serving a replica. Its files are somebody else's business."""
+        """Stop serving a replica. Its files stay for the lifecycle."""
         partition = self._partitions.get(topic.name, {}).pop(number, None)
         if partition is not None:
             self._by_id.pop((topic.topic_id, number), None)
-            self._disk.retire(partition)
+            self._lifecycle.retire(partition)
             self._streams.unfollow(partition)
             partition.close(error)
 
-    def _moved_away(self, topic: TopicImage, row: PartitionImage) -> LogError:
+    def _moved_error(self, topic: TopicImage, row: PartitionImage) -> LogError:
         return not_led_here(topic.name, row.partition, self.image.brokers.get(row.leader))
 
     def _configure_all(self, names: Collection[str]) -> None:
-        """Carry out cluster settings, in topics that do not set all of these themselves."""
+        """Apply cluster settings to topics that do not set all of these themselves."""
         for name, served in self._partitions.items():
             topic = self.image.topics_by_name[name]
             if all(config in topic.configs for config in names):
@@ -218,13 +219,13 @@ class ReplicaManager:
                 partition.log.configure(log_config)
 
     def _follow_brokers(self, broker_ids: Collection[BrokerId]) -> None:
-        """Brokers were started again, perhaps elsewhere."""
+        """Follow brokers again that were started again, perhaps at another address."""
         for partition in self._by_id.values():
             if partition.image.leader in broker_ids:
                 self._follow(partition)
 
     def refresh(self, partition: Partition) -> None:
-        """Have a replica take the role that the metadata gives it: it could not until now."""
+        """Let a replica take its role by the metadata, after the reason against it is gone."""
         topic = self.image.topics_by_id.get(partition.topic_id)
         if topic is not None and self.replica(partition.topic_id, partition.partition) is partition:
             row = topic.partitions[partition.partition]
@@ -239,29 +240,29 @@ class ReplicaManager:
         else:
             self._streams.follow(partition, leader)
 
-    # The disk's part
+    # Lifecycle
 
     async def open_again(self, topic_id: TopicId, number: PartitionId) -> None:
-        """Try once more to open a replica that is not here. Raises LogError as it is offline now.
+        """Try once more to open an offline replica. Raises LogError if it stays offline.
 
-        When it returns it is served, or not wanted; it may still be damaged.
+        On return the replica is served, perhaps still damaged, or no longer assigned to this node.
         """
-        await self._disk.open_again(topic_id, number)
+        await self._lifecycle.open_again(topic_id, number)
 
     def lacks_room(self, topic_id: TopicId, number: PartitionId) -> bool:
         """Whether the replica could not be opened because the disk was full."""
-        return self._disk.lacks_room(topic_id, number)
+        return self._lifecycle.lacks_room(topic_id, number)
 
     async def renew(self, topic_id: TopicId, number: PartitionId) -> None:
-        """Begin a replica anew, empty, and keep the files of the one that cannot be used.
+        """Replace an unusable replica by an empty one, and keep the old files in quarantine.
 
-        Whoever asks has seen to it that nobody counts on what it had. Raises LogError.
+        The caller has taken the replica out of ISR and ELR before. Raises LogError.
         """
         topic = self.image.topics_by_id.get(topic_id)
         if topic is None or self._broker_id not in topic.partitions[number].replicas:
             return
-        self._drop(topic, number, LogError(STORAGE_FAILED, "The replica is being begun anew."))
-        await self._disk.renew(topic_id, number)
+        self._drop(topic, number, LogError(STORAGE_FAILED, "The replica is being replaced."))
+        await self._lifecycle.renew(topic_id, number)
 
     def _on_open_failed(self, topic_id: TopicId, partition: PartitionId) -> None:
         if not self._closing:
@@ -271,13 +272,13 @@ class ReplicaManager:
         self.on_fatal(reason)
 
     def _serve(self, topic: TopicImage, row: PartitionImage, log: Log) -> None:
-        """Serve a replica whose log is open."""
+        """Serve a replica with an open log."""
         present = self._by_id.get((topic.topic_id, row.partition))
         if present is not None and present.log is log:
-            # Whoever else opened it was faster. Two of them would lead and follow by one log.
+            # Another task opened the log first. Two partitions would lead and follow by one log.
             return
         if present is not None:
-            self._drop(topic, row.partition, LogError(NOT_READY, "The replica was begun anew."))
+            self._drop(topic, row.partition, LogError(NOT_READY, "The replica was replaced."))
         config = self._settings.log_config(topic)
         if log.config != config:
             # Settings of the topic or the cluster have changed while the log was being opened.
@@ -306,7 +307,7 @@ class ReplicaManager:
         self._follow(partition)
 
     def _log_ended(self, partition: Partition) -> None:
-        """Have a log that cannot be used repaired, unless it was closed on purpose."""
+        """Report a log that cannot be used for repair, unless it was closed on purpose."""
         key = (partition.topic_id, partition.partition)
         is_served = self._by_id.get(key) is partition and not self._closing
         if is_served and partition.log.state in {LogState.FAILED, LogState.DAMAGED}:
@@ -314,7 +315,7 @@ class ReplicaManager:
             self.on_replica_failed(*key)
 
     def _damage_found(self, partition: Partition) -> None:
-        """Have a log repaired in which somebody met damage. It goes on serving what is whole."""
+        """Report a damaged log for repair. The replica goes on serving intact records."""
         key = (partition.topic_id, partition.partition)
         if self._by_id.get(key) is partition and not self._closing:
             self.on_replica_failed(*key)
@@ -324,7 +325,7 @@ class ReplicaManager:
             row = self.image.partition(topic, partition)
         except LogError as error:
             return error
-        offline = self._disk.offline(topic, partition)
+        offline = self._lifecycle.offline(topic, partition)
         if offline is not None:
             return LogError(offline.entry, offline.message)
         if row.leader != self._broker_id:
@@ -334,39 +335,40 @@ class ReplicaManager:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationStatus:
-    """Counts since the start, and states of now."""
+    """Replication of one node: counts since the start, and present states."""
 
     isr_shrinks: int = 0
-    """Changes after which somebody was in sync no more, of partitions that this node led."""
+    """Changes that removed members from the ISR of a partition led here."""
     isr_expands: int = 0
+    """Changes that added members."""
     under_min_isr: int = 0
-    """Partitions led here that take no `acks=all` writes: too few are in sync."""
+    """Led partitions below min.insync.replicas, which refuse `acks=all` appends."""
     at_min_isr: int = 0
-    """Partitions led here of which nobody more may be missed."""
+    """Led partitions at min.insync.replicas."""
     bytes_in: int = 0
-    """Of record batches, received from leaders."""
+    """Bytes of record batches received from leaders."""
     bytes_out: int = 0
-    """Of record batches, sent to followers."""
+    """Bytes of record batches sent to followers."""
     leaders_connected: int = 0
-    """Connections to nodes that this one follows."""
+    """Connections to leaders."""
     followers_connected: int = 0
-    """Connections of nodes that follow this one."""
+    """Connections of followers."""
     lag_records: Mapping[BrokerId, int] = field(default_factory=dict)
-    """By follower: the most that it lacks, durably, of any one partition led here."""
+    """By follower: the largest durable lag over the partitions led here."""
     offline: int = 0
-    """Replicas of this node that serve nobody: they failed, are damaged, or were not opened."""
+    """Replicas of this node that serve no requests: failed, damaged, or not opened."""
     distrusted: int = 0
-    """Those that may lack what they acknowledged, and take no part before that is known."""
+    """Replicas behind a closed loss gate: acknowledged records may be missing."""
     repairs: int = 0
-    """Replicas under repair, or in line for it."""
+    """Replicas under repair, or queued for it."""
     requests_forwarded: int = 0
-    """Passed on to the node that leads."""
+    """Requests forwarded to leaders on other nodes."""
     requests_taken: int = 0
-    """Carried out for other nodes."""
+    """Forwarded requests of other nodes, served here."""
 
 
 class LedCounts(NamedTuple):
-    """Of the partitions that this node leads: see ReplicationStatus."""
+    """Counts over the led partitions: see ReplicationStatus."""
 
     lag_records: dict[BrokerId, int]
     under_min_isr: int
@@ -374,7 +376,7 @@ class LedCounts(NamedTuple):
 
 
 def count_led(led: Iterable[Partition]) -> LedCounts:
-    """One pass over partitions that are led here."""
+    """Count led partitions in one pass."""
     lags: dict[BrokerId, int] = {}
     under_min_isr = at_min_isr = 0
     for partition in led:

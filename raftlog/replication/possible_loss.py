@@ -1,8 +1,8 @@
-"""When a replica that may lack what it acknowledged counts again: once that is durable.
+"""The gate of a replica that may lack acknowledged records: closed until the loss is cleared.
 
-Until the metadata knows of the possible loss, the replica neither leads nor follows. That it knows
-must be on this disk before anybody goes by it: after a crash the log would be distrusted again, and
-with it all that others have come to count on since.
+Until the metadata has recorded the possible loss, the replica neither leads nor follows. The
+clearing must be durable on this disk before the gate opens: after a crash the loss would be
+reported again, and records acknowledged since then would count as lost.
 """
 
 from __future__ import annotations
@@ -16,32 +16,34 @@ from raftlog.record.errors import LogError
 from raftlog.replication.replica import Replica
 
 RETRY_S: Final = 0.5
-"""Between two attempts to write down that a possible loss is dealt with: the disk is full."""
+"""Between two attempts to clear a possible loss on a full disk."""
 
 logger = logging.getLogger(__name__)
 
 
 class LossGate:
-    """In one replica's log. Lives in the event loop."""
+    """Of one replica. Lives in the event loop."""
 
     def __init__(
         self, replica: Replica, *, may_have_lost_data: bool, on_cleared: Callable[[], None]
     ) -> None:
-        """`on_cleared` is called when a distrusted replica takes part after all."""
+        """`on_cleared` is called when the gate opens."""
         self.may_have_lost_data = may_have_lost_data
+        """Whether acknowledged records may be missing, by a loss that is not cleared yet."""
         self._replica = replica
         self._on_cleared = on_cleared
         self._work: asyncio.Task[None] | None = None
 
     @property
     def is_clearing(self) -> bool:
-        """Whether it is being written down."""
+        """Whether the loss is being cleared."""
         return self._work is not None
 
     def clear_loss(self) -> asyncio.Task[None]:
-        """The metadata knows: write that down, and try until it succeeds.
+        """Clear the loss on disk, with retries, and open the gate. Returns the task.
 
-        Returns who does it, for who wants to wait.
+        Call this once the metadata has recorded the loss (the replica is in neither ISR nor ELR, or
+        was elected uncleanly since), or before a partition's only replica gets a second one.
         """
         if self._work is None:
             self._work = asyncio.get_running_loop().create_task(self._clear_loss())
@@ -49,7 +51,7 @@ class LossGate:
         return self._work
 
     def close(self) -> None:
-        """Stop trying."""
+        """Stop the retries."""
         if self._work is not None:
             self._work.cancel()
 
@@ -59,7 +61,7 @@ class LossGate:
             try:
                 await replica.log.forget_possible_loss()
             except LogError as error:
-                logger.info("%s: not trusted yet: %s", replica.name, error.message)
+                logger.info("%s: possible loss not cleared yet: %s", replica.name, error.message)
                 await replica.host.clock.sleep(RETRY_S)
 
     def _on_clear_done(self, task: asyncio.Task[None]) -> None:
@@ -67,7 +69,9 @@ class LossGate:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            logger.critical("%s: trusting failed", self._replica.name, exc_info=error)
+            logger.critical(
+                "%s: clearing a possible loss failed", self._replica.name, exc_info=error
+            )
         elif self.may_have_lost_data and not self._replica.is_closed:
             self.may_have_lost_data = False
             self._on_cleared()

@@ -1,17 +1,17 @@
-"""Replicas whose log cannot be used, or trusted: out of the in-sync set first, then begun anew.
+"""Repair of damaged, failed or lossy replicas: out of ISR and ELR first, then replaced.
 
-| what was found | what is done |
+| finding | repair |
 |---|---|
-| the log may lack what it acknowledged (power cut, flush=async) | leave ISR and ELR; follow |
-| the log is damaged, or failed | leave ISR and ELR; when another leads, begin anew, fetch all |
-| there was no room to open or to begin it | leave if others are in sync; try again |
-| nobody else has all that was committed | nothing: the files may be the only copy |
+| the log may lack acknowledged records (power cut, flush=async) | leave ISR and ELR; follow |
+| the log is damaged, or failed | leave ISR and ELR; once another broker leads, replace, fetch all |
+| no disk space to open or replace the log | leave if others are in sync; try again |
+| no other replica has all committed records | none: the files may be the only copy |
 
-Leaving is a committed change of the metadata, and nothing is touched before it is applied here:
-while anybody may still count on this replica, its files are the only proof of what it had. They are
-kept afterwards, too. It is asked for also where the replica is in neither set: its leader may be
-about to let it in, by what it acknowledged before. A replica that fails again and again is left
-alone after a few times.
+Leaving is a committed change of the metadata, and no file is touched before the change is applied
+here: while ISR or ELR may still contain this replica, its files are the only proof of its records.
+The files are kept afterwards, too. The change is proposed also where the replica is in neither set:
+its leader may be about to add it to the ISR, by older acknowledgements. A replica that fails again
+and again stays offline after a few repairs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from raftlog.replication.partition import Partition
 from raftlog.world import Clock
 
 RENEWALS_MAX: Final = 3
-"""Of one replica, within `RENEWALS_S`: a disk that fails again is not to be filled with copies."""
+"""Replacements of one replica within `RENEWALS_S`: a failing disk must not fill with copies."""
 RENEWALS_S: Final = 3600.0
 RETRY_S: Final = 0.5
-"""Between two looks at a replica that cannot be repaired yet."""
+"""Between two attempts to repair a replica."""
 CLEAR_S_MAX: Final = 2.0
-"""How long a start waits until what the metadata knows is written down here, too."""
+"""Longest wait of a start until reported losses are cleared on disk."""
 REPAIRS_MAX: Final = 4
-"""Replicas that are being begun anew at once."""
+"""Most replicas in replacement at once."""
 
 ReplicaKey: TypeAlias = tuple[TopicId, PartitionId]
 
@@ -65,8 +65,8 @@ class Repairs:
         fail_replicas: Callable[[Collection[ReplicaKey]], Awaitable[None]],
         on_fatal: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        """`fail_replicas` has the metadata forget what these replicas had; raises LogError.
-        `on_fatal` is given the reason if an invariant is broken, and the node must end."""
+        """`fail_replicas` takes these replicas out of ISR and ELR; raises LogError. `on_fatal` gets
+        the reason when an invariant is broken and the node must end."""
         self._replicas = replicas
         self._broker_id = broker_id
         self._clock = clock
@@ -76,7 +76,7 @@ class Repairs:
         self._reports: dict[ReplicaKey, asyncio.Task[None]] = {}
         self._renewed: dict[ReplicaKey, deque[float]] = {}
         self._last_logged: dict[ReplicaKey, str] = {}
-        """What was logged last of a replica under repair."""
+        """The last logged reason of each replica under repair."""
         self._gate = asyncio.Semaphore(REPAIRS_MAX)
         self._has_begun_reporting = False
         self._is_closed = False
@@ -85,21 +85,24 @@ class Repairs:
 
     @property
     def under_way(self) -> int:
-        """Replicas that are being repaired, or wait for it."""
+        """Replicas under repair, or queued for it."""
         return len(self._tasks) + len(self._reports)
 
-    # What power cuts took
+    # Possible losses
 
     async def report_losses(self) -> None:
-        """Have the metadata know of all replicas here that may lack what they acknowledged.
+        """Report all replicas here that may lack acknowledged records to the metadata.
 
-        To be done after a start before this node may be elected. Tries until it is done, or the
-        quorum refuses for good (LogError). Those found later are reported as they are found.
+        Call this at each start, before this node may be elected. Retries until the reports are
+        committed, or the quorum refuses for good (LogError). Replicas found later are reported as
+        they are found.
         """
         self._has_begun_reporting = True
         distrusted = [one for one in self._replicas.replicas() if one.loss_gate.may_have_lost_data]
         if distrusted:
-            logger.warning("%d replicas may have lost records in a power cut", len(distrusted))
+            logger.warning(
+                "%d replicas may lack acknowledged records after a power cut", len(distrusted)
+            )
             await self._report(distrusted)
 
     async def _report(self, distrusted: Collection[Partition]) -> None:
@@ -111,19 +114,19 @@ class Repairs:
             except LogError as error:
                 if not error.entry.retriable:
                     raise
-                logger.info("not reported yet: %s", error.message)
+                logger.info("possible losses not reported yet: %s", error.message)
                 await self._clock.sleep(RETRY_S)
-        # On a full disk they wait for room, and the others do not wait for them.
+        # On a full disk a clearing waits for space, and the other replicas do not wait for it.
         await asyncio.wait([one.loss_gate.clear_loss() for one in distrusted], timeout=CLEAR_S_MAX)
 
     def _on_possible_loss(self, topic_id: TopicId, number: PartitionId) -> None:
-        """A replica that was not here at the start: it has come back by a reassignment."""
+        """Report a replica opened after the start: a reassignment brought it back."""
         replica = self._replicas.replica(topic_id, number)
         if replica is not None and self._has_begun_reporting:
             self._spawn(self._reports, (topic_id, number), self._report_late((topic_id, number)))
 
     async def _report_late(self, key: ReplicaKey) -> None:
-        # By its key: it may be replaced, by the same log served anew, while it is reported.
+        # By its key: another partition may serve the same log before the report is committed.
         while (
             (replica := self._replicas.replica(*key)) is not None
             and replica.loss_gate.may_have_lost_data
@@ -131,10 +134,10 @@ class Repairs:
         ):
             await self._report([replica])
 
-    # What cannot be used
+    # Failed and damaged logs
 
     async def close(self) -> None:
-        """Stop; what is half done is found again at the next start."""
+        """Stop. The next start finds unfinished repairs again."""
         self._is_closed = True
         tasks = [*self._tasks.values(), *self._reports.values()]
         for task in tasks:
@@ -165,7 +168,7 @@ class Repairs:
         task.add_done_callback(ended)
 
     async def _repair(self, key: ReplicaKey) -> None:
-        """Until the replica is begun anew, or there is nothing to repair any more."""
+        """Run until the replica is replaced, or needs no repair any more."""
         left: Partition | _NotLeft | None = _NOT_LEFT
         lacks_room = self._replicas.lacks_room(*key)
         while (row := self._row(key)) is not None:
@@ -179,7 +182,7 @@ class Repairs:
                 is_led = row is not None and row.leader not in (NO_LEADER_ID, self._broker_id)
                 if is_led and left is not _NOT_LEFT:
                     if not self._may_renew(key):
-                        logger.error("%s-%d has failed too often; it stays offline", *key)
+                        logger.error("%s-%d failed too often: the replica stays offline", *key)
                         return
                     await self._renew(key)
                     return
@@ -193,17 +196,17 @@ class Repairs:
     async def _leave(
         self, key: ReplicaKey, row: PartitionImage, left: Partition | _NotLeft | None
     ) -> Partition | _NotLeft | None:
-        """Leave ISR and ELR, unless that is done; return what has left, or _NOT_LEFT."""
+        """Leave ISR and ELR, unless done before. Returns the replica that left, or _NOT_LEFT."""
         replica = self._replicas.replica(*key)
         is_in = self._broker_id in row.isr or self._broker_id in row.elr
         if left is not _NOT_LEFT and not is_in and replica in (left, None):
-            # It holds: what serves nobody has acknowledged nothing since.
+            # Still true: a closed replica has acknowledged no records since.
             return left
         if not self._may_leave(key, row):
-            self._log_once(key, "no other replica has all records; it stays as it is")
+            self._log_once(key, "no other replica has all records: kept as it is")
             return _NOT_LEFT
         if replica is not None and not replica.is_closed:
-            # First of all: what goes on following would be let in again, and count on its files.
+            # First of all: a replica that goes on following would enter the ISR again.
             replica.log.declare_damaged(replica.log.damage_found or "it is to be repaired")
         await self._fail_replicas([key])
         return replica
@@ -216,22 +219,22 @@ class Repairs:
                 await self._replicas.renew(*key)
         except LogError as error:
             if error.entry is DISK_FULL:
-                # Nothing was begun: it may be tried as long as it takes.
+                # No copy was begun, so the attempt does not count.
                 times.pop()
             raise
-        logger.warning("%s-%d is begun anew, from its leader", *key)
+        logger.warning("%s-%d was replaced by an empty replica: fetching from its leader", *key)
 
     def _may_leave(self, key: ReplicaKey, row: PartitionImage) -> bool:
-        """Whether records are safe without this replica, or nobody asks them to be.
+        """Whether records are safe without this replica, or the topic allows unclean elections.
 
-        The last one that has all that was committed does not leave: a restart may be all that it
-        takes to have it back, and an operator can still elect another while this node is down.
+        The last replica with all committed records does not leave: a restart may bring its log
+        back, and an operator can still elect another replica while this node is down.
         """
         if len(row.replicas) == 1:
             return False
         image = self._replicas.image
-        # One that is fenced may report yet that a power cut took records from it; and one that is
-        # eligible, and about to stop, is not going to lead.
+        # A fenced member may yet report records lost in a power cut; an eligible one that is about
+        # to stop is not going to lead.
         others = [
             *(member for member in row.isr if not image.brokers[member].fenced),
             *(member for member in row.elr if image.brokers[member].is_available),
@@ -242,7 +245,7 @@ class Repairs:
         return is_unclean_election_enabled(topic.configs, image.cluster_settings)
 
     def _row(self, key: ReplicaKey) -> PartitionImage | None:
-        """The partition as of the applied metadata, if this node's replica of it has failed."""
+        """The partition's row of the applied metadata, if this node's replica needs repair."""
         if self._is_gone(key):
             return None
         replica = self._replicas.replica(*key)
@@ -268,7 +271,7 @@ class Repairs:
         return len(times) < RENEWALS_MAX
 
     def _log_once(self, key: ReplicaKey, reason: str) -> None:
-        """Log why a replica is not repaired yet, unless that is what was said last."""
+        """Log why a replica is not repaired yet, unless the last logged reason is the same."""
         if self._last_logged.get(key) != reason:
             self._last_logged[key] = reason
             logger.error("%s-%d is not repaired yet: %s", *key, reason)

@@ -19,13 +19,13 @@ from raftlog.world import Clock
 
 PARTITIONS_DEFAULT = 1
 CONFIRM_S: Final = 1.0
-"""How long a leader may take to make sure that it still leads, before it tells where the end is."""
+"""Longest wait for the quorum to confirm the lead, before the leader reports its end offset."""
 
 _NONE: Final[Mapping[str, str]] = {}
 
 
 class Acks(IntEnum):
-    """How far a batch must have come before its writer is answered."""
+    """When an append is acknowledged."""
 
     NONE = 0
     LEADER = 1
@@ -34,7 +34,7 @@ class Acks(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Committed record batches, whole, the first of them holding the offset asked for."""
+    """Committed record batches, whole; the first one holds the requested offset."""
 
     data: bytes | memoryview
     next_offset: Offset
@@ -48,14 +48,14 @@ async def _no_barrier() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the replicas of one node share."""
+    """The node, as its replicas see it."""
 
     broker_id: BrokerId
     clock: Clock
     brokers: Callable[[], Mapping[BrokerId, BrokerImage]]
     """As of the applied metadata."""
     may_act: Callable[[], bool] = lambda: True
-    """Whether this node may act as a leader, at the moment of the call."""
+    """Whether this node may act as a leader at the moment of the call: the lease."""
     on_isr_change_due: Callable[[TopicId, PartitionId], None] = lambda _topic, _partition: None
     """Called when a partition led here may need another ISR: see `LeaderRole.desired_isr`."""
     confirm: Callable[[], Awaitable[object]] = _no_barrier
@@ -164,7 +164,7 @@ class Replica:
 
 
 def not_led_here(topic: str, partition: int, leader: BrokerImage | None) -> LogError:
-    """The error for a partition that another broker leads, or none: with where to ask instead."""
+    """The error for a partition that another broker leads, or none; it names the address."""
     if leader is None:
         where = "no broker leads it at the moment"
     else:
@@ -174,10 +174,7 @@ def not_led_here(topic: str, partition: int, leader: BrokerImage | None) -> LogE
 
 
 class TopicSettings:
-    """The defaults for topics on this node, and what follows from a topic's own configs.
-
-    What is set for the whole cluster goes before what is set for the node.
-    """
+    """Topic configs in force on this node: the topic's own, then the cluster's, then the node's."""
 
     def __init__(
         self,
@@ -186,8 +183,8 @@ class TopicSettings:
         *,
         cluster: Callable[[], Mapping[str, str]] = lambda: _NONE,
     ) -> None:
-        """`defaults` are topic configs set for the node; `cluster` gives those set for the cluster
-        at the moment. Raises LogError(INVALID_CONFIG)."""
+        """`defaults` are the node's topic configs; `cluster` returns the cluster's present ones.
+        Raises LogError(INVALID_CONFIG)."""
         self.defaults: Mapping[str, str] = validate_all(defaults or {})
         self.partitions_default = partitions
         self._cluster = cluster
@@ -202,11 +199,11 @@ class TopicSettings:
         )
 
     def min_insync_replicas(self, topic: TopicImage) -> int:
-        """Replicas that `acks=all` needs."""
+        """In-sync replicas that `acks=all` needs."""
         return self.topic_config(topic).min_insync_replicas
 
     def log_config(self, topic: TopicImage) -> LogConfig:
-        """Settings of the topic's logs. Raises LogError(INVALID_CONFIG)."""
+        """Configuration of the topic's logs. Raises LogError(INVALID_CONFIG)."""
         config = self.topic_config(topic)
         return LogConfig(
             segment_bytes=config.segment_bytes,

@@ -1,35 +1,35 @@
-"""One partition as its follower keeps it up: a state machine.
+"""The fetcher of one followed partition: a state machine.
 
 ===========  ===================================  ==================================================
 state        means                                left by
 ===========  ===================================  ==================================================
-IDLE         not asked for: there is no stream,   the stream opens, the task ends: SUBSCRIBING
+IDLE         not subscribed: no stream is open,   the stream opens, the task ends: SUBSCRIBING
              or a task still changes the log
-SUBSCRIBING  asked for, or in line for it; no     `Data`, `Marks`: FOLLOWING; `Diverged`:
+SUBSCRIBING  subscription sent or queued, no      `Data`, `Marks`: FOLLOWING; `Diverged`:
              answer yet                           TRUNCATING; `Restart`: RESTARTING
-FOLLOWING    what comes is appended               (below)
-TRUNCATING   a task cuts the log's end            done: SUBSCRIBING
+FOLLOWING    received batches are appended        (below)
+TRUNCATING   a task truncates the log             done: SUBSCRIBING
 RESTARTING   a task empties the log               done: SUBSCRIBING
-BACKOFF      refused, or could not be taken: a    the timer: SUBSCRIBING
+BACKOFF      refused, or an append failed: a      the timer: SUBSCRIBING
              gap, damaged batches, a full disk
-STALE        the leader, or this node, knows of   `follow` with newer metadata; a long timer:
-             another leader epoch by now          SUBSCRIBING
+STALE        the leader, or this node, has        `follow` with newer metadata; a long timer:
+             applied another leader epoch         SUBSCRIBING
 FAILED       the storage failed                   `follow` with another replica, or epoch
 ===========  ===================================  ==================================================
 
-From SUBSCRIBING and FOLLOWING an error leads to BACKOFF, STALE or FAILED; the end of the stream
-leads to IDLE, but for those that wait for something else. `follow` with another leader epoch leads
-to IDLE from everywhere.
+From SUBSCRIBING and FOLLOWING an error leads to BACKOFF, STALE or FAILED. The end of the stream
+leads from these two to IDLE; the other states stay. `follow` with another leader epoch leads to
+IDLE from every state.
 
 Four rules
-1. One task at a time changes the log, and while one does, the position that a subscription would
-   name is not known: so it waits for the task, also if that serves an older leader epoch.
-2. Data is appended within the receive callback. Only where the log must wait (a segment is begun)
-   it is queued, and everything behind it.
-3. What comes is appended only where the leader takes the log to end, which it says with each
-   message, also where compaction has left batches out. Anything else is a hole.
-4. What is dropped is dropped whole: the handle is never heard of again, and the next subscription
-   begins from what the log holds then.
+1. One task at a time changes the log. Meanwhile the position for a subscription is unknown, so the
+   subscription waits for the task, even for one of an older leader epoch.
+2. Data is appended within the receive callback. Only where the log must wait (for a new segment)
+   the data is queued, with all data behind it.
+3. Data is appended only where the leader takes the log to end. Each message names that end, so a
+   gap that compaction left is known; any other gap is a hole.
+4. A dropped subscription is dropped whole: its handle is never used again, and the next one begins
+   from the log's end at that time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 class FollowState(Enum):
-    """See the module."""
+    """The states: see the module."""
 
     IDLE = auto()
     SUBSCRIBING = auto()
@@ -79,11 +79,10 @@ class FollowState(Enum):
 
 
 class ReplicaFetcher:
-    """One partition, on the link to its leader."""
+    """One followed partition, on the connection to its leader."""
 
     __slots__ = (
         "_acked",
-        "_asked_epoch",
         "_end",
         "_failures",
         "_follower",
@@ -94,6 +93,7 @@ class ReplicaFetcher:
         "_pieces",
         "_queue",
         "_refusals",
+        "_subscribed_epoch",
         "_timer",
         "_work",
         "error",
@@ -112,37 +112,38 @@ class ReplicaFetcher:
         self.link = link
         self.state = FollowState.IDLE
         self.leader_epoch = partition.image.leader_epoch
-        """The one that `follow` was called for."""
+        """The leader epoch that `follow` was called for."""
         self.error = ""
-        """Why it does not follow, or did not the last time."""
+        """The last error; empty while the subscription is accepted."""
         self.is_stopped = False
-        """Not followed any more; only its task is still at work."""
+        """Not followed any more; only the last task still runs."""
         self._handle = 0
-        """Of the subscription; 0: none."""
-        self._asked_epoch = NO_EPOCH
+        """The subscription's handle; 0: no subscription."""
+        self._subscribed_epoch = NO_EPOCH
         """The leader epoch that the subscription names."""
         self._end = Offset(0)
-        """Where the log ends once all that was received is appended."""
+        """The log end once all received data is appended."""
         self._acked: tuple[Offset, Offset] = (Offset(0), Offset(0))
-        """The durable end and log start offset that the leader was told."""
+        """The durable end and log start offset acknowledged last."""
         self._queue: list[Data] = []
         self._pieces: list[memoryview] = []
         self._marks: tuple[Offset, Offset] | None = None
-        """The last that came while a task was changing the log."""
+        """The last watermarks that came during a change of the log."""
         self._held_bytes = 0
-        """Of the queue and the pieces."""
+        """Bytes of the queue and the pieces."""
         self._work: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._refusals = 0
-        """In a row; so are the failures to take what came."""
+        """Refused subscriptions in a row."""
         self._failures = 0
+        """Failed appends in a row."""
         self._generation = 0
-        """Counts what a task may serve: an error of a task that is out of date is nobody's."""
+        """Counts ended subscriptions: an error of a task from an earlier generation is dropped."""
         self._follower.on_durable = self._on_durable
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """Topic and partition, for logs."""
         return f"{self.partition.topic}-{self.partition.partition}"
 
     @property
@@ -150,18 +151,18 @@ class ReplicaFetcher:
         """Whether a task is changing the log."""
         return self._work is not None
 
-    # What the owner asks
+    # For FollowerStreams and LeaderConnection
 
     def maybe_subscribe(self) -> None:
-        """Subscribe, if nothing speaks against it. Harmless at any time."""
+        """Subscribe if the state allows it. Harmless at any time."""
         stream = self.link.stream
         if self.state is not FollowState.IDLE or self._work is not None or stream is None:
             return
         self.state = FollowState.SUBSCRIBING
         stream.subscribe_soon(self)
 
-    def follow_anew(self, link: LeaderConnection) -> None:
-        """There is another leader, or another epoch of it: begin from scratch."""
+    def switch_leader(self, link: LeaderConnection) -> None:
+        """Follow another leader, or another epoch: drop the subscription and make a new one."""
         self._drop()
         self.link = link
         self.is_stopped = False
@@ -172,14 +173,14 @@ class ReplicaFetcher:
         self.maybe_subscribe()
 
     def stop(self) -> None:
-        """It is not followed any more."""
+        """Stop following. A change of the log that is under way runs to its end."""
         self._drop()
         self.is_stopped = True
         self.state = FollowState.IDLE
         self._follower.on_durable = None
 
     def stream_ended(self) -> None:
-        """The stream is gone, and the subscription with it."""
+        """The stream has ended, and the subscription with it."""
         if self._handle:
             self._handle = 0
             self._generation += 1
@@ -187,10 +188,10 @@ class ReplicaFetcher:
         if self.state in (FollowState.SUBSCRIBING, FollowState.FOLLOWING):
             self.state = FollowState.IDLE
 
-    # What the stream asks
+    # For FollowerStream
 
     def subscription(self, handle: int) -> Subscription | None:
-        """The subscription by that handle, as of now; None if it is not wanted any more."""
+        """The subscription to send with that handle; None if no longer due."""
         if self.state is not FollowState.SUBSCRIBING:
             return None
         try:
@@ -199,7 +200,7 @@ class ReplicaFetcher:
             self._on_error(error)
             return None
         self._handle = handle
-        self._asked_epoch = position.leader_epoch
+        self._subscribed_epoch = position.leader_epoch
         self._end = position.offset
         self._acked = (position.durable_end, position.log_start_offset)
         topic_id, partition = self.key
@@ -208,15 +209,15 @@ class ReplicaFetcher:
         )
 
     def next_ack(self) -> tuple[int, int, int] | None:
-        """What the leader is to be told; None if it knows."""
+        """The next acknowledgement to send; None if nothing has changed."""
         if not self._handle:
             return None
         partition = self.partition
         acked_end = self._acked[0]
-        # It does not fall, also where a topic has changed to the stricter flush mode; and what this
-        # leader has not sent is not for it to hear of.
+        # An acknowledgement never falls, even if the topic changes to the stricter flush mode, and
+        # never goes beyond the data of this leader.
         durable_end = max(acked_end, min(partition.durable_end, self._end))
-        # Who deletes records is told that it is done by this.
+        # Completes deletions of records that wait at the leader.
         log_start_offset = partition.log.durable_log_start
         if self._acked == (durable_end, log_start_offset):
             return None
@@ -224,10 +225,10 @@ class ReplicaFetcher:
         return self._handle, durable_end, log_start_offset
 
     def on_data(self, data: Data) -> None:
-        """Batches have come, or a piece of them."""
+        """Take received batches, or a piece of a batch."""
         self.link.bytes_received += len(data.payload)
         if self.state is not FollowState.FOLLOWING:
-            self._accepted()
+            self._on_accepted()
         if data.base_offset != self._end:
             self._on_error(
                 LogError(
@@ -241,15 +242,15 @@ class ReplicaFetcher:
             self._take(data)
 
     def on_marks(self, high_watermark: Offset, log_start_offset: Offset) -> None:
-        """The leader's high watermark and log start have moved; or it has accepted."""
+        """Take the leader's watermarks; the first ones accept the subscription."""
         if self.state is not FollowState.FOLLOWING:
-            self._accepted()
+            self._on_accepted()
         if self._work is not None:
             self._marks = (high_watermark, log_start_offset)
             return
         try:
             self._follower.update_watermarks(
-                leader_epoch=self._asked_epoch,
+                leader_epoch=self._subscribed_epoch,
                 high_watermark=high_watermark,
                 log_start_offset=log_start_offset,
             )
@@ -257,19 +258,19 @@ class ReplicaFetcher:
             self._on_error(error)
 
     def on_diverged(self, message: Diverged) -> None:
-        """The leader has another history: cut, and ask again."""
+        """The logs diverge: truncate, and subscribe again."""
         self._handle = 0
         self.state = FollowState.TRUNCATING
         diverging = Diverging(LeaderEpoch(message.epoch), Offset(message.end_offset))
-        leader_epoch = self._asked_epoch
+        leader_epoch = self._subscribed_epoch
         self._start(lambda: self._truncate(diverging, leader_epoch))
 
     def on_restart(self, message: Restart) -> None:
-        """The leader's log begins behind this one's end: begin there, too. It is whole."""
+        """The leader's log begins behind this one's end: restart there. All pieces are joined."""
         self._handle = 0
         self.state = FollowState.RESTARTING
         offset = Offset(message.log_start_offset)
-        leader_epoch = self._asked_epoch
+        leader_epoch = self._subscribed_epoch
         self._start(
             lambda: self._follower.restart_at(
                 offset, producers=message.producers, leader_epoch=leader_epoch
@@ -277,7 +278,7 @@ class ReplicaFetcher:
         )
 
     def on_refused(self, message: Refused) -> None:
-        """The leader does not send, or no more."""
+        """The leader refused the subscription, or ended it."""
         self._handle = 0
         self._generation += 1
         self._forget_queue()
@@ -289,8 +290,8 @@ class ReplicaFetcher:
         before = self.partition.log_end_offset
         await self._follower.truncate_for(diverging, leader_epoch=leader_epoch)
         if self.partition.log_end_offset >= before:
-            # To ask again at once would have the same answer.
-            raise LogError(INTERNAL, f"{self.name}: no agreement on where the histories part.")
+            # The same subscription would get the same answer.
+            raise LogError(INTERNAL, f"{self.name}: no agreement on the point of divergence.")
 
     # Appending
 
@@ -313,7 +314,7 @@ class ReplicaFetcher:
         self._require_end(data)
         is_done = self._follower.append_fetched_now(
             data.payload,
-            leader_epoch=self._asked_epoch,
+            leader_epoch=self._subscribed_epoch,
             high_watermark=data.high_watermark,
             log_start_offset=data.log_start_offset,
         )
@@ -322,7 +323,7 @@ class ReplicaFetcher:
         return is_done
 
     async def _drain(self, handle: int) -> None:
-        """Append what is queued, for as long as the subscription lives."""
+        """Append the queue, until the subscription ends."""
         while self._queue:
             queue, self._queue = self._queue, []
             for data in queue:
@@ -335,7 +336,7 @@ class ReplicaFetcher:
         if not self._append_now(data):
             await self._follower.append_fetched(
                 data.payload,
-                leader_epoch=self._asked_epoch,
+                leader_epoch=self._subscribed_epoch,
                 high_watermark=data.high_watermark,
                 log_start_offset=data.log_start_offset,
             )
@@ -343,14 +344,16 @@ class ReplicaFetcher:
                 self._check_end(data)
 
     def _require_end(self, data: Data) -> None:
-        """The log must end where the leader takes it to: behind a later end it is longer than the
-        leader knows, and behind an earlier one it would get a hole that looks like one that
-        compaction made."""
+        """Raise LogError unless the log ends where the leader takes it to end.
+
+        With a later end the log is longer than the leader knows; with an earlier one the append
+        would leave a hole that looks like a gap of compaction.
+        """
         end_offset = self.partition.log_end_offset
         if end_offset != data.base_offset:
             raise LogError(
                 CORRUPT_BATCH,
-                f"{self.name}: the log ends at {end_offset}, and what came belongs at "
+                f"{self.name}: the log ends at {end_offset}, and the received batches belong at "
                 f"{data.base_offset}.",
             )
 
@@ -359,13 +362,13 @@ class ReplicaFetcher:
         if end_offset != data.next_offset:
             raise LogError(
                 CORRUPT_BATCH,
-                f"{self.name}: batches up to {data.next_offset} were announced, and the log ends "
+                f"{self.name}: batches up to {data.next_offset} were announced, but the log ends "
                 f"at {end_offset} with them.",
             )
         self._failures = 0
 
     def _on_piece(self, data: Data) -> None:
-        """Put the pieces of a long batch together."""
+        """Join the pieces of a long batch."""
         if bool(data.flags & CONTINUES) != bool(self._pieces):
             self._on_error(LogError(CORRUPT_BATCH, f"{self.name}: pieces came out of order."))
             return
@@ -403,7 +406,7 @@ class ReplicaFetcher:
         if self._handle and stream is not None:
             stream.ack_soon(self)
 
-    def _accepted(self) -> None:
+    def _on_accepted(self) -> None:
         self.state = FollowState.FOLLOWING
         self.error = ""
         self._refusals = 0
@@ -420,7 +423,7 @@ class ReplicaFetcher:
             if generation == self._generation:
                 self._on_error(error)
         finally:
-            # In the same turn: what comes next must not queue behind a task that is over.
+            # In the same turn: the next data must not queue behind a task that is over.
             self._work = None
         marks, self._marks = self._marks, None
         if marks is not None and self._handle:
@@ -433,7 +436,7 @@ class ReplicaFetcher:
             self.maybe_subscribe()
 
     def _on_error(self, error: LogError) -> None:
-        """What came could not be taken, or the replica does not follow as it did."""
+        """End the subscription after an error: FAILED for the storage, else back off."""
         self._drop()
         if error.entry is STORAGE_FAILED:
             self.error = error.message
@@ -444,7 +447,7 @@ class ReplicaFetcher:
             self._wait(error)
 
     def _wait(self, error: LogError) -> None:
-        """Ask again, but not now."""
+        """Subscribe again after a delay."""
         settings = self.link.settings
         self.error = error.message
         self.link.tell(error)
@@ -467,7 +470,7 @@ class ReplicaFetcher:
         self.maybe_subscribe()
 
     def _drop(self) -> None:
-        """End the subscription, and whatever waits."""
+        """End the subscription, its queue and its timer."""
         stream = self.link.stream
         if stream is not None:
             stream.drop(self, self._handle)

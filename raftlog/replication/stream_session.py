@@ -1,13 +1,13 @@
-"""One follower's connection, as the leader holds it: its feeds, its window, its marks.
+"""One follower's connection at the leader: its partition streams, its window, its watermarks.
 
-A feed is *live* when everything in the log was sent: then what is appended goes out within the
-append itself, from memory. It falls *behind* when the window is full, or an append is too long, and
-is then read from the log by the pump (feed_pump.py) until it has caught up. Appends happen in the
-event loop, so between "it has sent everything" and "it is live" nothing can be appended.
+A stream is *live* once the whole log was sent: an append then goes out within the append itself,
+from memory. The stream falls *behind* when the window is full, or an append is too long; the
+catch-up reader (catch_up_reader.py) then reads the log until the stream has caught up. Appends
+happen in the event loop, so no append can come between "has sent everything" and "is live".
 
-The window counts the bytes that were sent and not acknowledged, of all feeds together; it bounds
-what waits in the connection, and what the follower may have to hold. Marks are gathered for a few
-milliseconds, as `Data` mostly carries them anyway.
+The window counts the bytes in flight (sent and not acknowledged) of all streams together; it bounds
+the connection's queue, and the follower's memory. Watermarks are gathered for a few milliseconds,
+as `Data` mostly carries them anyway.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from raftlog.replication.stream_settings import StreamSettings
 from raftlog.world import Clock
 
 FEEDS_MAX: Final = 200_000
-"""Partitions on one connection."""
+"""Most partitions on one connection."""
 MESSAGE_CHARACTERS_MAX: Final = 1000
-"""Of an error that is sent."""
+"""Most characters of an error message that is sent."""
 
 logger = logging.getLogger(__name__)
 
@@ -103,19 +103,20 @@ class PartitionStream:
         self.handle = handle
         self.replica = replica
         self.sent_end = position.offset
-        """Where the follower's log ends once it has taken what was sent."""
+        """The follower's log end once all sent batches are appended there."""
         self.read_offset = position.offset
-        """Where to go on reading: behind `sent_end` if nothing is left in between."""
+        """The next offset to read: above `sent_end` where compaction left no batches between."""
         self.acked_end = position.durable_end
         self.unacked: deque[tuple[Offset, int]] | None = None
-        """What was sent and not acknowledged: where it ends, and its bytes. Made when it is needed:
-        an empty one is longer than all the rest, and most feeds are idle."""
+        """End offset and bytes of each message in flight. Created on first use: an empty deque is
+        larger than all the rest, and most streams are idle."""
         self.high_watermark = Offset(-1)
-        """The last that was sent; so is the log start offset."""
+        """The high watermark sent last."""
         self.log_start_offset = Offset(-1)
+        """The log start offset sent last."""
         self.restart: tuple[Offset, LeaderEpoch] | None = None
-        """The follower is to begin anew there, as the leader of that epoch says: the pump tells it,
-        and until then the replica knows nothing of the feed."""
+        """Offset and leader epoch of a restart that the catch-up reader has to send; until then the
+        feed is not attached."""
         self.is_behind = True
         self.is_ended = False
 
@@ -134,7 +135,7 @@ class PartitionStream:
         buffers: Sequence[Buffer],
         size_bytes: int,
     ) -> None:
-        """Send what the log has grown by, or leave it to the pump."""
+        """Send an append from memory, or leave it to the catch-up reader."""
         if self.is_behind or self.is_ended:
             return
         assert base_offset == self.read_offset, f"{base_offset} follows {self.read_offset}"
@@ -145,12 +146,12 @@ class PartitionStream:
             session.fell_behind(self)
 
     def _on_watermarks(self) -> None:
-        """Have the marks sent soon."""
+        """Schedule the watermarks."""
         if not self.is_ended:
             self._session.schedule_watermarks(self)
 
     def _on_ended(self, error: LogError) -> None:
-        """Tell the follower, and forget the feed."""
+        """Refuse the subscription from now on."""
         self._session.refuse(self, error)
 
 
@@ -184,29 +185,29 @@ class StreamSession(Session):
         self._watermarks_due: dict[int, PartitionStream] = {}
         self._watermarks_timer: asyncio.TimerHandle | None = None
         self.behind: OrderedDict[int, PartitionStream] = OrderedDict()
-        """Feeds that the pump reads for, the next one first."""
+        """Streams that the catch-up reader reads for, the next one first."""
         self._pump = CatchUpReader(self, clock)
         self._pumping = spawn(self._pump.run(), f"replication-pump-{broker_id}")
 
     @property
     def address(self) -> str:
-        """Where the follower is."""
+        """The follower's address."""
         return self.connection.address
 
     @property
     def feed_count(self) -> int:
-        """Partitions that are followed here."""
+        """Partitions on this session."""
         return len(self._streams)
 
     @property
     def behind_count(self) -> int:
-        """Those that the pump reads for."""
+        """Partitions that the catch-up reader reads for."""
         return sum(1 for stream in self._streams.values() if stream.is_behind)
 
     # Session
 
     def received(self, message: bytes) -> None:
-        """Take what the follower says."""
+        """Handle a message of the follower."""
         if self.is_ended:
             return
         self.has_heard = True
@@ -222,7 +223,7 @@ class StreamSession(Session):
                 case Ping():
                     pass
         except ProtocolError as error:
-            self.end(f"it does not keep to the protocol: {error}")
+            self.end(f"protocol error: {error}")
 
     def ping(self) -> None:
         """Send a sign of life."""
@@ -230,7 +231,7 @@ class StreamSession(Session):
 
     def on_ended(self, reason: str) -> None:
         """Detach all feeds."""
-        logger.info("broker %d does not follow any more: %s", self.broker_id, reason)
+        logger.info("broker %d: replication session ended: %s", self.broker_id, reason)
         self._pumping.cancel()
         if self._watermarks_timer is not None:
             self._watermarks_timer.cancel()
@@ -239,7 +240,7 @@ class StreamSession(Session):
             stream.detach()
         self._on_ended(self)
 
-    # What the follower says
+    # Messages of the follower
 
     def _on_acks(self, acks: Acks) -> None:
         streams = self._streams
@@ -248,7 +249,7 @@ class StreamSession(Session):
             if stream is None:
                 if handle > self._last_handle:
                     raise ProtocolError(f"handle {handle} was never given")
-                # It crossed with the feed's end.
+                # The acknowledgement crossed with the end of the stream.
                 continue
             if not stream.acked_end <= durable_end <= stream.sent_end:
                 raise ProtocolError(
@@ -272,7 +273,7 @@ class StreamSession(Session):
             if len(self._streams) >= FEEDS_MAX:
                 raise ProtocolError("it follows too many partitions")
             self._subscribe(subscription)
-        # They say that the subscriptions were accepted.
+        # The watermarks accept the subscriptions.
         self._send_watermarks()
 
     def _subscribe(self, asked: Subscription) -> None:
@@ -284,7 +285,7 @@ class StreamSession(Session):
             old.detach()
         replica = self._find(*key)
         if replica is None:
-            # Not known yet, or not any more: the follower's metadata will tell it, or mine me.
+            # Unknown yet, or gone: newer metadata will reach the follower, or this node.
             self._send_refused(asked.handle, LogError(NOT_READY, "No such replica here."))
             return
         position = FetchPosition(
@@ -294,7 +295,7 @@ class StreamSession(Session):
             durable_end=asked.durable_end,
             log_start_offset=asked.log_start_offset,
         )
-        # Its log start may well be above: where a restart in the middle of a batch was interrupted.
+        # The log start may be above the offset, after an interrupted restart in mid-batch.
         if position.durable_end > position.offset:
             raise ProtocolError(f"a replica cannot stand at {position}")
         stream = PartitionStream(self, asked.handle, replica, position)
@@ -327,7 +328,7 @@ class StreamSession(Session):
                 self._forget(stream)
                 stream.detach()
 
-    # What feeds and the pump ask
+    # For streams and the catch-up reader
 
     def takes_live(self, size_bytes: int) -> bool:
         """Whether an append of that size may be sent from memory."""
@@ -337,7 +338,7 @@ class StreamSession(Session):
         )
 
     def fell_behind(self, stream: PartitionStream) -> None:
-        """Have the pump read for the feed."""
+        """Queue the stream for the catch-up reader."""
         stream.is_behind = True
         self.behind[stream.handle] = stream
         self._pump.wake()
@@ -350,7 +351,7 @@ class StreamSession(Session):
         size_bytes: int,
         flags: int = 0,
     ) -> None:
-        """Send what follows on `sent_end`; with MORE in `flags`, a piece of it."""
+        """Send batches that begin at `sent_end`; with MORE in `flags`, a piece of a batch."""
         replica = stream.replica
         stream.high_watermark = replica.high_watermark
         stream.log_start_offset = replica.log_start_offset
@@ -375,7 +376,7 @@ class StreamSession(Session):
             stream.sent_end = stream.read_offset = next_offset
 
     def schedule_watermarks(self, stream: PartitionStream) -> None:
-        """Have the feed's marks sent within a few milliseconds, unless data carries them."""
+        """Send the stream's watermarks within a few milliseconds, unless data carries them."""
         self._watermarks_due[stream.handle] = stream
         if self._watermarks_timer is None:
             self._watermarks_timer = asyncio.get_running_loop().call_later(
@@ -383,17 +384,17 @@ class StreamSession(Session):
             )
 
     def refuse(self, stream: PartitionStream, error: LogError) -> None:
-        """Tell the follower why it gets nothing more, and forget the feed. It is detached."""
+        """Send the follower the reason, and forget the stream. The caller has detached the feed."""
         if not stream.is_ended:
             self._forget(stream)
             self._send_refused(stream.handle, error)
 
     def restarted(self, stream: PartitionStream) -> None:
-        """The follower was told to begin anew. It will ask again."""
+        """Forget a stream after its restart was sent. The follower will subscribe again."""
         self._forget(stream)
 
     def send(self, message: Message) -> None:
-        """Send anything but data."""
+        """Send a message without batches."""
         self.has_sent = True
         self.connection.send(encode(message))
 

@@ -1,8 +1,6 @@
-"""Who waits at a partition: writers for their commit, readers for records.
+"""Waiters of one partition: appends for their commit, long polls for records.
 
-How many bytes become committed: what a long poll that wants so many of them waits for.
-
-Long polls: wait at several partitions until one has committed records.
+Also the count of committed bytes, for long polls with `min_bytes`.
 """
 
 from __future__ import annotations
@@ -17,15 +15,15 @@ from raftlog.record.errors import OVERLOADED, RETRIABLE, LogError, outcome_unkno
 from raftlog.record.types import Offset
 
 COMMIT_WAITERS_MAX: Final = 100_000
-"""Appends of one partition that may wait for their commit at once; more are refused."""
+"""Most appends of one partition that wait for their commit at once; more are refused."""
 READ_WAITERS_MAX: Final = 100_000
-"""Readers of one partition that may wait for records at once; more are refused."""
+"""Most readers of one partition that wait for records at once; more are refused."""
 FORGOTTEN_READERS_MAX: Final = 64
-"""Entries of readers that wait no more, beyond as many as do: then they are swept out."""
+"""Heap entries of removed readers, above the number of waiting ones, that start a sweep."""
 
 
 class CommitWaiters:
-    """Writers, woken in the order of their offsets."""
+    """Appends that wait for their commit, woken in the order of their offsets."""
 
     def __init__(self, name: str) -> None:
         """`name` is the partition's, for errors."""
@@ -34,7 +32,7 @@ class CommitWaiters:
         self._count = 0
 
     def require_room(self) -> None:
-        """Raise LogError(OVERLOADED) if too many wait."""
+        """Raise LogError(OVERLOADED) if too many appends wait."""
         if len(self._heap) >= COMMIT_WAITERS_MAX:
             raise LogError(OVERLOADED, f"{self._name}: too many writers wait.")
 
@@ -53,13 +51,11 @@ class CommitWaiters:
     def _expire(self, future: asyncio.Future[None]) -> None:
         if not future.done():
             future.set_exception(
-                outcome_unknown_error(
-                    LogError(RETRIABLE, f"{self._name}: they were not committed in time.")
-                )
+                outcome_unknown_error(LogError(RETRIABLE, f"{self._name}: not committed in time."))
             )
 
     def committed(self, high_watermark: Offset) -> None:
-        """Everything below is committed: wake who waited for it."""
+        """Everything below is committed: wake the appends that waited for it."""
         heap = self._heap
         while heap and heap[0][0] < high_watermark:
             future = heapq.heappop(heap)[2]
@@ -67,9 +63,9 @@ class CommitWaiters:
                 future.set_result(None)
 
     def fail(self, error: LogError) -> None:
-        """Tell all who wait that the outcome of their write is in doubt.
+        """Fail all waiting appends, with an unknown outcome.
 
-        It may yet be committed: an error that says "not written" would have a client use its
+        Each may yet be committed: after an error that means "not written" a client would reuse its
         sequence numbers for other records.
         """
         heap, self._heap = self._heap, []
@@ -81,7 +77,7 @@ class CommitWaiters:
 class ReadWaiters:
     """Readers, woken once, in the order of their offsets.
 
-    Most readers wait at the end: a high watermark that moves must not cost what all of them do.
+    Most readers wait at the end: a move of the high watermark must not scan all of them.
     """
 
     def __init__(self, name: str) -> None:
@@ -89,17 +85,17 @@ class ReadWaiters:
         self._name = name
         self._wakes: dict[int, Callable[[], None]] = {}
         self._heap: list[tuple[Offset, int]] = []
-        """Offsets and handles; also of those that have been forgotten, for a while."""
+        """Offsets and handles, also of removed readers until the next sweep."""
         self._count = 0
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of waiting readers."""
         return len(self._wakes)
 
     def add(self, offset: Offset, wake: Callable[[], None]) -> int:
-        """Call `wake` when the high watermark passes `offset`. Returns a handle to forget it.
+        """Call `wake` once when the high watermark passes `offset`. Returns a handle for `remove`.
 
-        Raises LogError(OVERLOADED).
+        Never calls `wake` at once. Raises LogError(OVERLOADED).
         """
         if len(self._wakes) >= READ_WAITERS_MAX:
             raise LogError(OVERLOADED, f"{self._name}: too many readers wait.")
@@ -109,39 +105,39 @@ class ReadWaiters:
         return self._count
 
     def remove(self, handle: int) -> None:
-        """Forget a reader, woken or not."""
+        """Remove a reader, woken or not."""
         if self._wakes.pop(handle, None) is None:
             return
         if len(self._heap) > 2 * len(self._wakes) + FORGOTTEN_READERS_MAX:
-            # Of a partition that nobody writes to, nothing else would take them out.
+            # Without appends to the partition, no commit would ever remove the entries.
             self._heap = [entry for entry in self._heap if entry[1] in self._wakes]
             heapq.heapify(self._heap)
 
     def committed(self, high_watermark: Offset) -> None:
-        """Everything below is committed: wake who waited for it."""
+        """Everything below is committed: wake the readers that waited for it."""
         heap = self._heap
         due: list[int] = []
         while heap and heap[0][0] < high_watermark:
             due.append(heapq.heappop(heap)[1])
         for handle in due:
-            # One may have been forgotten by another's waking.
+            # The wake of one reader may have removed another.
             wake = self._wakes.pop(handle, None)
             if wake is not None:
                 wake()
 
     def wake_all(self) -> None:
-        """Have all find out by reading what has happened."""
+        """Wake all readers; each learns the reason from its next read."""
         wakes, self._wakes, self._heap = self._wakes, {}, []
         for wake in wakes.values():
             wake()
 
 
 UNCOMMITTED_MAX: Final = 1024
-"""Appends whose commit is still to come that are told apart; what follows counts with the last."""
+"""Most uncommitted appends that are counted one by one; later ones count with the last."""
 
 
 class CommittedBytes:
-    """Of one replica: bytes appended, by the offset that has to be committed for them to count."""
+    """Committed bytes of one replica: appended bytes count once their end offset is committed."""
 
     __slots__ = ("_uncommitted", "total")
 
@@ -151,7 +147,7 @@ class CommittedBytes:
         self._uncommitted: deque[tuple[Offset, int]] = deque()
 
     def appended(self, end_offset: Offset, size_bytes: int) -> None:
-        """The log has grown by so many bytes, and ends at that offset now."""
+        """Count an append that ends at `end_offset`."""
         uncommitted = self._uncommitted
         if len(uncommitted) >= UNCOMMITTED_MAX:
             size_bytes += uncommitted.pop()[1]
@@ -164,7 +160,7 @@ class CommittedBytes:
             self.total += uncommitted.popleft()[1]
 
     def cut(self, end_offset: Offset) -> None:
-        """The log ends at that offset now, and what was behind it is gone."""
+        """Drop the uncommitted appends above a truncation to `end_offset`."""
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[-1][0] > end_offset:
             uncommitted.pop()

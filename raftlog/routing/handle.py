@@ -1,6 +1,6 @@
-"""One partition as one request works with it: its operations are done here, or passed on.
+"""The handle on one partition for one request: local calls, or forwarded ones with retries.
 
-What may be tried again, and for how long: see access.py.
+For the retry rules see router.py.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ if TYPE_CHECKING:
     from raftlog.routing.router import PartitionRouter
 
 RETRY_S_MAX: Final = 5.0
-"""How long a request waits for a leader."""
+"""Longest time of a request for retries."""
 PAUSE_S_MIN: Final = 0.02
 PAUSE_S_MAX: Final = 0.25
 READ_S_MAX: Final = 10.0
-"""How long the leader may take for what it need not wait for."""
+"""Timeout of a call that needs no waiting at the leader."""
 ALL_RECORDS: Final = -1
-"""Deletes all committed records."""
+"""The `before` of `delete_records` for all committed records."""
 
 T = TypeVar("T")
 
 
 class PartitionHandle:
-    """One partition, wherever it is led. Made for one request."""
+    """One partition of the cluster, for one request."""
 
     __slots__ = ("_local", "_router", "partition", "topic", "topic_id")
 
@@ -70,7 +70,7 @@ class PartitionHandle:
         partition: PartitionId,
         local: Partition | None,
     ) -> None:
-        """`local` if this node leads it at the moment."""
+        """`local` is the partition if this node leads it at the moment."""
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
@@ -78,7 +78,7 @@ class PartitionHandle:
         self._local = local
 
     def __eq__(self, other: object) -> bool:
-        """Of one partition, as one node reaches it: what is asked of both may be asked of one."""
+        """Handles are equal if both reach the same partition by the same router."""
         return (
             isinstance(other, PartitionHandle)
             and self.partition == other.partition
@@ -91,13 +91,13 @@ class PartitionHandle:
 
     @property
     def max_message_bytes(self) -> int:
-        """The largest batch that the topic takes."""
+        """Size of the largest batch that the topic accepts."""
         if self._local is not None:
             return self._local.log.config.max_message_bytes
         return self._router.max_message_bytes(self._router.topic(self.topic_id))
 
     def local_replica(self, offset: Offset) -> Partition | None:
-        """The replica of this node that can be read from `offset` on, if one can."""
+        """This node's replica, if reads from `offset` on may use it."""
         if self._local is not None and self._local.is_leader:
             return self._local
         try:
@@ -114,12 +114,14 @@ class PartitionHandle:
             try:
                 return await self._local.append(batches, acks=acks, timeout_s=timeout_s)
             except LogError as error:
-                refusal = self._refused(error)
+                refusal = self._drop_local(error)
         operation = Append(self.topic_id, self.partition, int(acks))
         outcome, _ = await self._routed(
             operation,
             [batch.data for batch in batches],
-            local=lambda found, left_s: found.append(batches, acks=acks, timeout_s=left_s),
+            local=lambda found, remaining_s: found.append(
+                batches, acks=acks, timeout_s=remaining_s
+            ),
             timeout_s=timeout_s,
             may_repeat=all(batch.header.producer_id != NO_PRODUCER_ID for batch in batches),
             refusal=refusal,
@@ -141,7 +143,7 @@ class PartitionHandle:
             try:
                 return await self._local.read(offset, max_bytes=max_bytes, end_offset=end_offset)
             except LogError as error:
-                refusal = self._refused(error)
+                refusal = self._drop_local(error)
         operation = Read(
             self.topic_id, self.partition, offset, min(max_bytes, BODY_BYTES_MAX), end_offset
         )
@@ -168,7 +170,7 @@ class PartitionHandle:
             try:
                 return await _bounds(self._local)
             except LogError as error:
-                refusal = self._refused(error)
+                refusal = self._drop_local(error)
         outcome, _ = await self._routed(
             Bounds(self.topic_id, self.partition),
             (),
@@ -191,7 +193,7 @@ class PartitionHandle:
             try:
                 return await self._local.offset_for_timestamp(timestamp_ms)
             except LogError as error:
-                refusal = self._refused(error)
+                refusal = self._drop_local(error)
         outcome, _ = await self._routed(
             FindTime(self.topic_id, self.partition, timestamp_ms),
             (),
@@ -210,7 +212,7 @@ class PartitionHandle:
             Delete(self.topic_id, self.partition, before),
             (),
             local=lambda found, _: found.require_leader().delete_records(before),
-            # All records, once more, would be more of them.
+            # A repeat would delete records committed since the first call.
             may_repeat=before != ALL_RECORDS,
             refusal=None,
         )
@@ -229,9 +231,9 @@ class PartitionHandle:
         may_repeat: bool = True,
         refusal: LogError | None,
     ) -> tuple[T | Outcome, memoryview]:
-        """Try until it is carried out, or refused for good, or the time is up.
+        """Call the leader, with retries, until success, a final error, or the timeout.
 
-        `refusal` is what a first try here has ended with.
+        `refusal` is the error of a first call to the local partition.
         """
         loop = asyncio.get_running_loop()
         router = self._router
@@ -243,51 +245,51 @@ class PartitionHandle:
             seen = router.leadership(self.topic_id, self.partition)
             error = refusal
             if error is None:
-                left_s = max(deadline - loop.time(), 0.0)
+                remaining_s = max(deadline - loop.time(), 0.0)
                 try:
                     if seen.leader == router.broker_id:
                         found = router.replicas.partition(self.topic, self.partition)
-                        return await local(found, left_s), _NO_BODY
+                        return await local(found, remaining_s), _NO_BODY
                     return await router.call_leader(
-                        seen.leader, operation, (self,), body, timeout_s=left_s
+                        seen.leader, operation, (self,), body, timeout_s=remaining_s
                     )
                 except LogError as failure:
                     error = failure
             was_here, refusal = refusal is not None, None
             if error.entry.outcome_unknown:
                 unknown_error = error
-            left_s = retry_until - loop.time()
-            if left_s <= 0 or not self._may_pass(error, may_repeat=may_repeat):
+            remaining_s = retry_until - loop.time()
+            if remaining_s <= 0 or not self._may_retry(error, may_repeat=may_repeat):
                 raise _final_error(operation, error, unknown_error)
             if was_here and seen.leader != router.broker_id:
-                # Who leads now has not been asked yet.
+                # The present leader was not called yet.
                 continue
-            await router.wait_moved(self, seen, min(pause_s, left_s))
+            await router.wait_moved(self, seen, min(pause_s, remaining_s))
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
-    def _refused(self, error: LogError) -> LogError:
-        """The leader here has refused: from now on it is looked for each time."""
+    def _drop_local(self, error: LogError) -> LogError:
+        """Forget the local partition after an error: later calls look up the leader."""
         self._local = None
         return error
 
-    def _may_pass(self, error: LogError, *, may_repeat: bool) -> bool:
-        """Whether another try may end better, and does no harm."""
+    def _may_retry(self, error: LogError, *, may_repeat: bool) -> bool:
+        """Whether a retry may succeed, and does no harm."""
         if error.entry in {NO_LEADER, NOT_READY}:
             return True
         if not may_repeat or error.entry not in {RETRIABLE, STORAGE_FAILED}:
             return False
-        # A leader whose storage fails does not lead for long, if others hold the partition.
+        # A leader with failing storage does not lead for long, if others hold the partition.
         topic = self._router.topic(self.topic_id)
         return error.entry is RETRIABLE or len(topic.partitions[self.partition].replicas) > 1
 
 
 class LocalFollowerHandle(PartitionHandle):
-    """A partition that this node follows, to be read here.
+    """A partition that this node follows, with reads from the local replica.
 
-    What is known here to be committed may be less than what the leader knows, never other.
+    Its committed records are a prefix of the leader's, never different ones.
     """
 
-    __slots__ = ("_near",)
+    __slots__ = ("_follower",)
 
     def __init__(
         self,
@@ -295,35 +297,38 @@ class LocalFollowerHandle(PartitionHandle):
         topic: str,
         topic_id: TopicId,
         partition: PartitionId,
-        near: Partition,
+        follower: Partition,
     ) -> None:
         super().__init__(router, topic, topic_id, partition, None)
-        self._near = near
+        self._follower = follower
 
     def local_replica(self, offset: Offset) -> Partition | None:
         """This node's replica, unless its log ends before `offset`."""
-        near = self._near
-        is_there = near.log_start_offset <= offset <= near.log_end_offset and not near.is_closed
-        return near if is_there else None
+        follower = self._follower
+        is_there = (
+            follower.log_start_offset <= offset <= follower.log_end_offset
+            and not follower.is_closed
+        )
+        return follower if is_there else None
 
     async def read(
         self, offset: Offset, *, max_bytes: int, end_offset: Offset | None = None
     ) -> Fetched:
         """See `Partition.read`."""
-        near = self.local_replica(offset)
-        if near is not None:
+        follower = self.local_replica(offset)
+        if follower is not None:
             try:
-                return await near.read(
+                return await follower.read(
                     offset, max_bytes=max_bytes, end_offset=end_offset, any_replica=True
                 )
             except LogError:
-                # What this replica cannot give, the leader's may: and if not, says why.
+                # The leader may have the records, or raises the reason.
                 pass
         return await super().read(offset, max_bytes=max_bytes, end_offset=end_offset)
 
     async def bounds(self) -> tuple[Offset, Offset]:
-        """Log start offset and high watermark, as far as they are known here."""
-        return self._near.log_start_offset, self._near.high_watermark
+        """Log start offset and high watermark of the local replica."""
+        return self._follower.log_start_offset, self._follower.high_watermark
 
 
 _NO_BODY: Final = memoryview(b"")
@@ -335,8 +340,8 @@ async def _bounds(found: Partition) -> tuple[Offset, Offset]:
 
 
 def _final_error(operation: Operation, error: LogError, unknown_error: LogError | None) -> LogError:
-    """What the caller is told when the last try ended with `error`, and one before in doubt."""
+    """The error to raise after the last retry; an earlier unknown outcome stays unknown."""
     if unknown_error is None or error.entry.outcome_unknown or error.entry is DUPLICATE_SEQUENCE:
         return error
-    both = f"{unknown_error.message} A repeat was refused: {error.message}"
+    both = f"{unknown_error.message} A retry was refused: {error.message}"
     return outcome_unknown_if_changing(operation, LogError(RETRIABLE, both))

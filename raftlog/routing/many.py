@@ -1,8 +1,8 @@
-"""Questions about many partitions at once, wherever they are led: each leader is asked once.
+"""Queries over many partitions at once: one call per leader.
 
-Every partition has an outcome of its own: that one of a thousand has no leader must not keep the
-others' answers from whoever asks. So nothing is tried again here, and nobody is waited for longer
-than it takes to answer from memory (or to search): who wants to know more asks again.
+Every partition has an outcome of its own: one partition without a leader must not hold up a
+thousand others. So there are no retries here, and each leader gets only the time for an answer from
+memory (or for a search). The caller repeats the query for partitions with an error.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from raftlog.routing.handle import READ_S_MAX, PartitionHandle
 from raftlog.routing.router import PartitionRouter
 
 BOUNDS_S_MAX: Final = 1.5
-"""How long a leader may take for what it has in memory. One that hangs must not use up the time of
-whoever waits for the others."""
+"""Timeout of a leader's answer from memory. A leader that hangs must not use up the caller's time
+for all others."""
 SEARCHES_AT_ONCE_MAX: Final = 16
-"""Partitions of one request that are searched for a timestamp at the same time."""
+"""Most partitions of one request in search for a timestamp at once."""
 
 T = TypeVar("T")
 FoundRecord = tuple[Offset, int]
@@ -39,18 +39,18 @@ FoundRecord = tuple[Offset, int]
 
 
 class PartitionBounds(NamedTuple):
-    """What can be read of a partition."""
+    """The readable range of a partition."""
 
     log_start_offset: Offset
     high_watermark: Offset
     last_stable_offset: Offset
-    """What is below belongs to no open transaction. The high watermark, while there are none."""
+    """No open transaction has records below. Equal to the high watermark without transactions."""
 
 
 async def bounds_of_many(
     router: PartitionRouter, wanted: Sequence[PartitionHandle]
 ) -> list[PartitionBounds | LogError]:
-    """What can be read of each partition, or why that is not known. Never raises LogError."""
+    """The bounds of each partition, or its error. Never raises LogError."""
 
     async def local(indexes: Sequence[int]) -> list[PartitionBounds | LogError]:
         return await local_bounds([_finder(router, wanted[index]) for index in indexes])
@@ -65,13 +65,13 @@ async def bounds_of_many(
             for row in outcome.rows
         ]
 
-    return await _ask_leaders(router, wanted, local, operation, answer, timeout_s=BOUNDS_S_MAX)
+    return await _call_leaders(router, wanted, local, operation, answer, timeout_s=BOUNDS_S_MAX)
 
 
 async def times_of_many(
     router: PartitionRouter, wanted: Sequence[tuple[PartitionHandle, int]]
 ) -> list[FoundRecord | LogError | None]:
-    """Each partition's first committed record at or after its timestamp (ms); None: there is none.
+    """Each partition's first committed record at or after its timestamp (ms), None, or its error.
 
     Never raises LogError.
     """
@@ -92,15 +92,15 @@ async def times_of_many(
         ]
 
     partitions = [partition for partition, _ in wanted]
-    return await _ask_leaders(router, partitions, local, operation, answer, timeout_s=READ_S_MAX)
+    return await _call_leaders(router, partitions, local, operation, answer, timeout_s=READ_S_MAX)
 
 
 async def local_bounds(
     wanted: Sequence[Callable[[], Partition]],
 ) -> list[PartitionBounds | LogError]:
-    """What can be read of partitions that are led here. Each raises LogError if it is not.
+    """The bounds of partitions led here. Each callable raises LogError if its partition is not.
 
-    That they still are is made sure of once for all.
+    One confirmation of the lead serves all partitions.
     """
     rows: list[PartitionBounds | LogError] = []
     doubted: list[int] = []
@@ -138,7 +138,7 @@ def _known_bounds(partition: Partition) -> PartitionBounds:
 async def local_times(
     wanted: Sequence[tuple[Callable[[], Partition], int]],
 ) -> list[FoundRecord | LogError | None]:
-    """The records that partitions led here have at or after a timestamp, some searched at once."""
+    """Records of partitions led here at or after a timestamp, with bounded parallel searches."""
 
     async def search(find: Callable[[], Partition], time_ms: int) -> FoundRecord | LogError | None:
         try:
@@ -154,20 +154,20 @@ async def local_times(
 
 
 def coded(row: T | LogError) -> T | int:
-    """A partition's outcome as it is passed on."""
+    """A partition's outcome on the wire: an error goes as its code."""
     return row.entry.code if isinstance(row, LogError) else row
 
 
 def _finder(router: PartitionRouter, wanted: PartitionHandle) -> Callable[[], Partition]:
     def find() -> Partition:
-        # By its id: another topic of that name would be another partition.
+        # By its id: a topic created again under the same name is another topic.
         topic = router.topic(wanted.topic_id)
         return router.replicas.partition(topic.name, wanted.partition)
 
     return find
 
 
-async def _ask_leaders(
+async def _call_leaders(
     router: PartitionRouter,
     wanted: Sequence[PartitionHandle],
     local: Callable[[Sequence[int]], Awaitable[list[T | LogError]]],
@@ -176,7 +176,7 @@ async def _ask_leaders(
     *,
     timeout_s: float,
 ) -> list[T | LogError]:
-    """Outcomes in the order of `wanted`, from this node and, by one question each, the others."""
+    """Outcomes in the order of `wanted`, from this node and, by one call each, other leaders."""
     outcomes: dict[int, T | LogError] = {}
     mine: list[int] = []
     theirs: dict[BrokerId, list[int]] = {}
@@ -218,6 +218,6 @@ async def _ask_leaders(
 
 
 def _coded_error(code: int, wanted: PartitionHandle) -> LogError:
-    """The error that a leader has told by its code alone."""
+    """The error for a code that came without its message."""
     entry = ERROR_TABLE.get(code, INTERNAL)
     return LogError(entry, f"{wanted.topic}-{wanted.partition}: {entry.message}")

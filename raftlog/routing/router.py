@@ -1,15 +1,13 @@
-"""Partitions wherever they are led: any node answers any request (rest.md).
+"""The partition router: any node serves requests for any partition.
 
-`PartitionRouter.find` returns the handle that the listeners work with. If this node leads the
-partition, the handle's operations are the partition's own; otherwise they are forwarded to the
-leader that the applied metadata names.
+`PartitionRouter.find` returns a handle. If this node leads the partition, the handle calls the
+partition directly; otherwise it forwards the operation to the leader of the applied metadata.
 
-Leaders change, and nodes learn of it one after the other. So an operation of which certainly
-nothing was carried out (NO_LEADER, NOT_READY), or that may be repeated without harm (reads, and
-appends with a producer id), is tried again: as soon as the metadata names another leader or epoch,
-and after a short pause, as the leader may be the one that has not heard of it yet. That ends after
-the request's own time, RETRY_S_MAX at most. An append whose outcome is unknown stays so, whatever a
-repeat was answered.
+Leaders change, and nodes apply the change one after the other. So an operation is retried if it
+certainly had no effect (NO_LEADER, NOT_READY), or may be repeated without harm (reads, and appends
+with a producer id): as soon as the metadata names another leader or epoch, and after a short pause,
+as the leader may be the node that is behind. Retries end with the request's own timeout, after
+RETRY_S_MAX at most. An append with an unknown outcome keeps it, whatever a retry returns.
 """
 
 from __future__ import annotations
@@ -50,13 +48,13 @@ if TYPE_CHECKING:
     from raftlog.routing.forwarding import Forwarder
 
 PAUSE_S: Final = 0.25
-"""Of a reader whose partition has no leader that could tell it of records."""
+"""Pause of a long poll on a partition without a leader."""
 ABANDON_S: Final = 0.25
-"""Once the metadata names another leader, the old one has this long to answer what it was asked."""
+"""Time for the old leader to answer open calls, once the metadata names another leader."""
 
 
 class Leadership(NamedTuple):
-    """Who leads a partition, and in which epoch."""
+    """A partition's leader and leader epoch."""
 
     leader: BrokerId
     epoch: LeaderEpoch
@@ -64,7 +62,7 @@ class Leadership(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Watch:
-    """Who wants to know that a leadership is over."""
+    """A callback for the end of a leadership."""
 
     topic_id: TopicId
     partition: PartitionId
@@ -73,7 +71,7 @@ class _Watch:
 
 
 class PartitionRouter:
-    """All partitions of the cluster, as this node reaches them. Lives in the event loop."""
+    """Finds and calls the leaders of all partitions. Lives in the event loop."""
 
     def __init__(
         self,
@@ -83,41 +81,41 @@ class PartitionRouter:
         max_message_bytes: Callable[[TopicImage], int],
         forwarder: Forwarder | None = None,
     ) -> None:
-        """Without `forwarder`, only what this node leads can be reached."""
+        """Without `forwarder`, only partitions led by this node can be reached."""
         self.replicas = replicas
         self.broker_id = broker_id
         self.forwarder = forwarder
         self.max_message_bytes = max_message_bytes
-        # One for each request under way, which are bounded where they are made.
+        # A few per request in flight; requests are bounded by the listeners.
         self._watches: dict[_Watch, None] = {}
 
     def find(self, topic: str, partition: int, *, any_replica: bool = False) -> PartitionHandle:
-        """The partition, wherever it is led. LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION.
+        """A handle on the partition, for one request. LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION.
 
-        With `any_replica`, reads are served by this node's replica, if it has one that is far
-        enough, even if it follows: up to what it knows to be committed.
+        With `any_replica`, a follower on this node serves reads up to its own high watermark, if
+        its log reaches the offset.
         """
         try:
             local = self.replicas.partition(topic, partition)
         except LogError:
-            # What that means is found out when something is to be done with it.
+            # The operation on the handle raises the reason, or finds the leader.
             pass
         else:
             return PartitionHandle(self, topic, local.topic_id, PartitionId(partition), local)
         image = self.replicas.image.topic(topic)
         number = image.partition(partition).partition
-        near = self.replicas.replica(image.topic_id, number) if any_replica else None
-        if near is None:
+        follower = self.replicas.replica(image.topic_id, number) if any_replica else None
+        if follower is None:
             return PartitionHandle(self, topic, image.topic_id, number, None)
-        return LocalFollowerHandle(self, topic, image.topic_id, number, near)
+        return LocalFollowerHandle(self, topic, image.topic_id, number, follower)
 
     async def wait_for_data(
         self, wants: Sequence[tuple[PartitionHandle, Offset]], timeout_s: float
     ) -> None:
         """Return when any partition may have a committed record at its offset, or the time is up.
 
-        Also when a partition's leader is not there or not known: whoever reads then, finds out.
-        Raises LogError OVERLOADED.
+        Also returns when a partition's leader is gone or unknown: the caller's next read raises the
+        reason. Raises LogError OVERLOADED.
         """
         local: list[tuple[Partition, Offset]] = []
         remote: dict[BrokerId, list[tuple[PartitionHandle, Offset]]] = {}
@@ -165,7 +163,7 @@ class PartitionRouter:
         except LogError as error:
             if error.entry not in {NO_LEADER, NOT_READY, UNKNOWN_TOPIC}:
                 raise
-            # Reading finds out. A pause, lest it go on in circles meanwhile.
+            # The next read raises the reason. The pause prevents a busy loop meanwhile.
             await asyncio.sleep(min(PAUSE_S, timeout_s))
 
     async def call_leader(
@@ -177,9 +175,9 @@ class PartitionRouter:
         *,
         timeout_s: float,
     ) -> tuple[Outcome, memoryview]:
-        """Have a leader carry out an operation, once. Raises LogError.
+        """Call a leader once. Raises LogError.
 
-        Given up soon after it is known that it leads one of the partitions no more.
+        Gives up ABANDON_S after the metadata names another leader for one of the partitions.
         """
         if self.forwarder is None or leader in {NO_LEADER_ID, self.broker_id}:
             raise self.not_led_error(of[0])
@@ -190,7 +188,7 @@ class PartitionRouter:
         def give_up() -> None:
             if not reply.done():
                 lost = LogError(
-                    NOT_READY, f"Node {leader} leads {name} no more, and has not answered."
+                    NOT_READY, f"Node {leader} no longer leads {name}, and has not answered."
                 )
                 reply.set_exception(outcome_unknown_if_changing(operation, lost))
 
@@ -210,19 +208,19 @@ class PartitionRouter:
     # Leaders
 
     def leadership(self, topic_id: TopicId, partition: PartitionId) -> Leadership:
-        """By the applied metadata. Raises LogError UNKNOWN_TOPIC if the topic was deleted."""
+        """The leader by the applied metadata. Raises LogError UNKNOWN_TOPIC for a deleted topic."""
         row = self.topic(topic_id).partitions[partition]
         return Leadership(row.leader, row.leader_epoch)
 
     def topic(self, topic_id: TopicId) -> TopicImage:
-        """By the applied metadata. Raises LogError UNKNOWN_TOPIC if the topic was deleted."""
+        """The topic by the applied metadata. Raises LogError UNKNOWN_TOPIC for a deleted one."""
         topic = self.replicas.image.topics_by_id.get(topic_id)
         if topic is None:
             raise LogError(UNKNOWN_TOPIC, "The topic was deleted.")
         return topic
 
     def not_led_error(self, handle: PartitionHandle) -> LogError:
-        """The error for a partition that is not led here, and cannot be reached elsewhere."""
+        """The error for a partition without a leader in reach."""
         seen = self.leadership(handle.topic_id, handle.partition)
         broker: BrokerImage | None = self.replicas.image.brokers.get(seen.leader)
         return not_led_here(handle.topic, handle.partition, broker)
@@ -234,17 +232,17 @@ class PartitionRouter:
         seen: Leadership,
         callback: Callable[[], object],
     ) -> _Watch:
-        """Call `callback` once when the partition is led otherwise than `seen`. Never at once."""
+        """Call `callback` once when leader or epoch differ from `seen`. Never at once."""
         watch = _Watch(topic_id, partition, seen, callback)
         self._watches[watch] = None
         return watch
 
     def unwatch(self, watch: _Watch) -> None:
-        """Forget it, told or not."""
+        """Remove a watch, called or not."""
         self._watches.pop(watch, None)
 
     def on_metadata_applied(self) -> None:
-        """To be called whenever the applied metadata has changed."""
+        """Call the watches that are due: run this after each applied change."""
         for watch in list(self._watches):
             try:
                 is_over = self.leadership(watch.topic_id, watch.partition) != watch.seen
@@ -255,7 +253,7 @@ class PartitionRouter:
                 watch.callback()
 
     async def wait_moved(self, handle: PartitionHandle, seen: Leadership, timeout_s: float) -> None:
-        """Return once the partition is led otherwise than `seen`, or the time is up."""
+        """Return once leader or epoch differ from `seen`, or the time is up."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
 
@@ -273,6 +271,6 @@ class PartitionRouter:
 
 
 def _retrieve_error(wait: asyncio.Task[None]) -> None:
-    """Of waits that end together, one tells its error; those of the others are the same news."""
+    """Mark an error as retrieved: of waits that end together, only the first one's is raised."""
     if not wait.cancelled():
         wait.exception()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from raftlog.storage.config import StorageSettings
 
 from raftlog.metadata.broker_configs import (
     BROKER_CONFIG_TABLE,
@@ -28,6 +27,7 @@ from raftlog.metadata.broker_configs import (
 )
 from raftlog.metadata.configs import ConfigSource
 from raftlog.record.errors import INVALID_CONFIG, LogError
+from raftlog.storage.types import StorageSettings
 
 
 def test_defaults_are_those_of_a_cluster_without_settings() -> None:

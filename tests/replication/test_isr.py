@@ -17,7 +17,7 @@ from raftlog.raft import Applied, Outcome, Refused, Unknown
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication import isr
-from raftlog.replication.isr import LOOK_S, IsrKeeper
+from raftlog.replication.isr import CHECK_INTERVAL_S, IsrKeeper
 from raftlog.replication.leader_state import LeaderState
 from raftlog.replication.partition import Acks, Partition
 from tests.replication.one_node import JumpingClock
@@ -342,4 +342,4 @@ async def test_what_it_did_not_expect_ends_the_node(monkeypatch: pytest.MonkeyPa
 def test_several_looks_fit_into_the_lag() -> None:
     shortest = BROKER_CONFIG_TABLE[REPLICA_LAG].lower
     assert shortest is not None
-    assert shortest / 1000 >= 2 * LOOK_S
+    assert shortest / 1000 >= 2 * CHECK_INTERVAL_S

@@ -134,7 +134,7 @@ async def test_a_start_goes_on_though_what_was_deleted_cannot_be_removed(
     node.delete(1)
     node.disk.fail_next("rename", f"replicas/{topic_id(0)}", DiskFullError)
     await node.open()
-    assert f"topic {topic_id(0)} stays on the disk" in caplog.text
+    assert f"topic {topic_id(0)} cannot be deleted, its files stay" in caplog.text
     assert {path.split("/")[1] for path in node.files("replicas")} == {topic_id(0), topic_id(2)}
     assert node.here(2).is_leader
     await node.close()
@@ -218,7 +218,7 @@ async def test_what_cannot_be_removed_keeps_nothing_else_from_being_followed(
     node.disk.fail_next("rename", f"replicas/{topic_id(0)}", DiskError)
     node.delete()
     await node.settled()
-    assert "stays on the disk" in caplog.text
+    assert "its files stay" in caplog.text
     node.create(1, number=1, name="other")
     await node.settled()
     assert node.here(1).is_leader

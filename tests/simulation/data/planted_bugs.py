@@ -115,6 +115,13 @@ def _entering_when_heard(
     )
 
 
+def _trusting(right: Callable[..., None]) -> Any:
+    def init(self: LossGate, replica: Replica, *, may_have_lost_data: bool, **named: Any) -> None:
+        right(self, replica, may_have_lost_data=False, **named)
+
+    return init
+
+
 def _succeeding(right: Callable[..., Any]) -> Any:
     """A failed sync is taken for one that can be tried again, and is found to succeed."""
 
@@ -151,12 +158,14 @@ MISTAKES: Final = (
         7,
         "trusts a restart after power loss",
         LossGate,
-        "may_have_lost_data",
-        property(lambda _self: False, lambda _self, _value: None),
+        "__init__",
+        _trusting(LossGate.__init__),
     ),
     Mistake(8, "leads without asking", LeaderRole, "_require_lead", lambda _self: None),
     Mistake(9, "goes on after a failed sync", LogCore, "end_sync", _succeeding(LogCore.end_sync)),
-    Mistake(9, "deletes what nobody names", ReplicaLifecycle, "_sort_strays", _deleting_strays),
+    Mistake(
+        9, "deletes what nobody names", ReplicaLifecycle, "_remove_deleted_strays", _deleting_strays
+    ),
     Mistake(
         10,
         "forgets producers at failover",
