@@ -14,8 +14,7 @@ import msgspec
 from aiohttp import web
 
 import raftlog
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import JSON, ErrorBody, bytes_response
 from raftlog.http.routing import Route
 from raftlog.record.errors import (

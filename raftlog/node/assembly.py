@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, NoReturn, TypeVar
 
 from raftlog import __version__
-from raftlog.broker.service import Services
+from raftlog.broker.node import NodeServices
 from raftlog.controller.messages import RefusalReason
 from raftlog.controller.service import ControllerService
 from raftlog.controller.settings import ControllerSettings
@@ -77,7 +77,7 @@ class Core:
     def __init__(
         self,
         *,
-        services: Services,
+        services: NodeServices,
         quorum: RaftMember[ApplyResult],
         controller: ControllerService,
         data: ReplicationService,
@@ -182,7 +182,7 @@ class Core:
             on_fatal=on_fatal,
             can_write=lambda: core.can_write,
         )
-        services = Services(
+        services = NodeServices(
             replicas=data.replicas,
             partitions=data.partitions,
             metadata=data.metadata,

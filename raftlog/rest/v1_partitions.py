@@ -7,13 +7,11 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.broker.admin import ReplicaProgress
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import json_response
 from raftlog.http.routing import Route
-from raftlog.metadata.image import PartitionImage
 from raftlog.record.errors import UNKNOWN_TOPIC
-from raftlog.replication.partition import Partition
 
 
 class ReplicaView(msgspec.Struct, frozen=True):
@@ -46,27 +44,14 @@ class PartitionsView(msgspec.Struct, frozen=True):
 
 async def list_partitions(request: Request, context: ServerContext) -> web.StreamResponse:
     """GET /v1/topics/{topic}/partitions."""
-    services = context.services
-    topic = services.metadata.image.topic(request.path_parameters["topic"])
-    views = [
-        _view(row, services.replicas.replica(topic.topic_id, row.partition))
-        for row in topic.partitions
-    ]
-    return json_response(PartitionsView(views))
+    partitions = context.broker.admin.replica_progress(
+        request.principal, request.path_parameters["topic"]
+    )
+    return json_response(PartitionsView([_view(one) for one in partitions]))
 
 
-def _view(row: PartitionImage, here: Partition | None) -> PartitionView:
-    led = here if here is not None and here.is_leader else None
-    ends: dict[int, int] = {}
-    log_end = 0
-    if led is not None and led.state is not None:
-        log_end = led.log_end_offset
-        ends = {
-            broker_id: follower.durable_end
-            for broker_id, follower in led.state.followers.items()
-            if follower.durable_end >= 0
-        }
-        ends[row.leader] = log_end
+def _view(progress: ReplicaProgress) -> PartitionView:
+    row, ends = progress.row, progress.log_end_offsets
     return PartitionView(
         partition=row.partition,
         leader=row.leader,
@@ -76,12 +61,14 @@ def _view(row: PartitionImage, here: Partition | None) -> PartitionView:
                 broker_id=broker_id,
                 in_sync=broker_id in row.isr,
                 log_end_offset=ends.get(broker_id),
-                lag=max(0, log_end - ends[broker_id]) if broker_id in ends else None,
+                lag=max(0, progress.log_end_offset - ends[broker_id])
+                if broker_id in ends
+                else None,
             )
             for broker_id in row.replicas
         ),
         elr=tuple(row.elr),
-        high_watermark=None if led is None else led.high_watermark,
+        high_watermark=progress.high_watermark,
     )
 
 
