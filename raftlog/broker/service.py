@@ -1,42 +1,56 @@
-"""What a node offers to those who serve its users."""
+"""`Broker`: all operations that one node offers its clients, with their shared state.
+
+The node constructs one `Broker`, and gives it to every listener. So limits, batches of small
+requests, the round robin and the metrics are common to all protocols. A listener
+
+1. checks `not_ready`, and refuses the request if there is a reason;
+2. authenticates the client: a `Principal`;
+3. takes the request's bytes from `bytes_in_flight`, and gives them back after the answer;
+4. calls an operation, and shapes its outcome.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
 
-from raftlog.metadata.apply import ApplyResult
-from raftlog.raft import RaftMember
-from raftlog.record.types import BrokerId
-from raftlog.replication.cluster_metadata import ClusterMetadata
-from raftlog.replication.manager import ReplicaManager, ReplicationStatus
-from raftlog.routing.router import PartitionRouter
-from raftlog.storage.manager import LogManager
-from raftlog.world import Clock, Randomness
+from raftlog.broker.admin import AdminService
+from raftlog.broker.authorize import Authorize, allow_all
+from raftlog.broker.fetch import FetchService
+from raftlog.broker.limits import BrokerSettings, BytesInFlight
+from raftlog.broker.metrics import TopicMetrics
+from raftlog.broker.node import NodeServices
+from raftlog.broker.offsets import OffsetService
+from raftlog.broker.produce import ProduceService
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
-    """The node as the HTTP layer sees it."""
+class Broker:
+    """One node's operations. Lives in the event loop."""
 
-    replicas: ReplicaManager
-    partitions: PartitionRouter
-    """All partitions of the cluster, wherever they are led."""
-    metadata: ClusterMetadata
-    quorum: RaftMember[ApplyResult]
-    logs: LogManager
-    clock: Clock
-    randomness: Randomness
-    node_id: BrokerId
-    replication: Callable[[], ReplicationStatus]
-    """Sums over all replicas of this node, for metrics."""
-    is_ready: Callable[[], str | None]
-    """None when the node serves; otherwise why it does not (it starts, or stops): then every
-    request is refused. A node without an active controller serves; see http/health.py."""
-    can_write: Callable[[], bool] = lambda: True
-    """Whether this node's disk takes writes: if not, others lead what they can."""
+    def __init__(
+        self, services: NodeServices, settings: BrokerSettings, authorize: Authorize = allow_all
+    ) -> None:
+        self.services = services
+        """The node itself: for health and metrics pages, not for operations."""
+        self.clock = services.clock
+        self.bytes_in_flight = BytesInFlight(settings.bytes_in_flight_max)
+        self.topics = TopicMetrics(settings.topic_labels_max)
+        self.closing = asyncio.Event()
+        """Set when the listeners begin to close: fetches that wait return."""
+        self.produce = ProduceService(services, settings, self.topics, authorize)
+        self.fetch = FetchService(services, settings, self.topics, authorize, self.closing)
+        self.offsets = OffsetService(services, settings, authorize)
+        self.admin = AdminService(services, settings, authorize)
 
     @property
     def cluster_id(self) -> str:
         """The cluster's identity; empty before this node knows it."""
-        return self.metadata.image.cluster_id or ""
+        return self.services.cluster_id
+
+    @property
+    def node_id(self) -> int:
+        """This node's broker id."""
+        return self.services.node_id
+
+    def not_ready(self) -> str | None:
+        """None while the node serves; otherwise the reason why it does not."""
+        return self.services.is_ready()

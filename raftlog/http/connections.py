@@ -30,9 +30,8 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
 from prometheus_client.core import Metric
 
-from raftlog.http.context import ServerContext
 from raftlog.http.metrics import counter, gauge
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import error_response, raw_error
 from raftlog.record.errors import (
     BAD_REQUEST,
@@ -528,7 +527,7 @@ class ConnectionServer(web.Server):
         yield counter(
             "raftlog_http_stalled_readers", "Readers cut off for not reading.", self.stalled_readers
         )
-        budget = self.context.budget
+        budget = self.context.broker.bytes_in_flight
         yield gauge("raftlog_http_bytes_in_flight", "Bytes held by requests.", budget.used)
         yield gauge("raftlog_http_bytes_in_flight_max", "Their limit.", budget.bytes_max)
         yield counter("raftlog_http_overloaded", "Requests refused for that limit.", budget.refused)

@@ -1,4 +1,4 @@
-"""From a parsed request to an answer: route, guard, call the handler, turn failures into errors.
+"""From a parsed request to an answer: route, call the handler, turn failures into errors.
 
 One function does it for every request, in place of a chain of middlewares.
 """
@@ -7,31 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from aiohttp import web
 
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import WRITE_SLICE_BYTES, Answer, error_response, method_not_allowed
 from raftlog.http.routing import Route, Router, WrongMethod
 from raftlog.record.errors import BAD_REQUEST, INTERNAL, NOT_READY, ErrorEntry, LogError
 
 logger = logging.getLogger(__name__)
 
-Guard = Callable[[Request, Route], None]
-"""The one place for authorisation and quotas: a LogError keeps the request from its handler."""
-
 
 class Dispatcher:
     """Answers requests by the route table."""
 
-    def __init__(self, router: Router, context: ServerContext, guard: Guard | None = None) -> None:
+    def __init__(self, router: Router, context: ServerContext) -> None:
         self._find = router.find
         self._context = context
-        self._guard = guard
         # The event loop's own time stands still while it runs callbacks, and has milliseconds.
-        self._time = context.services.clock.monotonic
+        self._time = context.broker.clock.monotonic
 
     async def __call__(self, request: Request) -> web.StreamResponse:
         """The answer to a request. Raises only what ends the connection."""
@@ -50,8 +44,6 @@ class Dispatcher:
                 request.path_parameters = found.path_parameters
                 if not route.serves_always:
                     _check_ready(context)
-                if self._guard is not None:
-                    self._guard(request, route)
                 request.cancel_on_disconnect = route.cancel_on_disconnect
                 response = await route.handler(request, context)
         except LogError as error:
@@ -67,9 +59,9 @@ class Dispatcher:
             response = self._failed(request, INTERNAL)
         if isinstance(response, Answer) and len(response.content) > WRITE_SLICE_BYTES:
             # A slow reader makes us keep it. What exists cannot be refused; it leaves less room.
-            context.budget.take_anyway(len(response.content))
+            context.broker.bytes_in_flight.take_anyway(len(response.content))
             request.bytes_held += len(response.content)
-        if request.must_close or context.closing.is_set():
+        if request.must_close or context.broker.closing.is_set():
             response.force_close()
         context.metrics.answered(route, response.status, self._time() - started)
         return response
@@ -85,7 +77,7 @@ class Dispatcher:
 
 
 def _check_ready(context: ServerContext) -> None:
-    reason = context.services.is_ready()
+    reason = context.broker.not_ready()
     if reason is not None:
         # Before that, an unknown topic may only be one that has not been read from disk yet.
         raise LogError(NOT_READY, reason)

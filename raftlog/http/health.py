@@ -12,27 +12,22 @@ look at the others first. The same holds for a node that is fenced.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from raftlog.api.common import Status
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.broker.node import unready
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import bytes_response, json_response
 from raftlog.http.routing import Route
 from raftlog.record.errors import NO_CONTROLLER, NOT_READY, LogError
-
-if TYPE_CHECKING:
-    from raftlog.broker.service import Services
 
 METRICS_MEDIA_TYPE = "text/plain"
 
 
 def _status(context: ServerContext, status: str) -> web.StreamResponse:
-    services = context.services
-    return json_response(Status(status, services.node_id, services.cluster_id))
+    broker = context.broker
+    return json_response(Status(status, broker.node_id, broker.cluster_id))
 
 
 async def healthy(_request: Request, context: ServerContext) -> web.StreamResponse:
@@ -42,9 +37,9 @@ async def healthy(_request: Request, context: ServerContext) -> web.StreamRespon
 
 async def ready(_request: Request, context: ServerContext) -> web.StreamResponse:
     """Whether the node can do all that is asked of it; if not, the error says why."""
-    if context.closing.is_set():
+    if context.broker.closing.is_set():
         raise LogError(NOT_READY, "The node is stopping.")
-    error = unready(context.services)
+    error = unready(context.broker.services)
     if error is not None:
         raise error
     return _status(context, "ready")
@@ -52,7 +47,8 @@ async def ready(_request: Request, context: ServerContext) -> web.StreamResponse
 
 async def metrics(_request: Request, context: ServerContext) -> web.StreamResponse:
     """Everything in Prometheus' text format."""
-    context.metrics.keep_topics(context.services.metadata.image.topics_by_name)
+    broker = context.broker
+    broker.topics.keep_topics(broker.services.metadata.image.topics_by_name)
     return bytes_response(context.metrics.render(), CONTENT_TYPE_LATEST)
 
 
@@ -86,39 +82,3 @@ ROUTES = (
         serves_always=True,
     ),
 )
-
-
-def unready(services: Services) -> LogError | None:
-    """Why the node is not ready, as the error that says so; None if it is."""
-    reason = services.is_ready()
-    if reason is not None:
-        return LogError(NOT_READY, reason)
-    quorum = services.quorum
-    leader_id = quorum.leader_id
-    if leader_id is None:
-        return LogError(
-            NO_CONTROLLER,
-            f"Node {services.node_id} knows no active controller: {_reach(services)} Its "
-            "partitions are served; topics, leaders and settings cannot be changed.",
-        )
-    if leader_id == services.node_id and not quorum.is_active:
-        return LogError(
-            NO_CONTROLLER,
-            f"Node {services.node_id} has been elected controller and is not active yet.",
-        )
-    broker = services.metadata.image.brokers.get(services.node_id)
-    if broker is not None and broker.fenced:
-        return LogError(
-            NOT_READY,
-            f"Node {services.node_id} is fenced: controller {leader_id} has not heard from it, and "
-            "has it lead nothing.",
-        )
-    return None
-
-
-def _reach(services: Services) -> str:
-    """How many voters this node is in touch with, itself included: what the reader asks next."""
-    voters = services.quorum.voters
-    peers = services.quorum.peers()
-    reached = sum(node_id == services.node_id or node_id in peers for node_id in voters.ids)
-    return f"it reaches {reached} of {len(voters.ids)} voters, {voters.majority} are needed."

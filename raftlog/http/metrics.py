@@ -1,19 +1,21 @@
-"""Metrics: plain counters that requests add to, turned into Prometheus families when asked.
+"""Metrics: plain counters that requests add to, turned into Prometheus families at scrape time.
 
 The hot path adds to integers; prometheus_client's own counters take a lock and a label lookup each
 time. Names are the field's (Kafka's JMX exporter) where the meaning is the same, so that its
 dashboards work, and `raftlog_…` where there is none.
 
-Label sets are bounded: routes and statuses are finite, and of the topics the first
-`topic_labels_max` in use have labels; all others are summed under `__other__`, which is no topic's
-name. A deleted topic's counts move there, too, and its place becomes free.
+Label sets are bounded: routes and statuses are finite, and topics have the labels of
+broker/metrics.py. `ServerMetrics` has the counters of requests; `service_metrics` and
+`quorum_metrics` read the node's state.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -21,12 +23,18 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 
+from raftlog.broker.metrics import OTHER_TOPICS, TopicMetrics
+from raftlog.broker.node import NodeServices, unready
 from raftlog.http.routing import Route
+from raftlog.metadata.image import NO_LEADER_ID
 
-OTHER_TOPICS = "__other__"
+if TYPE_CHECKING:
+    from raftlog.replication.manager import ReplicationStatus
+
 UNROUTED = "none"
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -43,24 +51,6 @@ _TOPIC_FAMILIES = {
 Source = Callable[[], Iterable[Metric]]
 
 
-@dataclass(slots=True)
-class TopicCounters:
-    """What went through one topic (or all without labels of their own) since the start."""
-
-    messages_in: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    produce_requests: int = 0
-    fetch_requests: int = 0
-    failed_produce_requests: int = 0
-    failed_fetch_requests: int = 0
-
-    def add(self, other: TopicCounters) -> None:
-        """Take over another's counts."""
-        for item in fields(self):
-            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
-
-
 class _RouteCounters:
     __slots__ = ("aborted", "buckets", "seconds", "statuses")
 
@@ -74,29 +64,13 @@ class _RouteCounters:
 class ServerMetrics(Collector):
     """The numbers of one server. Everything runs in the event loop; nothing is locked."""
 
-    def __init__(self, topic_labels_max: int) -> None:
-        self._topic_labels_max = topic_labels_max
-        self._topics: dict[str, TopicCounters] = {}
-        self._other = TopicCounters()
+    def __init__(self, topics: TopicMetrics) -> None:
+        self._topics = topics
         self._routes: dict[Route | None, _RouteCounters] = {}
         self._sources: list[Source] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
-
-    def topic(self, name: str) -> TopicCounters:
-        """Where to count for a topic, which must exist: else anyone could fill the labels."""
-        counters = self._topics.get(name)
-        if counters is None:
-            if len(self._topics) >= self._topic_labels_max:
-                return self._other
-            counters = self._topics[name] = TopicCounters()
-        return counters
-
-    def keep_topics(self, existing: Container[str]) -> None:
-        """Take the labels of all other topics away."""
-        for name in [name for name in self._topics if name not in existing]:
-            self._other.add(self._topics.pop(name))
 
     def answered(self, route: Route | None, status: int, seconds: float) -> None:
         """Count a request that was answered; `route` is None if it had none."""
@@ -126,7 +100,7 @@ class ServerMetrics(Collector):
             yield from source()
 
     def _topic_families(self) -> Iterator[Metric]:
-        rows = [*sorted(self._topics.items()), (OTHER_TOPICS, self._other)]
+        rows = list(self._topics.rows())
         for attribute, (name, text) in _TOPIC_FAMILIES.items():
             family = CounterMetricFamily(
                 f"kafka_server_brokertopicmetrics_{name}", text, labels=["topic"]
@@ -170,3 +144,231 @@ def gauge(name: str, text: str, value: float) -> Metric:
 def counter(name: str, text: str, value: float) -> Metric:
     """A counter without labels."""
     return CounterMetricFamily(name, text, value=value)
+
+
+MANAGER: Final = "kafka_server_replicamanager"
+CONTROLLER: Final = "kafka_controller_kafkacontroller"
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Of all partitions, by the applied metadata."""
+
+    partitions: int = 0
+    offline: int = 0
+    not_preferred: int = 0
+    replicas: int = 0
+    leaders: int = 0
+    under_replicated: int = 0
+
+
+def _count(services: NodeServices) -> _Counts:
+    """One pass over the image, which may have 100,000 partitions."""
+    node_id = services.node_id
+    counts = _Counts()
+    for topic in services.metadata.image.topics_by_id.values():
+        counts.partitions += len(topic.partitions)
+        for row in topic.partitions:
+            leader, replicas = row.leader, row.replicas
+            if leader == NO_LEADER_ID:
+                counts.offline += 1
+            if leader != replicas[0]:
+                counts.not_preferred += 1
+            if node_id in replicas:
+                counts.replicas += 1
+                if leader == node_id:
+                    counts.leaders += 1
+                    if len(row.isr) < len(replicas):
+                        counts.under_replicated += 1
+    return counts
+
+
+def service_metrics(services: NodeServices, topic_labels_max: int) -> Iterator[Metric]:
+    """Families about replicas, the cluster and the disk, as of now."""
+    image = services.metadata.image
+    counts = _count(services)
+    status = services.replication()
+    yield gauge(f"{MANAGER}_partitioncount", "Replicas on this node.", counts.replicas)
+    yield gauge(f"{MANAGER}_leadercount", "Partitions led by this node.", counts.leaders)
+    yield gauge(
+        f"{MANAGER}_underreplicatedpartitions",
+        "Partitions led by this node with replicas that are not in sync.",
+        counts.under_replicated,
+    )
+    yield gauge(
+        f"{MANAGER}_underminisrpartitioncount",
+        "Partitions led by this node with fewer in-sync replicas than min.insync.replicas.",
+        status.under_min_isr,
+    )
+    yield gauge(
+        f"{MANAGER}_atminisrpartitioncount",
+        "Those with just as many: no more may be missed.",
+        status.at_min_isr,
+    )
+    yield from _replication_metrics(status)
+    yield gauge(f"{CONTROLLER}_globaltopiccount", "Topics.", len(image.topics_by_id))
+    yield gauge(f"{CONTROLLER}_globalpartitioncount", "Partitions.", counts.partitions)
+    yield gauge(
+        f"{CONTROLLER}_offlinepartitionscount", "Partitions without a leader.", counts.offline
+    )
+    yield gauge(
+        f"{CONTROLLER}_preferredreplicaimbalancecount",
+        "Partitions that their first replica does not lead.",
+        counts.not_preferred,
+    )
+    fenced = sum(broker.fenced for broker in image.brokers.values())
+    yield gauge(
+        f"{CONTROLLER}_activebrokercount",
+        "Brokers that are not fenced.",
+        len(image.brokers) - fenced,
+    )
+    yield gauge(f"{CONTROLLER}_fencedbrokercount", "Brokers that are fenced.", fenced)
+    yield gauge(
+        "raftlog_metadata_applied_index", "Last metadata command applied.", image.applied_index
+    )
+    yield gauge("raftlog_ready", "1 if /ready says so, else 0.", int(unready(services) is None))
+    yield _log_sizes(services, topic_labels_max)
+    totals = services.logs.totals()
+    yield gauge("raftlog_log_segments", "Segments of all replicas.", totals.segments)
+    yield gauge("raftlog_log_open_files", "Files held open by the storage.", totals.open_files)
+    yield counter("raftlog_log_syncs", "fsync calls that returned.", totals.syncs)
+    yield gauge("raftlog_log_failed_replicas", "Replicas whose disk failed.", totals.failed)
+    yield gauge("raftlog_log_damaged_replicas", "Replicas with damaged data.", totals.damaged)
+    yield counter(
+        "raftlog_log_scrubbed_bytes", "Read again to look for damage.", totals.scrubbed_bytes
+    )
+    yield counter(
+        "raftlog_log_scrub_damage", "Segments in which damage was found.", totals.scrub_damage
+    )
+    yield gauge("raftlog_disk_free_bytes", "Room left in the data directory.", totals.free_bytes)
+    yield gauge(
+        "raftlog_disk_writable",
+        "1, or 0 while the disk is full or hangs, and others lead what they can.",
+        int(services.can_write()),
+    )
+
+
+def _replication_metrics(status: ReplicationStatus) -> Iterator[Metric]:
+    topics = "kafka_server_brokertopicmetrics"
+    prefix = "raftlog_replication"
+    yield counter(
+        f"{MANAGER}_isrshrinks",
+        "Changes that took members out of in-sync sets, of partitions led by this node.",
+        status.isr_shrinks,
+    )
+    yield counter(
+        f"{MANAGER}_isrexpands", "Changes that took members in, likewise.", status.isr_expands
+    )
+    yield gauge(
+        f"{MANAGER}_offlinereplicacount",
+        "Replicas on this node that serve nobody: failed, damaged, or not opened.",
+        status.offline,
+    )
+    yield counter(
+        f"{topics}_replicationbytesin",
+        "Bytes of record batches received from leaders.",
+        status.bytes_in,
+    )
+    yield counter(
+        f"{topics}_replicationbytesout",
+        "Bytes of record batches sent to followers.",
+        status.bytes_out,
+    )
+    yield gauge(
+        f"{prefix}_leaders_connected",
+        "Connections to nodes that this one follows.",
+        status.leaders_connected,
+    )
+    yield gauge(
+        f"{prefix}_followers_connected",
+        "Connections of nodes that follow this one.",
+        status.followers_connected,
+    )
+    lags = GaugeMetricFamily(
+        f"{prefix}_follower_lag_records_max",
+        "The most records of one partition led here that a follower does not have durably.",
+        labels=["follower"],
+    )
+    # Bounded by the nodes of the cluster.
+    for broker_id, lag in sorted(status.lag_records.items()):
+        lags.add_metric([str(broker_id)], lag)
+    yield lags
+    yield gauge(
+        f"{prefix}_distrusted_replicas",
+        "Replicas on this node that may lack what they acknowledged, until the cluster knows.",
+        status.distrusted,
+    )
+    yield gauge(f"{prefix}_repairs", "Replicas on this node that are under repair.", status.repairs)
+    yield counter(
+        "raftlog_forwarding_requests_sent",
+        "Requests passed on to the node that leads.",
+        status.requests_forwarded,
+    )
+    yield counter(
+        "raftlog_forwarding_requests_taken",
+        "Requests carried out for other nodes.",
+        status.requests_taken,
+    )
+
+
+def _log_sizes(services: NodeServices, topic_labels_max: int) -> Metric:
+    """Bytes per topic, the largest ones by name and the others together."""
+    names = services.metadata.image.topics_by_id
+    sizes: Counter[str] = Counter()
+    for (topic_id, _), log in services.logs.logs().items():
+        topic = names.get(topic_id)
+        sizes[topic.name if topic else OTHER_TOPICS] += log.size_bytes
+    family = GaugeMetricFamily("kafka_log_log_size", "Bytes of log on disk.", labels=["topic"])
+    other = sizes.pop(OTHER_TOPICS, 0)
+    ranked = sizes.most_common()
+    for name, size in sorted(ranked[:topic_labels_max]):
+        family.add_metric([name], size)
+    other += sum(size for _, size in ranked[topic_labels_max:])
+    family.add_metric([OTHER_TOPICS], other)
+    return family
+
+
+def quorum_metrics(services: NodeServices) -> Iterator[Metric]:
+    """Families about this node's member of the quorum, as of now."""
+    quorum = services.quorum
+    status = quorum.status()
+    prefix = "raftlog_quorum"
+    yield gauge(f"{prefix}_term", "Raft's term.", status.term)
+    yield gauge(
+        f"{prefix}_leader_id",
+        "Node that this one takes for the leader, -1 if it knows of none.",
+        NO_LEADER_ID if status.leader_id is None else status.leader_id,
+    )
+    yield gauge(
+        f"{prefix}_is_leader",
+        "1 if this node leads the quorum, else 0.",
+        int(status.leader_id == services.node_id),
+    )
+    yield gauge(f"{prefix}_commit_index", "Last entry known to be committed.", status.commit_index)
+    yield gauge(f"{prefix}_applied_index", "Last entry applied here.", status.applied_index)
+    yield gauge(
+        f"{prefix}_applied_lag",
+        "Entries known to be committed that are not applied here yet.",
+        max(status.commit_index - status.applied_index, 0),
+    )
+    yield counter(f"{prefix}_elections", "Elections that this node began.", status.elections)
+    yield SummaryMetricFamily(
+        f"{prefix}_fsync_seconds",
+        "Syncs of the metadata journal.",
+        count_value=status.syncs.count,
+        sum_value=status.syncs.seconds_sum,
+    )
+    yield gauge(
+        f"{prefix}_fsync_seconds_max",
+        "The longest sync of the metadata journal since the start.",
+        status.syncs.seconds_max,
+    )
+    yield gauge(f"{prefix}_journal_bytes", "Size of the metadata journal.", status.journal_bytes)
+    yield gauge(
+        f"{prefix}_peers_connected", "Other members connected to this one.", len(quorum.peers())
+    )
+    yield gauge(
+        "kafka_controller_kafkacontroller_activecontrollercount",
+        "1 if this node is the active controller, else 0.",
+        int(quorum.is_active),
+    )

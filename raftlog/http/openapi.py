@@ -15,8 +15,7 @@ from aiohttp import web
 
 import raftlog
 from raftlog.api.common import ErrorBody
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import JSON, bytes_response
 from raftlog.http.routing import Route
 from raftlog.record.errors import (

@@ -6,8 +6,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from raftlog.http.connections import Connection
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.routing import Route
 from raftlog.peer.opening import PATH
 from raftlog.record.errors import NOT_READY, UNAUTHORIZED, LogError

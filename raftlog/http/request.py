@@ -1,29 +1,38 @@
-"""One request, as handlers see it: aiohttp's, with the path and query read the cheap way.
+"""The two arguments of every handler: the request, and the server's context.
 
 aiohttp's own `match_info` needs its Application, and `query` builds a multidict through yarl on
-every request: measurable at tens of thousands of requests a second (DESIGN.md).
-
-Path and query parameters as numbers, choices and names; each failure is a typed error.
+every request: measurable at tens of thousands of requests a second (DESIGN.md). So `Request` reads
+path and query itself. Parameters come as numbers, choices and names; each failure is a typed error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl
 
 from aiohttp import web
 
+from raftlog.api.common import INT64_MAX
+from raftlog.broker.authorize import ANONYMOUS, Principal
+from raftlog.broker.service import Broker
+from raftlog.http.metrics import ServerMetrics
+from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.record.errors import BAD_REQUEST, UNKNOWN_PARTITION, LogError
 from raftlog.record.types import PartitionId
 
-QUERY_PARAMETERS_MAX = 64
+if TYPE_CHECKING:
+    from raftlog.peer.network import HttpNetwork
 
-_NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
+QUERY_PARAMETERS_MAX: Final = 64
+
+_NO_PARAMETERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Request(web.BaseRequest):
-    """A request that dispatch.py has routed."""
+    """A routed request."""
 
     ATTRS = web.BaseRequest.ATTRS | frozenset(
         (
@@ -32,6 +41,7 @@ class Request(web.BaseRequest):
             "bytes_held",
             "must_close",
             "cancel_on_disconnect",
+            "principal",
             "_query_parameters",
         )
     )
@@ -41,11 +51,13 @@ class Request(web.BaseRequest):
     query_text: str = ""
     """The raw query, without `?`."""
     bytes_held: int = 0
-    """What this request has taken of the bytes in flight; dispatch.py gives it back."""
+    """Bytes in flight that this request holds; released with its answer."""
     must_close: bool = False
-    """Whether the connection can take no further request: this one's end is not known."""
+    """Whether the connection must close after this request, whose end is unknown."""
     cancel_on_disconnect: bool = False
-    """Whether the handler is of no use once the peer has left."""
+    """Whether to cancel the handler once the peer has left."""
+    principal: Principal = ANONYMOUS
+    """The client, as the broker authorizes it."""
     _query_parameters: Mapping[str, str] | None = None
 
     @property
@@ -74,8 +86,7 @@ def _parse_query(text: str) -> dict[str, str]:
     return parameters
 
 
-INT64_MAX = 2**63 - 1
-_DIGITS_MAX = 20
+_DIGITS_MAX: Final = 20
 
 
 def whole_number(text: str) -> int | None:
@@ -92,7 +103,7 @@ def whole_number(text: str) -> int | None:
 def integer_parameter(
     request: Request, name: str, default: int, *, minimum: int = 0, maximum: int = INT64_MAX
 ) -> int:
-    """A whole number from the query; LogError BAD_REQUEST if it is none or outside its bounds."""
+    """A whole number from the query; LogError BAD_REQUEST unless it is one within the bounds."""
     text = request.query_parameters.get(name)
     if text is None:
         return default
@@ -105,7 +116,7 @@ def integer_parameter(
 
 
 def choice_parameter(request: Request, name: str, default: str, choices: Collection[str]) -> str:
-    """One of `choices` from the query; LogError BAD_REQUEST if it is none of them."""
+    """One of `choices` from the query; LogError BAD_REQUEST for any other value."""
     value = request.query_parameters.get(name, default)
     if value not in choices:
         allowed = ", ".join(sorted(choices))
@@ -114,9 +125,41 @@ def choice_parameter(request: Request, name: str, default: str, choices: Collect
 
 
 def partition_parameter(request: Request, name: str = "partition") -> PartitionId:
-    """The partition number in the path; LogError UNKNOWN_PARTITION if it is no such number."""
+    """The partition number in the path; LogError UNKNOWN_PARTITION for anything else."""
     text = request.path_parameters[name]
     value = whole_number(text)
     if value is None or not 0 <= value < 2**31:
         raise LogError(UNKNOWN_PARTITION, f"{text[:40]!r} is not a partition number.")
     return PartitionId(value)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """The surroundings of all requests: one instance for each server."""
+
+    broker: Broker
+    settings: ServerSettings
+    metrics: ServerMetrics
+    on_broken_invariant: Callable[[AssertionError], None] | None = None
+    """Called with an assertion that failed in a handler: the node then ends."""
+    network: HttpNetwork | None = None
+    """Accepts connections of other nodes; None rejects them all."""
+
+    @property
+    def limits(self) -> ServerLimits:
+        """The settings' limits."""
+        return self.settings.limits
+
+    def hold(self, request: Request, size: int) -> None:
+        """Count `size` bytes as held by `request` until its answer; LogError OVERLOADED.
+
+        For memory that a handler uses besides the body: inflated bytes, data read for an answer.
+        """
+        self.broker.bytes_in_flight.take(size)
+        request.bytes_held += size
+
+    def release(self, request: Request) -> None:
+        """Release the bytes in flight that `request` holds. Harmless if done already."""
+        if request.bytes_held:
+            self.broker.bytes_in_flight.give(request.bytes_held)
+            request.bytes_held = 0

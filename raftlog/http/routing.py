@@ -27,8 +27,7 @@ from aiohttp import web
 from raftlog.record.errors import BAD_REQUEST, NOT_FOUND, ErrorEntry, LogError
 
 if TYPE_CHECKING:
-    from raftlog.http.context import ServerContext
-    from raftlog.http.request import Request
+    from raftlog.http.request import Request, ServerContext
 
 Handler: TypeAlias = Callable[["Request", "ServerContext"], Awaitable[web.StreamResponse]]
 

@@ -11,6 +11,8 @@ from typing import Annotated, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from raftlog.broker.limits import BrokerSettings
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -128,3 +130,15 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         check_bounds(self)
+
+    def for_broker(self) -> BrokerSettings:
+        """The part that is common to all listeners of the node."""
+        limits = self.limits
+        return BrokerSettings(
+            auto_create_topics=self.auto_create_topics,
+            bytes_in_flight_max=limits.bytes_in_flight_max,
+            response_bytes_max=limits.response_bytes_max,
+            long_poll_s_max=limits.long_poll_ms_max / 1000,
+            partitions_per_request_max=limits.partitions_per_request_max,
+            topic_labels_max=limits.topic_labels_max,
+        )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from raftlog import __version__
-from raftlog.broker.service import Services
+from raftlog.broker.node import NodeServices
 from raftlog.controller.service import ControllerService
 from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.commands import RegisterBroker
@@ -101,7 +101,7 @@ class NodeCore:
             network=network,
             on_fatal=on_fatal,
         )
-        self.services = Services(
+        self.services = NodeServices(
             replicas=self.data.replicas,
             partitions=self.data.partitions,
             metadata=self.data.metadata,

@@ -21,6 +21,8 @@ from pathlib import Path
 import uvloop
 
 from raftlog import __version__
+from raftlog.broker.service import Broker
+from raftlog.http.app import Server
 from raftlog.http.settings import ServerSettings
 from raftlog.node.assembly import NodeCore
 from raftlog.node.directory import IdentityError, load_state, remember
@@ -29,7 +31,7 @@ from raftlog.node.settings import NodeSettings, join_address
 from raftlog.node.start import decide_start
 from raftlog.peer.network import HttpNetwork
 from raftlog.record.errors import LogError
-from raftlog.rest.app import Server
+from raftlog.rest.routes import ROUTES as REST_ROUTES
 from raftlog.world import Clock, Disk, DiskError, Randomness
 from raftlog.world.memory import keep_large_blocks
 from raftlog.world.randomness import SystemRandomness
@@ -97,15 +99,19 @@ class Node:
             network=network,
             on_fatal=on_fatal,
         )
+        server_settings = ServerSettings(
+            host=host,
+            port=port,
+            health_port=settings.health_port,
+            auto_create_topics=settings.auto_create_topics,
+            limits=settings.limits,
+        )
+        # One broker for every listener: limits, batches and metrics are common to all.
+        broker = Broker(core.services, server_settings.for_broker())
         server = await Server.start(
-            core.services,
-            ServerSettings(
-                host=host,
-                port=port,
-                health_port=settings.health_port,
-                auto_create_topics=settings.auto_create_topics,
-                limits=settings.limits,
-            ),
+            broker,
+            server_settings,
+            REST_ROUTES,
             network=network,
             on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}"),
         )

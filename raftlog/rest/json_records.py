@@ -1,29 +1,44 @@
-"""Records in JSON requests: from the body to the timestamps, keys, values and headers to store.
+"""Records in JSON: from request bodies to stored records, and from stored records to answers.
 
-A json value is stored as the very bytes its writer sent. Nothing is parsed into objects and written
-again, so numbers of any size, key order and spacing stay as they were; what is checked is that the
-bytes are JSON (RFC 8259), in UTF-8, with paired surrogate escapes, and not too deep. Numbers may be
-larger than a double: they are kept, not interpreted.
+A json value is stored as the very bytes of the request. Nothing is parsed into objects and written
+again, so numbers of any size, key order and spacing stay. The checks: the bytes are JSON (RFC
+8259), in UTF-8, with paired surrogate escapes, and not nested too deep. Numbers may be larger than
+a double: they are kept, not interpreted.
+
+A read puts a stored value that is JSON into the answer as it is, after a check. Any other value,
+where JSON is wanted, is an error that names its offset (40601).
+
+The types that decode and encode JSON values hold raw bytes, which have no schema: the `…Document`
+types describe them for OpenAPI.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from raftlog.api.common import EPOCH_MAX, INT32_MAX, INT64_MAX, Milliseconds, PartitionNumber
+from raftlog.api.common import (
+    EPOCH_MAX,
+    INT32_MAX,
+    INT64_MAX,
+    Milliseconds,
+    PartitionNumber,
+)
+from raftlog.broker.produce import StoredRecord
 from raftlog.http.body import check_json_depth
-from raftlog.record.codec import Headers
-from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, LogError
+from raftlog.http.request import ServerContext
+from raftlog.record.batch import RecordBatch
+from raftlog.record.codec import Headers, Record, decode
+from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, UNSUPPORTED_FORMAT, LogError
+from raftlog.record.types import Offset, PartitionId
 
 JSON_NULL = b"null"
 
-
-StoredRecord: TypeAlias = tuple[int, bytes | None, bytes | None, Headers | None]
-"""Timestamp (ms), key, value, headers, as the codec takes them."""
 
 _RAW_NULL = msgspec.Raw(JSON_NULL)
 
@@ -199,3 +214,261 @@ def stored_records(body: AnyProduceBody, now_ms: int) -> list[StoredRecord]:
 def stored_headers(headers: list[JsonHeader]) -> Headers:
     """Headers as the codec takes them."""
     return [(header.key, header.value) for header in headers]
+
+
+TimestampV3: TypeAlias = Annotated[datetime, Meta(tz=True)] | Milliseconds
+"""RFC 3339, or milliseconds since the Unix epoch."""
+EntryId: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-zA-Z_-]{1,80}$")]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_DATETIME_MS_MAX = 253_402_300_799_999
+"""The last millisecond of the year 9999: where a date has no standard form any more."""
+
+
+class JsonData(msgspec.Struct, gc=False, tag_field="type", tag="JSON", forbid_unknown_fields=True):
+    """Data that is a JSON value; null is none."""
+
+    data: msgspec.Raw = msgspec.Raw(JSON_NULL)
+
+
+class BinaryData(
+    msgspec.Struct, gc=False, tag_field="type", tag="BINARY", forbid_unknown_fields=True
+):
+    """Data in base64."""
+
+    data: bytes | None = None
+
+
+class StringData(
+    msgspec.Struct, gc=False, tag_field="type", tag="STRING", forbid_unknown_fields=True
+):
+    """Data that is text."""
+
+    data: str | None = None
+
+
+Data: TypeAlias = JsonData | BinaryData | StringData
+
+
+class HeaderV3(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A record header."""
+
+    name: str
+    value: bytes | None = None
+
+
+class RecordV3(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A record of a v3 produce request. At least one of key and value is there, if only as null."""
+
+    partition_id: PartitionNumber | None = None
+    headers: list[HeaderV3] | None = None
+    key: Data | msgspec.UnsetType | None = msgspec.UNSET
+    value: Data | msgspec.UnsetType | None = msgspec.UNSET
+    timestamp: TimestampV3 | None = None
+
+
+class EntryV3(RecordV3, gc=False, forbid_unknown_fields=True, kw_only=True):
+    """A record of a batch, and how its answer is told from the others'."""
+
+    id: EntryId
+
+
+_decoder = msgspec.json.Decoder(RecordV3)
+
+
+class DataSummary(msgspec.Struct, frozen=True):
+    """What was stored of a key or value: its format, and its size in bytes."""
+
+    type: str
+    size: int
+
+
+class MalformedJsonError(LogError):
+    """Not JSON at all, so that it is not certain where it ends."""
+
+
+def parse_record_v3(text: bytes, depth_max: int) -> RecordV3:
+    """One record. Raises LogError INVALID_BODY; MalformedJsonError if it is not even JSON."""
+    check_utf8(text)
+    check_json_depth(text, depth_max)
+    try:
+        return _decoder.decode(text)
+    except msgspec.ValidationError as error:
+        raise LogError(INVALID_BODY, f"The record is not valid: {error}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedJsonError(INVALID_BODY, f"The record is not JSON: {error}.") from None
+
+
+def stored_record_v3(record: RecordV3, now_ms: int) -> StoredRecord:
+    """The record as it is stored. Raises LogError INVALID_BODY: no key and value, before 1970."""
+    if record.key is msgspec.UNSET and record.value is msgspec.UNSET:
+        raise LogError(INVALID_BODY, "The record is not valid: it has neither key nor value.")
+    timestamp = record.timestamp
+    if timestamp is None:
+        timestamp = now_ms
+    elif isinstance(timestamp, datetime):
+        timestamp = (timestamp - _EPOCH) // _MILLISECOND
+        if timestamp < 0:
+            raise LogError(INVALID_BODY, "The record is not valid: its timestamp is before 1970.")
+    headers = None
+    if record.headers is not None:
+        headers = [(header.name, header.value) for header in record.headers]
+    return timestamp, _stored(record.key), _stored(record.value), headers
+
+
+def _stored(data: Data | msgspec.UnsetType | None) -> bytes | None:
+    if data is None or data is msgspec.UNSET or data.data is None:
+        return None
+    if isinstance(data, JsonData):
+        raw = bytes(data.data)
+        return None if raw == JSON_NULL else raw
+    return data.data.encode() if isinstance(data, StringData) else data.data
+
+
+def data_summary(data: Data | msgspec.UnsetType | None, stored: bytes | None) -> DataSummary | None:
+    """What a receipt says of a key or value that was given."""
+    if data is None or data is msgspec.UNSET:
+        return None
+    return DataSummary(str(data.__struct_config__.tag), len(stored or b""))
+
+
+def timestamp_text(timestamp_ms: int) -> str | None:
+    """RFC 3339, or None for a time beyond what that can write."""
+    if not 0 <= timestamp_ms <= _DATETIME_MS_MAX:
+        return None
+    text = (_EPOCH + timedelta(milliseconds=timestamp_ms)).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+DECODED_RECORD_BYTES = 512
+"""What a small record takes in memory while it is decoded and answered, about."""
+
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+class RecordAnswer(msgspec.Struct, gc=False):
+    """One record in an answer. Key and value are Raw, base64 (bytes) or text, by format."""
+
+    topic: str
+    key: msgspec.Raw | bytes | str | None
+    value: msgspec.Raw | bytes | str | None
+    partition: PartitionId
+    offset: Offset
+    timestamp: int | None
+    """Milliseconds since the Unix epoch; null if the producer gave none."""
+    headers: list[JsonHeader] | msgspec.UnsetType = msgspec.UNSET
+    """Left out when there are none."""
+
+
+def decode_within_budget(batch: RecordBatch, context: ServerContext) -> Sequence[Record]:
+    """The records of a stored batch, if there is memory for all of them.
+
+    A compressed batch of a megabyte can hold millions of empty records. Raises LogError OVERLOADED
+    if they do not fit now, UNSUPPORTED_FORMAT if they never will.
+    """
+    budget = context.broker.bytes_in_flight
+    needed = batch.header.record_count * DECODED_RECORD_BYTES
+    if needed > budget.bytes_max:
+        raise LogError(
+            UNSUPPORTED_FORMAT,
+            f"The batch at offset {batch.header.base_offset} has {batch.header.record_count} "
+            "records, too many to be answered one by one; /v1/fetch gives whole batches.",
+        )
+    # Taken and given back at once, as a check: decoding and shaping never suspend.
+    budget.take(needed)
+    budget.give(needed)
+    return decode(batch, decompressed_bytes_max=context.limits.batch_decompressed_bytes_max)
+
+
+def record_answer(
+    record: Record, topic: str, partition: PartitionId, record_format: RecordFormat
+) -> RecordAnswer:
+    """A record as it is answered. Raises LogError UNSUPPORTED_FORMAT, naming its offset."""
+    key: msgspec.Raw | bytes | str | None = record.key
+    value: msgspec.Raw | bytes | str | None = record.value
+    if record_format is not RecordFormat.BINARY:
+        try:
+            if record_format is RecordFormat.JSON:
+                key, value = as_json(record.key), as_json(record.value)
+            else:
+                key = None if record.key is None else record.key.decode()
+                value = None if record.value is None else record.value.decode()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            wanted = "JSON" if record_format is RecordFormat.JSON else "UTF-8 text"
+            raise LogError(
+                UNSUPPORTED_FORMAT,
+                f"The record at offset {record.offset} of {topic}-{partition} is not {wanted}; "
+                "read it in binary format, or go on from the offset after it.",
+            ) from None
+    answer = RecordAnswer(topic, key, value, partition, Offset(record.offset), record.timestamp)
+    if record.headers:
+        answer.headers = [JsonHeader(name, content) for name, content in record.headers]
+    return answer
+
+
+def as_json(stored: bytes | None) -> msgspec.Raw:
+    """Stored bytes as a JSON value. Raises DecodeError, UnicodeDecodeError or RecursionError."""
+    if stored is None:
+        return _RAW_NULL
+    if not stored.isascii():
+        stored.decode()
+    return _check_json(stored)
+
+
+class ProducedRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """A record to write. Key and value are JSON, base64 strings or strings, by content type."""
+
+    value: Any
+    """null is a tombstone."""
+    key: Any = None
+    partition: PartitionNumber | None = None
+    timestamp: Milliseconds | None = None
+    headers: list[JsonHeader] | None = None
+
+
+class ProduceDocument(ProduceBody, kw_only=True, forbid_unknown_fields=True):
+    """Records to write, and how."""
+
+    records: list[ProducedRecord]
+
+
+class RecordDocument(msgspec.Struct, omit_defaults=True):
+    """A record that was read. Key and value are JSON, base64 strings or strings, by Accept."""
+
+    topic: str
+    key: Any
+    value: Any
+    partition: int
+    offset: int
+    timestamp: int | None
+    headers: list[JsonHeader] | msgspec.UnsetType = msgspec.UNSET
+    """Left out when there are none."""
+
+
+class JsonDataDocument(msgspec.Struct, tag_field="type", tag="JSON", forbid_unknown_fields=True):
+    """Data that is a JSON value; null is none."""
+
+    data: Any = None
+
+
+class RecordDocumentV3(msgspec.Struct, forbid_unknown_fields=True):
+    """A record of a v3 produce request."""
+
+    partition_id: PartitionNumber | None = None
+    headers: list[HeaderV3] | None = None
+    key: JsonDataDocument | BinaryData | StringData | None = None
+    value: JsonDataDocument | BinaryData | StringData | None = None
+    timestamp: TimestampV3 | None = None
+
+
+class EntryDocument(RecordDocumentV3, kw_only=True, forbid_unknown_fields=True):
+    """A record of a batch, and how its answer is told from the others'."""
+
+    id: EntryId
+
+
+class BatchDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """Records that are answered one by one, told apart by their ids."""
+
+    entries: list[EntryDocument]

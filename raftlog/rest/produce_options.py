@@ -1,35 +1,49 @@
-"""How a produce request wants its records written: acks, timeout, idempotence.
+"""Common parts of the produce endpoints: options, errors, and the status of a failed request.
 
-The options stand in the query or in the body, whichever suits the writer; not in both.
+The options (acks, timeout, producer identity) stand in the query or in the body; not in both.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
 
 from raftlog.api.common import EPOCH_MAX, INT32_MAX
+from raftlog.broker.produce import Acks, PartitionWrite, ProduceOptions
 from raftlog.http.request import Request, choice_parameter, integer_parameter
 from raftlog.http.routing import QueryParameter
 from raftlog.http.settings import ServerLimits
-from raftlog.record.errors import BAD_REQUEST, LogError
-from raftlog.record.types import (
-    NO_PRODUCER_EPOCH,
-    NO_PRODUCER_ID,
-    NO_SEQUENCE,
-    ProducerEpoch,
-    ProducerId,
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    BODY_TOO_LARGE,
+    DISK_FULL,
+    INVALID_BODY,
+    NO_LEADER,
+    NOT_ENOUGH_REPLICAS,
+    OUT_OF_ORDER_SEQUENCE,
+    PRODUCER_FENCED,
+    RECORD_TOO_LARGE,
+    RETRIABLE,
+    STORAGE_FAILED,
+    UNKNOWN_PARTITION,
+    UNKNOWN_TOPIC,
+    UNSUPPORTED_MEDIA_TYPE,
+    LogError,
 )
-from raftlog.replication.partition import Acks
+from raftlog.record.types import ProducerEpoch, ProducerId
 from raftlog.rest.json_records import ProduceBody
 
-ACKS = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NONE}
+ACKS: Final[Mapping[str, Acks]] = MappingProxyType(
+    {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NONE}
+)
 
-QUERY = (
+QUERY: Final = (
     QueryParameter("acks", str, "all (or -1), 1, 0: how safe the records are on success.", "all"),
     QueryParameter("timeout", int, "Milliseconds to wait for the acknowledgements."),
 )
-IDEMPOTENT_QUERY = (
+IDEMPOTENT_QUERY: Final = (
     *QUERY,
     QueryParameter("producer_id", int, "With producer_epoch and sequence: a repeat is not written "
                    "again, but answered with the first one's offsets."),
@@ -38,21 +52,22 @@ IDEMPOTENT_QUERY = (
                    "producer to this partition."),
 )  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True)
-class ProduceOptions:
-    """How a request wants its records written."""
-
-    acks: Acks
-    timeout_s: float
-    producer_id: ProducerId = NO_PRODUCER_ID
-    producer_epoch: ProducerEpoch = NO_PRODUCER_EPOCH
-    sequence: int = NO_SEQUENCE
-
-    @property
-    def is_idempotent(self) -> bool:
-        """Whether the records carry a producer id and sequence numbers."""
-        return self.producer_id != NO_PRODUCER_ID
+PRODUCE_ERRORS: Final = (
+    BAD_REQUEST,
+    UNKNOWN_TOPIC,
+    UNKNOWN_PARTITION,
+    OUT_OF_ORDER_SEQUENCE,
+    PRODUCER_FENCED,
+    BODY_TOO_LARGE,
+    RECORD_TOO_LARGE,
+    UNSUPPORTED_MEDIA_TYPE,
+    INVALID_BODY,
+    RETRIABLE,
+    NO_LEADER,
+    NOT_ENOUGH_REPLICAS,
+    STORAGE_FAILED,
+    DISK_FULL,
+)
 
 
 @lru_cache(maxsize=16)
@@ -72,7 +87,8 @@ def produce_options(request: Request, limits: ServerLimits) -> ProduceOptions:
 def idempotent_options(request: Request, body: ProduceBody, limits: ServerLimits) -> ProduceOptions:
     """Options from query and body: acks, timeout (ms), producer_id, producer_epoch, sequence.
 
-    Raises LogError BAD_REQUEST for one that is wrong, or in both, or for half an identity.
+    Raises LogError BAD_REQUEST for a wrong option, for one in both places, and for half a producer
+    identity.
     """
     options = produce_options(request, limits)
     if not request.query_text and not body.has_options():
@@ -99,6 +115,21 @@ def idempotent_options(request: Request, body: ProduceBody, limits: ServerLimits
             "producer_id, producer_epoch and sequence go together: give all three, or none.",
         )
     return ProduceOptions(acks, timeout_s, ProducerId(producer_id), ProducerEpoch(epoch), sequence)
+
+
+def raise_if_nothing_written(writes: Sequence[PartitionWrite]) -> None:
+    """If every partition failed, raise one of the errors, preferring an unknown outcome.
+
+    A client that reads only the HTTP status must not take a failed request for a written one.
+    """
+    worst: LogError | None = None
+    for one in writes:
+        if not isinstance(one.outcome, LogError):
+            return
+        if worst is None or (one.outcome.entry.outcome_unknown and not worst.entry.outcome_unknown):
+            worst = one.outcome
+    if worst is not None:
+        raise worst
 
 
 def _timeout_s(timeout_ms: int, limits: ServerLimits) -> float:

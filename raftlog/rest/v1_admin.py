@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -17,22 +17,17 @@ from raftlog.api.cluster import (
 )
 from raftlog.api.records import DeletedPartition, DeletedRecords, DeleteRecords, ProducerIdentity
 from raftlog.http.body import read_json
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import json_response
 from raftlog.http.routing import QueryParameter, Route
 from raftlog.metadata.image import TopicImage
 from raftlog.record.errors import (
-    INVALID_BODY,
     NO_CONTROLLER,
     RETRIABLE,
     UNKNOWN_TOPIC,
     LogError,
 )
 from raftlog.record.types import Offset
-
-DELETIONS_AT_ONCE: Final = 32
-"""Partitions whose records are deleted at the same time for one request."""
 
 NO_CONTROLLER_ID: Final = -1
 
@@ -42,63 +37,62 @@ _DELETE_RECORDS = msgspec.json.Decoder(DeleteRecords)
 
 async def list_broker_ids(_request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer the numbers of all brokers."""
-    return json_response(BrokerIds(sorted(context.services.metadata.image.brokers)))
+    return json_response(BrokerIds(sorted(context.broker.admin.brokers())))
 
 
 async def get_metadata(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer brokers and partitions, of all topics or of those asked for."""
-    image = context.services.metadata.image
-    controller_id = context.services.quorum.leader_id
+    admin = context.broker.admin
+    controller_id = admin.controller_id()
     names = request.query_parameters.get("topics")
+    topics: Mapping[str, TopicImage | None]
     if names is None:
-        asked = sorted(image.topics_by_name)
+        topics = {topic.name: topic for topic in admin.topics(request.principal)}
     else:
-        asked = list(dict.fromkeys(name for name in names.split(",") if name))
+        wanted = dict.fromkeys(name for name in names.split(",") if name)
+        topics = admin.topics_of(request.principal, wanted)
     return json_response(
         MetadataResponse(
-            cluster_id=context.services.cluster_id,
+            cluster_id=context.broker.cluster_id,
             controller_id=NO_CONTROLLER_ID if controller_id is None else controller_id,
             brokers=[
                 MetadataBroker(broker_id, broker.host, broker.port, broker.rack)
-                for broker_id, broker in sorted(image.brokers.items())
+                for broker_id, broker in sorted(admin.brokers().items())
             ],
-            topics=[_topic_view(name, image.topics_by_name.get(name)) for name in asked],
+            topics=[_topic_view(name, topic) for name, topic in topics.items()],
         )
     )
 
 
-async def allocate_producer_id(_request: Request, context: ServerContext) -> web.StreamResponse:
+async def allocate_producer_id(request: Request, context: ServerContext) -> web.StreamResponse:
     """Give a producer its id."""
-    return json_response(ProducerIdentity(*await context.services.metadata.allocate_producer_id()))
+    identity = await context.broker.produce.allocate_producer_id(request.principal)
+    return json_response(ProducerIdentity(*identity))
 
 
 async def delete_records(request: Request, context: ServerContext) -> web.StreamResponse:
     """Move log start offsets, each partition for itself."""
-    asked = (await read_json(request, context, _DELETE_RECORDS)).offsets
-    wants = [
-        (topic, partition, offset)
-        for topic, offsets in asked.items()
-        for partition, offset in offsets.items()
+    offsets = (await read_json(request, context, _DELETE_RECORDS)).offsets
+    targets = [
+        (topic, partition, Offset(offset))
+        for topic, by_partition in offsets.items()
+        for partition, offset in by_partition.items()
     ]
-    limit = context.limits.partitions_per_request_max
-    if len(wants) > limit:
-        raise LogError(INVALID_BODY, f"More than {limit} partitions in one request.")
-    results: list[DeletedPartition] = []
-    for start in range(0, len(wants), DELETIONS_AT_ONCE):
-        group = wants[start : start + DELETIONS_AT_ONCE]
-        results += await asyncio.gather(*(_delete(context, *want) for want in group))
-    return json_response(DeletedRecords(results))
+    outcomes = await context.broker.admin.delete_records(request.principal, targets)
+    return json_response(
+        DeletedRecords(
+            [
+                _deleted(topic, partition, outcome)
+                for (topic, partition, _), outcome in zip(targets, outcomes, strict=True)
+            ]
+        )
+    )
 
 
-async def _delete(
-    context: ServerContext, topic: str, partition: int, before: int
-) -> DeletedPartition:
-    try:
-        found = context.services.partitions.find(topic, partition)
-        start = await found.delete_records(Offset(before))
-    except LogError as error:
-        return DeletedPartition(topic, partition, -1, error.entry.code, error.message)
-    return DeletedPartition(topic, partition, start, None, None)
+def _deleted(topic: str, partition: int, outcome: Offset | LogError) -> DeletedPartition:
+    if isinstance(outcome, LogError):
+        return DeletedPartition(topic, partition, -1, outcome.entry.code, outcome.message)
+    return DeletedPartition(topic, partition, outcome, None, None)
 
 
 def _topic_view(name: str, topic: TopicImage | None) -> MetadataTopic:

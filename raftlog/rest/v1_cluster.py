@@ -12,24 +12,16 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from raftlog.api.cluster import (
-    DecommissionProgress,
-    LeaderElection,
-    NewReassignments,
-    Reassignment,
-    ReassignmentList,
-)
+from raftlog.api import cluster as api
+from raftlog.api.cluster import LeaderElection, NewReassignments, Reassignment, ReassignmentList
+from raftlog.broker.admin import DecommissionProgress
 from raftlog.http.body import read_json
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request, partition_parameter
+from raftlog.http.request import Request, ServerContext, partition_parameter
 from raftlog.http.responses import empty_response, json_response
 from raftlog.http.routing import QueryParameter, Route
-from raftlog.metadata.decommission import evacuation_progress
-from raftlog.metadata.image import TopicImage
 from raftlog.metadata.reassignment import Move
 from raftlog.record.errors import (
     ILLEGAL_STATE,
-    INVALID_BODY,
     INVALID_PARTITIONS,
     NO_CONTROLLER,
     NO_LEADER,
@@ -37,7 +29,6 @@ from raftlog.record.errors import (
     RETRIABLE,
     UNKNOWN_PARTITION,
     UNKNOWN_TOPIC,
-    LogError,
 )
 from raftlog.record.types import BrokerId
 from raftlog.rest.v1_quorum import node_number
@@ -51,61 +42,57 @@ _REASSIGNMENTS = msgspec.json.Decoder(NewReassignments)
 
 
 async def set_leader(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Have another replica lead a partition."""
-    wish = await read_json(request, context, _LEADER)
-    await context.services.metadata.operations.transfer_leader(
+    """Elect another replica of a partition."""
+    body = await read_json(request, context, _LEADER)
+    await context.broker.admin.transfer_leader(
+        request.principal,
         request.path_parameters["topic"],
         partition_parameter(request),
-        None if wish.broker is None else BrokerId(wish.broker),
-        unclean=wish.unclean,
+        None if body.broker is None else BrokerId(body.broker),
+        unclean=body.unclean,
     )
     return empty_response()
 
 
 async def reassign(request: Request, context: ServerContext) -> web.StreamResponse:
     """Begin to move partitions."""
-    wishes = (await read_json(request, context, _REASSIGNMENTS)).reassignments
-    limit = context.limits.partitions_per_request_max
-    if len(wishes) > limit:
-        raise LogError(INVALID_BODY, f"More than {limit} partitions in one request.")
+    body = await read_json(request, context, _REASSIGNMENTS)
     moves = [
-        Move(wish.topic, wish.partition, tuple(map(BrokerId, wish.replicas))) for wish in wishes
+        Move(one.topic, one.partition, tuple(map(BrokerId, one.replicas)))
+        for one in body.reassignments
     ]
-    await context.services.metadata.operations.reassign(moves)
+    await context.broker.admin.reassign(request.principal, moves)
     return empty_response()
 
 
 async def list_reassignments(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer what is being moved."""
-    image = context.services.metadata.image
-    name = request.query_parameters.get("topic")
-    topics = [image.topic(name)] if name is not None else _by_name(image.topics_by_name)
+    """The partitions being moved."""
+    moving = context.broker.admin.reassignments(
+        request.principal, request.query_parameters.get("topic")
+    )
     views: list[Reassignment] = []
     total = 0
-    for topic in topics:
-        for row in topic.partitions:
-            if not row.adding and not row.removing:
-                continue
-            total += 1
-            if total <= REASSIGNMENTS_LISTED_MAX:
-                views.append(
-                    Reassignment(
-                        topic=topic.name,
-                        partition=row.partition,
-                        leader=row.leader,
-                        replicas=row.replicas,
-                        isr=row.isr,
-                        adding=row.adding,
-                        removing=row.removing,
-                    )
+    for topic, row in moving:
+        total += 1
+        if total <= REASSIGNMENTS_LISTED_MAX:
+            views.append(
+                Reassignment(
+                    topic=topic.name,
+                    partition=row.partition,
+                    leader=row.leader,
+                    replicas=row.replicas,
+                    isr=row.isr,
+                    adding=row.adding,
+                    removing=row.removing,
                 )
+            )
     return json_response(ReassignmentList(total, tuple(views)))
 
 
 async def cancel_reassignment(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Leave a partition to the nodes that held it."""
-    await context.services.metadata.operations.cancel_reassignment(
-        request.path_parameters["topic"], partition_parameter(request)
+    """Return a partition to the nodes that held it."""
+    await context.broker.admin.cancel_reassignment(
+        request.principal, request.path_parameters["topic"], partition_parameter(request)
     )
     return empty_response()
 
@@ -113,30 +100,32 @@ async def cancel_reassignment(request: Request, context: ServerContext) -> web.S
 async def decommission(request: Request, context: ServerContext) -> web.StreamResponse:
     """Begin to empty a node."""
     broker_id = _broker_id(request)
-    await context.services.metadata.operations.decommission(broker_id)
-    return json_response(_progress(broker_id, context))
+    progress = await context.broker.admin.decommission(request.principal, broker_id)
+    return json_response(_view(broker_id, progress))
 
 
 async def get_decommission(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer how far a node's decommission is."""
-    return json_response(_progress(_broker_id(request), context))
+    """Progress of a node's decommission."""
+    broker_id = _broker_id(request)
+    progress = context.broker.admin.decommission_progress(request.principal, broker_id)
+    return json_response(_view(broker_id, progress))
 
 
 async def cancel_decommission(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Let a node keep what it still holds."""
-    await context.services.metadata.operations.recommission(_broker_id(request))
+    """Cancel a decommission: the node keeps the replicas it still holds."""
+    await context.broker.admin.recommission(request.principal, _broker_id(request))
     return empty_response()
 
 
 async def begin_maintenance(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Have a node lead nothing that others can."""
-    await context.services.metadata.operations.set_maintenance(_broker_id(request), wanted=True)
+    """Begin maintenance: the node resigns every leadership that another node can take."""
+    await context.broker.admin.set_maintenance(request.principal, _broker_id(request), wanted=True)
     return empty_response()
 
 
 async def end_maintenance(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Let a node lead again."""
-    await context.services.metadata.operations.set_maintenance(_broker_id(request), wanted=False)
+    """End maintenance: the node may lead again."""
+    await context.broker.admin.set_maintenance(request.principal, _broker_id(request), wanted=False)
     return empty_response()
 
 
@@ -144,19 +133,13 @@ def _broker_id(request: Request) -> BrokerId:
     return BrokerId(node_number(request.path_parameters["node"]))
 
 
-def _by_name(topics: dict[str, TopicImage]) -> list[TopicImage]:
-    return [topics[name] for name in sorted(topics)]
-
-
-def _progress(broker_id: BrokerId, context: ServerContext) -> DecommissionProgress:
-    image = context.services.metadata.image
-    progress = evacuation_progress(image, broker_id)
-    return DecommissionProgress(
+def _view(broker_id: BrokerId, progress: DecommissionProgress) -> api.DecommissionProgress:
+    return api.DecommissionProgress(
         node_id=broker_id,
-        decommissioning=image.brokers[broker_id].decommissioning,
-        partitions_left=progress.left,
-        partitions_moving=progress.moving,
-        is_empty=progress.left == 0,
+        decommissioning=progress.is_decommissioning,
+        partitions_left=progress.partitions_left,
+        partitions_moving=progress.partitions_moving,
+        is_empty=progress.partitions_left == 0,
     )
 
 
@@ -209,7 +192,7 @@ ROUTES: Final = (
         decommission,
         "Empty a node for good",
         tag="v1",
-        response_type=DecommissionProgress,
+        response_type=api.DecommissionProgress,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),
     ),
     Route(
@@ -218,7 +201,7 @@ ROUTES: Final = (
         get_decommission,
         "How far a node's decommission is",
         tag="v1",
-        response_type=DecommissionProgress,
+        response_type=api.DecommissionProgress,
         errors=(NOT_FOUND,),
     ),
     Route(

@@ -21,14 +21,12 @@ from raftlog.api.cluster import (
     QuorumInfo,
     QuorumMember,
 )
+from raftlog.broker.admin import NODE_ID_MAX, ClusterMembership
 from raftlog.http.body import read_json
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request, whole_number
+from raftlog.http.request import Request, ServerContext, whole_number
 from raftlog.http.responses import empty_response, json_response
 from raftlog.http.routing import Route
 from raftlog.metadata.image import BrokerImage
-from raftlog.raft import PeerStatus, QuorumStatus
-from raftlog.raft.voters import NODE_ID_MAX
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, NOT_FOUND, RETRIABLE, LogError
 from raftlog.record.types import BrokerId
 
@@ -36,58 +34,56 @@ _NEW_VOTER = msgspec.json.Decoder(NewVoter)
 _TRANSFER = msgspec.json.Decoder(LeadershipTransfer)
 
 
-async def get_quorum(_request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer this node's view of the quorum."""
-    return json_response(_Members(context).view())
+async def get_quorum(request: Request, context: ServerContext) -> web.StreamResponse:
+    """This node's view of the quorum."""
+    return json_response(_Members(context.broker.admin.membership(request.principal)).view())
 
 
-async def list_nodes(_request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer every node that registered, votes, or is connected."""
-    return json_response(_Members(context).nodes())
+async def list_nodes(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Every node that is registered, a voter, or connected."""
+    return json_response(_Members(context.broker.admin.membership(request.principal)).nodes())
 
 
 async def add_voter(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Give an observer a vote."""
+    """Make an observer a voter."""
     new = await read_json(request, context, _NEW_VOTER)
-    await context.services.quorum.add_voter(new.node_id)
+    await context.broker.admin.add_voter(request.principal, new.node_id)
     return empty_response()
 
 
 async def remove_voter(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Take a voter's vote."""
+    """Make a voter an observer."""
     node_id = node_number(request.path_parameters["node"])
-    # Whether it is a voter only the leader knows: a voter added just now may be unknown here.
-    await context.services.quorum.remove_voter(node_id)
+    await context.broker.admin.remove_voter(request.principal, node_id)
     return empty_response()
 
 
 async def remove_node(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Forget a node that is gone for good, so that its id may come with another directory."""
-    node_id = node_number(request.path_parameters["node"])
-    await context.services.metadata.unregister_broker(BrokerId(node_id))
+    """Forget a node that is gone for good, so that its id may return with another directory."""
+    node_id = BrokerId(node_number(request.path_parameters["node"]))
+    await context.broker.admin.unregister_broker(request.principal, node_id)
     return empty_response()
 
 
 async def transfer_leadership(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Let another voter lead the quorum, and so be the active controller."""
-    wanted = await read_json(request, context, _TRANSFER)
-    await context.services.quorum.transfer_leadership(wanted.node_id)
+    """Hand the quorum's leadership, and with it the controller, to another voter."""
+    target = await read_json(request, context, _TRANSFER)
+    await context.broker.admin.transfer_controller(request.principal, target.node_id)
     return empty_response()
 
 
 class _Members:
-    """The quorum's status, peers, voters and brokers of one moment, put together."""
+    """Shapes the members of one moment: the quorum's view, and the list of nodes."""
 
-    def __init__(self, context: ServerContext) -> None:
-        services = context.services
-        self._cluster_id = services.cluster_id
-        self._node_id = services.node_id
-        self._status: QuorumStatus = services.quorum.status()
-        self._peers = services.quorum.peers()
-        self._voters = services.quorum.voters
-        self._image = services.metadata.image
-        self._brokers = self._image.brokers
-        self._unwritable = services.metadata.unwritable
+    def __init__(self, membership: ClusterMembership) -> None:
+        self._cluster_id = membership.cluster_id
+        self._node_id = membership.node_id
+        self._status = membership.status
+        self._peers = membership.peers
+        self._voters = membership.voters
+        self._image = membership.image
+        self._brokers = membership.image.brokers
+        self._unwritable = membership.unwritable
 
     def view(self) -> QuorumInfo:
         status = self._status
@@ -170,7 +166,8 @@ class _Members:
         for place in (self._broker(node_id), self._voters.find(node_id)):
             if place is not None:
                 return place.host, place.port
-        return _split(self._peers[node_id]) if node_id in self._peers else (None, None)
+        peer = self._peers.get(node_id)
+        return (None, None) if peer is None else _split(peer.address)
 
     def _directory_id(self, node_id: int) -> str | None:
         voter = self._voters.find(node_id)
@@ -188,8 +185,8 @@ def node_number(text: str) -> int:
     return node_id
 
 
-def _split(peer: PeerStatus) -> tuple[str | None, int | None]:
-    host, _, port = peer.address.rpartition(":")
+def _split(address: str) -> tuple[str | None, int | None]:
+    host, _, port = address.rpartition(":")
     number = whole_number(port)
     return (host.strip("[]"), number) if host and number is not None else (None, None)
 

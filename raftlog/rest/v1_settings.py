@@ -14,11 +14,9 @@ from aiohttp import web
 
 from raftlog.api.cluster import ClusterSettings, ClusterSettingsChange
 from raftlog.http.body import read_json
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request, choice_parameter
+from raftlog.http.request import Request, ServerContext, choice_parameter
 from raftlog.http.responses import json_response
 from raftlog.http.routing import QueryParameter, Route
-from raftlog.metadata.broker_configs import operator_settings
 from raftlog.record.errors import INVALID_CONFIG, NO_CONTROLLER, RETRIABLE
 
 _CHANGE = msgspec.json.Decoder(ClusterSettingsChange)
@@ -26,22 +24,20 @@ _CHANGE = msgspec.json.Decoder(ClusterSettingsChange)
 
 async def get_settings(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer the cluster's settings."""
-    services = context.services
-    if choice_parameter(request, "fresh", "false", ("true", "false")) == "true":
-        await services.quorum.read_barrier()
-    image = services.metadata.image
-    return json_response(
-        ClusterSettings(operator_settings(image.cluster_settings), image.applied_index)
+    fresh = choice_parameter(request, "fresh", "false", ("true", "false")) == "true"
+    index, values = await context.broker.admin.cluster_settings(
+        request.principal, linearizable=fresh
     )
+    return json_response(ClusterSettings(values, index))
 
 
 async def put_settings(request: Request, context: ServerContext) -> web.StreamResponse:
     """Change the cluster's settings; answer them as they were right after the change."""
     change = await read_json(request, context, _CHANGE)
-    index, values = await context.services.metadata.alter_cluster_settings(
-        change.values, change.removals
+    index, values = await context.broker.admin.alter_cluster_settings(
+        request.principal, change.values, change.removals
     )
-    return json_response(ClusterSettings(operator_settings(values), index))
+    return json_response(ClusterSettings(values, index))
 
 
 ROUTES: Final = (

@@ -1,42 +1,42 @@
 """/v1 tail: the records of a topic as they come, for people and small programs.
 
-An endless answer, as Server-Sent Events or as lines of JSON (NDJSON). Where a reader has come to is
-in each event's id: `partition:offset` for every partition, separated by commas, each offset that of
-the next record to read. Sent back as `Last-Event-ID` (browsers do so by themselves), the tail goes
-on there and repeats nothing. Lines of JSON carry partition and offset, which say the same.
+An endless answer, as Server-Sent Events or as lines of JSON (NDJSON). An event's id is the position
+of the reader: `partition:offset` for every partition, separated by commas, each offset that of the
+next record to read. Sent back as `Last-Event-ID` (browsers do so by themselves), the tail goes on
+there and repeats nothing. Lines of JSON carry partition and offset, to the same end.
 
-A record that cannot be given in the format is told of (40601) and passed over: an error event or
-line in its place. Any other failure is told of in the same way and ends the tail.
+A record that does not fit the format is skipped, with an error event or line in its place (40601).
+Any other failure is sent in the same way, and ends the tail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from aiohttp import web
 
 from raftlog.api.records import TailError
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request, choice_parameter, whole_number
+from raftlog.broker.fetch import PartitionHandle
+from raftlog.broker.offsets import NamedOffset
+from raftlog.http.request import Request, ServerContext, choice_parameter, whole_number
 from raftlog.http.responses import WRITE_SLICE_BYTES, negotiate, stream_response
+from raftlog.http.routing import QueryParameter, Route
 from raftlog.record.batch import RecordBatch, iterate_batches
-from raftlog.record.errors import BAD_REQUEST, LogError
+from raftlog.record.errors import BAD_REQUEST, OFFSET_OUT_OF_RANGE, UNSUPPORTED_FORMAT, LogError
 from raftlog.record.types import Offset, PartitionId
-from raftlog.rest.json_answers import decode_within_budget, record_answer
-from raftlog.rest.json_records import RecordFormat
+from raftlog.rest.json_records import RecordFormat, decode_within_budget, record_answer
 from raftlog.rest.v1_offsets import partition_list
-from raftlog.rest.v2_records import named_offset
-from raftlog.rest.waiting import wait_anywhere
-from raftlog.routing.handle import PartitionHandle
+from raftlog.rest.v2 import READ_ERRORS, parse_offset
 
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
 _OFFERED = (NDJSON, SSE, "application/jsonl")
-TAIL_READ_BYTES = 64 * 1024
-"""What is read of one partition at a time: what a slow reader makes us hold, about."""
-TAIL_PARTITIONS_MAX = 256
+TAIL_READ_BYTES: Final = 64 * 1024
+"""Bytes read of one partition at a time: about as much as a slow reader makes this node hold."""
+TAIL_PARTITIONS_MAX: Final = 256
 """Partitions of one tail: an event's id names them all."""
 
 _encode = msgspec.json.Encoder().encode
@@ -44,7 +44,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class _Position:
-    """How far the tail has come in one partition."""
+    """Progress of the tail in one partition."""
 
     partition: PartitionHandle
     number: PartitionId
@@ -95,17 +95,17 @@ async def tail_topic(request: Request, context: ServerContext) -> web.StreamResp
     )
     positions = await _positions(request, context)
     for position in positions:
-        # An offset out of range is best told by the status, before the answer begins.
+        # An offset out of range is the answer's status, so look before the answer begins.
         await position.partition.read(position.offset, max_bytes=1)
     writer = _Events(positions) if content_type == SSE else _Lines()
-    counters = context.metrics.topic(request.path_parameters["topic"])
+    counters = context.broker.topics.topic(request.path_parameters["topic"])
     counters.fetch_requests += 1
     response = stream_response(content_type)
     await response.prepare(request)
-    # The head goes out with the first bytes: until then, a reader could not tell that it is on.
+    # The head goes out with the first bytes: send some, so that the reader sees the tail begin.
     await response.write(writer.idle)
     try:
-        while not context.closing.is_set():
+        while not context.broker.closing.is_set():
             sent = 0
             for position in positions:
                 sent += await _forward(position, record_format, writer, response, context)
@@ -125,11 +125,12 @@ async def _idle(
     response: web.StreamResponse,
     context: ServerContext,
 ) -> None:
-    """Wait for records; after a while without any, send what is only there to find readers gone."""
-    clock, idle_s = context.services.clock, context.limits.tail_idle_s
-    wants = [(one.partition, one.offset) for one in positions]
+    """Wait for records; after `tail_idle_s` without any, send filler, to notice a gone reader."""
+    clock, idle_s = context.broker.clock, context.limits.tail_idle_s
     begun_s = clock.monotonic()
-    await wait_anywhere(context, wants, timeout_s=idle_s)
+    await context.broker.fetch.wait(
+        [(one.partition, one.offset) for one in positions], timeout_s=idle_s
+    )
     if clock.monotonic() - begun_s >= idle_s:
         await response.write(writer.idle)
 
@@ -148,12 +149,12 @@ async def _forward(
         # Written out before anything is sent: bytes are small beside the objects they come from.
         pieces = _slices(_documents(batch, position, record_format, writer, context))
         size = sum(map(len, pieces))
-        context.budget.take_anyway(size)
+        context.broker.bytes_in_flight.take_anyway(size)
         try:
             for piece in pieces:
                 await response.write(piece)
         finally:
-            context.budget.give(size)
+            context.broker.bytes_in_flight.give(size)
         total += size
     position.offset = max(position.offset, fetched.next_offset)
     return total
@@ -203,31 +204,35 @@ def _slices(documents: Iterator[bytes]) -> list[bytes]:
 
 async def _positions(request: Request, context: ServerContext) -> list[_Position]:
     """Where to begin: `partition` and `offset` of the query, or Last-Event-ID."""
-    topic = context.services.metadata.image.topic(request.path_parameters["topic"])
     parameters = request.query_parameters
     chosen = parameters.get("partition")
-    numbers = (
-        [row.partition for row in topic.partitions] if chosen is None else partition_list(chosen)
+    numbers = None if chosen is None else partition_list(chosen)
+    _check_count(numbers or ())
+    partitions = context.broker.fetch.partitions(
+        request.principal, request.path_parameters["topic"], numbers
     )
-    if len(numbers) > TAIL_PARTITIONS_MAX:
-        raise LogError(
-            BAD_REQUEST,
-            f"One tail can follow {TAIL_PARTITIONS_MAX} partitions, not {len(numbers)}: name some "
-            "by partition=0,1,2.",
-        )
-    partitions = [context.services.partitions.find(topic.name, one) for one in numbers]
+    _check_count(partitions)
     seen = request.headers.get("Last-Event-ID") or parameters.get("last_event_id") or ""
     if seen:
         resumed = parse_event_id(seen)
-        # A partition that the id does not know came later: all it holds is new to the reader.
+        # A partition that the id does not name was added later: all its records are new.
         return [
             _Position(one, one.partition, resumed[one.partition])
             if one.partition in resumed
             else _Position(one, one.partition, (await one.bounds())[0])
             for one in partitions
         ]
-    start = parameters.get("offset", "latest")
-    return [_Position(one, one.partition, await named_offset(start, one)) for one in partitions]
+    start = parameters.get("offset", NamedOffset.LATEST)
+    return [_Position(one, one.partition, await parse_offset(start, one)) for one in partitions]
+
+
+def _check_count(partitions: Sized) -> None:
+    if len(partitions) > TAIL_PARTITIONS_MAX:
+        raise LogError(
+            BAD_REQUEST,
+            f"One tail can follow {TAIL_PARTITIONS_MAX} partitions, not {len(partitions)}: name "
+            "some by partition=0,1,2.",
+        )
 
 
 def parse_event_id(text: str) -> dict[PartitionId, Offset]:
@@ -245,3 +250,27 @@ def parse_event_id(text: str) -> dict[PartitionId, Offset]:
             raise LogError(BAD_REQUEST, f"{text[:40]!r} is not the id of an event of a tail.")
         offsets[PartitionId(partition)] = Offset(position)
     return offsets
+
+
+ROUTES: Final = (
+    Route(
+        "GET",
+        "/v1/topics/{topic}/tail",
+        tail_topic,
+        "A topic's records as they come, without end: Server-Sent Events or lines of JSON. An "
+        "event's id, sent back as Last-Event-ID, goes on after it.",
+        tag="records",
+        query=(
+            QueryParameter("partition", str, "Partition numbers, such as 0,2; all if left out."),
+            QueryParameter(
+                "offset", str, "Where to begin: a number, earliest or latest.", "latest"
+            ),
+            QueryParameter("format", str, "json, binary (base64) or text.", "json"),
+            QueryParameter("last_event_id", str, "As the header Last-Event-ID: where to go on."),
+        ),
+        response_media_types=(SSE, NDJSON),
+        errors=(BAD_REQUEST, *READ_ERRORS, UNSUPPORTED_FORMAT, OFFSET_OUT_OF_RANGE),
+        streams=True,
+        cancel_on_disconnect=True,
+    ),
+)

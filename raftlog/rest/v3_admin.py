@@ -6,8 +6,6 @@ proxies fetch the id only to repeat it.
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 from aiohttp import web
 
@@ -25,12 +23,10 @@ from raftlog.api.v3 import (
     TopicConfig,
 )
 from raftlog.http.body import read_json
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request, partition_parameter, whole_number
+from raftlog.http.request import Request, ServerContext, partition_parameter, whole_number
 from raftlog.http.responses import empty_response, json_response
 from raftlog.http.routing import Handler, Route
-from raftlog.metadata import admin_plans, configs
-from raftlog.metadata.apply import apply
+from raftlog.metadata import configs
 from raftlog.metadata.configs import ConfigDescription
 from raftlog.metadata.image import PartitionImage, TopicImage
 from raftlog.record.errors import (
@@ -45,11 +41,8 @@ from raftlog.record.errors import (
     UNKNOWN_TOPIC,
     LogError,
 )
-from raftlog.record.types import BrokerId, TopicId
+from raftlog.record.types import BrokerId
 from raftlog.rest.v3_shapes import Shaper
-
-NO_TOPIC_ID: Final = TopicId("0" * 32)
-"""Stands for the id of a topic that is only validated."""
 
 _NEW_TOPIC = msgspec.json.Decoder(NewTopic)
 _TOPIC_CHANGE = msgspec.json.Decoder(TopicChange)
@@ -60,26 +53,26 @@ _CONFIG_CHANGES = msgspec.json.Decoder(ConfigChanges)
 async def list_clusters(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer the one cluster, as a list."""
     return json_response(
-        Shaper(request, context).cluster_listing(context.services.quorum.leader_id)
+        Shaper(request, context).cluster_listing(context.broker.admin.controller_id())
     )
 
 
 async def get_cluster(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer the cluster."""
-    return json_response(Shaper(request, context).cluster(context.services.quorum.leader_id))
+    return json_response(Shaper(request, context).cluster(context.broker.admin.controller_id()))
 
 
 async def list_brokers(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer all brokers."""
     shaper = Shaper(request, context)
-    brokers = [broker for _, broker in sorted(context.services.metadata.image.brokers.items())]
+    brokers = [broker for _, broker in sorted(context.broker.admin.brokers().items())]
     data = [shaper.broker(broker) for broker in brokers]
     return json_response(shaper.listing("Broker", "/brokers", data))
 
 
 async def get_broker(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer one broker."""
-    broker = context.services.metadata.image.brokers.get(_broker_id(request))
+    broker = context.broker.admin.brokers().get(_broker_id(request))
     if broker is None:
         raise _no_broker(request)
     return json_response(Shaper(request, context).broker(broker))
@@ -88,8 +81,7 @@ async def get_broker(request: Request, context: ServerContext) -> web.StreamResp
 async def list_topics(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer all topics, by name."""
     shaper = Shaper(request, context)
-    topics = sorted(context.services.metadata.image.topics_by_name.items())
-    data = [shaper.topic(topic) for _, topic in topics]
+    data = [shaper.topic(topic) for topic in context.broker.admin.topics(request.principal)]
     return json_response(shaper.listing("Topic", "/topics", data))
 
 
@@ -104,28 +96,13 @@ async def create_topic(request: Request, context: ServerContext) -> web.StreamRe
     values = {config.name: config.value for config in new.configs}
     if len(values) != len(new.configs):
         raise LogError(INVALID_BODY, "A config is given twice.")
-    metadata = context.services.metadata
-    if new.validate_only:
-        command = admin_plans.plan_topic(
-            metadata.image,
-            name=new.topic_name,
-            partitions=(
-                metadata.settings.partitions_default
-                if new.partitions_count is None
-                else new.partitions_count
-            ),
-            replication_factor=new.replication_factor,
-            configs=values,
-            topic_id=NO_TOPIC_ID,
-        )
-        image = metadata.image.copy()
-        planned = apply(image, image.applied_index + 1, command).topic()
-        return json_response(Shaper(request, context).topic(planned), status=201)
-    topic = await metadata.create_topic(
+    topic = await context.broker.admin.create_topic(
+        request.principal,
         new.topic_name,
         partitions=new.partitions_count,
         replication_factor=new.replication_factor,
         configs=values,
+        validate_only=new.validate_only,
     )
     return json_response(Shaper(request, context).topic(topic), status=201)
 
@@ -133,30 +110,31 @@ async def create_topic(request: Request, context: ServerContext) -> web.StreamRe
 async def change_topic(request: Request, context: ServerContext) -> web.StreamResponse:
     """Add partitions to a topic."""
     change = await read_json(request, context, _TOPIC_CHANGE)
-    topic = await context.services.metadata.add_partitions(
-        request.path_parameters["topic"], change.partitions_count
+    topic = await context.broker.admin.add_partitions(
+        request.principal, request.path_parameters["topic"], change.partitions_count
     )
     return json_response(Shaper(request, context).topic(topic))
 
 
 async def delete_topic(request: Request, context: ServerContext) -> web.StreamResponse:
     """Delete a topic with its records."""
-    await context.services.metadata.delete_topic(request.path_parameters["topic"])
+    await context.broker.admin.delete_topic(request.principal, request.path_parameters["topic"])
     return empty_response()
 
 
 async def list_configs(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer every config of a topic."""
-    topic, shaper = _topic(request, context), Shaper(request, context)
-    data = [shaper.config(topic, config) for config in _described(topic, context)]
+    topic, described = _configs(request, context)
+    shaper = Shaper(request, context)
+    data = [shaper.config(topic, config) for config in described]
     return json_response(shaper.listing("TopicConfig", f"/topics/{topic.name}/configs", data))
 
 
 async def get_config(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer one config of a topic."""
-    topic = _topic(request, context)
+    topic, described = _configs(request, context)
     name = _config_name(request)
-    config = next(config for config in _described(topic, context) if config.entry.name == name)
+    config = next(config for config in described if config.entry.name == name)
     return json_response(Shaper(request, context).config(topic, config))
 
 
@@ -165,7 +143,7 @@ async def put_config(request: Request, context: ServerContext) -> web.StreamResp
     name = _config_name(request)
     new = await read_json(request, context, _NEW_VALUE)
     topic = request.path_parameters["topic"]
-    await context.services.metadata.alter_configs(topic, {name: new.value})
+    await context.broker.admin.alter_configs(request.principal, topic, {name: new.value})
     return empty_response()
 
 
@@ -173,7 +151,7 @@ async def delete_config(request: Request, context: ServerContext) -> web.StreamR
     """Return one config of a topic to its default."""
     name = _config_name(request)
     topic = request.path_parameters["topic"]
-    await context.services.metadata.alter_configs(topic, {}, [name])
+    await context.broker.admin.alter_configs(request.principal, topic, {}, [name])
     return empty_response()
 
 
@@ -191,11 +169,13 @@ async def alter_configs(request: Request, context: ServerContext) -> web.StreamR
             raise LogError(INVALID_BODY, f"The config {change.name[:80]!r} has no value.")
         else:
             values[change.name] = change.value
-    metadata, topic = context.services.metadata, request.path_parameters["topic"]
-    if changes.validate_only:
-        admin_plans.plan_configs(metadata.image, name=topic, values=values, removals=removals)
-    else:
-        await metadata.alter_configs(topic, values, removals)
+    await context.broker.admin.alter_configs(
+        request.principal,
+        request.path_parameters["topic"],
+        values,
+        removals,
+        validate_only=changes.validate_only,
+    )
     return empty_response()
 
 
@@ -229,7 +209,7 @@ async def get_replica(request: Request, context: ServerContext) -> web.StreamRes
 
 
 def _topic(request: Request, context: ServerContext) -> TopicImage:
-    return context.services.metadata.image.topic(request.path_parameters["topic"])
+    return context.broker.admin.topic(request.principal, request.path_parameters["topic"])
 
 
 def _partition(request: Request, context: ServerContext) -> tuple[TopicImage, PartitionImage]:
@@ -237,13 +217,11 @@ def _partition(request: Request, context: ServerContext) -> tuple[TopicImage, Pa
     return topic, topic.partition(partition_parameter(request))
 
 
-def _described(topic: TopicImage, context: ServerContext) -> list[ConfigDescription]:
-    metadata = context.services.metadata
-    return configs.describe(
-        topic.configs,
-        metadata.settings.defaults,
-        replication_factor=topic.replication_factor,
-        cluster=metadata.image.cluster_settings,
+def _configs(
+    request: Request, context: ServerContext
+) -> tuple[TopicImage, list[ConfigDescription]]:
+    return context.broker.admin.describe_configs(
+        request.principal, request.path_parameters["topic"]
     )
 
 

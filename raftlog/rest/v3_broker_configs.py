@@ -13,12 +13,10 @@ from aiohttp import web
 
 from raftlog.api.v3 import BrokerConfig, Listing, NewConfigValue
 from raftlog.http.body import read_json
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import empty_response, json_response
 from raftlog.http.routing import Route
-from raftlog.metadata.broker_configs import describe_broker_configs, find_broker_config
-from raftlog.metadata.configs import ConfigDescription
+from raftlog.metadata.broker_configs import find_broker_config
 from raftlog.record.errors import INVALID_CONFIG, NO_CONTROLLER, RETRIABLE
 from raftlog.rest.v3_shapes import Shaper
 
@@ -29,14 +27,18 @@ _NEW_VALUE = msgspec.json.Decoder(NewConfigValue)
 async def list_broker_configs(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer every broker config."""
     shaper = Shaper(request, context)
-    data = [shaper.broker_config(config) for config in _described(context)]
+    data = [
+        shaper.broker_config(config)
+        for config in context.broker.admin.broker_configs(request.principal)
+    ]
     return json_response(shaper.listing("ClusterConfig", "/broker-configs", data))
 
 
 async def get_broker_config(request: Request, context: ServerContext) -> web.StreamResponse:
     """Answer one broker config."""
     name = _config_name(request)
-    config = next(config for config in _described(context) if config.entry.name == name)
+    configs = context.broker.admin.broker_configs(request.principal)
+    config = next(config for config in configs if config.entry.name == name)
     return json_response(Shaper(request, context).broker_config(config))
 
 
@@ -44,18 +46,15 @@ async def put_broker_config(request: Request, context: ServerContext) -> web.Str
     """Set one broker config."""
     name = _config_name(request)
     new = await read_json(request, context, _NEW_VALUE)
-    await context.services.metadata.alter_cluster_settings({name: new.value})
+    await context.broker.admin.alter_cluster_settings(request.principal, {name: new.value}, [])
     return empty_response()
 
 
 async def delete_broker_config(request: Request, context: ServerContext) -> web.StreamResponse:
     """Return one broker config to its default."""
-    await context.services.metadata.alter_cluster_settings({}, [_config_name(request)])
+    name = _config_name(request)
+    await context.broker.admin.alter_cluster_settings(request.principal, {}, [name])
     return empty_response()
-
-
-def _described(context: ServerContext) -> list[ConfigDescription]:
-    return describe_broker_configs(context.services.metadata.image.cluster_settings)
 
 
 def _config_name(request: Request) -> str:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from aiohttp import web
 
-from raftlog.http.body import check_json_depth, read_body
-from raftlog.http.body_stream import BodyStream
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.broker.batcher import RECORD_OVERHEAD_BYTES
+from raftlog.broker.produce import PartitionWrite, ProduceOptions, StoredRecord
+from raftlog.http.body import BodyStream, check_json_depth, read_body
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import (
     JSON,
     bytes_response,
@@ -25,30 +26,28 @@ from raftlog.http.responses import (
     require_media_type,
     stream_response,
 )
+from raftlog.http.routing import Route
 from raftlog.metadata.image import TopicImage
 from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, LogError
-from raftlog.rest.append import (
-    PartitionWrite,
-    assign,
-    count_produced,
-    plan,
-    raise_if_nothing_written,
-    topic_for_produce,
-    write,
-)
-from raftlog.rest.batcher import RECORD_OVERHEAD_BYTES
-from raftlog.rest.json_records import StoredRecord, check_utf8
-from raftlog.rest.json_records_v3 import (
+from raftlog.rest.json_records import (
+    BatchDocument,
     DataSummary,
     EntryV3,
     MalformedJsonError,
+    RecordDocumentV3,
     RecordV3,
+    check_utf8,
     data_summary,
     parse_record_v3,
     stored_record_v3,
     timestamp_text,
 )
-from raftlog.rest.produce_options import ProduceOptions, produce_options
+from raftlog.rest.produce_options import (
+    PRODUCE_ERRORS,
+    QUERY,
+    produce_options,
+    raise_if_nothing_written,
+)
 
 SUCCESS = 200
 """`error_code` of a record that was written."""
@@ -75,6 +74,9 @@ class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Records that are answered one by one, told apart by their ids."""
 
     entries: list[EntryV3]
+
+
+_batch_decoder = msgspec.json.Decoder(BatchRequest)
 
 
 class BatchSuccess(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -123,7 +125,7 @@ async def produce_records(request: Request, context: ServerContext) -> web.Strea
     """POST …/records: a receipt for each record of the stream, as soon as it is written."""
     require_media_type(request, (JSON,))
     options = produce_options(request, context.limits)
-    topic = await topic_for_produce(request.path_parameters["topic"], context)
+    topic = await context.broker.produce.topic(request.principal, request.path_parameters["topic"])
     response: web.StreamResponse | None = None
     count = 0
     async with BodyStream(request, context) as stream:
@@ -151,20 +153,18 @@ async def produce_record_batch(request: Request, context: ServerContext) -> web.
     """POST …/records:batch: many records, checked together, answered one by one."""
     require_media_type(request, (JSON,))
     options = produce_options(request, context.limits)
-    topic = await topic_for_produce(request.path_parameters["topic"], context)
+    topic = await context.broker.produce.topic(request.principal, request.path_parameters["topic"])
     entries = _parse_batch(await read_body(request, context), context)
-    now_ms = context.services.clock.time_ms()
+    now_ms = context.broker.clock.time_ms()
     records = [stored_record_v3(entry, now_ms) for entry in entries]
-    asked = [entry.partition_id for entry in entries]
-    size_bytes = _size(records)
-    groups = assign(topic, records, asked, options)
-    writes = plan(topic, records, groups, options, context, size_bytes=size_bytes)
-    await write(writes, options)
-    count_produced(context, topic.name, writes, size_bytes)
+    partitions = [entry.partition_id for entry in entries]
+    writes = await context.broker.produce.write(
+        topic, records, partitions, options, size_bytes=_size(records)
+    )
     raise_if_nothing_written(writes)
     successes: list[BatchSuccess] = []
     failures: list[BatchFailure] = []
-    cluster_id = context.services.cluster_id
+    cluster_id = context.broker.cluster_id
     for entry, outcome in zip(entries, _outcomes(entries, records, writes), strict=True):
         if isinstance(outcome, LogError):
             failures.append(BatchFailure(entry.id, outcome.entry.code, outcome.message))
@@ -205,9 +205,6 @@ def _parse_batch(body: bytes, context: ServerContext) -> Sequence[EntryV3]:
     return entries
 
 
-_batch_decoder = msgspec.json.Decoder(BatchRequest)
-
-
 async def _produce_objects(
     objects: Sequence[bytes],
     stream_error: LogError | None,
@@ -219,7 +216,7 @@ async def _produce_objects(
 
     Nothing after malformed JSON is looked at.
     """
-    now_ms = context.services.clock.time_ms()
+    now_ms = context.broker.clock.time_ms()
     outcomes: list[_Outcome | None] = []
     good: list[RecordV3] = []
     records: list[StoredRecord] = []
@@ -253,11 +250,11 @@ async def _write_all(
     """Write records together; one by one if they cannot be, because of one among them."""
     if not good:
         return []
-    asked = [record.partition_id for record in good]
-    size_bytes = _size(records)
+    partitions = [record.partition_id for record in good]
     try:
-        groups = assign(topic, records, asked, options)
-        writes = plan(topic, records, groups, options, context, size_bytes=size_bytes)
+        writes = await context.broker.produce.write(
+            topic, records, partitions, options, size_bytes=_size(records)
+        )
     except LogError as error:
         if len(good) == 1:
             return [error]
@@ -265,8 +262,6 @@ async def _write_all(
         for record, stored in zip(good, records, strict=True):
             outcomes += await _write_all([record], [stored], topic, options, context)
         return outcomes
-    await write(writes, options)
-    count_produced(context, topic.name, writes, size_bytes)
     return _outcomes(good, records, writes)
 
 
@@ -305,7 +300,7 @@ def _outcomes(
 
 
 def _receipts(outcomes: Sequence[_Outcome], topic: TopicImage, context: ServerContext) -> bytes:
-    return b"".join(_receipt_lines(outcomes, topic.name, context.services.cluster_id))
+    return b"".join(_receipt_lines(outcomes, topic.name, context.broker.cluster_id))
 
 
 def _receipt_lines(outcomes: Sequence[_Outcome], topic: str, cluster_id: str) -> Iterator[bytes]:
@@ -329,3 +324,33 @@ def _receipt_lines(outcomes: Sequence[_Outcome], topic: str, cluster_id: str) ->
             )
             + b"\n"
         )
+
+
+_TOPIC: Final = "/v3/clusters/{cluster}/topics/{topic}"
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        f"{_TOPIC}/records",
+        produce_records,
+        "Write a stream of records: JSON objects one after another, each answered by a receipt "
+        "with its own error_code (200: written).",
+        tag="records",
+        query=QUERY,
+        request_type=RecordDocumentV3,
+        response_type=Receipt,
+        errors=PRODUCE_ERRORS,
+    ),
+    Route(
+        "POST",
+        f"{_TOPIC}/records:batch",
+        produce_record_batch,
+        "Write records that are answered one by one, told apart by their ids.",
+        tag="records",
+        query=QUERY,
+        request_type=BatchDocument,
+        response_type=BatchResponse,
+        status=MULTI_STATUS,
+        errors=PRODUCE_ERRORS,
+    ),
+)

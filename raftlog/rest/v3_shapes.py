@@ -24,8 +24,7 @@ from raftlog.api.v3 import (
     Topic,
     TopicConfig,
 )
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.metadata.configs import ConfigDescription, ConfigSource
 from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage
 
@@ -45,7 +44,7 @@ class Shaper:
     """Makes the objects for one request, with links as its peer would write them."""
 
     def __init__(self, request: Request, context: ServerContext) -> None:
-        self.cluster_id = context.services.cluster_id
+        self.cluster_id = context.broker.cluster_id
         host = request.headers.get("Host", "")
         if _HOST.fullmatch(host) is None:
             # Garbage in the header does not come back in our links.

@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from raftlog.cli.main import cli
+from raftlog.http.app import Server
 from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.record.types import BrokerId
-from raftlog.rest.app import Server
-from tests.http.fakes import FakeNode
+from tests.http.fakes import FakeNode, start_server
 
 Run = Callable[..., Result]
 
@@ -30,7 +30,7 @@ def serving(node: FakeNode) -> Iterator[str]:
 
     async def start() -> Server:
         settings = ServerSettings(port=0, limits=ServerLimits(shutdown_s=1, linger_s=0.2))
-        server = await Server.start(node.services, settings)
+        server = await start_server(node.services, settings)
         for number in node.metadata.image.brokers:
             node.metadata.register(number, server.port)
             node.metadata.unfence(number)

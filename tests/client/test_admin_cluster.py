@@ -11,11 +11,11 @@ from raftlog_client import Admin, RaftlogClientError, ServerError
 from raftlog_client.transport import NodeAddress, decoded
 
 from raftlog.api.cluster import NodeList
+from raftlog.http.app import Server
 from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.raft.voters import Voter, VoterSet
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, LogError
-from raftlog.rest.app import Server
-from tests.http.fakes import FakeNode
+from tests.http.fakes import FakeNode, start_server
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Running:
 async def running(node: FakeNode) -> AsyncIterator[Running]:
     """A node that serves, and registers where it does."""
     limits = ServerLimits(shutdown_s=1, linger_s=0.2)
-    server = await Server.start(node.services, ServerSettings(port=0, limits=limits))
+    server = await start_server(node.services, ServerSettings(port=0, limits=limits))
     try:
         node.metadata.register(node.quorum.node_id, server.port)
         node.metadata.unfence(node.quorum.node_id)

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+from raftlog.broker.authorize import Authorize, allow_all
+from raftlog.broker.service import Broker
+from raftlog.http.app import Server
+from raftlog.http.settings import ServerSettings
 from raftlog.metadata import admin_plans
 from raftlog.metadata.apply import apply
 from raftlog.metadata.apply_cluster import ClusterSettings
@@ -25,6 +29,7 @@ from raftlog.record.errors import NO_CONTROLLER, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import BrokerId, Offset, ProducerEpoch, ProducerId, TopicId
 from raftlog.replication.cluster_metadata import Operations
 from raftlog.replication.manager import ReplicationStatus
+from raftlog.rest.routes import ROUTES
 from raftlog.world.time import SystemClock
 
 
@@ -287,3 +292,11 @@ class FakeNode:
             is_ready=lambda: self.not_ready,
             can_write=lambda: self.services.node_id not in self.metadata.unwritable,
         )
+
+
+async def start_server(
+    services: Any, settings: ServerSettings, *, authorize: Authorize = allow_all, **options: Any
+) -> Server:
+    """The server of a node with these services, as the node's process starts it."""
+    broker = Broker(services, settings.for_broker(), authorize)
+    return await Server.start(broker, settings, ROUTES, **options)

@@ -12,12 +12,11 @@ from typing import Any
 
 from aiohttp import web
 
-from raftlog.broker.limits import BytesInFlight
-from raftlog.http.context import ServerContext
-from raftlog.http.dispatch import Dispatcher, Guard
-from raftlog.http.listener import HttpServer
+from raftlog.broker.service import Broker
+from raftlog.http.app import HttpServer
+from raftlog.http.dispatch import Dispatcher
 from raftlog.http.metrics import ServerMetrics
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.routing import Route, Router
 from raftlog.http.settings import ServerLimits, ServerSettings
 
@@ -40,27 +39,24 @@ async def serving(
     routes: Sequence[Route],
     limits: ServerLimits | None = None,
     *,
-    guard: Guard | None = None,
     node: FakeNode | None = None,
     on_broken_invariant: Callable[[AssertionError], None] | None = None,
 ) -> AsyncIterator[HttpServer]:
     """A server of these routes on a free port."""
     settings = ServerSettings(port=0, limits=limits or ServerLimits(shutdown_s=1))
+    broker = Broker((node or FakeNode()).services, settings.for_broker())
     context = ServerContext(
-        services=(node or FakeNode()).services,
+        broker=broker,
         settings=settings,
-        metrics=ServerMetrics(settings.limits.topic_labels_max),
-        budget=BytesInFlight(settings.limits.bytes_in_flight_max),
+        metrics=ServerMetrics(broker.topics),
         on_broken_invariant=on_broken_invariant,
     )
-    server = await HttpServer.start(
-        Dispatcher(Router(routes), context, guard), context, "127.0.0.1", 0
-    )
+    server = await HttpServer.start(Dispatcher(Router(routes), context), context, "127.0.0.1", 0)
     try:
         yield server
     finally:
         await server.close()
-    assert context.budget.used == 0, "bytes in flight leaked"
+    assert broker.bytes_in_flight.used == 0, "bytes in flight leaked"
 
 
 @dataclass

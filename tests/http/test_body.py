@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog.http.body import check_json_depth, read_body, read_json
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import bytes_response, json_response
 from raftlog.http.routing import Route
 from raftlog.http.settings import MIB, ServerLimits
@@ -32,7 +31,7 @@ POINT = msgspec.json.Decoder(Point)
 
 async def size_of(request: Request, context: ServerContext) -> web.StreamResponse:
     body = await read_body(request, context)
-    held = context.budget.used
+    held = context.broker.bytes_in_flight.used
     return bytes_response(b"%d %d" % (len(body), held), "text/plain")
 
 
@@ -60,7 +59,7 @@ async def test_body_arrives_whole_and_is_held_until_answered(size: int) -> None:
     async with serving(ROUTES) as server, RawPeer.connected(server.port) as peer:
         reply = await peer.request("POST", "/size", bytes(size))
         assert reply.body == b"%d %d" % (size, size)
-        assert server.context.budget.used == 0
+        assert server.context.broker.bytes_in_flight.used == 0
 
 
 async def test_chunked_body_arrives_whole() -> None:
@@ -146,8 +145,8 @@ async def test_peer_that_leaves_within_its_body_frees_what_it_held() -> None:
             await peer.send(
                 b"POST /size HTTP/1.1\r\nHost: t\r\nContent-Length: 300000\r\n\r\n" + bytes(200_000)
             )
-            await eventually(lambda: server.context.budget.used)
-        await eventually(lambda: server.context.budget.used == 0)
+            await eventually(lambda: server.context.broker.bytes_in_flight.used)
+        await eventually(lambda: server.context.broker.bytes_in_flight.used == 0)
 
 
 async def test_expect_100_continue_is_asked_for_only_when_the_body_is_wanted() -> None:
@@ -173,11 +172,11 @@ async def test_bodies_together_are_bounded() -> None:
         await greedy.send(
             b"POST /size HTTP/1.1\r\nHost: t\r\nContent-Length: 90001\r\n\r\n" + bytes(90_000)
         )
-        await eventually(lambda: server.context.budget.used == 90_000)
+        await eventually(lambda: server.context.broker.bytes_in_flight.used == 90_000)
         reply = await late.request("POST", "/size", bytes(20_000))
         assert reply.error_code == 50305
         assert reply.headers["retry-after"] == "1"
-        assert server.context.budget.refused == 1
+        assert server.context.broker.bytes_in_flight.refused == 1
         await greedy.send(b"x")
         assert (await greedy.reply()).status == 200
         assert (await late.request("POST", "/size", bytes(20_000))).status == 200

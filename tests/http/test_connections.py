@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from raftlog.http.body import read_body
 from raftlog.http.connections import AIOHTTP_PRIVATE_NAMES, REFUSED_LINGERING_MAX, Connection
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import bytes_response, stream_response
 from raftlog.http.routing import Route
 from raftlog.http.settings import KIB, ServerLimits
@@ -344,7 +343,7 @@ async def test_large_answer_to_a_stalled_reader_is_not_handed_over_whole() -> No
     bounds = limits(write_stall_s=0.5)
     async with serving([route], bounds) as server, RawPeer.connected(server.port) as peer:
         await peer.send(b"GET /large HTTP/1.1\r\nHost: t\r\n\r\n")
-        await eventually(lambda: server.context.budget.used == size)
+        await eventually(lambda: server.context.broker.bytes_in_flight.used == size)
         (connection,) = server.connections.connections
         assert connection.transport is not None
         assert connection.transport.get_write_buffer_size() <= 512 * KIB

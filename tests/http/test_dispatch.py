@@ -8,8 +8,7 @@ import pytest
 from aiohttp import web
 
 from raftlog.http.body import read_body
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import (
     WRITE_SLICE_BYTES,
     bytes_response,
@@ -18,7 +17,7 @@ from raftlog.http.responses import (
     stream_response,
 )
 from raftlog.http.routing import Route
-from raftlog.record.errors import FORBIDDEN, OFFSET_OUT_OF_RANGE, LogError
+from raftlog.record.errors import OFFSET_OUT_OF_RANGE, LogError
 
 from .fakes import FakeNode
 from .http_peers import RawPeer, serving
@@ -178,16 +177,6 @@ async def test_failure_after_the_answer_began_cuts_the_connection(
         received = await peer.rest()
         assert received.endswith(b"4\r\npart\r\n")
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
-
-
-async def test_guard_keeps_requests_from_their_handlers() -> None:
-    def guard(request: Request, route: Route) -> None:
-        if route is DROP and request.path_parameters["thing"] != "mine":
-            raise LogError(FORBIDDEN)
-
-    async with serving(ROUTES, guard=guard) as server, RawPeer.connected(server.port) as peer:
-        assert (await peer.request("DELETE", "/things/yours")).error_code == 40301
-        assert (await peer.request("DELETE", "/things/mine")).status == 200
 
 
 async def test_node_that_is_not_ready_answers_only_what_always_serves() -> None:

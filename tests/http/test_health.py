@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from raftlog.http.health import unready
+from raftlog.broker.node import unready
 from raftlog.record.errors import NO_CONTROLLER, NOT_READY
 from tests.rest.test_app import post, running
 

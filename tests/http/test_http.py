@@ -6,8 +6,7 @@ import pytest
 from aiohttp import web
 
 from raftlog.http.body import read_body
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import bytes_response, stream_response
 from raftlog.http.routing import Route
 from raftlog.http.settings import ServerLimits
@@ -96,7 +95,7 @@ async def test_reader_that_stalls_does_not_hold_up_closing() -> None:
     route = Route("GET", "/large", large, "Large")
     async with serving([route], limits) as server, RawPeer.connected(server.port) as peer:
         await peer.send(b"GET /large HTTP/1.1\r\nHost: t\r\n\r\n")
-        await eventually(lambda: server.context.budget.used)
+        await eventually(lambda: server.context.broker.bytes_in_flight.used)
         await asyncio.wait_for(server.close(), PATIENCE_S)
         assert server.connections.connection_count == 0
 
@@ -106,7 +105,7 @@ async def test_streams_are_told_that_the_server_closes() -> None:
         response = stream_response("text/plain")
         await response.prepare(request)
         await response.write(b"first")
-        await context.closing.wait()
+        await context.broker.closing.wait()
         await response.write(b"last")
         return response
 

@@ -10,16 +10,17 @@ from collections.abc import Callable
 
 import pytest
 
+from raftlog.http.app import described_routes
 from raftlog.http.settings import ServerSettings
 from raftlog.peer.auth import Callee, Caller
 from raftlog.peer.frames import FrameReader, frame, pack_length
 from raftlog.peer.network import HttpNetwork
 from raftlog.peer.opening import PATH, ResponseReader, request_head, response_head
-from raftlog.rest.app import Server, route_table
+from raftlog.rest.routes import ROUTES
 from raftlog.world.network import NetworkError, RejectedError
 from tests.peer.node_peers import CHANNEL, SECRET, RunningNode, connect, node, on_both_loops
 
-from .fakes import FakeNode
+from .fakes import FakeNode, start_server
 from .http_peers import PATIENCE_S, RawPeer
 
 KEY = bytes(16)
@@ -56,7 +57,7 @@ class HonestCaller:
 
 
 def test_route_is_not_described() -> None:
-    assert not [route for route in route_table() if route.path.startswith(PATH)]
+    assert not [route for route in described_routes(ROUTES) if route.path.startswith(PATH)]
 
 
 async def test_strangers_are_answered_401_as_plain_http() -> None:
@@ -83,7 +84,7 @@ async def test_strangers_are_answered_401_as_plain_http() -> None:
 
 
 async def test_node_without_a_network_knows_nobody() -> None:
-    server = await Server.start(FakeNode().services, ServerSettings(port=0))
+    server = await start_server(FakeNode().services, ServerSettings(port=0))
     try:
         with pytest.raises(RejectedError) as rejected:
             await connect(HttpNetwork(SECRET), f"127.0.0.1:{server.port}")

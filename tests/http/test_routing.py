@@ -5,8 +5,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.http.context import ServerContext
-from raftlog.http.request import Request
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.routing import Match, Route, Router, WrongMethod
 from raftlog.record.errors import LogError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 from prometheus_client.core import Metric
 
-from raftlog.http.service_metrics import service_metrics
+from raftlog.http.metrics import service_metrics
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.record.types import BrokerId
 from raftlog.replication.manager import ReplicationStatus, count_led

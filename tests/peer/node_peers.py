@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import uvloop
 
+from raftlog.http.app import Server
 from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.peer.network import HttpNetwork
-from raftlog.rest.app import Server
 from raftlog.world.network import Connection, Receiver
-from tests.http.fakes import FakeNode
+from tests.http.fakes import FakeNode, start_server
 from tests.http.http_peers import PATIENCE_S, eventually
 
 SECRET = b"the secret of a cluster in tests"
@@ -123,7 +123,7 @@ async def node(
     accepting = acceptor or FakeAcceptor()
     network.accept(CHANNEL, accepting)
     settings = ServerSettings(host=host, port=0, limits=ServerLimits(**{"shutdown_s": 1, **limits}))
-    server = await Server.start(FakeNode().services, settings, network=network)
+    server = await start_server(FakeNode().services, settings, network=network)
     running = RunningNode(server, network, accepting)
     try:
         yield running

@@ -57,7 +57,7 @@ async def test_hellos_may_be_empty_or_64_kib_long() -> None:
 @on_both_loops
 async def test_node_that_is_not_ready_takes_connections() -> None:
     async with node() as callee:
-        services: Any = callee.server._main.context.services
+        services: Any = callee.server._main.context.broker.services
         services.is_ready = lambda: "The node is starting."
         mine = await connect(callee.network, callee.address)
         mine.connection.send(b"x")

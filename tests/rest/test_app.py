@@ -12,12 +12,13 @@ from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
-from raftlog.http.metrics import OTHER_TOPICS, ServerMetrics
+from raftlog.broker.metrics import OTHER_TOPICS
+from raftlog.http.app import described_routes
 from raftlog.http.openapi import PATH_PARAMETERS
 from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.record.types import TopicId
-from raftlog.rest.app import Server, route_table
-from tests.http.fakes import FakeNode
+from raftlog.rest.routes import ROUTES
+from tests.http.fakes import FakeNode, start_server
 from tests.http.http_peers import RawPeer, Reply
 
 ADMIN = "/v3/clusters/any"
@@ -25,7 +26,7 @@ ADMIN = "/v3/clusters/any"
 
 @asynccontextmanager
 async def running(node: FakeNode, **settings: Any) -> AsyncIterator[RawPeer]:
-    server = await Server.start(node.services, ServerSettings(port=0, **settings))
+    server = await start_server(node.services, ServerSettings(port=0, **settings))
     try:
         async with RawPeer.connected(server.port) as peer:
             yield peer
@@ -53,7 +54,7 @@ async def test_node_that_starts_is_healthy_but_not_ready() -> None:
 
 
 async def test_health_port_serves_health_alone() -> None:
-    server = await Server.start(FakeNode().services, ServerSettings(port=0, health_port=0))
+    server = await start_server(FakeNode().services, ServerSettings(port=0, health_port=0))
     try:
         assert server.health_port is not None
         async with RawPeer.connected(server.health_port) as peer:
@@ -65,9 +66,9 @@ async def test_health_port_serves_health_alone() -> None:
 
 
 async def test_port_in_use_leaves_nothing_running() -> None:
-    first = await Server.start(FakeNode().services, ServerSettings(port=0))
+    first = await start_server(FakeNode().services, ServerSettings(port=0))
     with pytest.raises(OSError):
-        await Server.start(FakeNode().services, ServerSettings(port=0, health_port=first.port))
+        await start_server(FakeNode().services, ServerSettings(port=0, health_port=first.port))
     await first.close()
 
 
@@ -124,25 +125,6 @@ async def test_topic_labels_are_bounded_and_the_rest_is_summed() -> None:
         (("topic", "t3"),): 1000,
         (("topic", "t4"),): 10000,
         (("topic", OTHER_TOPICS),): 118,
-    }
-
-
-def test_deleted_topic_gives_its_label_to_another_and_loses_no_count() -> None:
-    metrics = ServerMetrics(topic_labels_max=2)
-    for name in ("a", "b", "c", "d"):
-        metrics.topic(name).messages_in += 1
-    metrics.keep_topics({"b", "c", "d"})
-    metrics.topic("c").messages_in += 10
-    found = samples(metrics.render())
-    counts = {
-        labels: value
-        for (name, labels), value in found.items()
-        if name == "kafka_server_brokertopicmetrics_messagesin_total"
-    }
-    assert counts == {
-        (("topic", "b"),): 1,
-        (("topic", "c"),): 10,
-        (("topic", OTHER_TOPICS),): 3,
     }
 
 
@@ -427,11 +409,13 @@ def test_every_route_is_described_and_nothing_else(document: dict[str, Any]) -> 
         for path, operations in document["paths"].items()
         for method in operations
     }
-    assert described == {route.name for route in route_table()}
+    assert described == {route.name for route in described_routes(ROUTES)}
 
 
 def test_every_path_parameter_is_described() -> None:
-    names = {name for route in route_table() for name in re.findall(r"\{(.+?)\}", route.path)}
+    names = {
+        name for route in described_routes(ROUTES) for name in re.findall(r"\{(.+?)\}", route.path)
+    }
     assert names == set(PATH_PARAMETERS)
 
 
@@ -449,7 +433,9 @@ async def test_answers_are_as_described(document: dict[str, Any]) -> None:
     node = FakeNode(brokers=2)
     await node.metadata.create_topic("t", partitions=1)
     values = {"topic": "t", "partition": "0", "cluster": "c", "broker": "1", "config": "flush"}
-    admin = [r for r in route_table() if r.tag in ("admin", "node") and r.method == "GET"]
+    admin = [
+        r for r in described_routes(ROUTES) if r.tag in ("admin", "node") and r.method == "GET"
+    ]
     assert len(admin) > 10
     async with running(node) as peer:
         for route in admin:

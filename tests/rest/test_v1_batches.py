@@ -20,9 +20,10 @@ from raftlog.record.frames import (
 )
 from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
 from raftlog.rest.v1_batches import FETCH_CHUNK_BYTES
+from tests.broker.data_fakes import contents, waiting_readers
 from tests.http.http_peers import RawPeer, Reply, eventually
 
-from .data_fakes import DataPeer, contents, data_node, few, waiting_readers
+from .data_fakes import DataPeer, data_node, few
 
 
 def batch(*values: bytes, sequence: int = -1) -> bytes:

@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 from openapi_schema_validator import OAS31Validator
 
+from raftlog.http.app import described_routes
 from raftlog.http.openapi import describe
 from raftlog.metadata.reassignment import plan_completions
 from raftlog.record.types import BrokerId
 from raftlog.rest import v1_cluster
-from raftlog.rest.app import route_table
+from raftlog.rest.routes import ROUTES as REST_ROUTES
 from tests.http.fakes import FakeNode
 from tests.http.http_peers import RawPeer, Reply, serving
 from tests.metadata.strategies import fence, set_row
 
-ROUTES = [route for route in route_table() if route.tag == "v1"]
+ROUTES = [route for route in described_routes(REST_ROUTES) if route.tag == "v1"]
 DOCUMENT = describe(ROUTES)
 LEADER = "/v1/topics/t/partitions/0/leader"
 LEADER_TEMPLATE = "/v1/topics/{topic}/partitions/{partition}/leader"

@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 from openapi_schema_validator import OAS31Validator
 
+from raftlog.http.app import described_routes
 from raftlog.http.openapi import describe
 from raftlog.raft import PeerStatus
 from raftlog.raft.voters import Voter, VoterSet
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE, LogError
-from raftlog.rest.app import route_table
+from raftlog.rest.routes import ROUTES as REST_ROUTES
 from tests.http.fakes import FakeNode
 from tests.http.http_peers import RawPeer, Reply, serving
 
-ROUTES = [route for route in route_table() if route.tag in ("v1", "admin", "node", "v2")]
+ROUTES = [
+    route for route in described_routes(REST_ROUTES) if route.tag in ("v1", "admin", "node", "v2")
+]
 DOCUMENT = describe(ROUTES)
 
 

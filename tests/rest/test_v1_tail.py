@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from raftlog.record.errors import BAD_REQUEST, STORAGE_FAILED, LogError
 from raftlog.rest.v1_tail import parse_event_id
+from tests.broker.data_fakes import waiting_readers
 from tests.http.http_peers import RawPeer, eventually
 
-from .data_fakes import DataPeer, data_node, few, waiting_readers
+from .data_fakes import DataPeer, data_node, few
 
 SSE = "text/event-stream"
 TAIL = "/v1/topics/six/tail"

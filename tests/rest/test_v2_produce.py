@@ -19,9 +19,10 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.partitioner import partition_for_key
+from tests.broker.data_fakes import NOW_MS, MemoryLog, contents
 from tests.http.http_peers import RawPeer, Reply, eventually
 
-from .data_fakes import NOW_MS, DataPeer, MemoryLog, contents, data_node, few
+from .data_fakes import DataPeer, data_node, few
 
 ONE = '{"records":[{"value":{"x":1}}]}'
 

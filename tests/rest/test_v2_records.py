@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from raftlog.record.batch import RecordBatch, sealed
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch
+from tests.broker.data_fakes import NOW_MS, batch_of, waiting_readers
 from tests.http.http_peers import RawPeer, Reply, eventually
 
-from .data_fakes import NOW_MS, DataPeer, batch_of, data_node, few, waiting_readers
+from .data_fakes import DataPeer, data_node, few
 
 RECORDS = "/topics/one/partitions/0/records"
 BINARY = "application/vnd.kafka.binary.v2+json"

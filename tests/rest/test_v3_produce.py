@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftlog.record.errors import DISK_FULL, LogError
+from tests.broker.data_fakes import contents
 from tests.http.http_peers import RawPeer, Reply, eventually
 
-from .data_fakes import DataPeer, contents, data_node, few
+from .data_fakes import DataPeer, data_node, few
 
 RECORDS = "/v3/clusters/any/topics/one/records"
 SIX = "/v3/clusters/any/topics/six/records"

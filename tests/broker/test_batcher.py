@@ -6,44 +6,41 @@ from typing import Any
 
 import pytest
 
+from raftlog.broker.batcher import Placed, SmallRequestBatcher
+from raftlog.broker.produce import StoredRecord, _pack_shared
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import NOT_ENOUGH_REPLICAS, LogError
 from raftlog.replication.partition import Acks
-from raftlog.rest.append import _pack_shared
-from raftlog.rest.batcher import Placed, SmallRequestBatcher
-from raftlog.rest.json_records import StoredRecord
-
-from .data_fakes import DataNode, contents
+from tests.broker.data_fakes import DataNode, contents
 
 
 def record(value: str) -> StoredRecord:
     return (0, None, value.encode(), None)
 
 
-class Gathering:
+class BatcherHarness:
     def __init__(self, max_message_bytes: int = 1_048_588) -> None:
         self.node = DataNode()
-        self.gatherer = SmallRequestBatcher()
+        self.batcher = SmallRequestBatcher(_pack_shared)
         self.configs = {"max.message.bytes": str(max_message_bytes)}
 
-    async def start(self) -> Gathering:
+    async def start(self) -> BatcherHarness:
         await self.node.metadata.create_topic("one", configs=self.configs)
         self.partition = self.node.partitions.find("one", 0)
         self.log = self.node.log()
         return self
 
     def append(self, *values: str, acks: Acks = Acks.ALL, timeout_s: float = 5.0) -> Any:
-        return self.gatherer.append(
+        return self.batcher.append(
             self.partition,
             [record(value) for value in values],
             acks=acks,
             timeout_s=timeout_s,
-            pack=_pack_shared,
         )
 
 
 async def test_requests_of_one_iteration_share_one_append_and_one_batch() -> None:
-    one = await Gathering().start()
+    one = await BatcherHarness().start()
     futures = [one.append("a"), one.append("b", "c"), one.append("d")]
     assert await asyncio.gather(*futures) == [Placed(0, -1), Placed(1, -1), Placed(3, -1)]
     assert one.log.appends == 1
@@ -54,7 +51,7 @@ async def test_requests_of_one_iteration_share_one_append_and_one_batch() -> Non
 
 
 async def test_more_than_a_batch_holds_stays_one_append_with_right_offsets() -> None:
-    one = await Gathering(max_message_bytes=1024).start()
+    one = await BatcherHarness(max_message_bytes=1024).start()
     futures = [one.append(str(n) * 300, "x") for n in range(6)]
     places = await asyncio.gather(*futures)
     assert [place.base_offset for place in places] == [0, 2, 4, 6, 8, 10]
@@ -63,7 +60,7 @@ async def test_more_than_a_batch_holds_stays_one_append_with_right_offsets() -> 
 
 
 async def test_only_those_who_want_the_same_share() -> None:
-    one = await Gathering().start()
+    one = await BatcherHarness().start()
     await asyncio.gather(
         one.append("a"),
         one.append("b", acks=Acks.LEADER),
@@ -75,7 +72,7 @@ async def test_only_those_who_want_the_same_share() -> None:
 
 
 async def test_failure_reaches_everyone_who_shared_it_as_an_error_of_their_own() -> None:
-    one = await Gathering().start()
+    one = await BatcherHarness().start()
     one.log.append_error = LogError(NOT_ENOUGH_REPLICAS, "too few")
     results = await asyncio.gather(one.append("a"), one.append("b"), return_exceptions=True)
     assert [str(result) for result in results] == ["too few", "too few"]
@@ -85,7 +82,7 @@ async def test_failure_reaches_everyone_who_shared_it_as_an_error_of_their_own()
 
 
 async def test_broken_invariant_reaches_everyone_too() -> None:
-    one = await Gathering().start()
+    one = await BatcherHarness().start()
 
     async def broken(batches: Sequence[RecordBatch], epoch: int, **_: Any) -> Any:
         raise AssertionError("broken")
@@ -97,7 +94,7 @@ async def test_broken_invariant_reaches_everyone_too() -> None:
 
 
 async def test_one_who_left_does_not_disturb_the_others() -> None:
-    one = await Gathering().start()
+    one = await BatcherHarness().start()
     left, stayed = one.append("a"), one.append("b")
     left.cancel()
     assert await stayed == Placed(1, -1)

@@ -1,0 +1,402 @@
+"""Administration: topics, configs, records, leaders, reassignments, brokers, the metadata quorum.
+
+Thin where the metadata decides already (`ClusterMetadata`, the pure plans of raftlog.metadata): a
+method authorizes its principal, and passes on. A change returns once it is in the metadata and this
+node acts by it; copying records and moving leaders away then goes on in the background. Every
+change raises LogError NO_CONTROLLER or RETRIABLE without a quorum.
+
+Descriptions are this node's view: the applied metadata, and the progress of replicas of partitions
+led here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Final
+
+from raftlog.broker.authorize import (
+    CLUSTER,
+    Authorize,
+    Operation,
+    Principal,
+    topic_resource,
+)
+from raftlog.broker.limits import BrokerSettings
+from raftlog.broker.node import NodeServices
+from raftlog.metadata import admin_plans, configs
+from raftlog.metadata.apply import apply
+from raftlog.metadata.broker_configs import describe_broker_configs, operator_settings
+from raftlog.metadata.configs import ConfigDescription
+from raftlog.metadata.decommission import evacuation_progress
+from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from raftlog.metadata.reassignment import Move
+from raftlog.raft import PeerStatus, QuorumStatus
+from raftlog.raft.voters import NODE_ID_MAX, VoterSet
+from raftlog.record.errors import FORBIDDEN, LogError
+from raftlog.record.types import BrokerId, Offset, TopicId
+from raftlog.replication.partition import Partition
+
+__all__ = ["NODE_ID_MAX", "AdminService", "ClusterMembership", "ReplicaProgress"]
+
+DELETIONS_AT_ONCE: Final = 32
+"""Partitions of one request whose records are deleted at the same time."""
+VALIDATED_TOPIC_ID: Final = TopicId("0" * 32)
+"""Id of a topic that is only validated."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMembership:
+    """The quorum and the brokers at one moment, as this node knows both."""
+
+    cluster_id: str
+    node_id: BrokerId
+    status: QuorumStatus
+    peers: Mapping[int, PeerStatus]
+    voters: VoterSet
+    image: MetadataImage
+    unwritable: Set[BrokerId]
+    """Brokers whose disks take no writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaProgress:
+    """Replication progress of one partition; empty unless this node leads it."""
+
+    row: PartitionImage
+    high_watermark: Offset | None
+    log_end_offsets: Mapping[int, int]
+    """By broker, where known."""
+    log_end_offset: int = 0
+    """The leader's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecommissionProgress:
+    """Progress of a broker's decommission."""
+
+    is_decommissioning: bool
+    partitions_left: int
+    """Partitions that the broker still holds."""
+    partitions_moving: int
+    """Those of them being copied to other brokers."""
+
+
+class AdminService:
+    """Administrative operations of one node's clients."""
+
+    def __init__(
+        self, services: NodeServices, settings: BrokerSettings, authorize: Authorize
+    ) -> None:
+        self._services = services
+        self._metadata = services.metadata
+        self._quorum = services.quorum
+        self._settings = settings
+        self._authorize = authorize
+
+    # The cluster and its topics, as far as the applied metadata knows
+
+    def brokers(self) -> Mapping[BrokerId, BrokerImage]:
+        """All brokers. Needs no right: clients find their leaders by it."""
+        return self._metadata.image.brokers
+
+    def controller_id(self) -> int | None:
+        """The active controller as far as this node knows one. Needs no right."""
+        return self._quorum.leader_id
+
+    def topic(self, principal: Principal, name: str) -> TopicImage:
+        """One topic. LogError UNKNOWN_TOPIC."""
+        self._authorize(principal, Operation.DESCRIBE, topic_resource(name))
+        return self._metadata.image.topic(name)
+
+    def topics(self, principal: Principal) -> list[TopicImage]:
+        """The topics that the principal may describe, by name."""
+        topics = self._metadata.image.topics_by_name
+        return [topics[name] for name in sorted(topics) if self._may_describe(principal, name)]
+
+    def topics_of(self, principal: Principal, names: Iterable[str]) -> dict[str, TopicImage | None]:
+        """Topics by name, in the order of `names`; None for unknown ones.
+
+        A topic that the principal may not describe is unknown: its name must not leak.
+        """
+        topics = self._metadata.image.topics_by_name
+        return {
+            name: topics.get(name) if self._may_describe(principal, name) else None
+            for name in names
+        }
+
+    def replica_progress(self, principal: Principal, name: str) -> list[ReplicaProgress]:
+        """Replication progress of each partition of a topic, in order."""
+        topic = self.topic(principal, name)
+        find = self._services.replicas.replica
+        return [_progress(row, find(topic.topic_id, row.partition)) for row in topic.partitions]
+
+    # Topics
+
+    async def create_topic(
+        self,
+        principal: Principal,
+        name: str,
+        *,
+        partitions: int | None,
+        replication_factor: int | None,
+        configs: Mapping[str, str],
+        validate_only: bool = False,
+    ) -> TopicImage:
+        """Create a topic, or only decide about it as a real call would; returns the topic.
+
+        Raises LogError as `ClusterMetadata.create_topic`.
+        """
+        self._authorize(principal, Operation.CREATE, topic_resource(name))
+        metadata = self._metadata
+        if not validate_only:
+            return await metadata.create_topic(
+                name,
+                partitions=partitions,
+                replication_factor=replication_factor,
+                configs=configs,
+            )
+        command = admin_plans.plan_topic(
+            metadata.image,
+            name=name,
+            partitions=metadata.settings.partitions_default if partitions is None else partitions,
+            replication_factor=replication_factor,
+            configs=configs,
+            topic_id=VALIDATED_TOPIC_ID,
+        )
+        image = metadata.image.copy()
+        return apply(image, image.applied_index + 1, command).topic()
+
+    async def delete_topic(self, principal: Principal, name: str) -> None:
+        """Delete a topic with its records."""
+        self._authorize(principal, Operation.DELETE, topic_resource(name))
+        await self._metadata.delete_topic(name)
+
+    async def add_partitions(self, principal: Principal, name: str, total: int) -> TopicImage:
+        """Grow a topic to `total` partitions."""
+        self._authorize(principal, Operation.ALTER, topic_resource(name))
+        return await self._metadata.add_partitions(name, total)
+
+    async def delete_records(
+        self, principal: Principal, targets: Sequence[tuple[str, int, Offset]]
+    ) -> list[Offset | LogError]:
+        """Delete the records below an offset (-1: all committed ones) of partitions on any node.
+
+        Returns each partition's new log start offset, or its error.
+        """
+        self._settings.check_partition_count(len(targets))
+        outcomes: list[Offset | LogError] = []
+        for start in range(0, len(targets), DELETIONS_AT_ONCE):
+            some = targets[start : start + DELETIONS_AT_ONCE]
+            outcomes += await asyncio.gather(*(self._delete(principal, *one) for one in some))
+        return outcomes
+
+    async def _delete(
+        self, principal: Principal, topic: str, partition: int, before: Offset
+    ) -> Offset | LogError:
+        try:
+            self._authorize(principal, Operation.DELETE, topic_resource(topic))
+            return await self._services.partitions.find(topic, partition).delete_records(before)
+        except LogError as error:
+            return error
+
+    # Configs
+
+    def describe_configs(
+        self, principal: Principal, name: str
+    ) -> tuple[TopicImage, list[ConfigDescription]]:
+        """A topic, and every config of it with value and source."""
+        self._authorize(principal, Operation.DESCRIBE_CONFIGS, topic_resource(name))
+        metadata = self._metadata
+        topic = metadata.image.topic(name)
+        return topic, configs.describe(
+            topic.configs,
+            metadata.settings.defaults,
+            replication_factor=topic.replication_factor,
+            cluster=metadata.image.cluster_settings,
+        )
+
+    async def alter_configs(
+        self,
+        principal: Principal,
+        name: str,
+        values: Mapping[str, str],
+        removals: Sequence[str] = (),
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Set some configs of a topic and return others to their defaults: all or none."""
+        self._authorize(principal, Operation.ALTER_CONFIGS, topic_resource(name))
+        metadata = self._metadata
+        if validate_only:
+            admin_plans.plan_configs(metadata.image, name=name, values=values, removals=removals)
+        else:
+            await metadata.alter_configs(name, values, removals)
+
+    async def cluster_settings(
+        self, principal: Principal, *, linearizable: bool
+    ) -> tuple[int, Mapping[str, str]]:
+        """Metadata index, and the topic configs set for all topics.
+
+        The applied ones; with `linearizable`, after a read barrier of the quorum, so that every
+        change acknowledged before the call is in the answer.
+        """
+        self._authorize(principal, Operation.DESCRIBE_CONFIGS, CLUSTER)
+        if linearizable:
+            await self._quorum.read_barrier()
+        image = self._metadata.image
+        return image.applied_index, operator_settings(image.cluster_settings)
+
+    async def alter_cluster_settings(
+        self, principal: Principal, values: Mapping[str, str], removals: Sequence[str]
+    ) -> tuple[int, Mapping[str, str]]:
+        """Set some topic configs for all topics; returns index and settings after the change."""
+        self._authorize(principal, Operation.ALTER_CONFIGS, CLUSTER)
+        index, settings = await self._metadata.alter_cluster_settings(values, removals)
+        return index, operator_settings(settings)
+
+    def broker_configs(self, principal: Principal) -> list[ConfigDescription]:
+        """Every cluster-wide broker config, as applied here."""
+        self._authorize(principal, Operation.DESCRIBE_CONFIGS, CLUSTER)
+        return describe_broker_configs(self._metadata.image.cluster_settings)
+
+    # Leaders and replicas
+
+    async def transfer_leader(
+        self,
+        principal: Principal,
+        name: str,
+        partition: int,
+        broker_id: BrokerId | None,
+        *,
+        unclean: bool,
+    ) -> None:
+        """Elect a given replica, or the best other one; see `Operations.transfer_leader`."""
+        self._authorize(principal, Operation.ALTER, CLUSTER)
+        await self._metadata.operations.transfer_leader(name, partition, broker_id, unclean=unclean)
+
+    async def reassign(self, principal: Principal, moves: Sequence[Move]) -> None:
+        """Begin to move partitions; all are checked before any is moved."""
+        self._authorize(principal, Operation.ALTER, CLUSTER)
+        self._settings.check_partition_count(len(moves))
+        await self._metadata.operations.reassign(moves)
+
+    def reassignments(
+        self, principal: Principal, topic: str | None
+    ) -> Iterator[tuple[TopicImage, PartitionImage]]:
+        """The partitions being moved, of one topic or of all, by topic and number."""
+        self._authorize(principal, Operation.DESCRIBE, CLUSTER)
+        image = self._metadata.image
+        topics = (
+            [found for _, found in sorted(image.topics_by_name.items())]
+            if topic is None
+            else [image.topic(topic)]
+        )
+        return (
+            (one, row) for one in topics for row in one.partitions if row.adding or row.removing
+        )
+
+    async def cancel_reassignment(self, principal: Principal, name: str, partition: int) -> None:
+        """Return a partition to the replicas it had."""
+        self._authorize(principal, Operation.ALTER, CLUSTER)
+        await self._metadata.operations.cancel_reassignment(name, partition)
+
+    # Brokers
+
+    async def decommission(self, principal: Principal, broker_id: BrokerId) -> DecommissionProgress:
+        """Begin to move all partitions of a broker to others."""
+        self._authorize(principal, Operation.ALTER, CLUSTER)
+        await self._metadata.operations.decommission(broker_id)
+        return self._decommission_progress(broker_id)
+
+    def decommission_progress(
+        self, principal: Principal, broker_id: BrokerId
+    ) -> DecommissionProgress:
+        """Progress of a broker's decommission. LogError NOT_FOUND."""
+        self._authorize(principal, Operation.DESCRIBE, CLUSTER)
+        return self._decommission_progress(broker_id)
+
+    def _decommission_progress(self, broker_id: BrokerId) -> DecommissionProgress:
+        image = self._metadata.image
+        progress = evacuation_progress(image, broker_id)
+        return DecommissionProgress(
+            image.brokers[broker_id].decommissioning, progress.left, progress.moving
+        )
+
+    async def recommission(self, principal: Principal, broker_id: BrokerId) -> None:
+        """Cancel a decommission; partitions that have moved stay where they are."""
+        self._authorize(principal, Operation.ALTER, CLUSTER)
+        await self._metadata.operations.recommission(broker_id)
+
+    async def set_maintenance(
+        self, principal: Principal, broker_id: BrokerId, *, wanted: bool
+    ) -> None:
+        """Begin or end maintenance: a broker in maintenance leads only where no other can."""
+        self._authorize(principal, Operation.ALTER, CLUSTER)
+        await self._metadata.operations.set_maintenance(broker_id, wanted=wanted)
+
+    async def unregister_broker(self, principal: Principal, broker_id: BrokerId) -> None:
+        """Forget a broker that is gone for good; its id may return with another directory."""
+        self._authorize(principal, Operation.ALTER, CLUSTER)
+        await self._metadata.unregister_broker(broker_id)
+
+    # The metadata quorum
+
+    def membership(self, principal: Principal) -> ClusterMembership:
+        """This node's view of the quorum and the brokers; works on a node without a quorum, too."""
+        self._authorize(principal, Operation.DESCRIBE, CLUSTER)
+        services, quorum = self._services, self._quorum
+        return ClusterMembership(
+            cluster_id=services.cluster_id,
+            node_id=services.node_id,
+            status=quorum.status(),
+            peers=quorum.peers(),
+            voters=quorum.voters,
+            image=self._metadata.image,
+            unwritable=self._metadata.unwritable,
+        )
+
+    async def add_voter(self, principal: Principal, node_id: int) -> None:
+        """Make a connected observer a voter."""
+        self._authorize(principal, Operation.ALTER, CLUSTER)
+        await self._quorum.add_voter(node_id)
+
+    async def remove_voter(self, principal: Principal, node_id: int) -> None:
+        """Remove a voter. Only the leader decides whether it is one: a new one may be unknown here.
+
+        Raises LogError ILLEGAL_STATE.
+        """
+        self._authorize(principal, Operation.ALTER, CLUSTER)
+        await self._quorum.remove_voter(node_id)
+
+    async def transfer_controller(self, principal: Principal, node_id: int | None) -> None:
+        """Hand the quorum's leadership to a voter (None: the one furthest ahead)."""
+        self._authorize(principal, Operation.ALTER, CLUSTER)
+        await self._quorum.transfer_leadership(node_id)
+
+    def _may_describe(self, principal: Principal, name: str) -> bool:
+        try:
+            self._authorize(principal, Operation.DESCRIBE, topic_resource(name))
+        except LogError as error:
+            if error.entry is not FORBIDDEN:
+                raise
+            return False
+        return True
+
+
+def _progress(row: PartitionImage, replica: Partition | None) -> ReplicaProgress:
+    if replica is None or not replica.is_leader:
+        return ReplicaProgress(row, None, {})
+    ends: dict[int, int] = {}
+    log_end = 0
+    role = replica.leader_role
+    if role is not None:
+        log_end = replica.log_end_offset
+        ends = {
+            broker_id: follower.durable_end
+            for broker_id, follower in role.state.followers.items()
+            if follower.durable_end >= 0
+        }
+        ends[row.leader] = log_end
+    return ReplicaProgress(row, replica.high_watermark, ends, log_end)

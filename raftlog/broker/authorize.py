@@ -1,0 +1,82 @@
+"""Authorization: may a principal perform an operation on a resource?
+
+Operations and resources are Kafka's, so that ACLs of either protocol are one table. Every entry
+point of the broker calls its `Authorize` function once per resource, before it reads or changes
+anything. A refusal is LogError FORBIDDEN (or UNAUTHORIZED, for a principal without an identity); a
+listener answers with the typed error of its protocol.
+
+| entry point | operation | resource |
+|---|---|---|
+| produce | WRITE | TOPIC |
+| automatic and explicit topic creation | CREATE | TOPIC |
+| producer ids | IDEMPOTENT_WRITE | CLUSTER |
+| fetch, tail | READ | TOPIC |
+| offsets, topic description | DESCRIBE | TOPIC |
+| topic and record deletion | DELETE | TOPIC |
+| new partitions | ALTER | TOPIC |
+| topic configs; cluster settings | DESCRIBE_CONFIGS, ALTER_CONFIGS | TOPIC; CLUSTER |
+| nodes, quorum, reassignments: description; change | DESCRIBE; ALTER | CLUSTER |
+
+The addresses of the brokers need no right, as in Kafka's Metadata and DescribeCluster: a client
+needs them before anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeAlias
+
+
+class Operation(StrEnum):
+    """Kafka's ACL operations."""
+
+    READ = "READ"
+    WRITE = "WRITE"
+    CREATE = "CREATE"
+    DELETE = "DELETE"
+    ALTER = "ALTER"
+    DESCRIBE = "DESCRIBE"
+    CLUSTER_ACTION = "CLUSTER_ACTION"
+    """Requests between brokers."""
+    DESCRIBE_CONFIGS = "DESCRIBE_CONFIGS"
+    ALTER_CONFIGS = "ALTER_CONFIGS"
+    IDEMPOTENT_WRITE = "IDEMPOTENT_WRITE"
+
+
+class ResourceType(StrEnum):
+    """Kafka's resource types, as far as they exist here."""
+
+    TOPIC = "TOPIC"
+    CLUSTER = "CLUSTER"
+
+
+class Resource(NamedTuple):
+    """The object of an operation."""
+
+    type: ResourceType
+    name: str
+
+
+class Principal(NamedTuple):
+    """The identity of a client, written `User:name` as in Kafka."""
+
+    type: str
+    name: str
+
+
+CLUSTER: Final = Resource(ResourceType.CLUSTER, "kafka-cluster")
+ANONYMOUS: Final = Principal("User", "ANONYMOUS")
+"""A client without authentication."""
+
+Authorize: TypeAlias = Callable[[Principal, Operation, Resource], None]
+"""Raises LogError to refuse. Must neither block nor wait."""
+
+
+def topic_resource(name: str) -> Resource:
+    """The topic of that name, which need not exist."""
+    return Resource(ResourceType.TOPIC, name)
+
+
+def allow_all(_principal: Principal, _operation: Operation, _resource: Resource) -> None:
+    """Refuse nothing: there are no ACLs yet."""

@@ -1,0 +1,116 @@
+"""Small requests that arrive together share one record batch and one append.
+
+A batch of one record costs its header on disk and in every read, and an append of its own; thirty
+writers of single records would make thirty of each at a time. So the batcher collects the records
+of small requests during one iteration of the event loop. This delays no request: all requests of
+one iteration have arrived already.
+
+The promise to each request stays: its records of one partition are appended in one call, whole or
+not at all, next to each other and in order, and its answer is the outcome of that call. Only
+requests with the same acks and timeout share a batch. Requests with sequence numbers never do: a
+producer's sequence identifies a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from raftlog.record.batch import RecordBatch
+from raftlog.record.codec import RecordTuple
+from raftlog.record.errors import LogError
+from raftlog.replication.partition import Acks
+from raftlog.routing.handle import PartitionHandle
+
+REQUEST_BYTES_MAX: Final = 16 * 1024
+"""Largest request that shares a batch. A larger one fills a batch well by itself."""
+RECORD_OVERHEAD_BYTES: Final = 64
+"""Upper bound of a record's size in a batch besides its key, value and headers."""
+
+Pack: TypeAlias = Callable[[Sequence[RecordTuple], int], list[RecordBatch]]
+"""Packs records into batches of at most so many bytes."""
+_Key: TypeAlias = tuple[PartitionHandle, Acks, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a request's records went: consecutive offsets from `base_offset` on."""
+
+    base_offset: int
+    log_append_time_ms: int
+
+
+@dataclass(slots=True)
+class _Shared:
+    """The requests that share the next append to one partition."""
+
+    records: list[RecordTuple] = field(default_factory=list)
+    waiters: list[tuple[int, asyncio.Future[Placed]]] = field(default_factory=list)
+    """Index of each request's first record, and the request's future."""
+
+
+class SmallRequestBatcher:
+    """Collects the records of small requests by partition, acks and timeout."""
+
+    def __init__(self, pack: Pack) -> None:
+        self._pack = pack
+        self._open: dict[_Key, _Shared] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def append(
+        self,
+        partition: PartitionHandle,
+        records: Sequence[RecordTuple],
+        *,
+        acks: Acks,
+        timeout_s: float,
+    ) -> asyncio.Future[Placed]:
+        """Append records together with other requests'; fails as `PartitionHandle.append` does."""
+        loop = asyncio.get_running_loop()
+        key = (partition, acks, timeout_s)
+        shared = self._open.get(key)
+        if shared is None:
+            shared = self._open[key] = _Shared()
+            loop.call_soon(self._flush, key)
+        future: asyncio.Future[Placed] = loop.create_future()
+        shared.waiters.append((len(shared.records), future))
+        shared.records += records
+        return future
+
+    def _flush(self, key: _Key) -> None:
+        shared = self._open.pop(key)
+        task = asyncio.get_running_loop().create_task(self._append(key, shared))
+        # The loop keeps only weak references to tasks.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _append(self, key: _Key, shared: _Shared) -> None:
+        partition, acks, timeout_s = key
+        try:
+            batches = self._pack(shared.records, partition.max_message_bytes)
+            results = await partition.append(batches, acks=acks, timeout_s=timeout_s)
+            base_offset, append_time_ms = results[0].base_offset, results[0].log_append_time_ms
+            assert results[-1].last_offset == base_offset + len(shared.records) - 1, (
+                "the batches of one append are not next to each other"
+            )
+        except BaseException as error:
+            if not _fail(shared, error) or not isinstance(error, Exception):
+                raise
+            return
+        for index, future in shared.waiters:
+            if not future.done():
+                future.set_result(Placed(base_offset + index, append_time_ms))
+
+
+def _fail(shared: _Shared, error: BaseException) -> bool:
+    """Fail the futures that are still pending; return whether there was one."""
+    is_delivered = False
+    for _, future in shared.waiters:
+        if not future.done():
+            is_delivered = True
+            # Each its own: an exception raised in many tasks collects all their tracebacks.
+            own = LogError(error.entry, error.message) if isinstance(error, LogError) else error
+            future.set_exception(own)
+    return is_delivered

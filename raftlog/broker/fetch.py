@@ -1,0 +1,346 @@
+"""Fetch: read committed batches of one partition or of many, and wait for new ones.
+
+- `FetchService.fetch` begins a fetch of many partitions by a client that knows the leaders: only
+  replicas of this node answer. `MultiFetch` plans it: bounds in bytes, a wait for `min_bytes`, a
+  chunk of each partition in turn.
+- `FetchService.partition` gives a handle of one partition on any node, and `read` reads from it up
+  to its bounds, waiting for the first record.
+
+With `any_replica` this node's follower replica answers, up to the high watermark it knows: less
+than the leader's, never other records. At its end a reader waits as at the end of the log. Offsets
+beyond or before its log are the leader's to answer (KIP-392 describes the same for Kafka).
+
+A wait ends with the first committed record, at its deadline, when the listeners close, or when the
+caller is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from raftlog.broker.authorize import Authorize, Operation, Principal, topic_resource
+from raftlog.broker.limits import BrokerSettings
+from raftlog.broker.metrics import TopicMetrics
+from raftlog.broker.node import NodeServices
+from raftlog.record.errors import UNKNOWN_TOPIC, LogError
+from raftlog.record.types import Buffer, Offset, PartitionId
+from raftlog.replication.partition import Fetched, Partition
+from raftlog.routing.handle import PartitionHandle
+
+__all__ = ["FetchService", "Fetched", "MultiFetch", "PartitionFetch", "PartitionHandle"]
+
+FETCH_CHUNK_BYTES: Final = 256 * 1024
+"""Batches are read and sent in chunks of this size: about what a slow reader makes us hold."""
+NO_OFFSET: Final = Offset(-1)
+"""Marks of a partition that this node does not hold."""
+
+
+@dataclass(slots=True)
+class PartitionFetch:
+    """Progress of a fetch in one partition."""
+
+    topic: str
+    number: PartitionId
+    offset: Offset
+    """Offset to read next."""
+    bytes_left: int
+    end_offset: Offset | None
+    """Batches that begin at or after it are not read; one with records on both sides is."""
+    partition: Partition | None = None
+    error: LogError | None = None
+    chunks: int = 0
+    is_follower_read: bool = False
+
+    def is_done(self) -> bool:
+        """Whether no requested record can follow."""
+        return self.end_offset is not None and self.offset >= self.end_offset
+
+    def is_at_end(self) -> bool:
+        """Whether there is nothing to read now: then a wait makes sense."""
+        partition = self.partition
+        return (
+            partition is not None
+            and not self.is_done()
+            and partition.high_watermark <= self.offset <= partition.log_end_offset
+        )
+
+
+@dataclass(slots=True)
+class ReadProgress:
+    """Progress of a read of one partition; the caller's `take` advances it."""
+
+    offset: Offset
+    """Offset to read next."""
+    end_offset: Offset | None
+    count: int = 0
+    """Records taken."""
+
+    def skip_to(self, offset: Offset) -> None:
+        """Advance to `offset`, but not beyond the requested end."""
+        end_offset = self.end_offset
+        offset = offset if end_offset is None else min(offset, end_offset)
+        self.offset = max(self.offset, offset)
+
+
+class FetchService:
+    """The fetch path of one node."""
+
+    def __init__(
+        self,
+        services: NodeServices,
+        settings: BrokerSettings,
+        topics: TopicMetrics,
+        authorize: Authorize,
+        closing: asyncio.Event,
+    ) -> None:
+        self.metadata = services.metadata
+        self.replicas = services.replicas
+        self.settings = settings
+        self.topics = topics
+        self.authorize = authorize
+        self.closing = closing
+        self._partitions = services.partitions
+        self._clock = services.clock
+
+    def fetch(self, principal: Principal, count: int, *, any_replica: bool) -> MultiFetch:
+        """Begin a fetch of `count` partitions, from replicas of this node.
+
+        Raises LogError INVALID_BODY for too many.
+        """
+        self.settings.check_partition_count(count)
+        return MultiFetch(self, principal, any_replica=any_replica)
+
+    def partition(
+        self, principal: Principal, topic: str, number: int, *, any_replica: bool = False
+    ) -> PartitionHandle:
+        """One partition on any node, to read from. LogError UNKNOWN_TOPIC, UNKNOWN_PARTITION."""
+        self.authorize(principal, Operation.READ, topic_resource(topic))
+        return self._partitions.find(topic, number, any_replica=any_replica)
+
+    def partitions(
+        self, principal: Principal, topic: str, numbers: Sequence[int] | None
+    ) -> list[PartitionHandle]:
+        """Some partitions of a topic (None: all), to read from."""
+        self.authorize(principal, Operation.READ, topic_resource(topic))
+        found = self.metadata.image.topic(topic)
+        if numbers is None:
+            numbers = range(len(found.partitions))
+        return [self._partitions.find(found.name, number) for number in numbers]
+
+    async def read(
+        self,
+        partition: PartitionHandle,
+        progress: ReadProgress,
+        take: Callable[[Buffer], bool],
+        *,
+        max_bytes: int,
+        timeout_s: float,
+    ) -> Fetched:
+        """Read chunks until `take` returns True or `max_bytes` are read; returns the last chunk.
+
+        `take` gets whole batches, advances `progress`, and returns whether it needs no more; other
+        requests run between two chunks. Waits up to `timeout_s` for the first record. Raises
+        LogError, unless records were taken before.
+        """
+        clock = self._clock
+        deadline = clock.monotonic() + min(timeout_s, self.settings.long_poll_s_max)
+        bytes_left = min(max_bytes, self.settings.response_bytes_max)
+        fetched: Fetched | None = None
+        while True:
+            offset = progress.offset
+            limit = min(FETCH_CHUNK_BYTES, bytes_left)
+            try:
+                fetched = await partition.read(
+                    offset, max_bytes=limit, end_offset=progress.end_offset
+                )
+            except LogError:
+                if fetched is None or not progress.count:
+                    raise
+                # Records before a damaged place are good; the next read meets the error first.
+                return fetched
+            if fetched.data:
+                bytes_left -= len(fetched.data)
+                # A read gives one batch at least: only a full chunk may be followed by another.
+                if take(fetched.data) or bytes_left <= 0 or limit < FETCH_CHUNK_BYTES:
+                    return fetched
+                await asyncio.sleep(0)
+            elif fetched.next_offset > offset:
+                # Compaction has removed the records there.
+                progress.skip_to(fetched.next_offset)
+            else:
+                remaining_s = deadline - clock.monotonic()
+                is_at_end = progress.end_offset is not None and offset >= progress.end_offset
+                if progress.count or is_at_end or remaining_s <= 0 or self.closing.is_set():
+                    return fetched
+                await self.wait([(partition, offset)], timeout_s=remaining_s)
+
+    async def wait(
+        self, positions: Sequence[tuple[PartitionHandle, Offset]], *, timeout_s: float
+    ) -> None:
+        """Return when any partition may have a committed record at its offset, or at the deadline.
+
+        Raises LogError OVERLOADED.
+        """
+        if timeout_s <= 0 or self.closing.is_set() or not positions:
+            return
+        await self.until_closing(self._partitions.wait_for_data(positions, timeout_s))
+
+    async def until_closing(self, wait: Coroutine[Any, Any, None]) -> None:
+        """Await `wait`, or cancel it when the listeners close."""
+        data = asyncio.ensure_future(wait)
+        closing = asyncio.ensure_future(self.closing.wait())
+        try:
+            await asyncio.wait((data, closing), return_when=asyncio.FIRST_COMPLETED)
+            if data.done():
+                data.result()
+        finally:
+            # Also when the reader has left, and this very wait is cancelled.
+            data.cancel()
+            closing.cancel()
+
+
+class MultiFetch:
+    """One fetch: `add` each partition, `wait` if all are at their ends, iterate over `chunks`."""
+
+    def __init__(self, service: FetchService, principal: Principal, *, any_replica: bool) -> None:
+        self._service = service
+        self._principal = principal
+        self._any_replica = any_replica
+        self._refusals: dict[str, LogError | None] = {}
+        self._partitions: list[PartitionFetch] = []
+
+    def add(
+        self,
+        topic: str,
+        number: PartitionId,
+        offset: Offset,
+        *,
+        max_bytes: int,
+        end_offset: Offset | None = None,
+        topic_id: str | None = None,
+    ) -> None:
+        """Read a partition from `offset` on. An error is the partition's own, and no exception.
+
+        With `topic_id` the partition must be that topic's: a name may come to mean another one.
+        """
+        one = PartitionFetch(topic, number, offset, max_bytes, end_offset)
+        self._partitions.append(one)
+        refusal = self._refusal(topic)
+        if refusal is not None:
+            one.error = refusal
+            return
+        service = self._service
+        try:
+            if topic_id is not None:
+                self._check_topic_id(topic, topic_id)
+            one.partition = service.replicas.partition(topic, number)
+        except LogError as error:
+            if self._any_replica and error.entry is not UNKNOWN_TOPIC:
+                one.partition = self._follower(one)
+                one.is_follower_read = True
+            if one.partition is None:
+                one.error = error
+        else:
+            service.topics.topic(topic).fetch_requests += 1
+
+    def is_at_end(self) -> bool:
+        """Whether no partition has anything to read now: then `wait`."""
+        return all(one.is_at_end() for one in self._partitions)
+
+    async def wait(self, *, min_bytes: int, timeout_s: float) -> None:
+        """Wait until about `min_bytes` are committed in all partitions together."""
+        service = self._service
+        timeout_s = min(timeout_s, service.settings.long_poll_s_max)
+        if timeout_s > 0 and not service.closing.is_set():
+            positions = [
+                (one.partition, one.offset) for one in self._partitions if one.partition is not None
+            ]
+            await service.until_closing(
+                service.replicas.wait_for_data(positions, min_bytes=min_bytes, timeout_s=timeout_s)
+            )
+
+    async def chunks(self, max_bytes: int | None) -> AsyncIterator[tuple[PartitionFetch, Fetched]]:
+        """Chunks of each partition in turn, until every partition or the answer is full.
+
+        Each partition yields at least once, with its error or marks if it has no data. Only the
+        last chunk of a bound may exceed it, by a batch. Take `error` of the partition before the
+        next step: a later chunk may fail.
+        """
+        bytes_max = self._service.settings.response_bytes_max
+        bytes_left = min(max_bytes or bytes_max, bytes_max)
+        closing = self._service.closing
+        turns = self._partitions
+        while turns:
+            unfinished: list[PartitionFetch] = []
+            for one in turns:
+                if one.chunks and min(bytes_left, one.bytes_left) <= 0:
+                    continue
+                limit = min(FETCH_CHUNK_BYTES, bytes_left, one.bytes_left)
+                fetched = await self._next(one, limit)
+                size = len(fetched.data)
+                if size == 0 and one.chunks and one.error is None:
+                    continue
+                one.chunks += 1
+                yield one, fetched
+                if size and not closing.is_set():
+                    bytes_left -= size
+                    one.bytes_left -= size
+                    # A read gives one batch at least: only a full chunk may be followed by another.
+                    if limit == FETCH_CHUNK_BYTES and one.offset < fetched.high_watermark:
+                        unfinished.append(one)
+            turns = unfinished
+
+    async def _next(self, one: PartitionFetch, max_bytes: int) -> Fetched:
+        """The partition's next batches; none if `max_bytes` is 0 or there are none."""
+        partition = one.partition
+        if partition is None:
+            return Fetched(b"", one.offset, NO_OFFSET, NO_OFFSET)
+        if one.error is None and max_bytes > 0:
+            try:
+                fetched = await partition.read(
+                    one.offset,
+                    max_bytes=max_bytes,
+                    end_offset=one.end_offset,
+                    any_replica=one.is_follower_read,
+                )
+            except LogError as error:
+                one.error = error
+                self._service.topics.topic(partition.topic).failed_fetch_requests += 1
+            else:
+                one.offset = fetched.next_offset
+                self._service.topics.topic(partition.topic).bytes_out += len(fetched.data)
+                return fetched
+        return Fetched(b"", one.offset, partition.high_watermark, partition.log_start_offset)
+
+    def _refusal(self, topic: str) -> LogError | None:
+        """The authorization's error for a topic, if any. Decided once per topic and fetch."""
+        refusals = self._refusals
+        if topic not in refusals:
+            refusals[topic] = None
+            try:
+                self._service.authorize(self._principal, Operation.READ, topic_resource(topic))
+            except LogError as error:
+                refusals[topic] = error
+        return refusals[topic]
+
+    def _check_topic_id(self, name: str, topic_id: str) -> None:
+        """Raise LogError UNKNOWN_TOPIC unless the topic of that name has that id."""
+        present = self._service.metadata.image.topic(name).topic_id
+        if present != topic_id:
+            raise LogError(
+                UNKNOWN_TOPIC, f"Topic {name!r} is another one here: {present}, not {topic_id}."
+            )
+
+    def _follower(self, one: PartitionFetch) -> Partition | None:
+        """This node's follower replica, if it reaches the offset; otherwise None."""
+        topic = self._service.metadata.image.topics_by_name.get(one.topic)
+        if topic is None:
+            return None
+        found = self._service.replicas.replica(topic.topic_id, one.number)
+        if found is None or found.is_closed:
+            return None
+        is_there = found.log_start_offset <= one.offset <= found.log_end_offset
+        return found if is_there else None

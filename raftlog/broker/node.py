@@ -1,0 +1,87 @@
+"""The services of one node, as its broker uses them, and the node's readiness.
+
+Readiness is two questions. While a node starts or stops it serves nothing, because it cannot tell
+an unknown topic from one it has not read yet (`NodeServices.is_ready`). A node that knows no active
+controller has everything it needs to read and write the partitions it leads: it serves, and the
+quorum itself refuses changes of metadata (NO_CONTROLLER). But it is not *ready* (`unready`): a load
+balancer, or a rolling restart, should prefer the other nodes. The same holds for a fenced node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from raftlog.metadata.apply import ApplyResult
+from raftlog.raft import RaftMember
+from raftlog.record.errors import NO_CONTROLLER, NOT_READY, LogError
+from raftlog.record.types import BrokerId
+from raftlog.replication.cluster_metadata import ClusterMetadata
+from raftlog.replication.manager import ReplicaManager, ReplicationStatus
+from raftlog.routing.router import PartitionRouter
+from raftlog.storage.manager import LogManager
+from raftlog.world import Clock, Randomness
+
+
+@dataclass(frozen=True, slots=True)
+class NodeServices:
+    """The parts of a running node that the broker builds on."""
+
+    replicas: ReplicaManager
+    """The replicas of this node."""
+    partitions: PartitionRouter
+    """All partitions of the cluster, on any node."""
+    metadata: ClusterMetadata
+    quorum: RaftMember[ApplyResult]
+    logs: LogManager
+    clock: Clock
+    randomness: Randomness
+    node_id: BrokerId
+    replication: Callable[[], ReplicationStatus]
+    """Sums over all replicas of this node, for metrics."""
+    is_ready: Callable[[], str | None]
+    """None while the node serves; otherwise the reason why not (starting, stopping): listeners then
+    refuse every request. A node without an active controller serves."""
+    can_write: Callable[[], bool] = lambda: True
+    """Whether this node's disk takes writes; if not, the node resigns its leadership."""
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster's identity; empty before this node knows it."""
+        return self.metadata.image.cluster_id or ""
+
+
+def unready(services: NodeServices) -> LogError | None:
+    """Why the node is not ready, as the error that says so; None if it is."""
+    reason = services.is_ready()
+    if reason is not None:
+        return LogError(NOT_READY, reason)
+    quorum = services.quorum
+    leader_id = quorum.leader_id
+    if leader_id is None:
+        return LogError(
+            NO_CONTROLLER,
+            f"Node {services.node_id} knows no active controller: {_reach(services)} Its "
+            "partitions are served; topics, leaders and settings cannot be changed.",
+        )
+    if leader_id == services.node_id and not quorum.is_active:
+        return LogError(
+            NO_CONTROLLER,
+            f"Node {services.node_id} has been elected controller and is not active yet.",
+        )
+    broker = services.metadata.image.brokers.get(services.node_id)
+    if broker is not None and broker.fenced:
+        return LogError(
+            NOT_READY,
+            f"Node {services.node_id} is fenced: controller {leader_id} has not heard from it, and "
+            "has it lead nothing.",
+        )
+    return None
+
+
+def _reach(services: NodeServices) -> str:
+    """How many voters this node is in touch with, itself included: what the reader asks next."""
+    voters = services.quorum.voters
+    peers = services.quorum.peers()
+    reached = sum(node_id == services.node_id or node_id in peers for node_id in voters.ids)
+    return f"it reaches {reached} of {len(voters.ids)} voters, {voters.majority} are needed."

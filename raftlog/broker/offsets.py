@@ -1,0 +1,165 @@
+"""Offsets: the ends of partitions, offsets by timestamp, and offsets by name.
+
+Bulk calls cover many partitions. By default they answer for partitions that this node leads, all or
+an error: a client that knows leaders would take a missing partition for an empty one. With
+`any_node` this node queries the other leaders, once each, and every partition has its own outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+from raftlog.broker.authorize import Authorize, Operation, Principal, topic_resource
+from raftlog.broker.limits import BrokerSettings
+from raftlog.broker.node import NodeServices
+from raftlog.metadata.image import TopicImage
+from raftlog.record.errors import LogError
+from raftlog.record.types import Offset, PartitionId
+from raftlog.routing.handle import PartitionHandle
+from raftlog.routing.many import (
+    FoundRecord,
+    PartitionBounds,
+    bounds_of_many,
+    local_bounds,
+    local_times,
+    times_of_many,
+)
+
+__all__ = ["FoundRecord", "OffsetService", "PartitionBounds"]
+
+T = TypeVar("T")
+ByPartition: TypeAlias = Mapping[str, tuple[TopicImage, Mapping[int, T]]]
+"""By topic name: the topic, and an outcome for each of its partitions."""
+
+
+class NamedOffset(StrEnum):
+    """An offset given by its name."""
+
+    EARLIEST = "earliest"
+    """The log start offset."""
+    LATEST = "latest"
+    """The high watermark."""
+
+
+async def named_offset(name: NamedOffset, partition: PartitionHandle) -> Offset:
+    """The present value of a named offset."""
+    start, end = await partition.bounds()
+    return start if name is NamedOffset.EARLIEST else end
+
+
+async def offset_at_time(timestamp_ms: int, partition: PartitionHandle) -> Offset:
+    """The first offset at or after a timestamp; the high watermark if no record is that young."""
+    found = await partition.offset_for_timestamp(timestamp_ms)
+    return (await partition.bounds())[1] if found is None else found[0]
+
+
+class OffsetService:
+    """Offsets of one node's partitions, and of the other leaders'."""
+
+    def __init__(
+        self, services: NodeServices, settings: BrokerSettings, authorize: Authorize
+    ) -> None:
+        self._metadata = services.metadata
+        self._replicas = services.replicas
+        self._partitions = services.partitions
+        self._settings = settings
+        self._authorize = authorize
+
+    async def bounds(self, principal: Principal, topic: str, number: int) -> tuple[Offset, Offset]:
+        """Log start offset and high watermark of one partition, on any node."""
+        self._authorize(principal, Operation.DESCRIBE, topic_resource(topic))
+        return await self._partitions.find(topic, number).bounds()
+
+    async def bounds_of(
+        self,
+        principal: Principal,
+        wanted: Sequence[str] | Mapping[str, Collection[int]],
+        *,
+        any_node: bool,
+    ) -> ByPartition[PartitionBounds | LogError]:
+        """The bounds of whole topics, or of some partitions of each.
+
+        Raises LogError UNKNOWN_TOPIC; without `any_node` also any partition's error.
+        """
+        topics = self._topics(principal, wanted)
+        numbers: dict[str, Collection[int]]
+        if isinstance(wanted, Mapping):
+            numbers = {name: dict.fromkeys(some) for name, some in wanted.items()}
+        else:
+            numbers = {name: range(len(topic.partitions)) for name, topic in topics.items()}
+        self._settings.check_partition_count(sum(map(len, numbers.values())))
+        rows: Sequence[PartitionBounds | LogError]
+        if any_node:
+            rows = await bounds_of_many(
+                self._partitions,
+                [self._handle(topics[name], n) for name, some in numbers.items() for n in some],
+            )
+        else:
+            find = self._replicas.partition
+            rows = await local_bounds(
+                [partial(find, name, n) for name, some in numbers.items() for n in some]
+            )
+            _raise_first_error(rows)
+        row = iter(rows)
+        return {
+            name: (topics[name], {number: next(row) for number in some})
+            for name, some in numbers.items()
+        }
+
+    async def at_times(
+        self,
+        principal: Principal,
+        wanted: Mapping[str, Mapping[PartitionId, int]],
+        *,
+        any_node: bool,
+    ) -> ByPartition[FoundRecord | LogError | None]:
+        """Each partition's first committed record at or after its timestamp (ms).
+
+        None: no record is that young. Raises LogError as `bounds_of` does.
+        """
+        self._settings.check_partition_count(sum(map(len, wanted.values())))
+        topics = self._topics(principal, wanted)
+        flat = [
+            (name, number, timestamp_ms)
+            for name, timestamps in wanted.items()
+            for number, timestamp_ms in timestamps.items()
+        ]
+        rows: Sequence[FoundRecord | LogError | None]
+        if any_node:
+            rows = await times_of_many(
+                self._partitions,
+                [(self._handle(topics[name], number), time) for name, number, time in flat],
+            )
+        else:
+            find = self._replicas.partition
+            rows = await local_times(
+                [(partial(find, name, number), time) for name, number, time in flat]
+            )
+            _raise_first_error(rows)
+        row = iter(rows)
+        return {
+            name: (topics[name], {number: next(row) for number in timestamps})
+            for name, timestamps in wanted.items()
+        }
+
+    def _topics(self, principal: Principal, names: Iterable[str]) -> dict[str, TopicImage]:
+        image = self._metadata.image
+        topics: dict[str, TopicImage] = {}
+        for name in names:
+            self._authorize(principal, Operation.DESCRIBE, topic_resource(name))
+            topics[name] = image.topic(name)
+        return topics
+
+    def _handle(self, topic: TopicImage, number: int) -> PartitionHandle:
+        """A partition of the topic; LogError UNKNOWN_PARTITION if there is none."""
+        row = topic.partition(number)
+        return PartitionHandle(self._partitions, topic.name, topic.topic_id, row.partition, None)
+
+
+def _raise_first_error(rows: Iterable[object]) -> None:
+    for row in rows:
+        if isinstance(row, LogError):
+            raise row

@@ -1,0 +1,428 @@
+"""Produce: choose partitions, build batches, append in parallel, report every outcome.
+
+Two entry points. `write` takes records of one topic: it plans the whole request before it appends,
+and appends nothing if the plan fails. Records of one partition become one batch (more, if one would
+exceed max.message.bytes), in the request's order, and are appended whole or not at all. Small
+requests share batches with others that arrive at the same time (batcher.py). `append_batches`
+takes batches that the client built, for partitions that this node leads.
+
+Different partitions are appended at the same time and may fare differently: a partition's outcome
+is a value, offsets or LogError.
+
+Ordering: an append takes its place in the log before its first suspension (`Partition.append`),
+and `append_batches` does not suspend before it, unless the topic has to be created. A listener that
+handles several requests of one connection at a time relies on that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple, NoReturn, TypeAlias
+
+from raftlog.broker.authorize import (
+    CLUSTER,
+    Authorize,
+    Operation,
+    Principal,
+    topic_resource,
+)
+from raftlog.broker.batcher import RECORD_OVERHEAD_BYTES, REQUEST_BYTES_MAX, SmallRequestBatcher
+from raftlog.broker.limits import BrokerSettings
+from raftlog.broker.metrics import TopicMetrics
+from raftlog.broker.node import NodeServices
+from raftlog.metadata.image import BrokerImage, TopicImage
+from raftlog.record.batch import RecordBatch, split_batches
+from raftlog.record.codec import BatchBuilder, Headers, RecordTuple
+from raftlog.record.compression import Compression
+from raftlog.record.errors import INVALID_BODY, RECORD_TOO_LARGE, TOPIC_EXISTS, LogError
+from raftlog.record.frames import ProduceFrame
+from raftlog.record.header import parse_header
+from raftlog.record.partitioner import partition_for_key
+from raftlog.record.types import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    LeaderEpoch,
+    Offset,
+    PartitionId,
+    ProducerEpoch,
+    ProducerId,
+    TopicId,
+)
+from raftlog.replication.partition import Acks
+from raftlog.routing.handle import PartitionHandle
+
+__all__ = ["Acks", "ProduceOptions", "ProduceService"]
+
+TOPICS_REMEMBERED_MAX: Final = 10_000
+"""Topics whose next partition the round robin remembers."""
+SEQUENCE_MASK: Final = 2**31 - 1
+"""Sequence numbers go on from 0 after 2^31 - 1."""
+
+StoredRecord: TypeAlias = tuple[int, bytes | None, bytes | None, Headers | None]
+"""Timestamp (ms), key, value, headers of a record to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceOptions:
+    """Acknowledgement, timeout and producer identity of a produce request."""
+
+    acks: Acks
+    timeout_s: float
+    producer_id: ProducerId = NO_PRODUCER_ID
+    producer_epoch: ProducerEpoch = NO_PRODUCER_EPOCH
+    sequence: int = NO_SEQUENCE
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether the records carry a producer id and sequence numbers."""
+        return self.producer_id != NO_PRODUCER_ID
+
+
+@dataclass(slots=True)
+class PartitionWrite:
+    """A request's records for one partition, and their outcome."""
+
+    number: int
+    partition: PartitionHandle | None
+    """None if the partition cannot be found: `outcome` has the error."""
+    indexes: Sequence[int]
+    """The records' places in the request."""
+    records: Sequence[StoredRecord] = ()
+    batches: Sequence[RecordBatch] | None = None
+    """The records' batches; None if they share one with other requests' records."""
+    outcome: Sequence[int] | LogError = ()
+    """The records' offsets, or the error: then none was appended, or `entry.outcome_unknown`."""
+    log_append_time_ms: int = -1
+
+
+class BatchesAppended(NamedTuple):
+    """The place of one partition's batches in its log."""
+
+    base_offset: Offset
+    """Offset of the first record; of a repeated batch: its offset in the first append."""
+    last_offset: Offset
+    log_append_time_ms: int
+    log_start_offset: Offset
+
+
+class RoundRobin:
+    """Partitions in turn: each request's records without key or partition go to one of them."""
+
+    def __init__(self) -> None:
+        self._next: dict[TopicId, int] = {}
+
+    def take(self, topic: TopicImage) -> int:
+        """The next partition of the topic."""
+        turn = self._next.get(topic.topic_id, 0)
+        if turn == 0 and len(self._next) >= TOPICS_REMEMBERED_MAX:
+            self._next.clear()
+        self._next[topic.topic_id] = turn + 1
+        return turn % len(topic.partitions)
+
+
+class ProduceService:
+    """The produce path of one node."""
+
+    def __init__(
+        self,
+        services: NodeServices,
+        settings: BrokerSettings,
+        topics: TopicMetrics,
+        authorize: Authorize,
+    ) -> None:
+        self._metadata = services.metadata
+        self._replicas = services.replicas
+        self._partitions = services.partitions
+        self._auto_create = settings.auto_create_topics
+        self._topics = topics
+        self._authorize = authorize
+        self._round_robin = RoundRobin()
+        self._batcher = SmallRequestBatcher(_pack_shared)
+
+    async def topic(self, principal: Principal, name: str) -> TopicImage:
+        """The topic to write to, created now if the settings say so.
+
+        Call it before `write`: it authorizes the principal. Raises LogError UNKNOWN_TOPIC,
+        FORBIDDEN.
+        """
+        self._authorize(principal, Operation.WRITE, topic_resource(name))
+        topic = self._metadata.image.topics_by_name.get(name)
+        if topic is not None:
+            return topic
+        return await self._missing_topic(principal, name)
+
+    async def allocate_producer_id(self, principal: Principal) -> tuple[ProducerId, ProducerEpoch]:
+        """A producer id that was never given out before, and its first epoch."""
+        self._authorize(principal, Operation.IDEMPOTENT_WRITE, CLUSTER)
+        return await self._metadata.allocate_producer_id()
+
+    async def write(
+        self,
+        topic: TopicImage,
+        records: Sequence[StoredRecord],
+        partitions: Sequence[int | None] | None,
+        options: ProduceOptions,
+        *,
+        size_bytes: int,
+        partition: PartitionId | None = None,
+    ) -> list[PartitionWrite]:
+        """Append records to a topic that `topic` returned; returns each partition's outcome.
+
+        A record goes to its entry in `partitions` (None: no record has one), else to its key's
+        partition, else to the round robin's; with `partition`, all go to that one. `size_bytes` is
+        at least the sum of all keys, values and headers. Raises LogError, with nothing appended:
+        UNKNOWN_PARTITION, RECORD_TOO_LARGE; INVALID_BODY for an idempotent request that does not
+        name exactly one partition.
+        """
+        if partition is None:
+            groups = self._assign(topic, records, partitions, options)
+        else:
+            groups = {partition: range(len(records))}
+        writes = self._plan(topic, records, groups, options, size_bytes)
+        if len(writes) == 1:
+            await self._append(writes[0], options)
+        else:
+            await asyncio.gather(*(self._append(one, options) for one in writes))
+        self._count(topic.name, writes, size_bytes)
+        return writes
+
+    async def append_batches(
+        self, principal: Principal, frames: Sequence[ProduceFrame], options: ProduceOptions
+    ) -> Sequence[BatchesAppended | LogError]:
+        """Append clients' batches to partitions led here, all at once; an outcome for each frame.
+
+        Raises LogError INVALID_BODY, with nothing appended, if two frames are of one partition.
+        """
+        if len(frames) == 1:
+            return (await self._append_frame(principal, frames[0], options),)
+        if len({frame[:2] for frame in frames}) != len(frames):
+            # Two frames would be two appends at the same time, in no certain order.
+            raise LogError(
+                INVALID_BODY, "Two frames are of one partition; put its batches into one."
+            )
+        return await asyncio.gather(
+            *(self._append_frame(principal, frame, options) for frame in frames)
+        )
+
+    def current_leader(
+        self, topic: str, partition: PartitionId
+    ) -> tuple[LeaderEpoch, BrokerImage | None]:
+        """The leader epoch and leader that a NO_LEADER answer names (KIP-951).
+
+        The leader is None when unknown to the applied metadata.
+        """
+        image = self._metadata.image
+        row = image.partition(topic, partition)
+        return row.leader_epoch, image.brokers.get(row.leader)
+
+    async def _missing_topic(self, principal: Principal, name: str) -> TopicImage:
+        """Create an unknown topic, if the settings say so; else raise LogError UNKNOWN_TOPIC."""
+        if self._auto_create:
+            self._authorize(principal, Operation.CREATE, topic_resource(name))
+            try:
+                return await self._metadata.create_topic(name)
+            except LogError as error:
+                # Another request may have created it during this call.
+                if error.entry is not TOPIC_EXISTS:
+                    raise
+        return self._metadata.image.topic(name)
+
+    # Records
+
+    def _assign(
+        self,
+        topic: TopicImage,
+        records: Sequence[StoredRecord],
+        partitions: Sequence[int | None] | None,
+        options: ProduceOptions,
+    ) -> Mapping[int, Sequence[int]]:
+        """Indexes of the records by partition, each in the request's order."""
+        count = len(topic.partitions)
+        if count == 1 and partitions is None:
+            return {0: range(len(records))}
+        groups: defaultdict[int, list[int]] = defaultdict(list)
+        turn: int | None = None
+        for index, record in enumerate(records):
+            number = None if partitions is None else partitions[index]
+            key = record[1]
+            if number is not None:
+                if number >= count:
+                    _raise_unknown_partition(topic, number)
+            elif key is not None:
+                number = partition_for_key(key, count)
+            elif count == 1:
+                number = 0
+            elif options.is_idempotent:
+                raise LogError(
+                    INVALID_BODY,
+                    f"Record {index} has neither key nor partition: repeated, it would go to "
+                    "another partition, where its sequence number is not known. Name a partition.",
+                )
+            else:
+                number = turn = self._round_robin.take(topic) if turn is None else turn
+            groups[number].append(index)
+        if options.is_idempotent and len(groups) > 1:
+            raise LogError(
+                INVALID_BODY,
+                "A sequence number counts the records of one partition, but these go to partitions "
+                f"{', '.join(map(str, sorted(groups)))}: send one request for each.",
+            )
+        return groups
+
+    def _plan(
+        self,
+        topic: TopicImage,
+        records: Sequence[StoredRecord],
+        groups: Mapping[int, Sequence[int]],
+        options: ProduceOptions,
+        size_bytes: int,
+    ) -> list[PartitionWrite]:
+        """Give every partition its records, in batches unless they are to share one."""
+        writes: list[PartitionWrite] = []
+        size_bytes += RECORD_OVERHEAD_BYTES * len(records)
+        is_small = size_bytes <= REQUEST_BYTES_MAX and not options.is_idempotent
+        for number, indexes in groups.items():
+            try:
+                partition = self._partitions.find(topic.name, number)
+            except LogError as error:
+                writes.append(PartitionWrite(number, None, indexes, outcome=error))
+                continue
+            own = records if len(indexes) == len(records) else [records[index] for index in indexes]
+            size_max = partition.max_message_bytes
+            batches = None
+            if not is_small or size_bytes > size_max:
+                batches = pack(own, indexes, size_max, options)
+            writes.append(PartitionWrite(number, partition, indexes, own, batches))
+        return writes
+
+    async def _append(self, one: PartitionWrite, options: ProduceOptions) -> None:
+        partition = one.partition
+        if partition is None:
+            return
+        acks, timeout_s = options.acks, options.timeout_s
+        try:
+            if one.batches is None:
+                placed = await self._batcher.append(
+                    partition, one.records, acks=acks, timeout_s=timeout_s
+                )
+                one.outcome = range(placed.base_offset, placed.base_offset + len(one.records))
+                one.log_append_time_ms = placed.log_append_time_ms
+                return
+            results = await partition.append(one.batches, acks=acks, timeout_s=timeout_s)
+        except LogError as error:
+            one.outcome = error
+            return
+        one.log_append_time_ms = results[0].log_append_time_ms
+        one.outcome = list(
+            chain.from_iterable(
+                range(result.base_offset, result.last_offset + 1) for result in results
+            )
+        )
+
+    def _count(self, topic: str, writes: Sequence[PartitionWrite], size_bytes: int) -> None:
+        counters = self._topics.topic(topic)
+        counters.produce_requests += 1
+        has_failed = False
+        for one in writes:
+            if isinstance(one.outcome, LogError):
+                has_failed = True
+            else:
+                counters.messages_in += len(one.indexes)
+        if has_failed:
+            counters.failed_produce_requests += 1
+        else:
+            counters.bytes_in += size_bytes
+
+    # Batches
+
+    async def _append_frame(
+        self, principal: Principal, frame: ProduceFrame, options: ProduceOptions
+    ) -> BatchesAppended | LogError:
+        topic, number, data = frame
+        is_known = False
+        try:
+            self._authorize(principal, Operation.WRITE, topic_resource(topic))
+            if topic not in self._metadata.image.topics_by_name:
+                await self._missing_topic(principal, topic)
+            is_known = True
+            partition = self._replicas.partition(topic, number)
+            batches = split_batches(data, max_message_bytes=partition.log.config.max_message_bytes)
+            appended = await partition.append(
+                batches, acks=options.acks, timeout_s=options.timeout_s
+            )
+        except LogError as error:
+            if is_known:
+                counters = self._topics.topic(topic)
+                counters.produce_requests += 1
+                counters.failed_produce_requests += 1
+            return error
+        counters = self._topics.topic(topic)
+        counters.produce_requests += 1
+        counters.bytes_in += len(data)
+        counters.messages_in += sum(batch.header.record_count for batch in batches)
+        first = appended[0]
+        return BatchesAppended(
+            first.base_offset,
+            appended[-1].last_offset,
+            first.log_append_time_ms,
+            partition.log_start_offset,
+        )
+
+
+def pack(
+    records: Sequence[RecordTuple],
+    indexes: Sequence[int],
+    size_bytes_max: int,
+    options: ProduceOptions,
+) -> list[RecordBatch]:
+    """Pack records into as few batches as the size allows, numbered on from the sequence.
+
+    Raises LogError RECORD_TOO_LARGE, naming the record by its index in the request.
+    """
+    batches: list[RecordBatch] = []
+    iterator = iter(records)
+    rest: RecordTuple | None = None
+    sequence = options.sequence
+    done = 0
+    while True:
+        builder = BatchBuilder(
+            Compression.NONE,
+            size_bytes_max,
+            producer_id=options.producer_id,
+            producer_epoch=options.producer_epoch,
+            base_sequence=sequence,
+        )
+        if rest is not None:
+            builder.append(*rest)
+        rest = builder.append_many(iterator)
+        data = builder.build()
+        if len(data) > size_bytes_max:
+            raise LogError(
+                RECORD_TOO_LARGE,
+                f"Record {indexes[done]} makes a batch of {len(data)} bytes; the topic's "
+                f"max.message.bytes is {size_bytes_max}.",
+            )
+        batches.append(RecordBatch(parse_header(data), memoryview(data)))
+        done += builder.record_count
+        if options.is_idempotent:
+            sequence = (sequence + builder.record_count) & SEQUENCE_MASK
+        if rest is None:
+            return batches
+
+
+_SHARED: Final = ProduceOptions(Acks.ALL, 0)
+"""Options of a shared batch: it has no producer id."""
+
+
+def _pack_shared(records: Sequence[RecordTuple], size_bytes_max: int) -> list[RecordBatch]:
+    return pack(records, range(len(records)), size_bytes_max, _SHARED)
+
+
+def _raise_unknown_partition(topic: TopicImage, number: int) -> NoReturn:
+    topic.partition(number)
+    raise AssertionError(f"{topic.name} has partition {number}")

@@ -1,0 +1,221 @@
+"""Produce without a protocol: partitions, batches, and an outcome for each partition."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftlog.broker import produce
+from raftlog.broker.produce import BatchesAppended, ProduceOptions, RoundRobin
+from raftlog.record.errors import (
+    FORBIDDEN,
+    INVALID_BODY,
+    NO_LEADER,
+    NOT_ENOUGH_REPLICAS,
+    RECORD_TOO_LARGE,
+    UNKNOWN_PARTITION,
+    UNKNOWN_TOPIC,
+    LogError,
+)
+from raftlog.record.frames import ProduceFrame
+from raftlog.record.partitioner import partition_for_key
+from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
+from raftlog.replication.partition import Acks
+from tests.broker.data_fakes import contents
+from tests.broker.harness import (
+    ALICE,
+    CLUSTER,
+    DEFAULTS,
+    TOPIC,
+    BrokerHarness,
+    Operation,
+    encoded,
+    record,
+)
+
+IDEMPOTENT = ProduceOptions(Acks.ALL, 5.0, ProducerId(7), ProducerEpoch(0), 0)
+
+
+async def test_records_go_to_their_partition_or_their_key_or_the_round_robin() -> None:
+    one = await BrokerHarness.start()
+    topic = await one.broker.produce.topic(ALICE, "six")
+    records = [record("a"), record("b", b"key"), record("c"), record("d")]
+    writes = await one.broker.produce.write(
+        topic, records, [4, None, None, None], DEFAULTS, size_bytes=100
+    )
+    found = {write.number: (list(write.indexes), write.outcome) for write in writes}
+    turn = 0
+    expected: dict[int, list[int]] = {4: [0]}
+    expected.setdefault(partition_for_key(b"key", 6), []).append(1)
+    expected.setdefault(turn, []).extend([2, 3])
+    assert {number: indexes for number, (indexes, _) in found.items()} == expected
+    assert found[4][1] == range(1)
+
+
+async def test_two_brokers_share_no_round_robin() -> None:
+    first, second = await BrokerHarness.start(), await BrokerHarness.start()
+    for one in (first, second, first):
+        topic = await one.broker.produce.topic(ALICE, "six")
+        await one.broker.produce.write(topic, [record("a")], None, DEFAULTS, size_bytes=1)
+    assert [first.node.log("six", n).log_end_offset for n in range(3)] == [1, 1, 0]
+    assert [second.node.log("six", n).log_end_offset for n in range(3)] == [1, 0, 0]
+
+
+async def test_round_robin_forgets_topics_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce, "TOPICS_REMEMBERED_MAX", 1)
+    one = await BrokerHarness.start()
+    image = one.node.metadata.image
+    turns = RoundRobin()
+    assert [turns.take(image.topic("six")) for _ in range(3)] == [0, 1, 2]
+    assert turns.take(image.topic("one")) == 0
+    assert turns.take(image.topic("six")) == 0
+
+
+async def test_partitions_fare_differently_and_each_has_its_outcome() -> None:
+    one = await BrokerHarness.start()
+    one.node.log("six", 1).append_error = LogError(NOT_ENOUGH_REPLICAS, "too few")
+    topic = await one.broker.produce.topic(ALICE, "six")
+    writes = await one.broker.produce.write(
+        topic, [record("a"), record("b")], [0, 1], DEFAULTS, size_bytes=2
+    )
+    good, bad = writes
+    assert (list(good.outcome), bad.number) == ([0], 1)  # type: ignore[arg-type]
+    assert isinstance(bad.outcome, LogError)
+    assert bad.outcome.entry is NOT_ENOUGH_REPLICAS
+    counters = one.broker.topics.topic("six")
+    assert (counters.produce_requests, counters.failed_produce_requests) == (1, 1)
+    assert (counters.messages_in, counters.bytes_in) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "options", "entry"),
+    [
+        ([9, 0], DEFAULTS, UNKNOWN_PARTITION),
+        ([0, 1], IDEMPOTENT, INVALID_BODY),
+        ([None, 0], IDEMPOTENT, INVALID_BODY),
+    ],
+)
+async def test_request_that_cannot_be_planned_appends_nothing(
+    partitions: list[int | None], options: ProduceOptions, entry: object
+) -> None:
+    one = await BrokerHarness.start()
+    topic = await one.broker.produce.topic(ALICE, "six")
+    records = [record("a"), record("b")]
+    with pytest.raises(LogError) as caught:
+        await one.broker.produce.write(topic, records, partitions, options, size_bytes=2)
+    assert caught.value.entry is entry
+    assert one.node.record_count() == 0
+
+
+async def test_record_over_the_topics_limit_is_named_and_appends_nothing() -> None:
+    one = await BrokerHarness.start()
+    topic = await one.node.metadata.create_topic("t", configs={"max.message.bytes": "1024"})
+    records = [record("a"), record("b" * 2000)]
+    with pytest.raises(LogError, match="Record 1 makes a batch") as caught:
+        await one.broker.produce.write(topic, records, None, DEFAULTS, size_bytes=2001)
+    assert caught.value.entry is RECORD_TOO_LARGE
+    assert one.node.record_count() == 0
+
+
+async def test_repeated_idempotent_write_has_the_first_ones_offsets() -> None:
+    one = await BrokerHarness.start()
+    topic = await one.broker.produce.topic(ALICE, "one")
+    for _ in range(2):
+        (write,) = await one.broker.produce.write(
+            topic, [record("a"), record("b")], None, IDEMPOTENT, size_bytes=2
+        )
+        assert write.outcome == [0, 1]
+    assert [value for _, value in contents(one.node.log())] == [b"a", b"b"]
+
+
+async def test_fixed_partition_takes_all_records() -> None:
+    one = await BrokerHarness.start()
+    topic = await one.broker.produce.topic(ALICE, "six")
+    records = [record("a", b"k1"), record("b", b"k2")]
+    (write,) = await one.broker.produce.write(
+        topic, records, None, DEFAULTS, size_bytes=2, partition=PartitionId(5)
+    )
+    assert (write.number, write.outcome) == (5, range(2))
+
+
+async def test_write_needs_the_right_to_write() -> None:
+    one = await BrokerHarness.start()
+    await one.broker.produce.topic(ALICE, "one")
+    assert one.authorizer.taken() == [(Operation.WRITE, TOPIC, "one")]
+    one.refuse(Operation.WRITE, "one")
+    with pytest.raises(LogError) as caught:
+        await one.broker.produce.topic(ALICE, "one")
+    assert caught.value.entry is FORBIDDEN
+
+
+async def test_unknown_topic_is_created_only_by_the_settings_and_with_the_right() -> None:
+    one = await BrokerHarness.start()
+    with pytest.raises(LogError) as caught:
+        await one.broker.produce.topic(ALICE, "new")
+    assert caught.value.entry is UNKNOWN_TOPIC
+    two = await BrokerHarness.start(auto_create_topics=True)
+    assert (await two.broker.produce.topic(ALICE, "new")).name == "new"
+    assert two.authorizer.taken() == [
+        (Operation.WRITE, TOPIC, "new"),
+        (Operation.CREATE, TOPIC, "new"),
+    ]
+    two.refuse(Operation.CREATE, "other")
+    with pytest.raises(LogError) as caught:
+        await two.broker.produce.topic(ALICE, "other")
+    assert caught.value.entry is FORBIDDEN
+    assert "other" not in two.node.metadata.image.topics_by_name
+
+
+async def test_producer_id_needs_the_right_to_write_idempotently() -> None:
+    one = await BrokerHarness.start()
+    assert (await one.broker.produce.allocate_producer_id(ALICE))[1] == 0
+    assert one.authorizer.taken() == [(Operation.IDEMPOTENT_WRITE, CLUSTER, "kafka-cluster")]
+
+
+# Batches that clients build
+
+
+def frame(topic: str, partition: int, *values: bytes) -> ProduceFrame:
+    return ProduceFrame(topic, PartitionId(partition), encoded(values))
+
+
+async def test_frames_fare_apart_each_with_its_outcome() -> None:
+    one = await BrokerHarness.start()
+    one.refuse(Operation.WRITE, "one")
+    frames = [frame("six", 2, b"a", b"b"), frame("one", 0, b"c"), frame("none", 0, b"d")]
+    good, refused, unknown = await one.broker.produce.append_batches(ALICE, frames, DEFAULTS)
+    assert good == BatchesAppended(0, 1, -1, 0)  # type: ignore[arg-type]
+    assert isinstance(refused, LogError)
+    assert isinstance(unknown, LogError)
+    assert (refused.entry, unknown.entry) == (FORBIDDEN, UNKNOWN_TOPIC)
+    assert one.authorizer.taken() == [
+        (Operation.WRITE, TOPIC, name) for name in ("six", "one", "none")
+    ]
+    assert one.node.log("one").log_end_offset == 0
+    counters = one.broker.topics.topic("six")
+    assert (counters.messages_in, counters.failed_produce_requests) == (2, 0)
+    assert one.broker.topics.topic("one").produce_requests == 0
+
+
+async def test_two_frames_of_one_partition_append_nothing() -> None:
+    one = await BrokerHarness.start()
+    with pytest.raises(LogError) as caught:
+        await one.broker.produce.append_batches(
+            ALICE, [frame("one", 0, b"a"), frame("one", 0, b"b")], DEFAULTS
+        )
+    assert caught.value.entry is INVALID_BODY
+    assert one.node.record_count() == 0
+
+
+async def test_frame_of_a_partition_led_elsewhere_names_the_leader() -> None:
+    one = await BrokerHarness.start()
+    error = LogError(NO_LEADER, "led elsewhere")
+    one.node.replicas.offline["one", 0] = error
+    outcomes = await one.broker.produce.append_batches(ALICE, [frame("one", 0, b"a")], DEFAULTS)
+    assert list(outcomes) == [error]
+    assert one.broker.topics.topic("one").failed_produce_requests == 1
+    epoch, leader = one.broker.produce.current_leader("one", PartitionId(0))
+    assert leader is not None
+    assert (epoch, leader.broker_id) == (
+        one.node.metadata.image.partition("one", 0).leader_epoch,
+        1,
+    )
