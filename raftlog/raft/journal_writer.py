@@ -19,9 +19,9 @@ from raftlog.world import Clock, Disk, DiskFullError
 
 FULL_DISK_RETRY_S: Final = 0.5
 STUCK_S: Final = 0.1
-"""A write that takes longer than this is stuck."""
+"""A write is stuck once it takes longer than this."""
 TRIM_WAITS_MAX: Final = 100
-"""Writes that go before a trim. Under constant load there are always records to write."""
+"""Writes before a trim, at most. Under constant load there are always records to write."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class JournalWriter:
         return self.is_full or (since is not None and self._clock.monotonic() - since > STUCK_S)
 
     def wake(self) -> None:
-        """Write the records that were added to the log."""
+        """Write the log's new records."""
         self._wake.set()
 
     def trim(self) -> None:
@@ -67,7 +67,7 @@ class JournalWriter:
 
     @property
     def is_trimming(self) -> bool:
-        """Whether the journal still has entries that the log has trimmed."""
+        """Whether the journal still has trimmed entries."""
         return self._trim_due
 
     def finish(self) -> None:
@@ -84,7 +84,7 @@ class JournalWriter:
                 await self._write()
                 self._on_durable()
                 if self._closing and self.is_full:
-                    # # No peer or client knows of the unwritten records, and there may never be
+                    # No peer or client knows of the unwritten records, and there may never be
                     # room.
                     return
             if self._closing:
@@ -95,7 +95,7 @@ class JournalWriter:
         log, store = self._log, self._store
         may_trim = log.lsn == log.durable_lsn or self._trim_waits >= TRIM_WAITS_MAX
         if log.rewrite_due or (self._trim_due and may_trim):
-            # # Without room for it, the pending records go first again.
+            # Without room for it, the pending records go first again.
             self._trim_waits = 0
             content, lsn = log.content()
             done = await self._try(lambda: store.rewrite(content))

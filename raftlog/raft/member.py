@@ -440,7 +440,7 @@ class RaftMember(Generic[R]):
         self._router.applied(index, term, result)
 
     def snapshot_wanted(self, peer: int) -> None:
-        """Send the snapshot to a peer whose next entry is only there."""
+        """Send the snapshot to a peer that needs it for its next entry."""
         self._snapshots.send_to(peer)
 
     # Callbacks of the connections

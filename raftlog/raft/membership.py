@@ -1,12 +1,12 @@
 """Changes of voters and of the leader, carried out by the leader.
 
 Raft's change of a single server (Ongaro 2014, sections 4.1 and 4.2, with the correction of 2015):
-one voter at a time; only by a leader that has committed an entry of its own term; only once the
-change before is committed. Every member goes by the newest set in its log from the moment it is
-appended (`RaftLog`), and goes back if that entry is replaced.
+one voter at a time; only by a leader with a committed entry of its own term; only once the change
+before is committed. Every member goes by the newest set in its log as soon as the set is appended
+(`RaftLog`), and goes back if the set's entry is replaced.
 
-Added here, for operators' sake: a newcomer must have caught up, and a change that the live members
-could not commit is refused instead of begun. A leader is never removed while it leads: it transfers
+Added here, for operators' sake: a newcomer must have caught up, and a change without enough live
+members to commit is refused instead of begun. A leader is never removed while leading: it transfers
 leadership first, so that no leader counts votes for a set without itself.
 """
 
@@ -26,7 +26,7 @@ from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE, LogEr
 from raftlog.world import Clock
 
 LAG_ENTRIES_MAX: Final = 1_000
-"""A newcomer that lacks no more entries than these is caught up: it has them in a moment."""
+"""A newcomer with a lag of no more entries has caught up: it gets these in a moment."""
 CATCH_UP_S: Final = 10.0
 TRANSFER_S: Final = 2.0
 POLL_S: Final = 0.02
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class VoterChanges:
-    """Carries out changes on the member that leads."""
+    """Carries out changes, on the leader."""
 
     core: RaftCore
     clock: Clock
@@ -47,20 +47,21 @@ class VoterChanges:
     """Have new entries sent."""
 
     async def add(self, node_id: int) -> tuple[int, int]:
-        """Append the set with that voter; return its entry's index and term. Raises LogError."""
+        """Append the set with one voter more; return its entry's index and term. Raises
+        LogError."""
         self._check_may_change()
         self.core.log.voters.add(self._voter(node_id))
         await self._wait_caught_up(node_id)
-        # # Another change may have come first during the wait.
+        # Another change may have come first during the wait.
         self._check_may_change()
         voters = self.core.log.voters.add(self._voter(node_id))
         self._check_majority_answers(voters)
         return self._append(voters)
 
     async def remove(self, node_id: int) -> tuple[int, int]:
-        """Append the set without that voter. Raises LogError.
+        """Append the set without a voter. Raises LogError.
 
-        NO_CONTROLLER, if it is the leader itself: it has transferred its leadership.
+        NO_CONTROLLER, if the voter is the leader itself, once leadership is transferred.
         """
         self._check_may_change()
         voters = self.core.log.voters.remove(node_id)
@@ -85,14 +86,15 @@ class VoterChanges:
                     RETRIABLE,
                     f"Node {target or node_id or '?'} did not take over in {TRANSFER_S} s.",
                 )
-            # # Sent again only after an election's time: the first election may be under way.
+            # Sent again only after an election's time: the first election may be under way.
             if target is not None and now - asked_at >= TRANSFER_S / 4 and core.transfer_to(target):
                 asked_at = now
                 self.pump()
             await self.clock.sleep(POLL_S)
 
     async def resign_leadership(self) -> None:
-        """If this member leads, transfer leadership; give up soon, as nothing depends on it."""
+        """Transfer leadership, if this member leads; give up soon, as nothing depends on the
+        result."""
         core = self.core
         if not core.is_leader or core.log.voters.ids == {core.me}:
             return
@@ -106,7 +108,7 @@ class VoterChanges:
         """Append the same voters with the addresses and directories of their present hellos.
 
         The votes stay the same, so this needs no care beyond one change at a time. Peers find a
-        voter that has moved by it, and learn the directories of a new cluster's voters.
+        moved voter by its new address, and learn the directories of a new cluster's voters.
         """
         core, voters = self.core, self.core.log.voters
         if not core.is_active or core.log.voters_index > core.commit_index:
@@ -119,7 +121,7 @@ class VoterChanges:
         try:
             return self._voter(voter.node_id)
         except LogError:
-            # # It is not connected, or its hello has an address that no voter set may have.
+            # Not connected, or with an address in its hello which no voter set may have.
             return voter
 
     def _successor(self, node_id: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Messages held back until the log they rest on is durable. Pure.
+"""Messages held back until their part of the log is durable. Pure.
 
 Every message rests on the sender's log as of that moment: a vote on the term and vote written
 before it, an answer on the entries it acknowledges, an append on the leader's own copy. So it
@@ -6,8 +6,8 @@ leaves only once the log is durable up to there, in order, and on the connection
 sent: on the next one the peer may be another process, or have a newer log.
 
 One kind may go ahead: an append (Ongaro 2014, section 10.2.1). Its entries are under way while the
-leader's own disk writes the same entries, because a leader counts itself only for entries that are
-durable there (`RaftCore._entries`), whatever its followers have. An append still rests on the
+leader's own disk writes the same entries, because a leader counts itself only for entries durable
+there (`RaftCore._entries`), whatever its followers have. An append still rests on the
 durability of the leader's term: else, after a crash, another entry could come to have its index and
 term. And a leader whose disk is stuck must fall silent, or its heartbeats would keep other voters
 from leading: then appends wait, too.
@@ -24,7 +24,7 @@ from raftlog.raft.messages import Append, Message
 
 HELD_MAX: Final = 100_000
 """Messages. More are held only while the disk is full for very long; further ones are lost, as on a
-connection that breaks."""
+broken connection."""
 
 
 class Outbox:
@@ -49,17 +49,17 @@ class Outbox:
         self._connections[peer] = self._connection_count
 
     def disconnected(self, peer: int) -> None:
-        """Take note that the connection to the peer has ended."""
+        """Take note of the end of the connection to the peer."""
         self._connections.pop(peer, None)
 
     def send(self, peer: int, message: Message) -> None:
-        """Send a message to a peer, now or later; drop it if the peer is not connected."""
+        """Send a message to a peer, now or later; drop it without a connection to the peer."""
         connection = self._connections.get(peer)
         if connection is None:
             return
         log, lsn = self._log, self._log.lsn
         if lsn <= log.durable_lsn:
-            # # Held messages go first.
+            # Held messages go first.
             self.release()
             may_leave = True
         else:

@@ -41,6 +41,7 @@ from raftlog.raft.voters import VoterSet
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.world import Disk, DiskError, DiskFullError, File
 
+JOURNAL_NAME: Final = "journal"
 SNAPSHOT_NAME: Final = "snapshot"
 TEMPORARY_SUFFIX: Final = ".tmp"
 RECEIVED_SUFFIX: Final = ".received"
@@ -48,6 +49,8 @@ BATCH_BYTES: Final = 1024 * 1024
 """Copied into one buffer and written at once: few system calls, and no large copies."""
 RECEIVED_BYTES_MAX: Final = 1024**3
 """Of a received snapshot: no image comes near it, and a defect must not fill the disk."""
+
+logger = logging.getLogger(__name__)
 
 
 class ReceivedSnapshotError(Exception):
@@ -98,7 +101,7 @@ class SnapshotStore:
         """The snapshot in place. Does not block."""
         return self._snapshot_meta
 
-    # # This member's own snapshot
+    # This member's own snapshot
 
     def save_snapshot(self, meta: SnapshotMeta, pieces: Iterable[bytes]) -> bool:
         """Put a snapshot of applied entries in place of the last one, durably.
@@ -259,7 +262,7 @@ def write_temporary(disk: Disk, path: str, parts: Iterable[bytes]) -> int:
             file.append([part])
         file.sync()
     except BaseException:
-        # # Best effort: the error that matters is being raised, and the next write or start removes
+        # Best effort: the error that matters is being raised, and the next write or start removes
         # the leftover.
         with suppress(DiskError):
             disk.remove(path)
@@ -304,13 +307,6 @@ def _damaged(error: SnapshotDamagedError) -> LogError:
         "changed. Restore the metadata directory from a copy; if other nodes of the cluster are "
         "well, start this one as a new node with an empty directory instead.",
     )
-
-
-__all__ = ["Loaded", "QuorumStore", "ReceivedSnapshotError", "SnapshotReader"]
-
-JOURNAL_NAME: Final = "journal"
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +364,7 @@ class QuorumStore(SnapshotStore):
         if not records:
             return
         if self._not_rewritten is not None:
-            # # Bytes behind the last valid record would cut off all records written after it.
+            # Bytes behind the last valid record would cut off all records written after it.
             self.rewrite(self._not_rewritten)
         assert self._file is not None
         position, last_index = self._file.size, self._last_index
@@ -396,7 +392,7 @@ class QuorumStore(SnapshotStore):
         assert content.base_index <= (FIRST_INDEX if snapshot is None else snapshot.index), (
             "entries would be lost"
         )
-        # # A received one may be ahead until the log is reset to it.
+        # A received one may be ahead until the log is reset to it.
         assert snapshot is None or snapshot.received or snapshot.index <= content.last_index
         with self._final_unless_full():
             self._replace_journal(content)
@@ -417,7 +413,7 @@ class QuorumStore(SnapshotStore):
     def _recover(self, initial: VoterSet) -> JournalContent:
         """The content of the disk, checked whole. Changes nothing, but may make the directory."""
         if self._disk.exists(self._directory):
-            # # A crash may have left a file whose new name is not durable. Later files that build
+            # A crash may have left a file whose new name is not durable. Later files that build
             # on it would be: after losing power the node would find the one without the other.
             self._disk.sync_directory(self._directory)
         self._load_snapshot()
@@ -446,7 +442,7 @@ class QuorumStore(SnapshotStore):
             if self._file is None:
                 raise
             logger.warning("%s: no room to rewrite it; starting without", self._journal)
-            # # A crash may have left records that were written and not synced. Peers are about to
+            # A crash may have left records that were written and not synced. Peers are about to
             # learn of these, so they must not be lost any more.
             self._file.sync()
             self._last_index = content.last_index
@@ -482,7 +478,7 @@ class QuorumStore(SnapshotStore):
             with self._final_unless_full():
                 self._file.append([mark])
         except DiskFullError:
-            # # Only the witness is missing: its statement is true all the same, and the next write
+            # Only the witness is missing: its statement is true all the same, and the next write
             # meets the full disk and reports it.
             logger.warning("%s: no room for a mark", self._journal)
 

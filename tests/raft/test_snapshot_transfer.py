@@ -315,7 +315,7 @@ def test_a_heartbeat_has_no_data_and_disturbs_nothing() -> None:
         outbound = Outbound(world)
         assert outbound.sender.index is None or outbound.sender.index == META.index
         first = await outbound.next()
-        outbound.sender.ping()
+        outbound.sender.send_heartbeat()
         said = await outbound.next()
         assert (said.data, said.position) == (b"", first.size)
         assert outbound.sender.index == META.index
