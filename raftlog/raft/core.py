@@ -59,9 +59,9 @@ class RaftCore(PySyncObjKernel):
     The owner's callbacks must not call back into the core:
     `send` sends a message to a peer once everything in the log is durable, and drops it if the
     connection ends before;
-    `apply` applies a committed entry: index, term, and the command after its kind's byte;
-    `snapshot_wanted` names a peer that needs the snapshot for its next entry, at each heartbeat until
-    that is no longer so.
+    `apply` applies a committed entry: its index, its term, its kind's byte and command;
+    `snapshot_wanted` names a peer that needs the snapshot for its next entry, at each heartbeat
+    until that is no longer so.
     """
 
     def __init__(

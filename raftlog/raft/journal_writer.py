@@ -115,11 +115,11 @@ class JournalWriter:
             await self._disk.run(work)
         except DiskFullError:
             if not self.is_full:
-                logger.error("no room for the metadata journal: waiting for it")
+                logger.error("disk full: the metadata journal waits for free space")
             self.is_full = True
             return False
         if self.is_full:
-            logger.info("there is room for the metadata journal again")
+            logger.info("disk no longer full: the metadata journal is written again")
         self.is_full = False
         self._busy_since = None
         took_s = self._clock.monotonic() - started

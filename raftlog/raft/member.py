@@ -582,7 +582,7 @@ class RaftMember(Generic[R]):
             return
         before, self._role = self._role, role
         if role[:2] != before[:2]:
-            logger.info("term %d: the leader is %s", role[1], role[0] or "not known")
+            logger.info("term %d: the leader is %s", role[1], role[0] or "unknown")
             self._router.leader_changed()
         self._router.retry_parked()
         for callback in self._on_role:

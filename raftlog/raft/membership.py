@@ -102,7 +102,7 @@ class VoterChanges:
             async with asyncio.timeout(RESIGN_TIMEOUT_S):
                 await self.transfer_leadership(None)
         except (LogError, TimeoutError) as error:
-            logger.info("nobody has taken over the lead of the quorum: %s", error)
+            logger.info("no voter has taken over the leadership of the quorum: %s", error)
 
     def refresh(self) -> None:
         """Append the same voters with the addresses and directories of their present hellos.

@@ -2,7 +2,7 @@
 
 `Guards`: pysyncobj trusts its peers' messages, and some of these cannot be trusted: late answers,
 commit indexes beyond the entries compared, repeated votes. Each method here stops one such defect
-(DESIGN.md names its test, which fails with the method taken out).
+(tests/simulation/quorum/DEFECTS.md names its test, which fails without it).
 
 `PreVoteRounds`: a member that was cut off must not depose a working leader when it comes back, nor
 burn terms while it is away (Ongaro 2014, section 9.6). So before it raises its term it requests

@@ -162,7 +162,9 @@ class SnapshotReceiver:
                 await self._append(peer, chunk)
             except DiskFullError as error:
                 # The leader sends the same chunk again, until there is room.
-                logger.error("no room for the leader's snapshot: %s", error)
+                logger.error(
+                    "disk full: the leader's metadata snapshot waits for free space: %s", error
+                )
             finally:
                 self._is_busy = False
         self._answer(peer, chunk)
@@ -183,7 +185,9 @@ class SnapshotReceiver:
                 await self._finish()
         except ReceivedSnapshotError as error:
             self._stream = None
-            logger.error("a snapshot from node %d is damaged (%s): asking again", peer, error)
+            logger.error(
+                "metadata snapshot from node %d is damaged (%s): requesting it again", peer, error
+            )
 
     async def _finish(self) -> None:
         try:

@@ -96,7 +96,9 @@ class SnapshotManager:
         try:
             await self._disk.run(lambda: self._store.save_snapshot(meta, encode()))
         except DiskFullError:
-            logger.error("no room for a snapshot of the metadata: trying again later")
+            logger.error(
+                "disk full: no metadata snapshot taken, retrying once the journal has grown"
+            )
             self._due_bytes = self._store.journal_bytes + self._settings.snapshot_bytes
             return
         self._trim(index)

@@ -428,8 +428,7 @@ class QuorumStore(SnapshotStore):
         torn = self._file.size - recovered.valid_bytes
         if torn:
             logger.warning(
-                "%s: left out the last %d bytes, which a crash cut short before anybody was told "
-                "of them",
+                "%s: left out the last %d bytes: a torn write, never synced or acknowledged",
                 self._journal,
                 torn,
             )
@@ -441,7 +440,7 @@ class QuorumStore(SnapshotStore):
         except DiskFullError:
             if self._file is None:
                 raise
-            logger.warning("%s: no room to rewrite it; starting without", self._journal)
+            logger.warning("%s: disk full: starting without rewriting the journal", self._journal)
             # A crash may have left records that were written and not synced. Peers are about to
             # learn of these, so they must not be lost any more.
             self._file.sync()
@@ -480,7 +479,7 @@ class QuorumStore(SnapshotStore):
         except DiskFullError:
             # Only the witness is missing: its statement is true all the same, and the next write
             # meets the full disk and reports it.
-            logger.warning("%s: no room for a mark", self._journal)
+            logger.warning("%s: disk full: journal written without its sync mark", self._journal)
 
     @contextmanager
     def _final(self) -> Iterator[None]:
