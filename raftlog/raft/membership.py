@@ -68,7 +68,7 @@ class VoterChanges:
         self._check_majority_answers(voters)
         if node_id == self.core.me:
             await self.transfer_leadership(None)
-            raise LogError(NO_CONTROLLER, "Another member leads now; it can be asked.")
+            raise LogError(NO_CONTROLLER, "Another member leads now: send the change to it.")
         return self._append(voters)
 
     async def transfer_leadership(self, node_id: int | None) -> None:
