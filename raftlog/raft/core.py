@@ -6,11 +6,10 @@ pre-vote before an election, when and which entries leave for each peer, applyin
 the set of voters.
 
 Plain synchronous code: a message or a tick in; messages, applied entries and requests for snapshots
-out, by the callbacks that the owner gives. Nothing here waits, reads a clock of its own, or touches
-the disk. Each message rests on the log as it is when `send` is called, and may leave the node only
-once that is durable (the owner's duty); so "in the log" means "durable" wherever another node is
-concerned. A leader counts itself only for entries that are durable here, and no member applies
-more than that.
+out, by the owner's callbacks. Nothing here waits, reads a clock of its own, or touches the disk.
+Each message rests on the log as of the call of `send`, and may leave the node only once the log is
+durable up to there (the owner's duty); so "in the log" means "durable" wherever another node is
+concerned. A leader counts itself only for entries durable here, and no member applies others.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ from raftlog.world import Clock, Randomness
 APPLIES_PER_TICK_MAX: Final = 2_000
 """Entries applied before other tasks of the event loop get their turn."""
 ENTRIES_IN_FLIGHT_MAX: Final = 16_384
-"""Entries sent to a peer and not yet answered; at this bound, it gets heartbeats only."""
+"""Entries sent to a peer without an answer yet; at this bound, only heartbeats follow."""
 
 
 class UnknownEntryError(Exception):
-    """The log holds an entry of a kind that this version does not know: the node must stop."""
+    """The log holds an entry of a kind unknown to this version: the node must stop."""
 
 
 class RaftCore(PySyncObjKernel):
@@ -60,9 +59,9 @@ class RaftCore(PySyncObjKernel):
     The owner's callbacks must not call back into the core:
     `send` sends a message to a peer once everything in the log is durable, and drops it if the
     connection ends before;
-    `apply` applies a committed entry: index, term, and the command after its kind's byte;
-    `snapshot_wanted` names a peer whose next entry is only in the snapshot, at each heartbeat until
-    that is no longer so.
+    `apply` applies a committed entry: its index, its term, its kind's byte and command;
+    `snapshot_wanted` names a peer that needs the snapshot for its next entry, at each heartbeat
+    until that is no longer so.
     """
 
     def __init__(
@@ -198,7 +197,7 @@ class RaftCore(PySyncObjKernel):
                 self._replicate(peer)
 
     def peer_down(self, peer: int) -> None:
-        """Take note that the connection to a peer has ended."""
+        """Take note of the end of the connection to a peer."""
         with self._scope:
             self._connected.discard(peer)
             self._guards.forget(peer)
@@ -206,7 +205,7 @@ class RaftCore(PySyncObjKernel):
             self.refresh_members()
 
     def peer_dead(self, peer: int) -> None:
-        """Take note that a peer's process is gone: if it led, campaign without a timeout."""
+        """Take note of the death of a peer's process: if it led, campaign without a timeout."""
         with self._scope:
             if self.leader_id == peer and not self.is_leader:
                 self._forget_leader()
@@ -242,7 +241,7 @@ class RaftCore(PySyncObjKernel):
     def hear_term(self, term: int) -> bool:
         """Leave the present term for a higher one (Raft's rule for all servers).
 
-        Returns whether it did. For messages that `receive` does not take.
+        Returns whether the term is higher. For messages outside of `receive`.
         """
         with self._scope:
             return self._adopt_term(term)
@@ -250,7 +249,7 @@ class RaftCore(PySyncObjKernel):
     def heard_leader(self, peer: int, term: int) -> bool:
         """Take a leader's message outside of `receive` (a snapshot chunk); False if it is stale.
 
-        It says nothing of this member's log, so that it moves no commit index.
+        Such a message compares no entries, and so moves no commit index.
         """
         if term < self.term:
             return False
@@ -282,7 +281,7 @@ class RaftCore(PySyncObjKernel):
         self._set_commit_index(max(self.commit_index, index))
 
     def transfer_to(self, peer: int) -> bool:
-        """As the leader, hand over to a peer that has every entry; False if it has not."""
+        """As the leader, transfer leadership to a peer with every entry; False if it lacks some."""
         if not self.is_leader or self.match_index(peer) != self.log.last_index:
             return False
         if peer not in self._connected or peer not in self.log.voters.ids:
@@ -298,7 +297,8 @@ class RaftCore(PySyncObjKernel):
 
     def _on_request_vote(self, peer: int, message: RequestVote) -> None:
         if message.term < self.term:
-            # A candidate that cannot win should know why; Raft's answers to votes carry terms too.
+            # A candidate without a chance should know the reason; Raft's answers to votes carry
+            # terms too.
             self._send(peer, AppendAnswer(self.term, 0, False, False, 0))
             return
         self._deliver_request_vote(peer, message)
@@ -379,7 +379,7 @@ class RaftCore(PySyncObjKernel):
             self._replicate(peer)
 
     def _replicate(self, peer: int) -> None:
-        """Send a peer all entries that it lacks, or a heartbeat."""
+        """Send a peer all missing entries, or a heartbeat."""
         if peer not in self._connected:
             return
         log = self.log
@@ -445,10 +445,10 @@ class RaftCore(PySyncObjKernel):
     def _entries(
         self, start: int, count: int | None = None, _bytes_max: int | None = None
     ) -> list[LogEntry]:
-        """Entries from `start` on; none if that is before the log.
+        """Entries from `start` on; none if `start` is before the log.
 
-        SyncObj reads a single entry only to commit it, counting the leader itself: an entry that is
-        not durable here does not count.
+        SyncObj reads a single entry only to commit it, counting the leader itself: an entry not
+        durable here does not count.
         """
         position = start - self.log.first_index
         if position < 0 or (count == 1 and start > self.log.durable_index):
@@ -456,13 +456,13 @@ class RaftCore(PySyncObjKernel):
         return self.log[position:] if count is None else self.log[position : position + count]
 
     def _apply_entries(self) -> bool:
-        """Apply committed entries that are durable here; return whether there is news for peers."""
+        """Apply entries committed and durable here; return whether there is news for peers."""
         log = self.log
         applied = self.applied_index
         end = min(self.commit_index, log.durable_index, applied + APPLIES_PER_TICK_MAX)
         for index in range(applied + 1, end + 1):
             command, _, term = log.entry(index)
-            # Moved first: callbacks about the entry must find it applied.
+            # Moved first: callbacks about the entry must find the entry applied.
             self._set_applied_index(index)
             self._apply(index, term, command)
         return (log.last_index, self.commit_index) != self._announced

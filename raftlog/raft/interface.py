@@ -76,14 +76,14 @@ class QuorumStatus:
     snapshot_index: int
     journal_bytes: int
     elections: int
-    """Elections that this member has begun since it was opened."""
+    """Elections begun by this member since it was opened."""
     syncs: SyncTimes
     failure: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """Another member that is connected to this one."""
+    """Another member, connected to this one."""
 
     node_id: int
     address: str
@@ -92,10 +92,10 @@ class PeerStatus:
     match_index: int | None
     """Newest index known to be durable there; only a leader knows it of its peers."""
     last_heard_s: float
-    """Seconds since its last message arrived, whenever that was sent."""
+    """Seconds since the arrival of its last message, whenever sent."""
     confirmed_age_s: float
-    """Upper bound on how long it may have followed another leader than this member: seconds since
-    the newest append left that it has answered. inf if it has answered none."""
+    """Upper bound on how long the peer may have followed another leader than this member: seconds
+    since the newest answered append left. inf without an answer."""
 
 
 class ConnectionEvent(Enum):
@@ -103,9 +103,9 @@ class ConnectionEvent(Enum):
 
     UP = auto()
     DOWN = auto()
-    """It has ended; the cause is not known (yet)."""
+    """Ended; the cause is not known (yet)."""
     REFUSED = auto()
-    """It has ended and its address refuses connections: the process is dead. May follow DOWN."""
+    """Ended, and the address refuses connections: the process is dead. May follow DOWN."""
 
 
 class StateMachine(Protocol[R_co]):

@@ -1,4 +1,4 @@
-"""The journal's bytes: how records are written, and what is made of them after a crash. Pure.
+"""The journal's bytes: the format of records, and recovery after a crash. Pure.
 
 A journal is one file of records, big-endian:
 
@@ -8,26 +8,26 @@ A journal is one file of records, big-endian:
     kind      1  HEADER (the first record, only), ENTRY, MARK, VOTE
     position  8  of this record in the file, so that bytes inside a payload, or a misplaced block,
                  are never taken for a record
-    synced    8  what was known to be durable when the record was written: all below this position
+    synced    8  known to be durable when the record was written: all below this position
     index     8  ENTRY: its own; HEADER: the base, the newest entry that is only in the snapshot;
                  else the newest entry's
     term      8  ENTRY: its own; HEADER: the base's; VOTE: the member's; MARK: 0
     payload      ENTRY: the command; VOTE: the node id voted for, 8 bytes, or nothing;
                  HEADER: JSON of the member's term and vote and of the voters at the base
 
-An entry at or below the newest one replaces that and all after it (Raft's rule for conflicts): the
-log is what is left after the last record. A vote stands until the next one, or until an entry of a
-later term: whoever took that has left the earlier term.
+An entry at or below the newest one replaces the present one and all after it (Raft's rule for
+conflicts): the log is the rest after the last record. A vote stands until the next one, or until an
+entry of a later term: a member with that entry has left the earlier term.
 
 The file as a whole is only ever put in place by an atomic, durable replacement, at each start and
-each trim; its header's `synced` covers all that the replacement brought. After that it grows by
-entries and votes, and by a mark after each sync: the mark is not waited for, but it, too, is a
-witness for what was synced before it.
+each trim; its header's `synced` covers the whole replacement. After that it grows by entries and
+votes, and by a mark after each sync: no write waits for the mark, but it, too, is a witness for the
+bytes synced before it.
 
 Recovery reads records up to the first bad one. If a record anywhere behind it, or the header, is
 witness that those bytes were durable once, then this is damage, not a crash: entries that were
 acknowledged, or votes that were given, may be lost, so the node must not start (`damaged`).
-Otherwise nobody was ever told of what follows: it is the torn tail of the last write, and is left
+Otherwise no peer or client knows of the rest: it is the torn tail of the last write, and is left
 out.
 """
 
@@ -61,11 +61,11 @@ RECORD_OVERHEAD: Final = _PREFIX.size + _FIELDS.size
 
 LogEntry: TypeAlias = tuple[bytes, int, int]
 """(command, index, term). A plain tuple in pysyncobj's order, so that one object serves in the log,
-among what is to be written, and on the way to the disk."""
+among pending records, and on the way to the disk."""
 
 
 class Kind(IntEnum):
-    """What a record is."""
+    """The kind of a record."""
 
     HEADER = 1
     ENTRY = 2
@@ -75,24 +75,21 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VoteRecord:
-    """A promise: nothing in a term before `term`, and in it no vote for anyone but `vote`.
-
-    `vote` is a node id; None: for nobody yet.
-    """
+    """A promise: no message in a term before `term`, and no vote in it but for `vote`."""
 
     term: int
     vote: int | None
 
 
 PendingRecord: TypeAlias = LogEntry | VoteRecord
-"""What the journal grows by."""
+"""A record that the journal grows by."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalContent:
-    """All that a journal says: the entries after the base, in order, none missing; and the vote.
+    """A journal's content: the entries after the base, in order, none missing; and the vote.
 
-    `voters_at_base` are in force from the base on, until an entry changes them.
+    `voters_at_base` are in force from the base on, until an entry changes the set.
     """
 
     base_index: int
@@ -145,7 +142,7 @@ class _Record:
 
 
 def encode_pending(record: PendingRecord, *, position: int, synced: int, last_index: int) -> bytes:
-    """An entry or a vote, as it is written at `position`, after entry `last_index`."""
+    """Encode an entry or a vote for `position`, after entry `last_index`."""
     if isinstance(record, VoteRecord):
         vote = b"" if record.vote is None else _NODE_ID.pack(record.vote)
         return _encode(
@@ -163,14 +160,14 @@ def encode_pending(record: PendingRecord, *, position: int, synced: int, last_in
 
 
 def encode_mark(*, position: int, synced: int, last_index: int) -> bytes:
-    """A witness of what is synced, as it is written at `position`, after entry `last_index`."""
+    """Encode a witness of the synced bytes for `position`, after entry `last_index`."""
     return _encode(
         Kind.MARK, position=position, synced=synced, index=last_index, term=0, payload=b""
     )
 
 
 def encode_journal(content: JournalContent) -> Iterator[bytes]:
-    """A whole journal, record by record, to be put in place by an atomic, durable replacement."""
+    """Encode a whole journal, record by record, for an atomic, durable replacement."""
     assert content.term >= content.term_at(content.last_index), "a term of the log is to come yet"
     payload = msgspec.json.encode(_Header(content.term, content.vote, content.voters_at_base))
     position = RECORD_OVERHEAD + len(payload)
@@ -193,9 +190,9 @@ def encode_journal(content: JournalContent) -> Iterator[bytes]:
 
 
 def recover(content: bytes) -> Recovered:
-    """What a journal of these bytes holds.
+    """Decode and check a journal.
 
-    Raises LogError(STORAGE_FAILED) if it may have lost what was durable once.
+    Raises LogError(STORAGE_FAILED) if bytes may be lost which were durable once.
     """
     header = _parse(content, 0)
     if header is None or header.kind != Kind.HEADER:
@@ -216,7 +213,7 @@ def recover(content: bytes) -> Recovered:
 
 
 def damaged(fault: str) -> LogError:
-    """The refusal to start with a journal that has this fault."""
+    """The error of a start with a journal that has this fault."""
     return LogError(
         STORAGE_FAILED,
         f"The metadata journal {fault}. Acknowledged changes may be missing from it, so this node "
@@ -227,7 +224,7 @@ def damaged(fault: str) -> LogError:
 
 
 class _Replay:
-    """The log as it grows and is cut, record by record."""
+    """The log, rebuilt record by record."""
 
     def __init__(self, header: _Record) -> None:
         try:
@@ -242,7 +239,7 @@ class _Replay:
             raise damaged(f"has term {self._term}, before that of its base, {self._base_term}")
 
     def take(self, record: _Record, position: int) -> None:
-        """The next record. It is undamaged: what does not fit is never cut as a torn tail."""
+        """Take the next record, undamaged: a misfit is never cut as a torn tail."""
         last_index = self._base_index + len(self._entries)
         match record.kind:
             case Kind.ENTRY:
@@ -257,7 +254,7 @@ class _Replay:
                 )
 
     def content(self) -> JournalContent:
-        """What is left after the last record."""
+        """The content after the last record."""
         return JournalContent(
             base_index=self._base_index,
             base_term=self._base_term,

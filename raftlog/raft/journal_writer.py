@@ -1,8 +1,8 @@
-"""Takes the log to the disk: one write at a time, and one sync for all that it brings.
+"""Writes the log to the disk: one write at a time, and one sync for each batch.
 
-What is added to the log during a write waits for the next, so that under load one sync serves many.
-A full disk loses nothing: the write is tried again until there is room, and meanwhile nothing that
-rests on it leaves the node. Any other failure of the disk is final.
+Records added to the log during a write wait for the next one, so that under load one sync serves
+many. A full disk loses nothing: the write is repeated until there is room, and meanwhile no message
+that rests on it leaves the node. Any other failure of the disk is final.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from raftlog.world import Clock, Disk, DiskFullError
 
 FULL_DISK_RETRY_S: Final = 0.5
 STUCK_S: Final = 0.1
-"""A write that takes longer than this is not one that is about to be done."""
+"""A write is stuck once it takes longer than this."""
 TRIM_WAITS_MAX: Final = 100
-"""Writes that go before a trim. Under constant load there is always something to write."""
+"""Writes before a trim, at most. Under constant load there are always records to write."""
 
 logger = logging.getLogger(__name__)
 
 
 class JournalWriter:
-    """The only one that writes the journal."""
+    """The journal's only writer."""
 
     def __init__(
         self,
@@ -52,22 +52,22 @@ class JournalWriter:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the disk has been busy with one write for long, or has no room for it."""
+        """Whether one write has taken longer than STUCK_S, or finds no room."""
         since = self._busy_since
         return self.is_full or (since is not None and self._clock.monotonic() - since > STUCK_S)
 
     def wake(self) -> None:
-        """Something was added to the log."""
+        """Write the log's new records."""
         self._wake.set()
 
     def trim(self) -> None:
-        """The log's beginning was trimmed: replace the journal when there is little to write."""
+        """Replace the journal, whose beginning was trimmed, when there is little to write."""
         self._trim_due = True
         self._wake.set()
 
     @property
     def is_trimming(self) -> bool:
-        """Whether the journal still has entries that were trimmed."""
+        """Whether the journal still has trimmed entries."""
         return self._trim_due
 
     def finish(self) -> None:
@@ -76,7 +76,7 @@ class JournalWriter:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write until told to finish. Raises DiskError, which is final for this member."""
+        """Write until `finish` is called. Raises DiskError, which is final for this member."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -84,17 +84,18 @@ class JournalWriter:
                 await self._write()
                 self._on_durable()
                 if self._closing and self.is_full:
-                    # Nobody was told of what is not written, and there may never be room for it.
+                    # No peer or client knows of the unwritten records, and there may never be
+                    # room.
                     return
             if self._closing:
                 return
 
     async def _write(self) -> None:
-        """One attempt at what is most pressing."""
+        """Attempt the most urgent write once."""
         log, store = self._log, self._store
         may_trim = log.lsn == log.durable_lsn or self._trim_waits >= TRIM_WAITS_MAX
         if log.rewrite_due or (self._trim_due and may_trim):
-            # Without room for it, what waits to be written goes first again.
+            # Without room for it, the pending records go first again.
             self._trim_waits = 0
             content, lsn = log.content()
             done = await self._try(lambda: store.rewrite(content))
@@ -114,11 +115,11 @@ class JournalWriter:
             await self._disk.run(work)
         except DiskFullError:
             if not self.is_full:
-                logger.error("no room for the metadata journal: waiting for it")
+                logger.error("disk full: the metadata journal waits for free space")
             self.is_full = True
             return False
         if self.is_full:
-            logger.info("there is room for the metadata journal again")
+            logger.info("disk no longer full: the metadata journal is written again")
         self.is_full = False
         self._busy_since = None
         took_s = self._clock.monotonic() - started

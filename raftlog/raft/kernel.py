@@ -1,10 +1,10 @@
-"""Adapter for pysyncobj: the only module that imports it or knows its private names.
+"""Adapter for pysyncobj: the only module with its import or its private names.
 
 Raft's kernel is pysyncobj's `SyncObj`: terms and votes, elections, the commit index, comparing and
-adding entries, stepping down without a majority. `PySyncObjKernel` gives it typed state and typed
+adding entries, stepping down without a majority. `PySyncObjKernel` adds typed state and typed
 messages, and replaces its unsafe parts by methods of the subclass (`RaftCore`). Methods are
-replaced on the instance, state is reached by mangled names. That is safe with exactly one version,
-so the version is pinned, and every name relied on is checked at import or in every new kernel.
+replaced on the instance, state is reached by mangled names. Only one version makes this safe, so
+the version is pinned, and every name relied on is checked at import or in every new kernel.
 
 The module `pysyncobj.syncobj` is loaded a second time under a name of our own, and only that copy
 is changed: other users of pysyncobj in the process have the original. Its functions take clock and
@@ -124,7 +124,7 @@ class _Random:
 
 
 class PickleForbiddenError(BaseException):
-    """pysyncobj was about to pickle: no path that does may be reached. Ends the process."""
+    """pysyncobj was about to pickle, on a path out of reach. Ends the process."""
 
 
 class _NoPickle:
@@ -155,7 +155,7 @@ class _Outlet:
         self._send = send
 
     def _ignore(self, *_arguments: Any) -> None:
-        """The kernel calls SyncObj's handlers itself, so it registers none."""
+        """The kernel calls SyncObj's handlers itself."""
 
     setOnNodeConnectedCallback = setOnNodeDisconnectedCallback = _ignore  # noqa: N815
     setOnReadonlyNodeConnectedCallback = setOnReadonlyNodeDisconnectedCallback = _ignore  # noqa: N815
@@ -195,15 +195,15 @@ def _load() -> ModuleType:
         raise ImportError(f"pysyncobj {version} lacks {', '.join(missing)}")
     for name, value in names.items():
         setattr(module, name, value)
-    # What it would log as critical (entries replaced after a change of leader) is checked in
-    # `RaftLog`, by assertions that stay on.
+    # Its critical log line (entries replaced after a change of leader) is covered by assertions in
+    # `RaftLog`, which stay on.
     logging.getLogger(_COPY).disabled = True
     return module
 
 
 _MODULE = _load()
 SyncObj: Any = _MODULE.SyncObj
-"""Typed as Any: the library has no types, and mypy would believe what it guesses."""
+"""Typed as Any: the library has no types, and mypy would believe its guesses."""
 
 
 def _configuration(timing: Timing, log: RaftLog) -> Any:
@@ -301,7 +301,7 @@ class PySyncObjKernel(ABC):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this member leads its term, as far as it knows."""
+        """Whether this member leads its term, to its own knowledge."""
         return bool(self._so._isLeader())
 
     @property
@@ -405,7 +405,7 @@ class PySyncObjKernel(ABC):
         )
 
     def _deliver_heartbeat(self, peer: int, term: int, commit_index: int = 0) -> None:
-        """A leader's sign of life that compares no entries, so that it must commit none."""
+        """A leader's sign of life, without entries to compare: `commit_index` must commit none."""
         message = {"type": "append_entries", "term": term, "commit_index": commit_index}
         self._deliver(peer, message)
 
@@ -472,7 +472,7 @@ class PySyncObjKernel(ABC):
         self, peer: int, next_index: int, *, success: bool, reset: bool
     ) -> None: ...
 
-    # Hooks: methods that replace SyncObj's
+    # Hooks, in place of SyncObj's methods
 
     @abstractmethod
     def _may_campaign(self) -> bool:

@@ -1,17 +1,17 @@
 # ruff: noqa: N802 - pysyncobj's names, which it calls
-"""The log, term and vote of one member, in memory: what pysyncobj sees. Pure.
+"""The log, term and vote of one member, in memory: pysyncobj's journal. Pure.
 
-It stands in for pysyncobj's journal, and is the truth at once; the disk follows. Each change adds a
-record to what is to be written, and each record has a number, the lsn. Whatever leaves the node
-rests on the log as of some lsn, and leaves when that one is durable.
+It replaces pysyncobj's own journal, and is the truth at once; the disk follows. Each change adds a
+pending record, and each record has a number, the lsn. Each message rests on the log as of some lsn,
+and leaves the node when that one is durable.
 
-Entries that conflict with those of a leader are replaced (Raft's rule, figure 2 of the paper,
+Entries in conflict with a leader's are replaced (Raft's rule, figure 2 of the paper,
 "AppendEntries"), which this log decides by itself in `add`: the same index and term is the same
-entry, and is kept with all that follows, so that a delayed repeat of an old append takes nothing
-away that was acknowledged since.
+entry, and is kept with all entries after it, so that a delayed repeat of an old append removes no
+entry acknowledged since.
 
-The newest voter set in the log is in force from the moment it is added, and goes when its entry
-goes (Ongaro 2014, section 4.1).
+The newest voter set in the log is in force as soon as it is added, and goes when its entry goes
+(Ongaro 2014, section 4.1).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ ENTRY_KINDS: Final = frozenset({REGULAR, NO_OP, VOTERS})
 """The first byte of each entry's command."""
 
 BASE_COMMAND: Final = bytes((NO_OP,))
-"""Stands for the base's command, which is only in the snapshot. Never sent or applied."""
+"""The base's command, which is only in the snapshot. Never sent or applied."""
 _VOTERS: Final = bytes((VOTERS,))
 
 
 class RaftLog:
-    """From the base, the newest entry that is only in the snapshot, to the newest entry.
+    """The entries from the base to the newest one. The base itself is only in the snapshot.
 
     Touches no disk. One store job runs at a time: take_pending or content, then the store's write
-    or rewrite in a thread, then `written`. After a full disk the same is taken again.
+    or rewrite in a thread, then `written`. After a full disk the same records are taken again.
 
-    `lsn` counts the records so far; up to `durable_lsn` they are durable. Entries up to
+    `lsn` counts the records so far; up to `durable_lsn` all are durable. Entries up to
     `durable_index` are durable as they stand in the log now.
     """
 
@@ -55,7 +55,7 @@ class RaftLog:
         self.lsn = 0
         self.durable_lsn = 0
         self.term_lsn = 0
-        """The record of the present term, which must be durable before anything is said in it."""
+        """The record of the present term: durable before any message of the term leaves."""
         self.durable_index = journal.last_index
         self.on_voters_changed: Callable[[], None] | None = None
         self._base = journal.base_index
@@ -72,13 +72,13 @@ class RaftLog:
             if command[:1] == _VOTERS
         ]
 
-    # What pysyncobj calls
+    # pysyncobj's interface of a journal
 
     def add(self, command: bytes, index: int, term: int) -> None:
-        """Have that entry in the log: as it is known, in place of a conflict, or as the newest.
+        """Put an entry in the log: a known one, a replacement, or the newest.
 
-        Below the base it is covered by the snapshot, which has committed entries only. Raises
-        LogError(STORAGE_FAILED) for a voter set that this release does not understand.
+        Below the base the snapshot covers it, with committed entries only. Raises
+        LogError(STORAGE_FAILED) for a voter set of a newer release.
         """
         log = self._log
         position = index - self._base
@@ -101,7 +101,8 @@ class RaftLog:
         self._pending.append(entry)
         self.lsn += 1
         if term > self._term:
-            # Its leader's term has begun, and there is no vote in it (recovery says the same).
+            # Its leader's term has begun, without a vote of this member (recovery decides the
+            # same).
             self._term, self._vote = term, None
         if voters is not None:
             self._voter_sets.append((index, voters))
@@ -133,19 +134,22 @@ class RaftLog:
         return self._term
 
     def getVotedForNodeId(self) -> int | None:
-        """Whom this member voted for in that term."""
+        """The vote of this member in the newest term."""
         return self._vote
 
     def setRaftCommitIndex(self, index: int) -> None:
-        """Remember what is committed: it is never replaced. Not written; a leader tells it."""
+        """Remember the commit index: entries up to there are never replaced.
+
+        Not written; after a start, a leader sends it.
+        """
         self._commit_index = max(self._commit_index, index)
 
     def getRaftCommitIndex(self) -> int:
-        """What pysyncobj may take for committed at its start; the rest a leader tells it."""
+        """The commit index for pysyncobj's start; a leader sends the newer one."""
         return FIRST_INDEX
 
     def deleteEntriesFrom(self, _number: int) -> None:
-        """Nothing: what a leader's entries conflict with goes when they are added, nothing else."""
+        """Nothing: `add` replaces entries in conflict with a leader's, and no others."""
 
     def deleteEntriesTo(self, _number: int) -> None:
         """Never: `trim` does this."""
@@ -161,7 +165,7 @@ class RaftLog:
     def _destroy(self) -> None:
         """Nothing."""
 
-    # What the log says
+    # Content
 
     @property
     def first_index(self) -> int:
@@ -179,7 +183,7 @@ class RaftLog:
         return self._log[-1][2]
 
     def entry(self, index: int) -> LogEntry:
-        """The entry of that index, which is after the base."""
+        """The entry at `index`, above the base."""
         assert index > self._base, f"entry {index} is only in the snapshot"
         return self._log[index - self._base]
 
@@ -193,7 +197,7 @@ class RaftLog:
     ) -> list[tuple[int, bytes]]:
         """Term and command of the entries from `index` on, in order.
 
-        At most `count_max`, and no more than fit in `bytes_max`, or one that does not.
+        At most `count_max` entries of at most `bytes_max` in all, or a single longer one.
         """
         assert index > self._base, f"entry {index} is only in the snapshot"
         start = index - self._base
@@ -213,7 +217,7 @@ class RaftLog:
 
     @property
     def voters_index(self) -> int:
-        """The entry with the newest voter set; the base's index if that one is not after it."""
+        """Index of the newest voter set's entry; at least the base's."""
         return self._voter_sets[-1][0]
 
     def voters_at(self, index: int) -> VoterSet:
@@ -221,7 +225,7 @@ class RaftLog:
         assert index >= self._base, f"entry {index} is only in the snapshot"
         return next(voters for at, voters in reversed(self._voter_sets) if at <= index)
 
-    # The way to the disk
+    # Durability
 
     @property
     def rewrite_due(self) -> bool:
@@ -229,15 +233,16 @@ class RaftLog:
         return self.durable_lsn < self._rewrite_lsn
 
     def take_pending(self) -> tuple[list[PendingRecord], int]:
-        """The records that are not durable yet, for the store's write, and the lsn they reach.
+        """The pending records, for the store's write, and the lsn they reach.
 
-        They are kept until `written`, so after a full disk they are taken again.
+        The log keeps the records until `written`, so after a full disk the next call returns the
+        same ones.
         """
         assert not self.rewrite_due, "a gap in the journal"
         return self._pending.copy(), self.lsn
 
     def content(self) -> tuple[JournalContent, int]:
-        """The whole log, for the store's rewrite, and the lsn that it covers."""
+        """The whole log, for the store's rewrite, and its lsn."""
         content = JournalContent(
             base_index=self._base,
             base_term=self._log[0][2],
@@ -249,28 +254,28 @@ class RaftLog:
         return content, self.lsn
 
     def written(self, lsn: int) -> None:
-        """Take note that all records up to `lsn` are durable, written or covered by a rewrite."""
+        """Take note of durable records, up to `lsn`: written or covered by a rewrite."""
         assert self.durable_lsn <= lsn <= self.lsn
         done = self._pending[: lsn - self.durable_lsn]
         del self._pending[: lsn - self.durable_lsn]
         self.durable_lsn = lsn
         for record in reversed(done):
-            # Entries still in the log were added in order: the last of them has all before it. One
-            # that was replaced meanwhile is a different object, and says nothing.
+            # Entries still in the log were added in order: the last of these has all before it. A
+            # replaced entry is a different object, and proves nothing.
             if not isinstance(record, VoteRecord) and self._has(record):
                 self.durable_index = max(self.durable_index, record[1])
                 break
 
     def trim(self, index: int) -> None:
-        """Let the base move up to `index`: a snapshot that is in place durably covers it."""
+        """Move the base up to `index`, which a snapshot in place covers durably."""
         assert self._base <= index <= self.durable_index
         self._set_base(index, self.term_at(index), self.voters_at(index))
 
     def reset(self, index: int, term: int, voters: VoterSet) -> None:
-        """Go on from a snapshot of another node that is in place durably: `index` is the base.
+        """Go on from another node's snapshot, in place durably: `index` is the base.
 
-        What follows an entry of that index and term stays; else nothing does. Counts as a record:
-        the journal must be rewritten, and what leaves the node from now on waits for that.
+        Entries after an entry of that index and term stay; else none do. Counts as a record: the
+        journal must be rewritten, and messages from now on wait for the rewrite.
         """
         assert index >= self._base
         voters_before = self.voters

@@ -445,7 +445,7 @@ class RaftMember(Generic[R]):
         self._router.applied(index, term, result)
 
     def snapshot_wanted(self, peer: int) -> None:
-        """Send the snapshot to a peer whose next entry is only there."""
+        """Send the snapshot to a peer that needs it for its next entry."""
         self._snapshots.send_to(peer)
 
     # Callbacks of the connections
@@ -590,7 +590,7 @@ class RaftMember(Generic[R]):
             return
         before, self._role = self._role, role
         if role[:2] != before[:2]:
-            logger.info("term %d: the leader is %s", role[1], role[0] or "not known")
+            logger.info("term %d: the leader is %s", role[1], role[0] or "unknown")
             self._router.leader_changed()
         self._router.retry_parked()
         for callback in self._on_role:

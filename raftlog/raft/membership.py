@@ -1,13 +1,13 @@
-"""Changing who votes, and who leads: what the leader does about such wishes.
+"""Changes of voters and of the leader, carried out by the leader.
 
 Raft's change of a single server (Ongaro 2014, sections 4.1 and 4.2, with the correction of 2015):
-one voter at a time; only by a leader that has committed an entry of its own term; only once the
-change before is committed. Every member goes by the newest set in its log from the moment it is
-appended (`RaftLog`), and goes back if that entry is replaced.
+one voter at a time; only by a leader with a committed entry of its own term; only once the change
+before is committed. Every member goes by the newest set in its log as soon as the set is appended
+(`RaftLog`), and goes back if the set's entry is replaced.
 
-Added here, for people's sake: a newcomer must have caught up, and a change that the members alive
-could not commit is refused instead of begun. A leader is never removed while it leads: it hands
-over first, so that nobody counts votes for a set that it is not in.
+Added here, for operators' sake: a newcomer must have caught up, and a change without enough live
+members to commit is refused instead of begun. A leader is never removed while leading: it transfers
+leadership first, so that no leader counts votes for a set without itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE, LogEr
 from raftlog.world import Clock
 
 LAG_ENTRIES_MAX: Final = 1_000
-"""A newcomer that lacks no more than these is caught up: it has them in a moment."""
+"""A newcomer with a lag of no more entries has caught up: it gets these in a moment."""
 CATCH_UP_S: Final = 10.0
 TRANSFER_S: Final = 2.0
 POLL_S: Final = 0.02
@@ -37,38 +37,42 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class VoterChanges:
-    """Carries out changes on the member that leads."""
+    """Carries out changes, on the leader."""
 
     core: RaftCore
     clock: Clock
     hello_of: Callable[[int], QuorumHello | None]
-    """What a connected peer, or this member, says of itself."""
+    """The hello of a connected peer, or of this member."""
     pump: Callable[[], None]
-    """Have what was decided sent."""
+    """Have new entries sent."""
 
     async def add(self, node_id: int) -> tuple[int, int]:
-        """Append the set with that voter; its entry's index and term. Raises LogError."""
+        """Append the set with one voter more; return its entry's index and term. Raises
+        LogError."""
         self._check_may_change()
         self.core.log.voters.add(self._voter(node_id))
         await self._wait_caught_up(node_id)
-        # Others may have come first while this one waited.
+        # Another change may have come first during the wait.
         self._check_may_change()
         voters = self.core.log.voters.add(self._voter(node_id))
         self._check_majority_answers(voters)
         return self._append(voters)
 
     async def remove(self, node_id: int) -> tuple[int, int]:
-        """Append the set without that voter. Raises LogError: NO_CONTROLLER after handing over."""
+        """Append the set without a voter. Raises LogError.
+
+        NO_CONTROLLER, if the voter is the leader itself, once leadership is transferred.
+        """
         self._check_may_change()
         voters = self.core.log.voters.remove(node_id)
         self._check_majority_answers(voters)
         if node_id == self.core.me:
             await self.transfer_leadership(None)
-            raise LogError(NO_CONTROLLER, "Another member leads now; it can be asked.")
+            raise LogError(NO_CONTROLLER, "Another member leads now: send the change to it.")
         return self._append(voters)
 
     async def transfer_leadership(self, node_id: int | None) -> None:
-        """Let another voter lead. Raises LogError if none took over in time."""
+        """Transfer leadership to a voter. Raises LogError if no voter took over in time."""
         core = self.core
         if node_id == core.me and core.is_leader:
             return
@@ -82,14 +86,15 @@ class VoterChanges:
                     RETRIABLE,
                     f"Node {target or node_id or '?'} did not take over in {TRANSFER_S} s.",
                 )
-            # Asked again only after an election's time: the first one may be under way.
+            # Sent again only after an election's time: the first election may be under way.
             if target is not None and now - asked_at >= TRANSFER_S / 4 and core.transfer_to(target):
                 asked_at = now
                 self.pump()
             await self.clock.sleep(POLL_S)
 
     async def resign_leadership(self) -> None:
-        """If this member leads and another can, let it; give up soon, as nothing depends on it."""
+        """Transfer leadership, if this member leads; give up soon, as nothing depends on the
+        result."""
         core = self.core
         if not core.is_leader or core.log.voters.ids == {core.me}:
             return
@@ -97,14 +102,13 @@ class VoterChanges:
             async with asyncio.timeout(RESIGN_TIMEOUT_S):
                 await self.transfer_leadership(None)
         except (LogError, TimeoutError) as error:
-            logger.info("nobody has taken over the lead of the quorum: %s", error)
+            logger.info("no voter has taken over the leadership of the quorum: %s", error)
 
     def refresh(self) -> None:
-        """Put right where voters are found and whose directory they have, as they say themselves.
+        """Append the same voters with the addresses and directories of their present hellos.
 
-        Who votes stays the same, so this needs no care beyond one change at a time. It is how a
-        voter that has moved is found, and how the directories of a new cluster's voters come to be
-        known to all.
+        The votes stay the same, so this needs no care beyond one change at a time. Peers find a
+        moved voter by its new address, and learn the directories of a new cluster's voters.
         """
         core, voters = self.core, self.core.log.voters
         if not core.is_active or core.log.voters_index > core.commit_index:
@@ -117,11 +121,12 @@ class VoterChanges:
         try:
             return self._voter(voter.node_id)
         except LogError:
-            # It is not connected, or says what no voter set may have in it.
+            # Not connected, or with an address in its hello which no voter set may have.
             return voter
 
     def _successor(self, node_id: int | None) -> int | None:
-        """Who is to lead: the one asked for, or the one whose log is furthest; None: nobody yet."""
+        """The voter to transfer leadership to: the requested one, or the one with the newest
+        log."""
         core = self.core
         if node_id is not None:
             if node_id not in core.log.voters.ids:
@@ -173,7 +178,7 @@ class VoterChanges:
             )
 
     def _check_majority_answers(self, voters: VoterSet) -> None:
-        """Refuse a set of which no majority answers: the change could never be committed."""
+        """Refuse a set without a majority of fresh voters: the change could never be committed."""
         core = self.core
         alive = sum(core.is_fresh(node_id) for node_id in voters.ids)
         if alive < voters.majority:

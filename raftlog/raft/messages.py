@@ -1,13 +1,13 @@
-"""What members of a quorum say to each other, and its bytes. Pure.
+"""Messages between members of a quorum, and their bytes. Pure.
 
-Every message is one MessagePack array: a number that names its kind, then its fields. `term` is
-always the sender's current term. Nothing from the network is ever unpickled, and no message carries
-a type, name or path to be looked up.
+Every message is one MessagePack array: a number for its kind, then its fields. `term` is always the
+sender's current term. No bytes from the network are ever unpickled, and no message carries a type,
+name or path to look up.
 
 The kinds are Raft's (Ongaro, "Consensus: Bridging Theory and Practice", 2014: figure 3.1, section
-3.10 for TimeoutNow, 9.6 for PreVote), with what pysyncobj needs in them: an answer to an append
-names the index to go on from, whether the leader must go back there (`reset`), and which append it
-answers (`sequence`).
+3.10 for TimeoutNow, 9.6 for PreVote), with pysyncobj's additions: an answer to an append has the
+index to go on from, whether the leader must go back there (`reset`), and the number of that append
+(`sequence`).
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class RequestVote(_Message, frozen=True, tag=1):
-    """A candidate asks for a vote; it names its log's end."""
+    """A candidate's request for a vote, with its log's last entry."""
 
     last_index: Number
     last_term: Number
 
 
 class Vote(_Message, frozen=True, tag=2):
-    """The vote for this term is yours. There is no message for a refusal."""
+    """A vote for the receiver in this term. There is no message for a refusal."""
 
 
 class PreVote(_Message, frozen=True, tag=3):
-    """Would you vote for me, if I began an election? Changes nothing at either end."""
+    """A request for a pre-vote: would the receiver vote for the sender in an election?
+
+    Changes nothing at either end.
+    """
 
     last_index: Number
     last_term: Number
@@ -54,7 +57,7 @@ class PreVote(_Message, frozen=True, tag=3):
 
 
 class PreVoteGranted(_Message, frozen=True, tag=4):
-    """Yes, to that round."""
+    """A pre-vote granted, in that round."""
 
     round: Number
 
@@ -76,7 +79,7 @@ class Append(_Message, frozen=True, tag=5):
 
 
 class AppendAnswer(_Message, frozen=True, tag=6):
-    """To an append, or a snapshot that turned out to be covered.
+    """The answer to an append, or to a snapshot that turned out to be covered.
 
     `success`: everything below `next_index` matches the leader's log and is durable here. `reset`:
     go back to `next_index`.
@@ -89,13 +92,13 @@ class AppendAnswer(_Message, frozen=True, tag=6):
 
 
 class TimeoutNow(_Message, frozen=True, tag=7):
-    """Begin an election at once: the leader hands its leadership over."""
+    """Begin an election at once: the leader transfers its leadership to the receiver."""
 
 
 class SnapshotChunk(_Message, frozen=True, tag=8):
     """A part of the snapshot file of entry (`index`, `last_term`), from byte `position` on.
 
-    Without data it only asks how far the receiver has come, and is the leader's heartbeat.
+    Without data it is the leader's heartbeat, and the receiver answers with its position.
     """
 
     index: Number
@@ -106,7 +109,7 @@ class SnapshotChunk(_Message, frozen=True, tag=8):
 
 
 class SnapshotAnswer(_Message, frozen=True, tag=9):
-    """So many bytes of that snapshot file are here."""
+    """The receiver's position: bytes of that snapshot file received so far."""
 
     index: Number
     last_term: Number
@@ -114,7 +117,7 @@ class SnapshotAnswer(_Message, frozen=True, tag=9):
 
 
 class RequestKind(IntEnum):
-    """What a member asks the leader to do for it."""
+    """The kind of a request that a member forwards to the leader."""
 
     COMMAND = 0
     BARRIER = 1
@@ -124,18 +127,21 @@ class RequestKind(IntEnum):
 
 
 READ: Final = b"read"
-"""A barrier's argument: no entry is wanted, but the index up to which all that was committed is.
-Releases that do not know it put the barrier into the log, and answer with its entry."""
+"""A barrier's argument: the caller needs the confirmed commit index, no entry. Releases without it
+put the barrier into the log, and answer with its entry."""
 
 
 def is_read(kind: RequestKind, argument: bytes) -> bool:
-    """Whether such a wish changes nothing, not even the log."""
+    """Whether such a request changes nothing, not even the log."""
     return kind is RequestKind.BARRIER and argument == READ
 
 
 class Forward(_Message, frozen=True, tag=10):
-    """A wish for the leader. `argument` is the command, or a node's number in decimal digits, or,
-    of a barrier, `READ`; nothing, if it must go through the log."""
+    """A request for the leader.
+
+    `argument` is the command, or a node id in decimal digits, or, of a barrier, `READ`; empty, if
+    the barrier must go through the log.
+    """
 
     request_id: Number
     kind: RequestKind
@@ -143,12 +149,12 @@ class Forward(_Message, frozen=True, tag=10):
 
 
 class Forwarded(_Message, frozen=True, tag=11):
-    """What became of a wish.
+    """The leader's answer to a request.
 
-    `error_code` 0: it is the log's entry (`index`, `entry_term`); not known yet whether it stays.
-    Without an `entry_term`, which every entry has: all up to `index` is committed, and is what a
-    read must know.
-    Else it was refused and will never be carried out; the code is of the error table.
+    `error_code` 0: it is the log's entry (`index`, `entry_term`), which may still be replaced.
+    Without an `entry_term`, which every entry has: all up to `index` is committed, and a read must
+    apply up to there. Else it was refused and will never be carried out; the code is of the error
+    table.
     """
 
     request_id: Number
@@ -159,7 +165,7 @@ class Forwarded(_Message, frozen=True, tag=11):
 
 
 class Control(_Message, frozen=True, tag=12):
-    """Not the quorum's own: between those who use it (heartbeats of brokers)."""
+    """A message of the quorum's users (heartbeats of brokers)."""
 
     payload: Annotated[bytes, Meta(max_length=CONTROL_BYTES_MAX)]
 
@@ -167,7 +173,7 @@ class Control(_Message, frozen=True, tag=12):
 class Ping(_Message, frozen=True, tag=13):
     """A sign of life, with the sender's newest voter set and its index in the log.
 
-    A member that no leader talks to learns from it whom to call.
+    A member without a leader learns from it the addresses to call.
     """
 
     voters_index: Number
@@ -195,16 +201,16 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class MessageError(Exception):
-    """Bytes that are no message of this version: the peer is broken or newer."""
+    """The bytes are no message of this version: the peer is broken or newer."""
 
 
 def encode_message(message: Message) -> bytes:
-    """The message's bytes."""
+    """Encode a message."""
     return _ENCODER.encode(message)
 
 
 def decode_message(frame: bytes) -> Message:
-    """The message of these bytes. Raises MessageError."""
+    """Decode a message. Raises MessageError."""
     try:
         return _DECODER.decode(frame)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,16 +1,16 @@
-"""What was said but must not leave yet. Pure.
+"""Messages held back until their part of the log is durable. Pure.
 
-Every message rests on what is in the sender's log at that moment: a vote on the term and vote
-written before it, an answer on the entries it acknowledges, an append on the leader's own copy. So
-it leaves only once the log is durable up to there, in the order in which all was said, and on the
-connection that it was said on: on the next one the peer may be another, or know more.
+Every message rests on the sender's log as of that moment: a vote on the term and vote written
+before it, an answer on the entries it acknowledges, an append on the leader's own copy. So it
+leaves only once the log is durable up to there, in order, and on the connection on which it was
+sent: on the next one the peer may be another process, or have a newer log.
 
-One kind may go ahead: an append (Ongaro 2014, section 10.2.1). Its entries are on their way while
-the leader's own disk writes them, because a leader counts itself only for what is durable there
-(`RaftCore._entries`), whatever the others have. What an append does rest on is that the leader's
-term is durable: else, after a crash, another entry could come to have its index and term. And a
-leader whose disk is stuck must fall silent, or it would keep others from leading: then appends
-wait, too.
+One kind may go ahead: an append (Ongaro 2014, section 10.2.1). Its entries are under way while the
+leader's own disk writes the same entries, because a leader counts itself only for entries durable
+there (`RaftCore._entries`), whatever its followers have. An append still rests on the
+durability of the leader's term: else, after a crash, another entry could come to have its index and
+term. And a leader whose disk is stuck must fall silent, or its heartbeats would keep other voters
+from leading: then appends wait, too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from raftlog.raft.log import RaftLog
 from raftlog.raft.messages import Append, Message
 
 HELD_MAX: Final = 100_000
-"""Messages. More come together only while the disk is full for very long; further ones are lost,
-as on a connection that breaks."""
+"""Messages. More are held only while the disk is full for very long; further ones are lost, as on a
+broken connection."""
 
 
 class Outbox:
-    """Holds messages back until they may leave."""
+    """Holds messages back until their part of the log is durable."""
 
     def __init__(
         self,
@@ -44,22 +44,22 @@ class Outbox:
         self._connection_count = 0
 
     def connected(self, peer: int) -> None:
-        """A new connection to the peer: what was said on an earlier one is for nobody."""
+        """Take note of a new connection: messages held for an earlier one are dropped."""
         self._connection_count += 1
         self._connections[peer] = self._connection_count
 
     def disconnected(self, peer: int) -> None:
-        """The connection to the peer has ended."""
+        """Take note of the end of the connection to the peer."""
         self._connections.pop(peer, None)
 
     def send(self, peer: int, message: Message) -> None:
-        """Say something to a peer; dropped if it is not connected."""
+        """Send a message to a peer, now or later; drop it without a connection to the peer."""
         connection = self._connections.get(peer)
         if connection is None:
             return
         log, lsn = self._log, self._log.lsn
         if lsn <= log.durable_lsn:
-            # What was held back until now goes first.
+            # Held messages go first.
             self.release()
             may_leave = True
         else:
@@ -72,7 +72,7 @@ class Outbox:
             self._held.append((lsn, peer, connection, message))
 
     def release(self) -> None:
-        """Send what may leave by now."""
+        """Send the messages that may leave by now."""
         held, durable_lsn = self._held, self._log.durable_lsn
         while held and held[0][0] <= durable_lsn:
             _, peer, connection, message = held.popleft()
@@ -80,6 +80,6 @@ class Outbox:
                 self._transmit(peer, message)
 
     def clear(self) -> None:
-        """Drop all: this member says nothing any more."""
+        """Drop all messages: this member sends no more."""
         self._held.clear()
         self._connections.clear()

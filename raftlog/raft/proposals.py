@@ -1,13 +1,13 @@
 """Pending requests of this member's own node, from submission to outcome. Pure.
 
 A request is *parked* while no leader is known, then *forwarded* to the leader, then *in the log*:
-at an index, in a term, until an entry is applied there. If that entry has the term, it is the
-request's own; if not, the request's entry was replaced before it was committed, and never will be.
-A read has no entry: it waits for an index that is known to be committed, whatever entry is there.
+at an index, in a term, until an entry is applied there. An entry of the same term is the request's
+own; else the request's entry was replaced before its commit, and never will be committed. A read
+has no entry: it waits for an index known to be committed, whatever entry is there.
 
-Each has a deadline. The outcome of a missed one follows from how far the request has come: a
-request that never left this member is refused; for any other the outcome is unknown, and this
-member will never learn it.
+Each has a deadline. The outcome of a missed one follows from the request's progress: a request
+still on this member is refused; for any other the outcome is unknown, and this member will never
+learn it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class PendingRequest(Generic[R]):
     deadline: float
     outcome: asyncio.Future[Outcome[R | None]]
     request_id: int | None = None
-    """Set once it was forwarded."""
+    """Set once forwarded."""
     sent_to: tuple[int | None, int] | None = None
-    """The leader to which it was forwarded last, and its term."""
+    """The leader of the last forwarding, and its term."""
     index: int | None = None
-    """Set once it is known to be in the log there."""
+    """Set once the request's entry is known to be in the log there."""
 
     @property
     def is_read(self) -> bool:
@@ -55,7 +55,7 @@ class PendingProposals(Generic[R]):
     """All pending requests of one member, by how far each has come."""
 
     next_request_id: int
-    """Random at first: an answer to the process that ran here before must match no request."""
+    """Random at first: an answer to the process before this one must match no request."""
     _all: OrderedDict[PendingRequest[R], None] = field(default_factory=OrderedDict)
     _bytes: int = 0
     _parked: OrderedDict[PendingRequest[R], None] = field(default_factory=OrderedDict)
@@ -101,7 +101,7 @@ class PendingProposals(Generic[R]):
     def logged(self, request: PendingRequest[R], index: int, term: int, applied_index: int) -> None:
         """Wait for entry (index, term), which is the request's and may be replaced."""
         if index <= applied_index:
-            # A snapshot has jumped over it, so that the entry applied there is not known here.
+            # A snapshot has jumped over the entry applied there, so that it is not known here.
             self.settle(request, Unknown(_UNKNOWN))
             return
         request.index = index
@@ -134,10 +134,10 @@ class PendingProposals(Generic[R]):
                     self.settle(request, Applied(index, None) if is_known else Unknown(_UNKNOWN))
 
     def leader_lost(self, now: tuple[int | None, int] | None) -> None:
-        """Settle or park requests forwarded to another leader than `now`: it may have logged them.
+        """Settle or park requests forwarded to another leader than `now`: it may have logged these.
 
-        `now` is the present leader and its term, whose requests are under way still; None: the
-        leader cannot be reached.
+        `now` is the present leader and its term: requests to it stay under way; None: the leader is
+        out of reach.
         """
         forwarded, self._forwarded = self._forwarded, {}
         for request_id, request in forwarded.items():

@@ -1,16 +1,16 @@
-"""Reads that wait at the leader until its leadership is confirmed: Raft's ReadIndex. Pure.
+"""Reads waiting at the leader for a confirmation of its leadership: Raft's ReadIndex. Pure.
 
-A reader must apply up to an index that covers every answer given before its request (Ongaro 2014,
-section 6.4). The leader's commit index is that index, on two conditions. The leader has committed
+A reader must apply up to an index which covers every answer given before its request (Ongaro 2014,
+section 6.4). The leader's commit index is this index, on two conditions. The leader has committed
 an entry of its own term: else its commit index may be behind commits of earlier leaders. And no
 later term had a leader when the request came: a majority of the voters has answered appends of this
-term that were *sent after* it came. Each answer proves that its voter had voted in no later term
-until then; so no candidate had the votes.
+term *sent after* the request. Each answer proves its voter's vote in no later term until then; so
+no candidate had the votes.
 
-Appends sent before and after the request differ by their numbers, not by times: many events happen
-at one instant, of a clock that ticks slowly or of a simulated one.
+Appends before and after the request differ by their numbers, not by times: many events happen at
+one instant, of a clock with slow ticks or of a simulated one.
 
-All waiting reads share rounds: one is under way at most, and reads that come meanwhile wait for the
+All waiting reads share rounds: one is under way at most, and reads submitted meanwhile wait for the
 next. So the cost does not depend on the number of reads, and nothing is written.
 """
 
@@ -35,18 +35,18 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Appends that were sent to all, and the reads that wait for their answers."""
+    """Appends sent to all, and the reads waiting for the answers."""
 
     term: int
     index: int
-    """The commit index when it began: not below the one when the last of its reads came."""
+    """The commit index when the round began: not below the one when the last of its reads came."""
     after: int
     """Only appends of higher numbers than this were sent after all of its reads had come."""
     reads: list[_Read]
 
 
 class ReadRounds:
-    """The reads that wait at this member, as the leader."""
+    """The reads waiting at this member, as the leader."""
 
     def __init__(self, core: RaftCore) -> None:
         self._core = core
@@ -85,7 +85,7 @@ class ReadRounds:
                 read.reply(confirmed.index)
 
     def give_up(self) -> None:
-        """Reply None to all reads: this member leads no more, another must serve them."""
+        """Reply None to all reads: another member leads, and must serve these."""
         reads = self._next_reads if self._round is None else self._round.reads + self._next_reads
         self._next_reads, self._round = [], None
         for read in reads:
@@ -94,7 +94,7 @@ class ReadRounds:
     def expire(self, now: float) -> None:
         """Reply None to reads past their deadline.
 
-        A round goes on without them: its obstacle keeps the next one from being confirmed, too.
+        A round goes on without these: its obstacle keeps the next one from being confirmed, too.
         """
         late = [read for read in self._next_reads if read.deadline <= now]
         del self._next_reads[: len(late)]

@@ -1,24 +1,19 @@
-"""What a message may do to pysyncobj: its safety rules, each in one place. Pure.
+"""The safety rules of messages, elections and leases, each in one place. Pure.
 
-pysyncobj trusts what its peers send, and some of it cannot be trusted: answers that are late,
-commit indexes that speak of entries not yet compared, votes counted twice. Each method here stops
-one such defect (raftlog/quorum/DESIGN.md names its test, which fails with the method taken out).
+`Guards`: pysyncobj trusts its peers' messages, and some of these cannot be trusted: late answers,
+commit indexes beyond the entries compared, repeated votes. Each method here stops one such defect
+(tests/simulation/quorum/DEFECTS.md names its test, which fails without it).
 
-Pre-vote: may this member begin an election at all? Pure.
+`PreVoteRounds`: a member that was cut off must not depose a working leader when it comes back, nor
+burn terms while it is away (Ongaro 2014, section 9.6). So before it raises its term it requests
+pre-votes in rounds, and goes on only if a majority, itself included, would vote for it.
 
-A member that was cut off must not depose a working leader when it comes back, nor burn terms while
-it is away (Ongaro 2014, section 9.6). So before it raises its term it asks the voters in rounds,
-and goes on only if a majority, itself included, would vote for it.
-
-Since when, at least, each voter has known of no leader after this one. Pure.
-
-An answer says what its sender knew when it was *sent*, and that time is not ours to know: a message
-may have been on its way for long, in a stopped process's buffers for one. But an answer is sent
-after what it answers. So what counts for a leader's lease is when the newest append left that the
-voter has answered, not when the answer came (Ongaro 2014, section 6.4.1, makes the same of its
-rounds of heartbeats).
-
-The number of that append says the same without a clock: what a read waits for (read_index.py).
+`Confirmations`: an answer proves its sender's state when it was *sent*, and that time is not known
+here: a message may have been under way for long, in a stopped process's buffers for one. But an
+answer is sent after its append. So a leader's lease counts from when the newest append left that
+the voter has answered, not from when the answer came (Ongaro 2014, section 6.4.1, does the same
+with its rounds of heartbeats). The number of that append proves the same without a clock: reads
+wait for it (read_index.py).
 """
 
 from __future__ import annotations
@@ -37,12 +32,12 @@ class Timing:
     """Election and heartbeat times. A message takes far less than `heartbeat_s`."""
 
     election_min_s: float = 0.3
-    """A voter that has heard no leader for this long, at least, requests an election."""
+    """After at least this long without a leader's message, a voter requests an election."""
     election_max_s: float = 0.6
     heartbeat_s: float = 0.08
     """From a leader to each other member, if there is nothing else to send."""
     fallback_s: float = 0.6
-    """A leader that has not heard a majority for this long steps down."""
+    """A leader without answers of a majority for this long steps down."""
     tick_s: float = 0.05
     """Interval of ticks, which only let time pass. Messages are handled at once."""
 
@@ -72,30 +67,30 @@ def after_death_s(before: int) -> float:
 
 
 class Guards:
-    """The rules, with what they must remember."""
+    """The rules for messages, with their memory of earlier messages."""
 
     def __init__(self) -> None:
         self._votes: set[tuple[int, int]] = set()
         self._reset_at: dict[int, int] = {}
 
     def answer_counts(self, answer: AppendAnswer, term: int) -> bool:
-        """Whether an answer is to what this term's leader sent.
+        """Whether an answer belongs to this term's appends.
 
-        An answer from an earlier term acknowledges entries that may have been replaced since: to
-        count it commits what is on no majority.
+        An answer from an earlier term acknowledges entries which may have been replaced since: with
+        it, entries on no majority would be committed.
         """
         return answer.term == term
 
     def commit_index(self, append: Append) -> int:
-        """How far an append lets its receiver commit.
+        """The commit index that an append's receiver may take.
 
-        Only what the append compares or brings is known to be the leader's. What the receiver has
-        behind it may be a stale tail.
+        Only entries compared or brought by the append are known to be the leader's. Entries behind
+        these may be a stale tail.
         """
         return min(append.commit_index, append.previous_index + len(append.entries))
 
     def entries_known(self, append: Append) -> bool:
-        """Whether all entries are of kinds that this version carries out."""
+        """Whether this version can apply all entries' kinds."""
         return all(command[:1] and command[0] in ENTRY_KINDS for _, command in append.entries)
 
     def counts_vote(self, term: int, peer: int) -> bool:
@@ -108,7 +103,7 @@ class Guards:
         return True
 
     def counts_reset(self, peer: int, answer: AppendAnswer, newest_sequence: int) -> bool:
-        """Whether the leader goes back as an answer asks.
+        """Whether the leader goes back to an answer's index.
 
         Several appends are under way at once. After the first failed and the leader went back, the
         failures of the others, sent before that, would send it back again and again.
@@ -119,14 +114,14 @@ class Guards:
         return True
 
     def next_index(self, before: int, after: int) -> int:
-        """The index to send from after a success: it never goes back, as appends are pipelined."""
+        """The index to send from after a success: never a lower one, as appends are pipelined."""
         return max(before, after)
 
     def hint(self, next_index: int, log: RaftLog, commit_index: int) -> int:
-        """Where a receiver that does not match tells the leader to go back to.
+        """The index to which a receiver without a match sends the leader back.
 
-        The whole conflicting term is skipped at once (section 5.3 of the Raft paper), but never
-        what is committed: that matches.
+        The whole conflicting term is skipped at once (section 5.3 of the Raft paper), but never a
+        committed entry, which matches.
         """
         if log.first_index < next_index <= log.last_index:
             term = log.term_at(next_index)
@@ -135,16 +130,16 @@ class Guards:
         return max(next_index, commit_index + 1)
 
     def forget(self, peer: int) -> None:
-        """The connection ended: appends on it are answered no more."""
+        """Forget a peer after its connection's end: no append on it is answered any more."""
         self._reset_at.pop(peer, None)
 
 
 @dataclass(slots=True)
 class PreVoteRounds:
-    """The rounds of one member that asks."""
+    """The pre-vote rounds of one member."""
 
     round_s: float
-    """How long answers to a round are waited for, before the next one."""
+    """How long a round waits for answers before the next one."""
     _round: int = 0
     _begun_at: float = -math.inf
     _granted: set[int] = field(default_factory=set)
@@ -170,9 +165,9 @@ class PreVoteRounds:
         return len(self._granted & others) + 1 > (len(others) + 1) / 2
 
     def end(self) -> None:
-        """The election begins, or there is no reason for one: the next question is a new round.
+        """End the round: the election begins, or there is no reason for one.
 
-        Answers that are still on their way must not open the one after this, without a question.
+        Answers that are still under way must not open the next election without a round of its own.
         """
         self._round += 1
         self._begun_at = -math.inf
@@ -186,7 +181,7 @@ def would_vote(
     leader_heard_ago_s: float,
     election_min_s: float,
 ) -> bool:
-    """Whether a member tells an asker to go ahead.
+    """Whether a member grants a pre-vote.
 
     Logs are (last term, last index). `leader_heard_ago_s` is 0 for a leader itself, infinite where
     none is known.
@@ -195,28 +190,28 @@ def would_vote(
 
 
 APPENDS_MAX: Final = 4096
-"""Appends whose answers are waited for; the oldest are given up first. Giving one up can only make
-a voter look longer unheard than it is."""
+"""Appends without an answer yet; the oldest are dropped first. A dropped one can only make a voter
+look longer unheard than it is."""
 
 
 class Confirmations:
-    """What a leader's appends were answered with, and when those had left."""
+    """Answered appends of a leader, and when each had left."""
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[int, float]] = {}
-        """By sequence number, ascending: the voter, and when the append was given to be sent."""
+        """By sequence number, ascending: the voter, and when the append was sent."""
         self._confirmed_at: dict[int, float] = {}
         self._newest: dict[int, int] = {}
-        """The highest number of an append that the peer has answered."""
+        """The highest number of an append answered by the peer."""
 
     def sent(self, peer: int, sequence: int, now: float) -> None:
-        """An append is about to leave. `sequence` ascends over all peers."""
+        """Take note of an append about to leave. `sequence` ascends over all peers."""
         self._sent[sequence] = (peer, now)
         if len(self._sent) > APPENDS_MAX:
             del self._sent[next(iter(self._sent))]
 
     def answered(self, peer: int, sequence: int) -> None:
-        """The peer has answered that append, in no higher term than this member's."""
+        """Take note of the answer to an append, in no higher term than this member's."""
         receiver, sent_at = self._sent.get(sequence, (None, 0.0))
         if receiver != peer:
             return
@@ -225,17 +220,17 @@ class Confirmations:
         self._newest[peer] = max(sequence, self._newest.get(peer, 0))
 
     def forget(self, peer: int) -> None:
-        """The connection to the peer has ended: what it has not answered it never will."""
+        """Forget unanswered appends of an ended connection: no answer will come."""
         self._sent = {key: value for key, value in self._sent.items() if value[0] != peer}
 
     def age_s(self, peer: int, now: float) -> float:
-        """For how long, at most, the peer can have followed another leader; inf if nobody knows."""
+        """Upper bound on how long the peer may have followed another leader; inf when unknown."""
         return now - self._confirmed_at.get(peer, -math.inf)
 
     def by_majority(self, voters: VoterSet, me: int, after: int) -> bool:
-        """Whether most of the voters, of whom this member may be one, know of no later leader.
+        """Whether a majority, this member counted if a voter, knows of no later leader.
 
-        What counts is an answer to an append of a higher number than `after`.
+        A voter counts once it has answered an append of a higher number than `after`.
         """
         known = sum(peer == me or self._newest.get(peer, 0) > after for peer in voters.ids)
         return known >= voters.majority

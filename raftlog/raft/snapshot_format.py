@@ -1,7 +1,7 @@
-"""The snapshot file's bytes: a state machine's state as of one entry, in checksummed pieces. Pure.
+"""The snapshot file's bytes: a state as of one entry, in checksummed pieces. Pure.
 
-The file is an origin, then the content, big-endian. The origin says how this copy came here, and
-so stays here when the content is sent to another node, which writes an origin of its own:
+The file is an origin, then the content, big-endian. The origin says how this copy came here, and so
+stays here when the content is sent to another node, which writes an origin of its own:
 
     magic     4  b"RLS2"
     crc       4  CRC-32C of everything after it
@@ -9,8 +9,8 @@ so stays here when the content is sent to another node, which writes an origin o
 
 The content is records: META (JSON of format, index, term, voters), any number of PIECEs, END:
 
-    crc       4  CRC-32C of all the content before this field, without the crcs, and of what follows
-                 it in this record: a record that is missing or of another snapshot does not fit
+    crc       4  CRC-32C of all the content before this field, without the crcs, and of the rest
+                 of this record: a record that is missing or of another snapshot does not fit
     length    4  of the payload
     kind      1  META, PIECE, END
     payload
@@ -49,7 +49,7 @@ Read: TypeAlias = Callable[[int, int], bytes]
 
 
 class Kind(IntEnum):
-    """What a record is."""
+    """The kind of a record."""
 
     META = 1
     PIECE = 2
@@ -102,10 +102,10 @@ def encode_snapshot(meta: SnapshotMeta, pieces: Iterable[bytes]) -> Iterator[byt
 
 
 def decode_snapshot(read: Read, size: int) -> tuple[SnapshotMeta, Iterator[bytes]]:
-    """What a file of `size` bytes holds: the pieces as they were written, each verified.
+    """Decode a file of `size` bytes: its meta, and its pieces as written, each verified.
 
-    Nothing may be relied on before the pieces are exhausted: only then the end was seen. Raises
-    SnapshotDamagedError at once or when a piece is asked for.
+    The caller must not rely on any piece before the iterator is exhausted: only then the end was
+    seen. Raises SnapshotDamagedError, at once or from the iterator.
     """
     origin = read(0, ORIGIN_BYTES)
     if len(origin) < ORIGIN_BYTES or origin != encode_origin(received=bool(origin[-1])):

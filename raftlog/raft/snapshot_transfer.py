@@ -1,9 +1,9 @@
-"""Snapshots between members: a leader's, to a peer whose next entry its log has no more.
+"""Snapshots between members: from a leader, to a peer without the entries before its log.
 
 The sender reads its snapshot file in chunks and waits for the answer to each; the receiver answers
 how many bytes it has, so that a lost chunk, another connection or another leader only mean that the
-sender goes on from elsewhere. Chunks without data are the leader's heartbeats meanwhile. What
-arrived is verified as a whole before it is put in place; nothing of it moves a commit index.
+sender goes on from elsewhere. Chunks without data are the leader's heartbeats meanwhile. The
+received file is verified as a whole before it is put in place; no chunk moves a commit index.
 
 Reading and writing happen off the event loop; a chunk is under way or being written, never both.
 """
@@ -22,7 +22,7 @@ from raftlog.raft.store import QuorumStore, ReceivedSnapshotError, SnapshotReade
 from raftlog.world import Clock, Disk, DiskFullError, Wakeup
 
 CHUNK_RESEND_S: Final = 1.0
-"""An answer that has not come by then is taken for lost."""
+"""A chunk without an answer for this long is sent again."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class SnapshotSender:
         self._answered = Wakeup(clock)
 
     async def run(self) -> None:
-        """Send until the peer has it all, or is heard of no more."""
+        """Send chunks until the task is cancelled: the peer has all, or its connection ended."""
         self._reader = await self._disk.run(self._store.open_snapshot)
         if self._reader is None:
             return
@@ -69,16 +69,16 @@ class SnapshotSender:
 
     @property
     def index(self) -> int | None:
-        """Up to where the snapshot goes that is being sent; None before it is open."""
+        """The last entry of the snapshot being sent; None before it is open."""
         return None if self._reader is None else self._reader.meta.index
 
-    def ping(self) -> None:
-        """The leader's heartbeat to the peer, which asks where it stands."""
+    def send_heartbeat(self) -> None:
+        """Send the leader's heartbeat to the peer, which answers with its position."""
         if self._reader is not None:
-            self._say(self._reader, self._reader.size, b"")
+            self._send_part(self._reader, self._reader.size, b"")
 
     def received(self, answer: SnapshotAnswer) -> None:
-        """The peer says how far it has come."""
+        """Take the peer's answer: its position."""
         reader = self._reader
         if reader is None or (answer.index, answer.last_term) != (
             reader.meta.index,
@@ -94,14 +94,14 @@ class SnapshotSender:
         position = self._position
         if position < reader.size:
             data = await self._disk.run(lambda: reader.read(position, self._chunk_bytes))
-            self._say(reader, position, data)
+            self._send_part(reader, position, data)
 
     async def _answer_or_timeout(self) -> None:
-        # What came while the chunk was read is no answer to it.
+        # An answer that came while the chunk was read does not belong to it.
         self._answered = Wakeup(self._clock)
         await self._answered.wait(self._clock.monotonic() + CHUNK_RESEND_S)
 
-    def _say(self, reader: SnapshotReader, position: int, data: bytes) -> None:
+    def _send_part(self, reader: SnapshotReader, position: int, data: bytes) -> None:
         core, meta = self._core, reader.meta
         self._send(
             self._peer,
@@ -111,7 +111,7 @@ class SnapshotSender:
 
 @dataclass(slots=True)
 class _Stream:
-    """What is being received: whose file, and how much of it."""
+    """The snapshot being received: its sender, its entry, its size, the bytes so far."""
 
     peer: int
     index: int
@@ -120,7 +120,7 @@ class _Stream:
     position: int = 0
 
     def is_of(self, peer: int, chunk: SnapshotChunk) -> bool:
-        """Whether a chunk belongs to it."""
+        """Whether a chunk belongs to this stream."""
         return (peer, chunk.index, chunk.last_term, chunk.size) == (
             self.peer,
             self.index,
@@ -130,7 +130,7 @@ class _Stream:
 
 
 class SnapshotReceiver:
-    """Receives a leader's snapshot, and has it installed."""
+    """Receives a leader's snapshot, and installs it."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class SnapshotReceiver:
         self._is_busy = False
 
     async def received(self, peer: int, chunk: SnapshotChunk) -> None:
-        """A chunk, or a heartbeat, from a leader. Raises DiskError and LogError: final."""
+        """Take a chunk, or a heartbeat, from a leader. Raises DiskError and LogError: final."""
         core = self._core
         if core.heard_leader(peer, chunk.term) and not self._is_busy:
             covered = core.covers(chunk.index, chunk.last_term)
@@ -159,17 +159,19 @@ class SnapshotReceiver:
                 return
             self._is_busy = True
             try:
-                await self._take(peer, chunk)
+                await self._append(peer, chunk)
             except DiskFullError as error:
-                # The leader sends the same again, until there is room.
-                logger.error("no room for the leader's snapshot: %s", error)
+                # The leader sends the same chunk again, until there is room.
+                logger.error(
+                    "disk full: the leader's metadata snapshot waits for free space: %s", error
+                )
             finally:
                 self._is_busy = False
         self._answer(peer, chunk)
 
-    async def _take(self, peer: int, chunk: SnapshotChunk) -> None:
+    async def _append(self, peer: int, chunk: SnapshotChunk) -> None:
         if self._stream is None or not self._stream.is_of(peer, chunk):
-            # Begun or not, what had arrived of another one is gone.
+            # An unfinished file of another stream is dropped, begun or not.
             self._stream = None
             await self._disk.run(self._store.begin_received)
             self._stream = _Stream(peer, chunk.index, chunk.last_term, chunk.size)
@@ -183,7 +185,9 @@ class SnapshotReceiver:
                 await self._finish()
         except ReceivedSnapshotError as error:
             self._stream = None
-            logger.error("a snapshot from node %d is damaged (%s): asking again", peer, error)
+            logger.error(
+                "metadata snapshot from node %d is damaged (%s): requesting it again", peer, error
+            )
 
     async def _finish(self) -> None:
         try:
@@ -194,7 +198,8 @@ class SnapshotReceiver:
             self._stream = None
 
     def _answer(self, peer: int, chunk: SnapshotChunk) -> None:
-        """Say how far this stream has come; what is installed is answered as covered."""
+        """Answer with this stream's position; a snapshot that is installed is answered as
+        covered."""
         core = self._core
         covered = core.covers(chunk.index, chunk.last_term)
         if covered is not None and chunk.term == core.term:

@@ -1,8 +1,8 @@
-"""The member's snapshots: taken of its own state, sent to others, installed from a leader.
+"""The member's snapshots: taken of its own state, sent to peers, installed from a leader.
 
-One at a time changes the snapshot in place: taking and installing exclude each other. While one is
-installed the member hears no other messages (they are lost, which Raft allows), applies nothing and
-starts no election.
+One job at a time changes the snapshot in place: taking and installing exclude each other. During an
+installation the member handles no other messages (these are lost, which Raft allows), applies
+nothing and starts no election.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from raftlog.raft.store import QuorumStore
 from raftlog.world import Clock, Disk, DiskFullError
 
 KEPT_SHARE: Final = 4
-"""Of the journal's growth between snapshots, the part that entries behind one may take."""
+"""Divisor: the part of the journal's growth that entries kept behind a snapshot may take."""
 
 logger = logging.getLogger(__name__)
 
 
 class SnapshotManager:
-    """All that a member does with snapshots."""
+    """Takes, sends and installs a member's snapshots."""
 
     def __init__(
         self,
@@ -80,32 +80,35 @@ class SnapshotManager:
         has_grown = self._store.journal_bytes >= self._due_bytes and not self._writer.is_trimming
         if is_due or has_grown:
             self._saving = asyncio.get_running_loop().create_task(
-                self._take(), name="quorum-snapshot"
+                self._save(), name="quorum-snapshot"
             )
-            self._saving.add_done_callback(self._saved)
+            self._saving.add_done_callback(self._save_done)
 
-    async def _take(self) -> None:
+    async def _save(self) -> None:
         core, log = self._core, self._log
         index = core.applied_index
         self._due_index = index + self._settings.snapshot_entries
         if index <= log.first_index:
             return
         meta = SnapshotMeta(index, log.term_at(index), log.voters_at(index))
-        # Later commands do not change what is captured here; encoding it takes longer.
+        # Later commands do not change the captured state; encoding it takes longer.
         encode = self._state_machine.snapshot()
         try:
             await self._disk.run(lambda: self._store.save_snapshot(meta, encode()))
         except DiskFullError:
-            logger.error("no room for a snapshot of the metadata: trying again later")
+            logger.error(
+                "disk full: no metadata snapshot taken, retrying once the journal has grown"
+            )
             self._due_bytes = self._store.journal_bytes + self._settings.snapshot_bytes
             return
         self._trim(index)
 
     def _trim(self, index: int) -> None:
-        """Drop entries that the snapshot has, but for some that members that lag may ask for."""
+        """Drop entries covered by the snapshot, but for some that lagging members may need."""
         settings, log = self._settings, self._log
         lowest = max(log.first_index, index - settings.entries_kept)
-        # They must leave room in the journal, or the next snapshot is due at once, for ever.
+        # Kept entries must leave room in the journal, or the next snapshot is due at once, for
+        # ever.
         kept_bytes = 0
         while index > lowest and kept_bytes <= settings.snapshot_bytes // KEPT_SHARE:
             kept_bytes += len(log.entry(index)[0])
@@ -115,7 +118,7 @@ class SnapshotManager:
             self._writer.trim()
         self._due_bytes = settings.snapshot_bytes
 
-    def _saved(self, task: asyncio.Task[None]) -> None:
+    def _save_done(self, task: asyncio.Task[None]) -> None:
         self._saving = None
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed(error)
@@ -123,10 +126,10 @@ class SnapshotManager:
     # Sending
 
     def send_to(self, peer: int) -> None:
-        """The peer needs the snapshot: begin to send it, or let it know that this node leads."""
+        """Begin to send the snapshot to a peer; a heartbeat, if already begun."""
         found = self._senders.get(peer)
         if found is not None:
-            found[0].ping()
+            found[0].send_heartbeat()
             return
         sender = SnapshotSender(
             peer,
@@ -139,29 +142,29 @@ class SnapshotManager:
         )
         task = asyncio.get_running_loop().create_task(sender.run(), name=f"quorum-send-{peer}")
         self._senders[peer] = (sender, task)
-        task.add_done_callback(lambda task: self._sent(peer, task))
+        task.add_done_callback(lambda task: self._send_done(peer, task))
 
     def answered(self, peer: int, answer: SnapshotAnswer) -> None:
-        """A peer says how far it has come."""
+        """Take a peer's answer to a chunk."""
         found = self._senders.get(peer)
         if found is not None:
             found[0].received(answer)
 
     def stop_sending_to(self, peer: int) -> None:
-        """The peer is gone, or has all it needs."""
+        """Stop sending to a peer: gone, or up to date."""
         found = self._senders.pop(peer, None)
         if found is not None:
             found[1].cancel()
 
     def stop_idle_senders(self) -> None:
-        """Stop sending to peers that do not need that snapshot (any more), or that others lead."""
+        """Stop sending to peers without a need for that snapshot, or with another leader."""
         for peer in sorted(self._senders):
             index = self._senders[peer][0].index
             has_it = index is not None and (self._core.match_index(peer) or 0) >= index
             if has_it or not self._core.needs_snapshot(peer):
                 self.stop_sending_to(peer)
 
-    def _sent(self, peer: int, task: asyncio.Task[None]) -> None:
+    def _send_done(self, peer: int, task: asyncio.Task[None]) -> None:
         found = self._senders.get(peer)
         if found is not None and found[1] is task:
             del self._senders[peer]
@@ -171,11 +174,11 @@ class SnapshotManager:
     # Receiving
 
     async def received(self, peer: int, chunk: SnapshotChunk) -> None:
-        """A leader's chunk. Raises what must end the member."""
+        """Take a leader's chunk. Its errors must end the member."""
         await self._receiver.received(peer, chunk)
 
     async def _install(self, meta: SnapshotMeta) -> None:
-        """Take a snapshot, which is in place already, for the state."""
+        """Restore the state from a received snapshot, which is in place already."""
         if self._saving is not None:
             await asyncio.wait((self._saving,))
         self.is_installing = True

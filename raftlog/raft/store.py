@@ -1,14 +1,10 @@
-"""The snapshot on the disk: saved, read, sent, received. Calls block unless they say otherwise.
-
-A snapshot only ever gives way to a newer one, whichever of two jobs finishes first: the journal may
-have been cut by the newer one already.
-
-The journal and the snapshot on the disk. Calls block unless they say otherwise.
+"""The journal and the snapshot on the disk. Calls block unless noted.
 
 Two jobs may run at once, on two threads: one on the journal (`write`, `rewrite`), one on a snapshot
-(`save_snapshot`, or the received one).
+(`save_snapshot`, or the received one). A snapshot only ever gives way to a newer one, whichever of
+two jobs finishes first: the journal may have been trimmed by the newer one already.
 
-Any DiskError but DiskFullError is final: what the disk holds is then known to a new start only.
+Any DiskError but DiskFullError is final: only a new start knows the disk's content then.
 """
 
 from __future__ import annotations
@@ -45,21 +41,25 @@ from raftlog.raft.voters import VoterSet
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.world import Disk, DiskError, DiskFullError, File
 
+JOURNAL_NAME: Final = "journal"
 SNAPSHOT_NAME: Final = "snapshot"
 TEMPORARY_SUFFIX: Final = ".tmp"
 RECEIVED_SUFFIX: Final = ".received"
 BATCH_BYTES: Final = 1024 * 1024
-"""Copied together and written at once: few system calls, and nothing large is ever copied whole."""
+"""Copied into one buffer and written at once: few system calls, and no large copies."""
 RECEIVED_BYTES_MAX: Final = 1024**3
 """Of a received snapshot: no image comes near it, and a defect must not fill the disk."""
 
+logger = logging.getLogger(__name__)
+
 
 class ReceivedSnapshotError(Exception):
-    """What arrived is not a whole, undamaged snapshot. It was dropped; it can be sent again."""
+    """The received bytes are not a whole, undamaged snapshot. They were dropped; request them
+    again."""
 
 
 class SnapshotReader:
-    """A snapshot as it is sent: the file without its origin. A replaced one stays readable.
+    """A snapshot to send: the file without its origin. A replaced one stays readable.
 
     Not verified: the receiver does that.
     """
@@ -85,7 +85,7 @@ class SnapshotReader:
 class SnapshotStore:
     """The snapshot in place, one that is being saved, and one that is being received.
 
-    The three may be used from different threads; each by one at a time.
+    Each may be used from a thread of its own, by one caller at a time.
     """
 
     def __init__(self, disk: Disk, directory: str) -> None:
@@ -101,13 +101,13 @@ class SnapshotStore:
         """The snapshot in place. Does not block."""
         return self._snapshot_meta
 
-    # One's own
+    # This member's own snapshot
 
     def save_snapshot(self, meta: SnapshotMeta, pieces: Iterable[bytes]) -> bool:
         """Put a snapshot of applied entries in place of the last one, durably.
 
         False if there is one of the same or a newer entry by now: that one stays. Raises
-        DiskFullError (nothing changed), DiskError, and what `pieces` raises.
+        DiskFullError (nothing changed), DiskError, and the errors of `pieces`.
         """
         assert not meta.received
         temporary = self._snapshot + TEMPORARY_SUFFIX
@@ -115,10 +115,10 @@ class SnapshotStore:
         return self._place_snapshot(temporary, meta)
 
     def read_snapshot(self) -> tuple[SnapshotMeta, Iterator[bytes]] | None:
-        """The snapshot in place, if any, and its pieces as they were saved, each verified.
+        """The snapshot in place, if any, and its pieces as saved, each verified.
 
-        Only when the pieces are exhausted they are known to be all. Raises, at once or when a piece
-        is asked for, LogError(STORAGE_FAILED) for damage, or DiskError.
+        Only once the pieces are exhausted, none can be missing. Raises, at once or from the
+        iterator, LogError(STORAGE_FAILED) for damage, or DiskError.
         """
         opened = self._open_snapshot()
         if opened is None:
@@ -129,7 +129,8 @@ class SnapshotStore:
     # To and from other nodes
 
     def open_snapshot(self) -> SnapshotReader | None:
-        """The snapshot in place, if any, to be sent. Raises LogError(STORAGE_FAILED), DiskError."""
+        """Open the snapshot in place, if any, to send it. Raises LogError(STORAGE_FAILED),
+        DiskError."""
         opened = self._open_snapshot()
         if opened is None:
             return None
@@ -138,11 +139,11 @@ class SnapshotStore:
 
     @property
     def received_bytes(self) -> int:
-        """How much of a snapshot has arrived so far. Does not block."""
+        """Bytes of a snapshot received so far. Does not block."""
         return 0 if self._received is None else self._received.size - ORIGIN_BYTES
 
     def begin_received(self) -> None:
-        """Begin with a snapshot that arrives in parts; drop one that never ended.
+        """Begin to receive a snapshot in parts; drop one that is unfinished.
 
         Raises DiskFullError (then nothing is begun), DiskError.
         """
@@ -155,10 +156,10 @@ class SnapshotStore:
             raise
 
     def append_received(self, data: bytes) -> None:
-        """The next bytes of what the sender's SnapshotReader gives; durable only in the end.
+        """Append the next bytes of the sender's SnapshotReader; durable only in the end.
 
-        Raises ReceivedSnapshotError above RECEIVED_BYTES_MAX, DiskFullError (what came before
-        stays: the same bytes may come again), DiskError.
+        Raises ReceivedSnapshotError above RECEIVED_BYTES_MAX, DiskFullError (earlier bytes stay:
+        the same bytes may come again), DiskError.
         """
         assert self._received is not None, "not begun"
         if self.received_bytes + len(data) > RECEIVED_BYTES_MAX:
@@ -167,7 +168,7 @@ class SnapshotStore:
         self._received.append([data])
 
     def finish_received(self) -> SnapshotMeta | None:
-        """Verify what arrived and put it in place durably.
+        """Verify the received snapshot and put it in place durably.
 
         None: there is one of the same or a newer entry, which stays. Raises ReceivedSnapshotError,
         DiskFullError (begin again), DiskError.
@@ -186,7 +187,7 @@ class SnapshotStore:
         return meta if self._place_snapshot(self._snapshot + RECEIVED_SUFFIX, meta) else None
 
     def cancel_received(self) -> None:
-        """Drop what has arrived; nothing if nothing has."""
+        """Drop the bytes received so far, if any."""
         if self._received is not None:
             self._received.close()
             self._received = None
@@ -200,7 +201,7 @@ class SnapshotStore:
     # Inside
 
     def _load_snapshot(self) -> None:
-        """Look at the whole snapshot in place, if any, before a start changes anything."""
+        """Verify the whole snapshot in place, if any, before a start changes anything."""
         if not self._disk.exists(self._snapshot):
             return
         file = self._disk.open(self._snapshot)
@@ -253,7 +254,7 @@ def in_batches(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def write_temporary(disk: Disk, path: str, parts: Iterable[bytes]) -> int:
-    """Write a file, synced, under a name that means nothing yet; return its size."""
+    """Write a file, synced, under a temporary name; return its size."""
     disk.remove(path)
     file = disk.open(path, create=True)
     try:
@@ -261,8 +262,8 @@ def write_temporary(disk: Disk, path: str, parts: Iterable[bytes]) -> int:
             file.append([part])
         file.sync()
     except BaseException:
-        # Best effort: the error that matters is on its way up, and what is left over is removed by
-        # the next writing or start.
+        # Best effort: the error that matters is being raised, and the next write or start removes
+        # the leftover.
         with suppress(DiskError):
             disk.remove(path)
         raise
@@ -308,16 +309,9 @@ def _damaged(error: SnapshotDamagedError) -> LogError:
     )
 
 
-__all__ = ["Loaded", "QuorumStore", "ReceivedSnapshotError", "SnapshotReader"]
-
-JOURNAL_NAME: Final = "journal"
-
-logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a start finds: the newest snapshot, if there is one, and the journal, which fits it.
+    """The newest snapshot, if there is one, and the journal, which fits it.
 
     The journal's base is not after the snapshot's entry, its last entry not before it.
     """
@@ -327,7 +321,7 @@ class Loaded:
 
 
 class QuorumStore(SnapshotStore):
-    """What a member of the quorum keeps. `raft_journal` has the rules of recovery."""
+    """The files of one member. `journal` has the rules of recovery."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         super().__init__(disk, directory)
@@ -344,16 +338,16 @@ class QuorumStore(SnapshotStore):
         return 0 if self._file is None else self._file.size
 
     def free_bytes(self) -> int:
-        """Room left on the disk. Asks the file system, but waits for no device."""
+        """Free bytes of the disk. Asks the file system, but waits for no device."""
         return self._disk.free_bytes()
 
     def load(self, initial: VoterSet) -> Loaded:
         """Recover, once: everything returned is durable.
 
-        Where there is nothing yet, a journal is made, which says that `initial` are the voters. The
-        journal is replaced by what was read from it, if the disk has room for that; without room, a
-        node must still be able to start and serve reads. Raises LogError(STORAGE_FAILED) for
-        damage (then nothing was changed), DiskError.
+        In an empty directory, a journal is made with `initial` as the voters. The journal is
+        replaced by its recovered content, if the disk has room for that; without room, a node must
+        still be able to start and serve reads. Raises LogError(STORAGE_FAILED) for damage (then
+        nothing was changed), DiskError.
         """
         assert self._file is None
         try:
@@ -370,7 +364,7 @@ class QuorumStore(SnapshotStore):
         if not records:
             return
         if self._not_rewritten is not None:
-            # What is behind the last valid record would cut off all that is written after it.
+            # Bytes behind the last valid record would cut off all records written after it.
             self.rewrite(self._not_rewritten)
         assert self._file is not None
         position, last_index = self._file.size, self._last_index
@@ -398,13 +392,13 @@ class QuorumStore(SnapshotStore):
         assert content.base_index <= (FIRST_INDEX if snapshot is None else snapshot.index), (
             "entries would be lost"
         )
-        # One that was received may be ahead until the log is reset to it.
+        # A received one may be ahead until the log is reset to it.
         assert snapshot is None or snapshot.received or snapshot.index <= content.last_index
         with self._final_unless_full():
             self._replace_journal(content)
 
     def save_snapshot(self, meta: SnapshotMeta, pieces: Iterable[bytes]) -> bool:
-        """As SnapshotStore has it. What it covers must be durable in the journal."""
+        """Like SnapshotStore's. Entries up to the snapshot's must be durable in the journal."""
         assert meta.index <= self._last_index, "a snapshot of what is not durable"
         return super().save_snapshot(meta, pieces)
 
@@ -417,10 +411,10 @@ class QuorumStore(SnapshotStore):
     # Inside
 
     def _recover(self, initial: VoterSet) -> JournalContent:
-        """What is on the disk, checked whole. Only the directory may have been made."""
+        """The content of the disk, checked whole. Changes nothing, but may make the directory."""
         if self._disk.exists(self._directory):
-            # A crash may have left a file whose new name is not durable. What is built on it later
-            # would be: after losing power the node would find the one without the other.
+            # A crash may have left a file whose new name is not durable. Later files that build
+            # on it would be: after losing power the node would find the one without the other.
             self._disk.sync_directory(self._directory)
         self._load_snapshot()
         if not self._disk.exists(self._journal):
@@ -434,8 +428,7 @@ class QuorumStore(SnapshotStore):
         torn = self._file.size - recovered.valid_bytes
         if torn:
             logger.warning(
-                "%s: left out the last %d bytes, which a crash cut short before anybody was told "
-                "of them",
+                "%s: left out the last %d bytes: a torn write, never synced or acknowledged",
                 self._journal,
                 torn,
             )
@@ -447,9 +440,9 @@ class QuorumStore(SnapshotStore):
         except DiskFullError:
             if self._file is None:
                 raise
-            logger.warning("%s: no room to rewrite it; starting without", self._journal)
-            # A crash may have left records that were written and not synced. They are about to be
-            # shown to others, so they must not be lost any more.
+            logger.warning("%s: disk full: starting without rewriting the journal", self._journal)
+            # A crash may have left records that were written and not synced. Peers are about to
+            # learn of these, so they must not be lost any more.
             self._file.sync()
             self._last_index = content.last_index
             self._not_rewritten = content
@@ -457,8 +450,8 @@ class QuorumStore(SnapshotStore):
     def _replace_journal(self, content: JournalContent) -> None:
         """Put a journal of that content in place of the present one.
 
-        At a start this also makes durable what a failed sync may have left in the page cache only,
-        where reading it, and even syncing it once more, would not tell.
+        At a start this also makes durable the records that a failed sync may have left in the page
+        cache only, where neither reading nor another sync would reveal the loss.
         """
         temporary = self._journal + TEMPORARY_SUFFIX
         size = write_temporary(self._disk, temporary, encode_journal(content))
@@ -472,7 +465,7 @@ class QuorumStore(SnapshotStore):
         self._not_rewritten = None
 
     def _mark(self) -> None:
-        """Note behind the last records that they are durable; nobody waits for the note itself.
+        """Append a mark that the last records are durable; the mark itself is not synced.
 
         Should the end of the journal be damaged later, the mark shows that this was no crash.
         """
@@ -484,13 +477,13 @@ class QuorumStore(SnapshotStore):
             with self._final_unless_full():
                 self._file.append([mark])
         except DiskFullError:
-            # Only the witness is missing: what it would have said is true all the same, and the
-            # next write meets the full disk and is told.
-            logger.warning("%s: no room for a mark", self._journal)
+            # Only the witness is missing: its statement is true all the same, and the next write
+            # meets the full disk and reports it.
+            logger.warning("%s: disk full: journal written without its sync mark", self._journal)
 
     @contextmanager
     def _final(self) -> Iterator[None]:
-        """Never use the journal again after a failure: nothing is known of it any more."""
+        """Never use the journal again after a failure: its content is unknown then."""
         if self._failed:
             raise DiskError(f"{self._journal} is not used any more after a failure")
         try:
@@ -501,7 +494,7 @@ class QuorumStore(SnapshotStore):
 
     @contextmanager
     def _final_unless_full(self) -> Iterator[None]:
-        """The same, but a full disk has changed nothing."""
+        """Like `_final`, but a full disk has changed nothing."""
         full: DiskFullError | None = None
         with self._final():
             try:
@@ -524,7 +517,7 @@ def reconciled(journal: JournalContent, snapshot: SnapshotMeta | None) -> Journa
 
     A received snapshot may be ahead of the journal, or contradict entries that were never
     committed: the machine stopped before the journal was rewritten. Then the log is the snapshot's
-    entry and nothing else; the vote stands, as far as the term does. A snapshot of one's own has
+    entry and nothing else; the vote stands, as far as the term does. This member's own snapshot has
     only entries that were durable in the journal first.
     """
     index = FIRST_INDEX if snapshot is None else snapshot.index

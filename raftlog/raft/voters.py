@@ -1,4 +1,4 @@
-"""Who votes: the set of voters, how it changes, and how it stands in the log. Pure.
+"""The set of voters, its changes, and its form in the log. Pure.
 
 A set changes by one voter at a time only: then any majority of the old set and any of the new have
 a voter in common (Ongaro, "Consensus: Bridging Theory and Practice", 2014, section 4.1).
@@ -15,7 +15,7 @@ import msgspec
 from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, LogError
 
 VOTERS_MAX: Final = 9
-"""Nine voters outlive four dead ones; every further one only makes each commit wait for more."""
+"""Nine voters survive four dead ones; every further one only slows each commit."""
 NODE_ID_MAX: Final = 2**31 - 1
 HOST_LENGTH_MAX: Final = 255
 
@@ -25,10 +25,10 @@ _ENTRY = re.compile(
 
 
 class Voter(msgspec.Struct, frozen=True):
-    """One voter, and where the other nodes reach it.
+    """One voter, and its listener for peers.
 
-    `directory_id` is the identity of its data directory; None until it is known, which is so only
-    for the voters a cluster was begun with.
+    `directory_id` is the identity of its data directory; None until it is known, as for the voters
+    that a cluster was begun with.
     """
 
     node_id: Annotated[int, msgspec.Meta(ge=1, le=NODE_ID_MAX)]
@@ -46,7 +46,7 @@ class Voter(msgspec.Struct, frozen=True):
 class VoterSet(msgspec.Struct, frozen=True):
     """The voters, ascending by node id, each once; at most VOTERS_MAX.
 
-    Empty only as `NO_VOTERS`: what a node knows that has not joined yet. A set in the log never is.
+    Empty only as `NO_VOTERS`, for a node that has not joined yet. A set in the log never is.
     """
 
     voters: tuple[Voter, ...]
@@ -65,7 +65,7 @@ class VoterSet(msgspec.Struct, frozen=True):
 
     @property
     def majority(self) -> int:
-        """How many voters decide. Of no voters nobody can be a majority."""
+        """Votes needed to decide. No number of nodes is a majority of no voters."""
         return len(self.voters) // 2 + 1
 
     @property
@@ -74,7 +74,7 @@ class VoterSet(msgspec.Struct, frozen=True):
         return tuple(voter.address for voter in self.voters)
 
     def find(self, node_id: int) -> Voter | None:
-        """The voter of that id, if it is one."""
+        """The voter of that id, or None."""
         for voter in self.voters:
             if voter.node_id == node_id:
                 return voter
@@ -106,12 +106,12 @@ NO_VOTERS: Final = VoterSet(())
 
 
 def encode_voters(voters: VoterSet) -> bytes:
-    """The set as it stands in the log: JSON."""
+    """Encode the set for the log: JSON."""
     return msgspec.json.encode(voters)
 
 
 def decode_voters(content: bytes) -> VoterSet:
-    """The set that `encode_voters` wrote. Raises LogError(STORAGE_FAILED) for anything else."""
+    """Decode a set of `encode_voters`. Raises LogError(STORAGE_FAILED) for any other bytes."""
     try:
         voters = msgspec.json.decode(content, type=VoterSet)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -127,7 +127,7 @@ def decode_voters(content: bytes) -> VoterSet:
 
 
 def parse_voters(text: str) -> VoterSet:
-    """The set that a user wrote as `1@host:port,2@host:port`. Raises ValueError, to be shown."""
+    """Parse a user's `1@host:port,2@host:port`. Raises ValueError with a text for the user."""
     voters: dict[int, Voter] = {}
     addresses: set[tuple[str, int]] = set()
     for part in text.split(","):
@@ -153,6 +153,6 @@ def parse_voters(text: str) -> VoterSet:
 
 
 def bootstrap_id(voters: VoterSet) -> str:
-    """A digest of ids and addresses: the same on all nodes that were given the same list."""
+    """A digest of ids and addresses: the same on all nodes with the same list."""
     lines = "".join(f"{voter.node_id}@{voter.address.lower()}\n" for voter in voters.voters)
     return hashlib.sha256(lines.encode()).hexdigest()[:32]

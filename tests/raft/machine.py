@@ -1,4 +1,4 @@
-"""A state machine that remembers everything, for tests of the quorum."""
+"""A state machine with a record of all commands, for tests of the quorum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wish desk, and around it a core, a store and changes that do what the test says."""
+"""A proposal router, and around it a core, a store and changes driven by the test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Log:
 
 
 class Core:
-    """A core that leads, follows or knows nobody, as the test says."""
+    """A core that leads, follows or has no leader, as the test decides."""
 
     def __init__(self) -> None:
         self.log = Log()
@@ -32,7 +32,7 @@ class Core:
         self.appended: list[tuple[int, bytes]] = []
         self.is_active = True
         self.rounds = self.confirmed = 0
-        """Of appends that were sent to all: begun, and answered by a majority."""
+        """Rounds of appends to all: begun, and answered by a majority."""
 
     @property
     def is_leader(self) -> bool:
@@ -66,7 +66,7 @@ class Store:
 
 
 class Changes:
-    """Changes of voters that last until the test lets them go on."""
+    """Changes of voters that last until the test ends the wait."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
@@ -128,7 +128,7 @@ class ProposalHarness:
         return outcome
 
     def confirm(self) -> None:
-        """Most voters answer all that was sent to them."""
+        """A majority answers all appends sent so far."""
         self.core.confirmed = self.core.rounds
         self.router.advance()
 

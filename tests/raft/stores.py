@@ -1,4 +1,4 @@
-"""What tests of the quorum's files share."""
+"""Shared parts of the tests of the quorum's files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def same(one: JournalContent, other: JournalContent) -> bool:
 
 
 def listed(said: JournalContent) -> JournalContent:
-    """The same, comparable whatever sequence it has."""
+    """A copy with lists, for comparisons."""
     return JournalContent(
         said.base_index, said.base_term, said.voters_at_base, said.term, said.vote,
         list(said.entries),
@@ -70,7 +70,7 @@ def after(said: JournalContent, record: PendingRecord) -> JournalContent:
 
 
 def sent(meta: SnapshotMeta, pieces: list[bytes] | None = None) -> bytes:
-    """What another node's reader gives of its snapshot."""
+    """The bytes of another node's reader for its snapshot."""
     disk = SimulatedDisk()
     disk.make_directory(DIRECTORY)
     disk.put(SNAPSHOT, b"".join(encode_snapshot(meta, PIECES if pieces is None else pieces)))

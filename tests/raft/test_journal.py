@@ -26,7 +26,7 @@ VOTE_BYTES = RECORD_OVERHEAD + 8
 
 
 class JournalWriter:
-    """Writes a journal as the store does, and remembers what it said after each record."""
+    """Writes a journal as the store does, and records its content after each record."""
 
     def __init__(self, initial: JournalContent) -> None:
         self.said = initial
@@ -35,7 +35,7 @@ class JournalWriter:
         self.history = [(len(self.content), initial)]
         """End of each record, and the content from there on."""
         self.rounds = [(len(self.content), initial)]
-        """What was promised to others at each sync."""
+        """Content promised to peers at each sync."""
 
     def write(self, record: PendingRecord) -> None:
         self.content += encode_pending(
@@ -61,12 +61,12 @@ class JournalWriter:
             self.mark()
 
     def at(self, size: int) -> JournalContent:
-        """What the records say that end at or before `size`."""
+        """Content of the records that end at or before `size`."""
         return next(content for end, content in reversed(self.history) if end <= size)
 
 
 def after(content: JournalContent, record: PendingRecord) -> JournalContent:
-    """What the rules say of one record more, told another way than `recover` does it."""
+    """Content after one record more, by another algorithm than that of `recover`."""
     entries, term, vote = list(content.entries), content.term, content.vote
     if isinstance(record, VoteRecord):
         term, vote = record.term, record.vote
@@ -170,7 +170,7 @@ def test_every_flipped_bit_keeps_all_that_was_durable_or_stops() -> None:
         if bit // 8 < mark_start:
             assert_damaged(bytes(content))
         else:
-            # Only the last mark is hit, which nobody was ever told of.
+            # Only the last mark is hit, which no acknowledgement rests on.
             assert recover(bytes(content)) == Recovered(journal.said, mark_start)
 
 
@@ -185,7 +185,7 @@ records = st.lists(
 
 
 def written(steps: list[tuple[str, int, bytes]]) -> JournalWriter:
-    """A journal of legal records, in any order that a member could write."""
+    """A journal of legal records, in any possible order."""
     journal = JournalWriter(JournalContent(2, 1, VOTERS, 2, 1, [entry(3, 1), entry(4, 2)]))
     for kind, number, command in steps:
         said = journal.said
@@ -221,7 +221,8 @@ def test_no_damage_is_accepted_that_lost_what_a_witness_knows(
         recovered = recover(bytes(content))
     except LogError:
         return
-    # Accepted: then it is a prefix of what was said, and no whole record behind it knew better.
+    # Accepted: then the content is a prefix of the records, and no whole record behind was witness
+    # of more.
     assert recovered.content == journal.at(recovered.valid_bytes)
     assert recovered.valid_bytes <= damaged_at or recovered.valid_bytes == len(content)
     for end, said in journal.rounds:

@@ -25,10 +25,10 @@ class Bench:
         self.store = QuorumStore(self.disk, DIRECTORY)
         self.log = RaftLog(self.store.load(VOTERS))
         self.told: list[tuple[int, int]] = []
-        """(lsn, durable lsn) each time that something was said to be durable."""
+        """(lsn, durable lsn) at each notification of durability."""
         self.was_told = asyncio.Event()
         self.writes: list[int] = []
-        """Records of each write that was begun."""
+        """Records of each write begun."""
         self.under_way = 0
         self.writer = JournalWriter(self.disk, self.store, self.log, world.clock(1), self.durable)
         self._watch("write")
@@ -264,7 +264,7 @@ def test_a_log_that_was_reset_is_rewritten_first() -> None:
 
 
 async def begin_constant_load(bench: Bench) -> None:
-    """From the next entry on, as by clients that are answered, and ask again at once."""
+    """From the next entry on, as by clients with one request after another."""
     for _ in range(3):
         bench.add()
     await bench.all_durable()

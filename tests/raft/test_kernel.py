@@ -1,4 +1,4 @@
-"""The copy of pysyncobj: pinned, checked, without pickle, and nobody else's."""
+"""The private copy of pysyncobj: pinned, checked, without pickle."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ COPY = "pysyncobj.syncobj_of_raftlog"
 
 @pytest.fixture(autouse=True)
 def the_copy_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading once more must not replace the copy that everything else uses."""
+    """Loading once more must not replace the copy in use everywhere else."""
     monkeypatch.setitem(sys.modules, COPY, sys.modules[COPY])
 
 
 def load_without(
     monkeypatch: pytest.MonkeyPatch, *, of_class: str = "", of_module: str = ""
 ) -> None:
-    """Load the copy as if pysyncobj had not that name."""
+    """Load the copy as if pysyncobj lacked a name."""
     make = importlib.util.module_from_spec
 
     def lacking(spec: Any) -> ModuleType:
@@ -109,7 +109,7 @@ def test_each_private_name_that_the_kernel_reaches_is_checked() -> None:
 
 
 def test_only_the_kernel_knows_pysyncobj() -> None:
-    """No other module of the product imports it or reaches its private names."""
+    """No other module of the product imports pysyncobj or reaches its private names."""
     foreign = re.compile(r"_SyncObj__|^\s*(?:import|from)\s+pysyncobj\b", re.MULTILINE)
     top = Path(raftlog.__file__).parent
     knowing = [

@@ -140,7 +140,7 @@ def test_entry_of_a_later_term_brings_its_term() -> None:
     assert (log.getCurrentTerm(), log.getVotedForNodeId()) == (5, None)
 
 
-# What it says
+# Content
 
 
 def test_terms_and_entries_by_index() -> None:

@@ -33,7 +33,7 @@ def voters_command(voters: VoterSet) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A write or a rewrite that is on its way to the disk."""
+    """A write or a rewrite under way to the disk."""
 
     lsn: int
     records: list[PendingRecord]

@@ -1,4 +1,4 @@
-"""A single voter: recovery, a full disk, failures that are final, and its end."""
+"""A single voter: recovery, a full disk, final failures, and its end."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Alone:
         await self.start()
 
     async def failure(self) -> str:
-        """Wait until the member fails, as it is meant to; why."""
+        """Wait until the member fails, as intended; return the reason."""
         async with asyncio.timeout(10.0):
             await self.has_failed.wait()
         (reason,) = self.members.failures
@@ -373,7 +373,7 @@ def test_any_commands_with_restarts_between_give_the_state_of_applying_them_in_o
         expected: list[bytes] = []
         for number, step in enumerate(steps):
             if isinstance(step, bytes):
-                # Unique, as the checker wants it, and without the ledger's separator.
+                # Unique, as the checker needs, and without the recording state machine's separator.
                 command = b"%d:%s" % (number, step.hex().encode())
                 assert isinstance(await node.propose(command), Applied)
                 expected.append(command)

@@ -1,4 +1,4 @@
-"""Barriers of members: fresh wherever they are asked for, at the price of a heartbeat."""
+"""Barriers of members: fresh on every member, at the price of a heartbeat."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_full_disks_refuse_no_barriers() -> None:
         refused = await members.propose(leader)
         assert isinstance(refused, Refused)
         assert refused.entry is DISK_FULL
-        # For so long that leaders without room have handed over to each other.
+        # Long enough for leaders without room to resign in turns.
         for _ in range(12):
             for node_id in members.node_ids:
                 assert await barrier(members, node_id) >= acknowledged.index

@@ -1,4 +1,4 @@
-"""Three voters and their connections: what a member does for and about the others."""
+"""Three voters and their connections: a member's part in elections, reads and changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def in_cluster(
         members.start_all()
         leader = await members.elected()
         await members.until(lambda: len(members.members[leader].peers()) == voters + observers - 1)
-        # Until the voters' directories are known to all, so that nothing changes by itself.
+        # Until all know the voters' directories, so that nothing changes by itself.
         await asyncio.sleep(1.5)
         await work(members, members.leader() or leader)
         members.check_failures()
@@ -53,7 +53,7 @@ def others(members: MemberWorld, leader: int) -> list[int]:
 
 
 def inside(members: MemberWorld, node_id: int, work: Callable[[], Any]) -> Any:
-    """Do something as code of that node."""
+    """Run code as a part of that node."""
     return members.world.processes[node_id].context.copy().run(work)
 
 
@@ -264,7 +264,7 @@ def test_a_dead_process_is_told_from_a_broken_connection() -> None:
 
 
 def test_the_followers_of_a_dead_leader_do_not_split_the_votes() -> None:
-    """They learn of its death together, and would else wait for an election timeout."""
+    """Both learn of the leader's death together, and would else wait for an election timeout."""
 
     async def work(members: MemberWorld, leader: int) -> None:
         told: dict[int, ConnectionEvent] = {}

@@ -1,4 +1,4 @@
-"""Changes of voters and leader: what is refused, in which words, and what goes into the log."""
+"""Changes of voters and leader: refusals, their texts, and the log's entries."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ async def test_a_change_that_was_begun_while_one_waited_comes_first() -> None:
     table.cores.isolate(4)
 
     def meanwhile() -> None:
-        # A change that nobody has answered yet, and the newcomer has caught up.
+        # An unanswered change, and the newcomer has caught up.
         table.on_sleep = lambda: None
         table.mute |= {2, 3}
         table.cores.append_voters(1, 1, 2)
@@ -322,7 +322,7 @@ async def test_who_does_not_take_over_in_time_is_named() -> None:
 
 async def test_an_order_to_lead_that_is_lost_is_given_again_but_not_at_once() -> None:
     table = Table(1, 2, 3)
-    # Nobody is impatient at this table: the order has no effect.
+    # No election timeout expires here: the order has no effect.
     with pytest.raises(LogError, match="did not take over"):
         await table.changes.transfer_leadership(2)
     orders = [each for each in table.cores.delivered if isinstance(each[2], TimeoutNow)]

@@ -1,4 +1,4 @@
-"""What is held back until the log is durable, and for whom."""
+"""Messages held back until the log is durable, by connection."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Log:
     durable_lsn: int = 0
 
 
-class Desk:
-    """An outbox and what has left it."""
+class Harness:
+    """An outbox and the messages that have left."""
 
     def __init__(self, *peers: int) -> None:
         self.log = Log()
@@ -35,7 +35,7 @@ class Desk:
     def transmit(self, peer: int, message: Message) -> None:
         self.left.append((peer, message.term))
 
-    def say(self, peer: int, number: int) -> None:
+    def send_vote(self, peer: int, number: int) -> None:
         self.outbox.send(peer, Vote(number))
 
     def append(self, peer: int, number: int) -> None:
@@ -43,114 +43,114 @@ class Desk:
 
 
 def test_what_rests_on_nothing_new_leaves_at_once() -> None:
-    desk = Desk(2)
-    desk.say(2, 1)
-    assert desk.left == [(2, 1)]
+    harness = Harness(2)
+    harness.send_vote(2, 1)
+    assert harness.left == [(2, 1)]
 
 
 def test_what_rests_on_a_record_waits_until_it_is_durable() -> None:
-    desk = Desk(2)
-    desk.log.lsn = 3
-    desk.say(2, 1)
-    desk.log.durable_lsn = 2
-    desk.outbox.release()
-    assert not desk.left
-    desk.log.durable_lsn = 3
-    desk.outbox.release()
-    assert desk.left == [(2, 1)]
+    harness = Harness(2)
+    harness.log.lsn = 3
+    harness.send_vote(2, 1)
+    harness.log.durable_lsn = 2
+    harness.outbox.release()
+    assert not harness.left
+    harness.log.durable_lsn = 3
+    harness.outbox.release()
+    assert harness.left == [(2, 1)]
 
 
 def test_an_append_goes_ahead_of_the_leaders_own_disk() -> None:
-    desk = Desk(2)
-    desk.log.lsn = 3
-    desk.say(2, 1)
-    desk.append(2, 2)
-    assert desk.left == [(2, 2)]
+    harness = Harness(2)
+    harness.log.lsn = 3
+    harness.send_vote(2, 1)
+    harness.append(2, 2)
+    assert harness.left == [(2, 2)]
 
 
 def test_an_append_waits_for_the_term_it_is_made_in() -> None:
     """Or, after a crash, another entry could come to have the same index and term."""
-    desk = Desk(2)
-    desk.log.lsn, desk.log.term_lsn, desk.log.durable_lsn = 4, 3, 2
-    desk.append(2, 1)
-    assert not desk.left
-    desk.log.durable_lsn = 4
-    desk.outbox.release()
-    assert desk.left == [(2, 1)]
+    harness = Harness(2)
+    harness.log.lsn, harness.log.term_lsn, harness.log.durable_lsn = 4, 3, 2
+    harness.append(2, 1)
+    assert not harness.left
+    harness.log.durable_lsn = 4
+    harness.outbox.release()
+    assert harness.left == [(2, 1)]
 
 
 def test_a_leader_whose_disk_is_stuck_falls_silent() -> None:
-    desk = Desk(2)
-    desk.log.lsn = 1
-    desk.is_disk_stuck = True
-    desk.append(2, 1)
-    assert not desk.left
-    desk.log.durable_lsn = 1
-    desk.append(2, 2)
-    assert [number for _, number in desk.left] == [1, 2]
+    harness = Harness(2)
+    harness.log.lsn = 1
+    harness.is_disk_stuck = True
+    harness.append(2, 1)
+    assert not harness.left
+    harness.log.durable_lsn = 1
+    harness.append(2, 2)
+    assert [number for _, number in harness.left] == [1, 2]
 
 
 def test_nothing_overtakes_what_waits() -> None:
-    desk = Desk(2, 3)
-    desk.log.lsn = 1
-    desk.say(2, 1)
-    desk.log.durable_lsn = 1
-    desk.say(3, 2)
-    assert desk.left == [(2, 1), (3, 2)]
+    harness = Harness(2, 3)
+    harness.log.lsn = 1
+    harness.send_vote(2, 1)
+    harness.log.durable_lsn = 1
+    harness.send_vote(3, 2)
+    assert harness.left == [(2, 1), (3, 2)]
 
 
 def test_what_was_said_on_an_ended_connection_is_for_nobody() -> None:
-    desk = Desk(2)
-    desk.log.lsn = 1
-    desk.say(2, 1)
-    desk.outbox.disconnected(2)
-    desk.outbox.connected(2)
-    desk.say(2, 2)
-    desk.log.durable_lsn = 1
-    desk.outbox.release()
-    assert desk.left == [(2, 2)]
+    harness = Harness(2)
+    harness.log.lsn = 1
+    harness.send_vote(2, 1)
+    harness.outbox.disconnected(2)
+    harness.outbox.connected(2)
+    harness.send_vote(2, 2)
+    harness.log.durable_lsn = 1
+    harness.outbox.release()
+    assert harness.left == [(2, 2)]
 
 
 def test_a_newer_connection_hears_nothing_of_the_one_it_replaces() -> None:
-    desk = Desk(2)
-    desk.log.lsn = 1
-    desk.say(2, 1)
-    desk.outbox.connected(2)
-    desk.log.durable_lsn = 1
-    desk.outbox.release()
-    assert not desk.left
+    harness = Harness(2)
+    harness.log.lsn = 1
+    harness.send_vote(2, 1)
+    harness.outbox.connected(2)
+    harness.log.durable_lsn = 1
+    harness.outbox.release()
+    assert not harness.left
 
 
 def test_to_a_peer_that_is_not_connected_nothing_is_said() -> None:
-    desk = Desk()
-    desk.say(2, 1)
-    desk.outbox.connected(2)
-    desk.outbox.release()
-    assert not desk.left
+    harness = Harness()
+    harness.send_vote(2, 1)
+    harness.outbox.connected(2)
+    harness.outbox.release()
+    assert not harness.left
 
 
 def test_after_a_failure_nothing_leaves_any_more() -> None:
-    desk = Desk(2)
-    desk.log.lsn = 1
-    desk.say(2, 1)
-    desk.outbox.clear()
-    desk.log.durable_lsn = 1
-    desk.outbox.release()
-    desk.say(2, 2)
-    assert not desk.left
+    harness = Harness(2)
+    harness.log.lsn = 1
+    harness.send_vote(2, 1)
+    harness.outbox.clear()
+    harness.log.durable_lsn = 1
+    harness.outbox.release()
+    harness.send_vote(2, 2)
+    assert not harness.left
 
 
 def test_a_disk_that_is_full_for_ever_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HELD_MAX", 10)
-    desk = Desk(2)
-    desk.log.lsn = 1
+    harness = Harness(2)
+    harness.log.lsn = 1
     for number in range(25):
-        desk.say(2, number)
-    desk.log.durable_lsn = 1
-    desk.outbox.release()
-    assert desk.left == [(2, number) for number in range(10)], "the first ones, without a gap"
-    desk.say(2, 99)
-    assert desk.left[-1] == (2, 99)
+        harness.send_vote(2, number)
+    harness.log.durable_lsn = 1
+    harness.outbox.release()
+    assert harness.left == [(2, number) for number in range(10)], "the first ones, without a gap"
+    harness.send_vote(2, 99)
+    assert harness.left[-1] == (2, 99)
 
 
 STEPS = st.one_of(
@@ -166,35 +166,35 @@ STEPS = st.one_of(
 def test_all_leaves_in_order_once_durable_and_on_its_own_connection(
     steps: list[tuple[str, int]],
 ) -> None:
-    desk = Desk()
+    harness = Harness()
     connection: Counter[int] = Counter()
     is_up: set[int] = set()
     waiting: list[tuple[int, int, int, int]] = []
     expected: list[tuple[int, int]] = []
     for number, (step, peer) in enumerate(steps):
         if step == "say":
-            desk.say(peer, number)
+            harness.send_vote(peer, number)
             if peer in is_up:
-                waiting.append((desk.log.lsn, peer, connection[peer], number))
+                waiting.append((harness.log.lsn, peer, connection[peer], number))
         elif step == "up":
-            desk.outbox.connected(peer)
+            harness.outbox.connected(peer)
             connection[peer] += 1
             is_up.add(peer)
         elif step == "down":
-            desk.outbox.disconnected(peer)
+            harness.outbox.disconnected(peer)
             connection[peer] += 1
             is_up.discard(peer)
         elif step == "record":
-            desk.log.lsn += 1
+            harness.log.lsn += 1
         else:
-            desk.log.durable_lsn = min(desk.log.lsn, desk.log.durable_lsn + peer)
-            desk.outbox.release()
-        # Whatever has left so far rests on what is durable, and is a prefix of what may leave.
-        may_leave = [each for each in waiting if each[0] <= desk.log.durable_lsn]
+            harness.log.durable_lsn = min(harness.log.lsn, harness.log.durable_lsn + peer)
+            harness.outbox.release()
+        # Messages that have left rest on durable records, and are a prefix of the possible ones.
+        may_leave = [each for each in waiting if each[0] <= harness.log.durable_lsn]
         if step in ("durable", "say"):
-            desk.outbox.release()
+            harness.outbox.release()
             expected += [
                 (to, said) for _, to, on, said in may_leave if to in is_up and connection[to] == on
             ]
             waiting = waiting[len(may_leave) :]
-            assert desk.left == expected
+            assert harness.left == expected

@@ -1,4 +1,4 @@
-"""Wishes between members: who carries them out, what refuses them, what they share."""
+"""Requests between members: their handling, refusals, and shared rounds."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_follower_forwards_and_waits_for_its_own_member_to_apply(
     assert outcome.result() == Applied(12, "result 12")
 
 
-async def test_without_a_leader_a_wish_waits_for_one(harness: ProposalHarness) -> None:
+async def test_without_a_leader_a_request_waits_for_one(harness: ProposalHarness) -> None:
     harness.follow(None)
     outcome = await harness.submit()
     harness.router.tick()
@@ -150,7 +150,9 @@ def answers(
     return answer
 
 
-async def test_a_leader_says_where_in_its_log_a_forwarded_wish_is(harness: ProposalHarness) -> None:
+async def test_a_leader_says_where_in_its_log_a_forwarded_request_is(
+    harness: ProposalHarness,
+) -> None:
     answer = answers(harness)
     assert (answer.index, answer.entry_term, answer.error_code) == (11, 4, 0)
 

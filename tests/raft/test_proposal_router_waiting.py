@@ -1,4 +1,4 @@
-"""What those who wait at the desk share, and what they are told of changes."""
+"""Shared barriers of pending requests, and outcomes of changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def turns(count: int = 2) -> None:
 
 
 def asked(harness: ProposalHarness, number: int = 7) -> list[Forwarded]:
-    """Have another member ask; what it is told from now on, as it comes."""
+    """Forward another member's barrier; return the list of answers to it."""
     harness.sent.clear()
     harness.router.handle_forwarded(OTHER, Forward(4, number, RequestKind.BARRIER, READ))
     return [message for _, message in harness.sent]
@@ -160,7 +160,7 @@ async def test_one_that_leaves_does_not_take_the_others_barrier_along(
     assert isinstance(await staying, Applied)
 
 
-# Changes of voters and leader, as one who asks sees them
+# Changes of voters and leader, from the caller's side
 
 
 async def changed(
@@ -202,7 +202,7 @@ async def test_a_change_that_nobody_took_was_not_made(harness: ProposalHarness) 
 async def test_a_change_looks_again_once_its_leaders_log_has_passed_here(
     harness: ProposalHarness,
 ) -> None:
-    """Voters that are in that log and not committed yet would be asked for a second time."""
+    """Voters in that log, not committed yet, would be proposed for a second time."""
     changing = asyncio.create_task(harness.router.change(RequestKind.TRANSFER, 2, lambda: True))
     harness.changes.go_on.set()
     await turns(8)

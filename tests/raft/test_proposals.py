@@ -1,4 +1,4 @@
-"""Wishes against a simple model: each settles exactly once, and says only what is true."""
+"""Pending requests against a simple model: each settles exactly once, and truly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OnceFuture(asyncio.Future[Any]):
 
 
 class ProposalHarness:
-    """Wishes with a clock by hand."""
+    """Pending requests with a clock by hand."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -81,9 +81,9 @@ def outcome(waiting: PendingRequest[str]) -> Outcome[str | None] | None:
     return waiting.outcome.result() if waiting.outcome.done() else None
 
 
-def is_empty(wishes: PendingProposals[str]) -> bool:
-    held = wishes._all or wishes._parked or wishes._forwarded or wishes._in_log
-    return not held and wishes._bytes == 0
+def is_empty(pending: PendingProposals[str]) -> bool:
+    held = pending._all or pending._parked or pending._forwarded or pending._in_log
+    return not held and pending._bytes == 0
 
 
 def test_an_entry_that_is_applied_answers_with_its_result(harness: ProposalHarness) -> None:
@@ -238,7 +238,7 @@ def test_the_end_refuses_what_never_left_and_leaves_the_rest_unknown(
     assert is_empty(harness.pending)
 
 
-def test_the_number_of_wishes_is_bounded(
+def test_the_number_of_requests_is_bounded(
     harness: ProposalHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PENDING_MAX", 3)
@@ -269,8 +269,8 @@ def test_without_a_leader_for_long_nothing_gathers(harness: ProposalHarness) -> 
     assert len(harness.pending._parked) <= alive, "what has expired is held on to"
 
 
-class WishesModel(RuleBasedStateMachine):
-    """Everything that can happen to wishes, in any order. An entry is (index, term)."""
+class PendingProposalsModel(RuleBasedStateMachine):
+    """All events of pending requests, in any order. An entry is (index, term)."""
 
     unasked: Bundle[PendingRequest[str]] = Bundle("unasked")
     asked: Bundle[int] = Bundle("asked")
@@ -281,9 +281,9 @@ class WishesModel(RuleBasedStateMachine):
         self.all: list[PendingRequest[str]] = []
         self.owner: dict[int, PendingRequest[str]] = {}
         self.entries: dict[int, tuple[int, PendingRequest[str]]] = {}
-        """By wish: the entry that it was last told to be."""
+        """By request: its entry, by the last answer."""
         self.reads: dict[int, int] = {}
-        """By wish: the index up to which it must know all."""
+        """By request: the index that its read must reach."""
         self.applied_index = 0
         self.applied: dict[int, int] = {}
         self.may_have_happened: set[int] = set()
@@ -377,21 +377,21 @@ class WishesModel(RuleBasedStateMachine):
     def what_is_said_is_true_and_nothing_is_forgotten(self) -> None:
         if not hasattr(self, "harness"):
             return
-        wishes = self.harness.pending
+        pending = self.harness.pending
         for waiting in self.all:
             future = waiting.outcome
             assert isinstance(future, OnceFuture)
             assert future.settled <= 1
             if not future.done():
-                assert waiting in wishes._all
+                assert waiting in pending._all
                 assert waiting.deadline > self.harness.now
             elif not future.cancelled():
                 self.check(waiting, future.result())
-        assert wishes._bytes == sum(len(waiting.argument) for waiting in wishes._all)
-        assert set(wishes._parked) <= set(wishes._all)
-        held = [waiting for pairs in wishes._in_log.values() for _, waiting in pairs]
-        assert set(held) <= set(wishes._all)
-        assert set(wishes._forwarded.values()) <= set(wishes._all)
+        assert pending._bytes == sum(len(waiting.argument) for waiting in pending._all)
+        assert set(pending._parked) <= set(pending._all)
+        held = [waiting for pairs in pending._in_log.values() for _, waiting in pairs]
+        assert set(held) <= set(pending._all)
+        assert set(pending._forwarded.values()) <= set(pending._all)
 
     def check(self, waiting: PendingRequest[str], said: Outcome[str | None]) -> None:
         if isinstance(said, Applied) and id(waiting) in self.reads:
@@ -402,9 +402,11 @@ class WishesModel(RuleBasedStateMachine):
             assert said.index == index
             assert said.result == f"of {self.applied[index]}"
         elif isinstance(said, Refused) and "not carried out" not in said.message:
-            # A barrier changes nothing, however often it happens.
+            # A barrier changes nothing, however often repeated.
             assert waiting.kind is RequestKind.BARRIER or id(waiting) not in self.may_have_happened
 
 
-TestWishesModel = WishesModel.TestCase
-TestWishesModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPendingProposalsModel = PendingProposalsModel.TestCase
+TestPendingProposalsModel.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None
+)

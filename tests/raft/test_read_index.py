@@ -1,4 +1,4 @@
-"""Reads that wait for the leader to be sure, against everything that can happen meanwhile."""
+"""Reads waiting for the leader's confirmation, against all events meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def voters(*node_ids: int) -> VoterSet:
 
 @dataclass
 class Core:
-    """A leader that sends when it is told, and is answered by the test."""
+    """A leader with rounds and answers driven by the test."""
 
     voters: VoterSet
     is_leader: bool = True
@@ -35,7 +35,7 @@ class Core:
     rounds: int = 0
     confirmations: Confirmations = field(default_factory=Confirmations)
     under_way: list[tuple[int, int]] = field(default_factory=list)
-    """Appends that were not answered yet: to whom, their numbers."""
+    """Unanswered appends: receivers and numbers."""
 
     def send_round(self) -> int:
         before = self.sequence
@@ -51,7 +51,7 @@ class Core:
         self.under_way.append((peer, self.sequence))
 
     def answer(self, peer: int) -> None:
-        """The peer answers all that was sent to it."""
+        """The peer answers all appends sent so far."""
         for receiver, sequence in self.under_way:
             if receiver == peer:
                 self.confirmations.answered(peer, sequence)
@@ -61,139 +61,139 @@ class Core:
         return self.confirmations.by_majority(self.voters, ME, after)
 
 
-class Desk:
+class Harness:
     def __init__(self, *node_ids: int) -> None:
         self.core = Core(voters(*node_ids))
         self.rounds = ReadRounds(self.core)
-        self.told: list[tuple[int, int | None]] = []
+        self.answers: list[tuple[int, int | None]] = []
 
-    def ask(self, number: int, deadline: float = FOREVER) -> None:
-        self.rounds.submit(deadline, lambda index: self.told.append((number, index)))
+    def submit(self, number: int, deadline: float = FOREVER) -> None:
+        self.rounds.submit(deadline, lambda index: self.answers.append((number, index)))
 
 
 def test_a_single_voter_is_sure_at_once() -> None:
-    desk = Desk(ME)
-    desk.ask(1)
-    assert not desk.told, "not from within the question"
-    desk.rounds.advance()
-    assert desk.told == [(1, 20)]
+    harness = Harness(ME)
+    harness.submit(1)
+    assert not harness.answers, "not from within the question"
+    harness.rounds.advance()
+    assert harness.answers == [(1, 20)]
 
 
 def test_a_majority_must_answer_what_was_sent_after_the_question() -> None:
-    desk = Desk(1, 2, 3, 4, 5)
+    harness = Harness(1, 2, 3, 4, 5)
     for peer in (2, 3, 4, 5):
-        desk.core.send(peer)
-    desk.ask(1)
+        harness.core.send(peer)
+    harness.submit(1)
     for peer in (2, 3, 4, 5):
-        desk.core.answer(peer)
-    desk.rounds.advance()
-    assert not desk.told, "all of these appends left before"
-    desk.core.answer(2)
-    desk.rounds.advance()
-    assert not desk.told
-    desk.core.answer(3)
-    desk.rounds.advance()
-    assert desk.told == [(1, 20)]
+        harness.core.answer(peer)
+    harness.rounds.advance()
+    assert not harness.answers, "all of these appends left before"
+    harness.core.answer(2)
+    harness.rounds.advance()
+    assert not harness.answers
+    harness.core.answer(3)
+    harness.rounds.advance()
+    assert harness.answers == [(1, 20)]
 
 
 def test_who_has_no_vote_confirms_nothing() -> None:
-    desk = Desk(1, 2, 3)
-    desk.ask(1)
-    desk.rounds.advance()
-    desk.core.send(9)
-    desk.core.answer(9)
-    desk.rounds.advance()
-    assert not desk.told
+    harness = Harness(1, 2, 3)
+    harness.submit(1)
+    harness.rounds.advance()
+    harness.core.send(9)
+    harness.core.answer(9)
+    harness.rounds.advance()
+    assert not harness.answers
 
 
 def test_the_voters_are_those_of_the_newest_set() -> None:
-    desk = Desk(1, 2)
-    desk.ask(1)
-    desk.rounds.advance()
-    desk.core.voters = voters(1, 2, 3, 4)
-    desk.core.answer(2)
-    desk.rounds.advance()
-    assert not desk.told, "two of four are no majority"
-    desk.core.send(4)
-    desk.core.answer(4)
-    desk.rounds.advance()
-    assert desk.told == [(1, 20)]
+    harness = Harness(1, 2)
+    harness.submit(1)
+    harness.rounds.advance()
+    harness.core.voters = voters(1, 2, 3, 4)
+    harness.core.answer(2)
+    harness.rounds.advance()
+    assert not harness.answers, "two of four are no majority"
+    harness.core.send(4)
+    harness.core.answer(4)
+    harness.rounds.advance()
+    assert harness.answers == [(1, 20)]
 
 
 def test_who_comes_during_a_round_waits_for_the_next_and_all_share_it() -> None:
-    desk = Desk(1, 2, 3)
+    harness = Harness(1, 2, 3)
     for number in range(100):
-        desk.ask(number)
-    desk.rounds.advance()
+        harness.submit(number)
+    harness.rounds.advance()
     for number in range(100, 200):
-        desk.ask(number)
-        desk.rounds.advance()
-    assert desk.core.rounds == 1
-    desk.core.commit_index = 25
-    desk.core.answer(2)
-    desk.rounds.advance()
-    assert desk.told == [(number, 20) for number in range(100)]
-    assert desk.core.rounds == 2
-    desk.core.answer(3)
-    desk.rounds.advance()
-    assert desk.told[100:] == [(number, 25) for number in range(100, 200)]
-    assert desk.core.rounds == 2
+        harness.submit(number)
+        harness.rounds.advance()
+    assert harness.core.rounds == 1
+    harness.core.commit_index = 25
+    harness.core.answer(2)
+    harness.rounds.advance()
+    assert harness.answers == [(number, 20) for number in range(100)]
+    assert harness.core.rounds == 2
+    harness.core.answer(3)
+    harness.rounds.advance()
+    assert harness.answers[100:] == [(number, 25) for number in range(100, 200)]
+    assert harness.core.rounds == 2
 
 
 def test_a_leader_that_has_committed_nothing_of_its_term_waits_until_it_has() -> None:
-    desk = Desk(1, 2, 3)
-    desk.core.is_active = False
-    desk.ask(1)
-    desk.rounds.advance()
-    assert desk.core.rounds == 0
-    desk.core.is_active, desk.core.commit_index = True, 21
-    desk.rounds.advance()
-    desk.core.answer(2)
-    desk.rounds.advance()
-    assert desk.told == [(1, 21)]
+    harness = Harness(1, 2, 3)
+    harness.core.is_active = False
+    harness.submit(1)
+    harness.rounds.advance()
+    assert harness.core.rounds == 0
+    harness.core.is_active, harness.core.commit_index = True, 21
+    harness.rounds.advance()
+    harness.core.answer(2)
+    harness.rounds.advance()
+    assert harness.answers == [(1, 21)]
 
 
 @pytest.mark.parametrize("returns", [True, False])
 def test_whoever_leads_no_more_or_anew_says_nothing(returns: bool) -> None:
-    desk = Desk(1, 2, 3)
-    desk.ask(1)
-    desk.rounds.advance()
-    desk.ask(2)
-    desk.core.is_leader, desk.core.term = returns, 5
-    desk.core.answer(2)
-    desk.rounds.advance()
-    assert desk.told == [(1, None), (2, None)]
-    assert len(desk.rounds) == 0
+    harness = Harness(1, 2, 3)
+    harness.submit(1)
+    harness.rounds.advance()
+    harness.submit(2)
+    harness.core.is_leader, harness.core.term = returns, 5
+    harness.core.answer(2)
+    harness.rounds.advance()
+    assert harness.answers == [(1, None), (2, None)]
+    assert len(harness.rounds) == 0
 
 
 def test_who_waits_too_long_is_let_go_and_the_round_goes_on() -> None:
-    desk = Desk(1, 2, 3)
-    desk.ask(1, deadline=5.0)
-    desk.rounds.advance()
-    desk.ask(2, deadline=6.0)
-    desk.ask(3, deadline=7.0)
-    desk.rounds.expire(6.0)
-    assert desk.told == [(1, None), (2, None)]
-    assert len(desk.rounds) == 1
-    desk.core.answer(2)
-    desk.rounds.advance()
-    desk.core.answer(2)
-    desk.rounds.advance()
-    assert desk.told[2:] == [(3, 20)]
+    harness = Harness(1, 2, 3)
+    harness.submit(1, deadline=5.0)
+    harness.rounds.advance()
+    harness.submit(2, deadline=6.0)
+    harness.submit(3, deadline=7.0)
+    harness.rounds.expire(6.0)
+    assert harness.answers == [(1, None), (2, None)]
+    assert len(harness.rounds) == 1
+    harness.core.answer(2)
+    harness.rounds.advance()
+    harness.core.answer(2)
+    harness.rounds.advance()
+    assert harness.answers[2:] == [(3, 20)]
 
 
 def test_no_more_wait_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READS_MAX", 2)
-    desk = Desk(1, 2, 3)
-    desk.ask(1)
-    desk.rounds.advance()
-    desk.ask(2)
+    harness = Harness(1, 2, 3)
+    harness.submit(1)
+    harness.rounds.advance()
+    harness.submit(2)
     with pytest.raises(LogError) as raised:
-        desk.ask(3)
+        harness.submit(3)
     assert raised.value.entry is OVERLOADED
-    desk.core.answer(2)
-    desk.rounds.advance()
-    desk.ask(4)
+    harness.core.answer(2)
+    harness.rounds.advance()
+    harness.submit(4)
 
 
 STEPS = st.lists(
@@ -206,26 +206,26 @@ STEPS = st.lists(
 def test_nobody_is_told_before_a_majority_answered_what_left_after_the_question(
     steps: list[tuple[str, int]],
 ) -> None:
-    desk = Desk(1, 2, 3, 4, 5)
-    core = desk.core
+    harness = Harness(1, 2, 3, 4, 5)
+    core = harness.core
     asked: dict[int, tuple[int, int]] = {}
-    """By question: the number of the last append before it, and what was committed then."""
+    """By read: the number of the last append before it, and the commit index then."""
     answered = dict.fromkeys((2, 3, 4, 5), 0)
 
     def check() -> None:
-        for number, index in desk.told:
+        for number, index in harness.answers:
             before, committed = asked[number]
             assert index is not None
             assert index >= committed
             assert sum(newest > before for newest in answered.values()) >= 2
-        desk.told.clear()
+        harness.answers.clear()
 
     for number, (what, peer) in enumerate(steps):
         if what == "ask":
             asked[number] = core.sequence, core.commit_index
-            desk.ask(number)
+            harness.submit(number)
         elif what == "advance":
-            desk.rounds.advance()
+            harness.rounds.advance()
         elif what == "send":
             core.send(peer)
         elif what == "answer":
@@ -236,10 +236,10 @@ def test_nobody_is_told_before_a_majority_answered_what_left_after_the_question(
             core.commit_index += 1
         check()
     for _ in range(2):
-        desk.rounds.advance()
+        harness.rounds.advance()
         for peer in answered:
             answered[peer] = core.sequence
             core.answer(peer)
-    desk.rounds.advance()
+    harness.rounds.advance()
     check()
-    assert len(desk.rounds) == 0, "somebody waits for ever"
+    assert len(harness.rounds) == 0, "somebody waits for ever"

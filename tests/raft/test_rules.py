@@ -1,6 +1,6 @@
-"""What a message may do: each rule by itself. Their absence in a cluster: test_defects_*.
+"""Each safety rule by itself. Their absence in a cluster: test_defects_*.
 
-May a member begin an election? Pure rules (Ongaro 2014, section 9.6).
+Pre-votes: pure rules (Ongaro 2014, section 9.6).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_each_voter_counts_once_in_each_term_and_memory_is_bounded(
     guards, newest = Guards(), 0
     counted: list[tuple[int, int]] = []
     for term, peer in votes:
-        # A member's term never falls, and it looks at no vote of an earlier one.
+        # A member's term never falls, and no vote of an earlier one counts.
         if term < newest:
             continue
         newest = term

@@ -57,7 +57,7 @@ def test_received_snapshot_is_put_in_place_and_marked(chunk: int) -> None:
     disk = SimulatedDisk()
     store, _ = opened(disk)
     for received in (False, True):
-        # The sender may have received it itself: of no interest here.
+        # The sender may have received the snapshot: of no interest here.
         meta = SnapshotMeta(7 + received, 3, FOUR, received)
         expected = SnapshotMeta(7 + received, 3, FOUR, received=True)
         assert receive(store, sent(meta), chunk) == expected

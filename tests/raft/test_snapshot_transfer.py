@@ -24,7 +24,7 @@ CHUNK = 50
 
 
 class StubCore:
-    """What a transfer asks of a core; this member has nothing of the log."""
+    """The core of a transfer; this member has no entries of the log."""
 
     def __init__(self) -> None:
         self.term = 3
@@ -42,7 +42,7 @@ class StubCore:
 
 
 class Inbox:
-    """A member that receives."""
+    """A receiving member."""
 
     def __init__(self, *, yields: bool = False) -> None:
         self.disk = SimulatedDisk(yields=yields)
@@ -231,7 +231,7 @@ async def test_chunks_that_come_during_a_write_are_only_answered() -> None:
 
 
 class Outbound:
-    """A member that sends; what it says can be lost."""
+    """A sending member; its messages can be lost."""
 
     def __init__(self, world: World) -> None:
         self.disk = world.disk(1)
@@ -315,7 +315,7 @@ def test_a_heartbeat_has_no_data_and_disturbs_nothing() -> None:
         outbound = Outbound(world)
         assert outbound.sender.index is None or outbound.sender.index == META.index
         first = await outbound.next()
-        outbound.sender.ping()
+        outbound.sender.send_heartbeat()
         said = await outbound.next()
         assert (said.data, said.position) == (b"", first.size)
         assert outbound.sender.index == META.index

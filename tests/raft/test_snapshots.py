@@ -1,4 +1,4 @@
-"""Snapshots of a member's own: when they are taken, what is trimmed, what a full disk means."""
+"""A member's own snapshots: their times, trims, and a full disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS = MemberSettings(
 
 
 class Core(StubCore):
-    """A core that has applied what the test says."""
+    """A core with applied entries chosen by the test."""
 
     def __init__(self, log: RaftLog) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Core(StubCore):
 
 
 class House:
-    """A keeper and what it keeps."""
+    """A snapshot manager and its surroundings."""
 
     def __init__(self, world: World, settings: MemberSettings = SETTINGS) -> None:
         self.disk = world.disk(1)
@@ -63,7 +63,7 @@ class House:
         self.durable = asyncio.Event()
         clock = world.clock(1)
         self.writer = JournalWriter(self.disk, self.store, self.log, clock, self.durable.set)
-        self.keeper = SnapshotManager(
+        self.manager = SnapshotManager(
             core=core,
             log=self.log,
             store=self.store,
@@ -87,7 +87,7 @@ class House:
         self.store.save_snapshot = counted  # type: ignore[method-assign,assignment]
 
     async def apply(self, count: int, command: bytes = b"x") -> None:
-        """Have that many entries more applied, with a turn after each, as a member has it."""
+        """Apply `count` more entries, with a turn after each, as a member does."""
         for _ in range(count):
             index = self.log.last_index + 1
             self.log.add(b"\x00" + command, index, 3)
@@ -100,54 +100,54 @@ class House:
                 self.machine.commands.append((index - 1, b""))
             self.machine.apply(index, command)
             self.core.applied_index = index
-            self.keeper.snapshot_if_due()
+            self.manager.snapshot_if_due()
 
     async def rest(self, seconds: float = 1.0, turns: int = 50) -> None:
         for _ in range(turns):
             await asyncio.sleep(seconds / turns)
-            self.keeper.snapshot_if_due()
+            self.manager.snapshot_if_due()
 
 
 def in_house(
     work: Callable[[House], Coroutine[Any, Any, None]], settings: MemberSettings = SETTINGS
 ) -> None:
     async def main(world: World) -> None:
-        house = House(world, settings)
-        await work(house)
-        assert not house.failures
-        await house.keeper.close()
-        house.task.cancel()
+        harness = House(world, settings)
+        await work(harness)
+        assert not harness.failures
+        await harness.manager.close()
+        harness.task.cancel()
 
     run(1, main)
 
 
 def test_a_snapshot_is_taken_after_so_many_entries() -> None:
-    async def work(house: House) -> None:
-        await house.apply(8)
-        await house.rest()
-        assert house.snapshots == 0
-        await house.apply(1)
-        await house.rest()
-        meta = house.store.snapshot
+    async def work(harness: House) -> None:
+        await harness.apply(8)
+        await harness.rest()
+        assert harness.snapshots == 0
+        await harness.apply(1)
+        await harness.rest()
+        meta = harness.store.snapshot
         assert meta is not None
         assert (meta.index, meta.term, meta.voters) == (10, 3, VOTERS)
-        assert house.log.first_index == 10 - SETTINGS.entries_kept
-        await house.apply(9)
-        await house.rest()
-        assert house.snapshots == 1
-        await house.apply(1)
-        await house.rest()
-        assert house.snapshots == 2
+        assert harness.log.first_index == 10 - SETTINGS.entries_kept
+        await harness.apply(9)
+        await harness.rest()
+        assert harness.snapshots == 1
+        await harness.apply(1)
+        await harness.rest()
+        assert harness.snapshots == 2
 
     in_house(work)
 
 
 def test_a_start_finds_the_snapshot_and_the_entries_behind_it() -> None:
-    async def work(house: House) -> None:
-        await house.apply(12)
-        await house.rest()
-        house.disk.crash(power=True)
-        loaded = opened(house.disk)[1]
+    async def work(harness: House) -> None:
+        await harness.apply(12)
+        await harness.rest()
+        harness.disk.crash(power=True)
+        loaded = opened(harness.disk)[1]
         assert loaded.snapshot is not None
         assert loaded.snapshot.index == 10
         assert (loaded.journal.base_index, loaded.journal.last_index) == (7, 13)
@@ -159,60 +159,60 @@ BYTES = replace(SETTINGS, snapshot_entries=10**9, snapshot_bytes=20_000, entries
 
 
 def test_a_snapshot_is_taken_when_the_journal_has_grown() -> None:
-    async def work(house: House) -> None:
-        await house.apply(19, bytes(1000))
-        assert house.snapshots == 0
-        await house.apply(2, bytes(1000))
-        await house.rest()
-        assert house.snapshots == 1
-        assert house.store.journal_bytes < 10_000, "what is kept behind it leaves room"
+    async def work(harness: House) -> None:
+        await harness.apply(19, bytes(1000))
+        assert harness.snapshots == 0
+        await harness.apply(2, bytes(1000))
+        await harness.rest()
+        assert harness.snapshots == 1
+        assert harness.store.journal_bytes < 10_000, "what is kept behind it leaves room"
 
     in_house(work, BYTES)
 
 
 def test_entries_that_are_kept_do_not_make_the_next_snapshot_due() -> None:
-    async def work(house: House) -> None:
-        await house.apply(60, bytes(1000))
-        await house.rest(turns=500)
-        taken = house.snapshots
+    async def work(harness: House) -> None:
+        await harness.apply(60, bytes(1000))
+        await harness.rest(turns=500)
+        taken = harness.snapshots
         assert 2 <= taken <= 6
-        await house.rest(turns=500)
-        assert house.snapshots == taken, "the same state again and again"
+        await harness.rest(turns=500)
+        assert harness.snapshots == taken, "the same state again and again"
 
     in_house(work, BYTES)
 
 
 def test_what_is_not_applied_yet_makes_no_snapshot_due() -> None:
-    async def work(house: House) -> None:
-        await house.apply(21, bytes(1000))
-        await house.rest()
-        taken = house.snapshots
+    async def work(harness: House) -> None:
+        await harness.apply(21, bytes(1000))
+        await harness.rest()
+        taken = harness.snapshots
         for _ in range(40):
-            house.log.add(b"\x00" + bytes(1000), house.log.last_index + 1, 3)
-        house.writer.wake()
-        house.core.applied_index = house.store.snapshot.index if house.store.snapshot else 0
-        await house.rest()
-        assert house.store.journal_bytes > BYTES.snapshot_bytes
-        assert house.snapshots == taken
+            harness.log.add(b"\x00" + bytes(1000), harness.log.last_index + 1, 3)
+        harness.writer.wake()
+        harness.core.applied_index = harness.store.snapshot.index if harness.store.snapshot else 0
+        await harness.rest()
+        assert harness.store.journal_bytes > BYTES.snapshot_bytes
+        assert harness.snapshots == taken
 
     in_house(work, BYTES)
 
 
 def test_entries_as_long_as_all_that_may_be_kept_leave_the_journal_short() -> None:
-    async def work(house: House) -> None:
-        await house.apply(6, b"x" * 30_000)
-        await house.rest()
-        assert house.store.journal_bytes < 2 * 31_000
+    async def work(harness: House) -> None:
+        await harness.apply(6, b"x" * 30_000)
+        await harness.rest()
+        assert harness.store.journal_bytes < 2 * 31_000
 
     in_house(work, BYTES)
 
 
 def test_later_commands_are_not_in_a_snapshot_that_is_being_taken() -> None:
-    async def work(house: House) -> None:
-        await house.apply(9)
-        await house.apply(1, b"later")
-        await house.rest()
-        found = house.store.read_snapshot()
+    async def work(harness: House) -> None:
+        await harness.apply(9)
+        await harness.apply(1, b"later")
+        await harness.rest()
+        found = harness.store.read_snapshot()
         assert found is not None
         assert found[0].index == 10
         assert b"later" not in b"".join(found[1])
@@ -221,150 +221,150 @@ def test_later_commands_are_not_in_a_snapshot_that_is_being_taken() -> None:
 
 
 def test_without_room_a_snapshot_is_tried_again_after_as_many_entries() -> None:
-    async def work(house: House) -> None:
-        house.disk.fail_next("append", SNAPSHOT, DiskFullError)
-        await house.apply(9)
-        await house.rest()
-        assert house.store.snapshot is None
-        assert house.log.first_index == 1, "nothing is trimmed that no snapshot has"
-        await house.apply(9)
-        await house.rest()
-        assert house.snapshots == 1
-        await house.apply(1)
-        await house.rest()
-        assert house.store.snapshot is not None
+    async def work(harness: House) -> None:
+        harness.disk.fail_next("append", SNAPSHOT, DiskFullError)
+        await harness.apply(9)
+        await harness.rest()
+        assert harness.store.snapshot is None
+        assert harness.log.first_index == 1, "nothing is trimmed that no snapshot has"
+        await harness.apply(9)
+        await harness.rest()
+        assert harness.snapshots == 1
+        await harness.apply(1)
+        await harness.rest()
+        assert harness.store.snapshot is not None
 
     in_house(work)
 
 
 @pytest.mark.parametrize("operation", ["sync", "rename"])
 def test_any_other_failure_of_the_disk_ends_the_member(operation: str) -> None:
-    async def work(house: House) -> None:
-        house.disk.fail_next(operation, SNAPSHOT)
-        await house.apply(9)
-        await house.rest()
-        assert [str(error) for error in house.failures] == [
+    async def work(harness: House) -> None:
+        harness.disk.fail_next(operation, SNAPSHOT)
+        await harness.apply(9)
+        await harness.rest()
+        assert [str(error) for error in harness.failures] == [
             f"{operation} of {SNAPSHOT}.tmp failed, as ordered"
         ]
-        house.failures.clear()
+        harness.failures.clear()
 
     in_house(work)
 
 
 def test_an_exception_of_the_state_machine_ends_the_member() -> None:
-    async def work(house: House) -> None:
+    async def work(harness: House) -> None:
         def broken() -> Any:
             raise RuntimeError("a defect in the state machine")
 
-        house.machine.snapshot = broken  # type: ignore[method-assign]
-        await house.apply(9)
-        await house.rest()
-        assert [type(error) for error in house.failures] == [RuntimeError]
-        house.failures.clear()
+        harness.machine.snapshot = broken  # type: ignore[method-assign]
+        await harness.apply(9)
+        await harness.rest()
+        assert [type(error) for error in harness.failures] == [RuntimeError]
+        harness.failures.clear()
 
     in_house(work)
 
 
 def test_a_received_snapshot_takes_the_place_of_the_state() -> None:
-    async def work(house: House) -> None:
-        await house.apply(5)
+    async def work(harness: House) -> None:
+        await harness.apply(5)
         content = [b'[[19, "a"], [20, "b"]]']
         for each in chunks(META, content):
-            await house.keeper.received(2, each)
-        assert house.machine.values == [b"a", b"b"]
-        assert house.core.applied_index == META.index
-        assert house.jumps == [META.index]
-        assert house.log.first_index == META.index
-        await house.rest()
-        assert not house.log.rewrite_due
-        assert not house.keeper.is_installing
-        house.disk.crash(power=True)
-        loaded = opened(house.disk)[1]
+            await harness.manager.received(2, each)
+        assert harness.machine.values == [b"a", b"b"]
+        assert harness.core.applied_index == META.index
+        assert harness.jumps == [META.index]
+        assert harness.log.first_index == META.index
+        await harness.rest()
+        assert not harness.log.rewrite_due
+        assert not harness.manager.is_installing
+        harness.disk.crash(power=True)
+        loaded = opened(harness.disk)[1]
         assert loaded.journal.base_index == META.index
 
     in_house(work)
 
 
 def test_the_journal_is_rewritten_before_anything_else_is_said() -> None:
-    async def work(house: House) -> None:
+    async def work(harness: House) -> None:
         for each in chunks(META, [b'[[20, "b"]]']):
-            await house.keeper.received(2, each)
-        assert house.log.lsn > house.log.durable_lsn
-        await house.rest()
-        assert house.log.lsn == house.log.durable_lsn
+            await harness.manager.received(2, each)
+        assert harness.log.lsn > harness.log.durable_lsn
+        await harness.rest()
+        assert harness.log.lsn == harness.log.durable_lsn
 
     in_house(work)
 
 
 def test_no_snapshot_is_taken_while_one_is_installed() -> None:
-    async def work(house: House) -> None:
-        house.keeper.is_installing = True
-        await house.apply(20)
-        await house.rest()
-        assert house.snapshots == 0
-        house.keeper.is_installing = False
+    async def work(harness: House) -> None:
+        harness.manager.is_installing = True
+        await harness.apply(20)
+        await harness.rest()
+        assert harness.snapshots == 0
+        harness.manager.is_installing = False
 
     in_house(work)
 
 
 def test_a_peer_is_sent_the_snapshot_until_it_needs_it_no_more() -> None:
-    async def work(house: House) -> None:
-        await house.apply(9)
-        await house.rest()
-        house.core.needing = {2, 3}
-        house.keeper.send_to(2)
-        house.keeper.send_to(3)
-        await house.rest(0.1)
-        first = [peer for peer, message in house.sent if isinstance(message, SnapshotChunk)]
+    async def work(harness: House) -> None:
+        await harness.apply(9)
+        await harness.rest()
+        harness.core.needing = {2, 3}
+        harness.manager.send_to(2)
+        harness.manager.send_to(3)
+        await harness.rest(0.1)
+        first = [peer for peer, message in harness.sent if isinstance(message, SnapshotChunk)]
         assert sorted(first) == [2, 3]
-        house.keeper.send_to(2)
-        assert house.sent[-1][0] == 2
-        heartbeat = house.sent[-1][1]
+        harness.manager.send_to(2)
+        assert harness.sent[-1][0] == 2
+        heartbeat = harness.sent[-1][1]
         assert isinstance(heartbeat, SnapshotChunk)
         assert not heartbeat.data
-        house.keeper.stop_idle_senders()
-        assert sorted(house.keeper._senders) == [2, 3]
-        house.core.needing = {3}
-        house.core.matching = {3: 10}
-        house.keeper.stop_idle_senders()
-        assert not house.keeper._senders, "one needs nothing, the other has it"
-        house.sent.clear()
-        await house.rest(3.0)
-        assert not house.sent
+        harness.manager.stop_idle_senders()
+        assert sorted(harness.manager._senders) == [2, 3]
+        harness.core.needing = {3}
+        harness.core.matching = {3: 10}
+        harness.manager.stop_idle_senders()
+        assert not harness.manager._senders, "one needs nothing, the other has it"
+        harness.sent.clear()
+        await harness.rest(3.0)
+        assert not harness.sent
 
     in_house(work)
 
 
 def test_a_peer_that_is_gone_is_sent_nothing_more() -> None:
-    async def work(house: House) -> None:
-        await house.apply(9)
-        await house.rest()
-        house.keeper.send_to(2)
-        await house.rest(0.1)
-        house.keeper.stop_sending_to(2)
-        house.keeper.stop_sending_to(2)
-        house.sent.clear()
-        await house.rest(3.0)
-        assert not house.sent
+    async def work(harness: House) -> None:
+        await harness.apply(9)
+        await harness.rest()
+        harness.manager.send_to(2)
+        await harness.rest(0.1)
+        harness.manager.stop_sending_to(2)
+        harness.manager.stop_sending_to(2)
+        harness.sent.clear()
+        await harness.rest(3.0)
+        assert not harness.sent
 
     in_house(work)
 
 
 def test_without_a_snapshot_there_is_nothing_to_send() -> None:
-    async def work(house: House) -> None:
-        house.keeper.send_to(2)
-        await house.rest()
-        assert not house.sent
-        assert not house.keeper._senders
+    async def work(harness: House) -> None:
+        harness.manager.send_to(2)
+        await harness.rest()
+        assert not harness.sent
+        assert not harness.manager._senders
 
     in_house(work)
 
 
 def test_closing_waits_for_a_snapshot_that_is_being_taken() -> None:
-    async def work(house: House) -> None:
-        await house.apply(9)
-        assert house.store.snapshot is None
-        await house.keeper.close()
-        assert house.store.snapshot is not None
+    async def work(harness: House) -> None:
+        await harness.apply(9)
+        assert harness.store.snapshot is None
+        await harness.manager.close()
+        assert harness.store.snapshot is not None
 
     in_house(work)

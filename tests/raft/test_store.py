@@ -162,8 +162,8 @@ def test_failed_rewrite_is_final(operation: str) -> None:
 
 
 def test_records_of_a_failed_sync_are_not_trusted_from_the_cache() -> None:
-    # The kernel counts the pages of a failed sync as clean: reading and syncing them again after a
-    # restart succeeds, and a power cut then loses them all the same.
+    # The kernel counts the pages of a failed sync as clean: reading and syncing these again after a
+    # restart succeeds, and a power cut then loses all the same.
     disk = SimulatedDisk()
     store, _ = opened(disk)
     disk.fail_next("sync", JOURNAL)
@@ -252,7 +252,7 @@ def test_start_on_a_full_disk_shows_what_is_durable_and_writes_once_there_is_roo
         with pytest.raises(MachineStoppedError):
             store.write([VoteRecord(5, 3)])
         disk.crash(power=False)
-        # A tail that is torn as well.
+        # A torn tail as well.
         disk.open(JOURNAL).append([b"RLJ2"])
         disk.capacity_bytes = disk.used_bytes()
         store, loaded = opened(disk)
@@ -314,7 +314,7 @@ def test_journal_goes_on_until_it_is_reset_to_a_received_snapshot() -> None:
     store.write([entry(2, 1), entry(3, 1), entry(4, 1)])
     store.save_snapshot(SnapshotMeta(3, 1, VOTERS), PIECES)
     receive(store, sent(SnapshotMeta(7, 3, FOUR)))
-    # A trim that was on its way, and a vote.
+    # A trim under way, and a vote.
     store.rewrite(content(entry(4, 1), base=3, base_term=1, term=1))
     store.write([VoteRecord(4, 2)])
     _, journal = reopened(disk)
@@ -365,7 +365,7 @@ def test_start_removes_unfinished_files() -> None:
     assert files(disk).keys() == {JOURNAL}
 
 
-# What does not belong together
+# Files that do not fit
 
 
 def test_lost_parts_stop() -> None:
@@ -394,7 +394,7 @@ def test_lost_parts_stop() -> None:
     put_snapshot(SnapshotMeta(5, 1, VOTERS))
     assert "ends with entry 4, but the snapshot has entry 5" in damaged_start(disk)
     for received in (False, True):
-        # The base was the snapshot's entry: whoever says otherwise has mixed two clusters.
+        # The base was the snapshot's entry: a contradiction means a mix of two clusters.
         put_snapshot(SnapshotMeta(3, 9, VOTERS, received))
         assert "another entry 3" in damaged_start(disk)
     disk.put(JOURNAL, early)

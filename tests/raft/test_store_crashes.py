@@ -1,4 +1,4 @@
-"""Lives that end in the middle of any step, on the simulated disk."""
+"""Lives with an end in the middle of any step, on the simulated disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SEEDS = 8
 
 
 class Life:
-    """A member's life on the disk, and what may be found if it ends in the middle of a step."""
+    """A member's life on the disk, and its possible contents after an end in any step."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self.disk = disk
@@ -54,7 +54,7 @@ class Life:
         self.save(SnapshotMeta(5, 3, VOTERS))
         self.rewrite(5)
         self.write(entry(6, 3), entry(7, 3))
-        # A snapshot that goes on from entry 6, then one that contradicts entry 7, then one ahead.
+        # A snapshot going on from entry 6, then one in conflict with entry 7, then one ahead.
         self.receive(SnapshotMeta(6, 3, VOTERS, received=True))
         self.receive(SnapshotMeta(7, 4, VOTERS, received=True))
         self.rewrite(7)
@@ -140,7 +140,7 @@ def test_no_crash_loses_what_was_durable_or_keeps_from_starting(power: bool) -> 
 
 
 def start_until_it_works(life: Life, dice: random.Random, *, power: bool) -> None:
-    """Starts that crash as well, then one that does not, then a write and a last start."""
+    """Starts with a crash, then one without, then a write and a last start."""
     disk = life.disk
     for _ in range(3):
         disk.crash(power=power)

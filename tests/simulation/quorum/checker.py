@@ -1,8 +1,8 @@
-"""Raft's invariants over all members, checked after every event of any of them.
+"""Raft's invariants over all members, checked after every event.
 
-The names are those of figure 3.2 of Ongaro's dissertation. "Durable" is what a member's journal
-would be recovered to; it is followed as the members say it (`RaftLog.durable_index`), and held
-against what a restarted member really finds.
+The names are those of figure 3.2 of Ongaro's dissertation. "Durable" is the content to which a
+member's journal would be recovered; the checker follows the members' own value
+(`RaftLog.durable_index`), and compares it with the content of a restarted member.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Entry = tuple[bytes, int, int]
 
 @dataclass
 class MemberView:
-    """What is known of one node, over all its lives."""
+    """The checker's knowledge of one node, over all its lives."""
 
     durable: dict[int, int] = field(default_factory=dict)
-    """Index to term of the entries that its journal holds durably; older ones fall away."""
+    """Index to term of the durable entries in its journal; older ones fall away."""
     durable_base: int = 1
     durable_last: int = 1
     term: int = 0
     votes: dict[int, int] = field(default_factory=dict)
-    """Term to the node that it voted for, as it let others know."""
+    """Term to the node of its vote, as its messages showed."""
     seen: dict[int, Entry] = field(default_factory=dict)
     committed: int = 1
     applied: int = 1
@@ -45,7 +45,7 @@ class Checker:
     def __init__(self) -> None:
         self.views: dict[int, MemberView] = {}
         self.committed: dict[int, tuple[int, bytes]] = {}
-        """Index to term and command, of everything that any member took for committed."""
+        """Index to term and command, of every entry taken for committed by any member."""
         self.committed_in: dict[int, int] = {}
         self.last_committed = 1
         self.leaders: dict[int, int] = {}
@@ -57,7 +57,7 @@ class Checker:
         self.acknowledged: dict[bytes, int] = {}
         self.refused: set[bytes] = set()
         self.unchecked: list[tuple[int, bytes]] = []
-        """What was applied in the present event: the commitment is looked at after it."""
+        """Entries applied in the present event: their commitment is checked after it."""
         self.elections = 0
 
     def view(self, node_id: int) -> MemberView:
@@ -66,7 +66,7 @@ class Checker:
     # Events
 
     def recovered(self, node_id: int, log: RaftLog) -> None:
-        """A member was opened: it must have found what was durable."""
+        """A member was opened: its log must have the durable entries."""
         view = self.view(node_id)
         if log.getCurrentTerm() < view.term:
             self._fail(f"node {node_id} recovered term {log.getCurrentTerm()} after {view.term}")
@@ -85,7 +85,8 @@ class Checker:
             if recovered < term:
                 self._fail(f"node {node_id} had durable {index} of {term}, recovered {recovered}")
             if recovered > term:
-                # A conflicting append became durable just before the end. What was behind is gone.
+                # A conflicting append became durable just before the end. The entries behind are
+                # gone.
                 break
         self._forget_what_never_left(view, log)
         view.seen.clear()
@@ -94,7 +95,7 @@ class Checker:
         view.led_term = 0
 
     def sent(self, node_id: int, peer: int, message: Message) -> None:
-        """A message leaves a node: it must agree with all that left it before."""
+        """A message leaves a node: it must agree with all earlier ones."""
         view = self.view(node_id)
         if message.term < view.term and not isinstance(message, Vote):
             self._fail(f"node {node_id} speaks of term {message.term} after {view.term}")
@@ -118,13 +119,13 @@ class Checker:
         self.unchecked.append((index, command))
 
     def was_acknowledged(self, command: bytes, index: int) -> None:
-        """A client was told that its command was applied."""
+        """A client's command was acknowledged as applied."""
         if self.applied.get(index) != command:
             self._fail(f"{command!r} was acknowledged at {index}, where it was not applied")
         self.acknowledged[command] = index
 
     def was_refused(self, command: bytes) -> None:
-        """A client was told that its command never was and never will be carried out."""
+        """A client's command was refused: it must never be applied."""
         self.refused.add(command)
 
     def after_event(self, node_id: int, core: RaftCore) -> None:
@@ -149,7 +150,7 @@ class Checker:
     # At the end
 
     def check_outcomes(self) -> None:
-        """What clients were told must be so, once all has been applied everywhere."""
+        """Acknowledgements to clients must hold, once all has been applied everywhere."""
         for command, index in self.acknowledged.items():
             if self.committed[index][1][1:] != command:
                 self._fail(f"acknowledged {command!r} is not the committed entry {index}")
@@ -160,7 +161,7 @@ class Checker:
     # Inside
 
     def _forget_what_never_left(self, view: MemberView, log: RaftLog) -> None:
-        """Entries that only this member had, in memory, have never been: a new one may differ."""
+        """Entries in this member's memory alone have never been: a new one may differ."""
         for index, (_, _, term) in sorted(view.seen.items()):
             is_there = index <= log.last_index and (
                 index < log.first_index or log.term_at(index) == term
@@ -203,7 +204,7 @@ class Checker:
 
     def _check_commits(self, node_id: int, view: MemberView, core: RaftCore) -> None:
         log = core.log
-        # A member acts on nothing that is not durable here; see `RaftCore`.
+        # A member acts on durable entries only; see `RaftCore`.
         end = min(core.commit_index, log.durable_index)
         for index in range(max(view.committed, log.first_index) + 1, end + 1):
             command, _, term = log.entry(index)
@@ -218,7 +219,7 @@ class Checker:
         view.committed = max(view.committed, end)
 
     def _check_durable(self, node_id: int, index: int, term: int, core: RaftCore) -> None:
-        """What is committed is durable on a majority, of the voters by the log up to there."""
+        """Committed entries are durable on a majority of the voters, by the log up to there."""
         voters = core.log.voters_at(max(index, core.log.first_index))
         newest = core.log.voters
         if voters != newest and core.log.voters_index > index:

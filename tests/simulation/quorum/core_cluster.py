@@ -1,8 +1,8 @@
-"""Raft's cores around a table: every message, write, tick and loss of patience is made by hand.
+"""Raft's cores, with every message, write, tick and election timeout made by hand.
 
 For directed traces that depend on the order of single messages. Logs, guards, outboxes and journals
 are the shipped ones; there is no event loop, no member and no network. Clocks stand still unless a
-test moves them, so that nobody begins an election or sends a heartbeat by itself.
+test moves one, so that no member begins an election or sends a heartbeat by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.simulation.quorum.checker import Checker
 from tests.simulation.quorum.core_harness import TIMING, CoreHarness
 
 ROUNDS = 6
-"""Of pre-votes that a member asks for: the first may only tell it of a newer term."""
+"""Rounds of pre-votes: the first may only bring a newer term."""
 TURNS_MAX = 10_000
 """Of one exchange: a defect must not make a test run for ever."""
 
@@ -30,7 +30,7 @@ def voter_set(*node_ids: int) -> VoterSet:
 
 
 class Blind(Checker):
-    """Sees nothing: for tests that make messages up, of logs that nobody has."""
+    """Checks nothing: for tests with made-up messages, of logs that no member has."""
 
     def recovered(self, node_id: int, log: RaftLog) -> None:
         pass
@@ -46,7 +46,7 @@ class Blind(Checker):
 
 
 class CoreCluster:
-    """A few members and the messages between them."""
+    """A few members and the messages between these."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class CoreCluster:
         self.pump(other)
 
     def disconnect(self, one: int, other: int) -> None:
-        """What is on its way is lost."""
+        """Messages under way are lost."""
         for me, peer in ((one, other), (other, one)):
             self.on_way[me, peer].clear()
             if peer in self[me].connected:
@@ -97,7 +97,7 @@ class CoreCluster:
         self.connect(one, other)
 
     def restart(self, node_id: int, *, connect: bool = True) -> None:
-        """Cut a member's power and start it again."""
+        """Cut a member's power and start the member again."""
         peers = sorted(self[node_id].connected)
         for peer in peers:
             self.disconnect(node_id, peer)
@@ -109,7 +109,7 @@ class CoreCluster:
             self.connect(node_id, peer)
 
     def fill(self, node_id: int, terms: Iterable[int], term: int = 0) -> None:
-        """Let a member have been through entries of these terms; it starts again after that."""
+        """Give a member's log entries of these terms, and restart the member."""
         log = self[node_id].log
         for index, entry_term in enumerate(terms, log.last_index + 1):
             log.add(bytes((REGULAR,)) + b"%d of %d" % (index, entry_term), index, entry_term)
@@ -121,7 +121,7 @@ class CoreCluster:
     # Turns
 
     def pump(self, node_id: int) -> None:
-        """A turn of a member, as RaftMember has it."""
+        """A turn of a member, like RaftMember's."""
         seat = self[node_id]
         for _ in range(TURNS_MAX):
             if node_id != self.candidate:
@@ -139,29 +139,29 @@ class CoreCluster:
         self.pump(node_id)
 
     def heartbeat(self, node_id: int) -> None:
-        """Let a leader's clock go on until it sends heartbeats."""
+        """Move a leader's clock until heartbeats leave."""
         self[node_id].clock.now += TIMING.heartbeat_s + 0.001
         self.pump(node_id)
 
     def take(self, source: int, target: int, message: Message) -> None:
-        """Let a message arrive, wherever it comes from."""
+        """Let a message arrive, from any sender."""
         self.delivered.append((source, target, message))
         self[target].core.receive(source, message)
         self.pump(target)
 
     def deliver(self, source: int, target: int, count: int = 1) -> list[Message]:
-        """Let the first messages that are on their way arrive; return them."""
+        """Deliver and return the first messages under way."""
         taken = [self.on_way[source, target].popleft() for _ in range(count)]
         for message in taken:
             self.take(source, target, message)
         return taken
 
     def drop(self, source: int, target: int) -> None:
-        """Lose what is on its way."""
+        """Lose the messages under way."""
         self.on_way[source, target].clear()
 
     def isolate(self, node_id: int, *kept: tuple[int, int]) -> None:
-        """Lose what is on its way to and from a member, but for the `kept` directions."""
+        """Lose messages under way to and from a member, but for the `kept` directions."""
         for pair in self.on_way:
             if node_id in pair and pair not in kept:
                 self.drop(*pair)
@@ -189,7 +189,7 @@ class CoreCluster:
             assert count < TURNS_MAX, "messages without end"
         return count
 
-    # What members do
+    # Actions of members
 
     def campaign(self, node_id: int, *others: int) -> None:
         """A member begins an election; `others` have heard no leader for long enough to vote.
@@ -199,7 +199,7 @@ class CoreCluster:
         for other in others:
             self[other].clock.now += TIMING.election_min_s + 0.001
             if self[other].core.is_leader:
-                # It has not heard of a majority for too long, and steps down.
+                # Without answers of a majority for too long, the leader steps down.
                 self[other].clock.now += TIMING.fallback_s
                 self.pump(other)
         seat = self[node_id]
@@ -221,7 +221,7 @@ class CoreCluster:
         self.candidate = None
 
     def expire_election_timeout(self, node_id: int) -> None:
-        """A member asks the others, once, whether it may begin an election."""
+        """Let a member's election timeout expire once: it requests pre-votes."""
         seat = self[node_id]
         seat.clock.now += TIMING.election_max_s
         seat.core.election_deadline = -math.inf
@@ -230,13 +230,13 @@ class CoreCluster:
         self.candidate = None
 
     def elect(self, node_id: int, *others: int) -> None:
-        """Let a member win with the votes of `others`, and let them exchange what follows."""
+        """Let a member win with the votes of `others`, and deliver all messages that follow."""
         self.campaign(node_id, *others)
         self.exchange(node_id, *others)
         assert self[node_id].core.is_leader, f"{node_id} was not elected by {others}"
 
     def elect_briefly(self, node_id: int, *voters: int) -> None:
-        """Let a member win, and nothing follow: what it says as the leader is on its way."""
+        """Let a member win, and deliver nothing after that: its appends are under way."""
         self.campaign(node_id, *voters)
         for voter in voters:
             self.deliver(node_id, voter)
@@ -258,7 +258,7 @@ class CoreCluster:
     # Snapshots
 
     def snapshot(self, node_id: int) -> SnapshotMeta:
-        """Take a snapshot of what is applied, and drop the log up to there."""
+        """Take a snapshot of the applied entries, and drop the log up to there."""
         seat = self[node_id]
         index = seat.core.applied_index
         meta = SnapshotMeta(index, seat.log.term_at(index), seat.log.voters_at(index))
@@ -269,7 +269,7 @@ class CoreCluster:
         return meta
 
     def install(self, source: int, target: int) -> None:
-        """What SnapshotManager does at the end: put a leader's snapshot in place of the state."""
+        """Put a leader's snapshot in place of the state, as SnapshotManager does in the end."""
         reader, seat = self[source].store.open_snapshot(), self[target]
         assert reader is not None
         seat.store.begin_received()
@@ -285,7 +285,7 @@ class CoreCluster:
         self.pump(target)
 
     def serve_snapshots(self, leader: int) -> None:
-        """Let the peers that need the leader's snapshot have it."""
+        """Give the leader's snapshot to the peers in need of one."""
         for peer in sorted(self[leader].wanted):
             self[leader].wanted.discard(peer)
             core, mine = self[peer].core, self[leader].core
@@ -301,7 +301,7 @@ class CoreCluster:
             elif own is None or own.index < meta.index:
                 self.install(leader, peer)
 
-    # What tests ask
+    # State
 
     def commands(self, node_id: int) -> list[bytes]:
         """The regular commands in a log, in order."""
@@ -312,7 +312,7 @@ class CoreCluster:
         return [term for _, _, term in self[node_id].log[1:]]
 
     def last_said(self, source: int, target: int) -> Message | None:
-        """The newest message that is on its way."""
+        """The newest message under way."""
         said = self.on_way[source, target]
         return said[-1] if said else None
 

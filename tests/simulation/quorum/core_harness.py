@@ -1,4 +1,4 @@
-"""One member at the table of `cores.py`: its core, log, outbox and disk, nothing around them."""
+"""One member of a `CoreCluster`: core, log, outbox and disk, nothing around these."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HandClock:
 
 
 class CoreHarness:
-    """One member, without what is around a core: `CoreHost`."""
+    """One member, without event loop and network: the owner of a core."""
 
     def __init__(self, cores: CoreCluster, node_id: int) -> None:
         self.cores = cores
@@ -44,14 +44,14 @@ class CoreHarness:
         self.disk = SimulatedDisk(node_id)
         self.syncs_at_once = True
         self.waiting: dict[tuple[int, int], bytes] = {}
-        """Index and term to the command of a client that waits here."""
+        """Index and term to the command of a waiting client."""
         self.wanted: set[int] = set()
-        """Peers that need the snapshot."""
+        """Peers in need of the snapshot."""
         self.connected: set[int] = set()
         self.open()
 
     def open(self) -> None:
-        """Begin a life with what is on the disk."""
+        """Begin a life with the content of the disk."""
         self.store = QuorumStore(self.disk, DIRECTORY)
         self.log = RaftLog(self.store.load(self.cores.voters))
         self.ledger = RecordingStateMachine(self.cores.checker.was_applied)
@@ -79,7 +79,7 @@ class CoreHarness:
     def disable_election(self) -> None:
         self.core.election_deadline = math.inf
 
-    # CoreHost
+    # Callbacks of the core
 
     def send_message(self, peer: int, message: Message) -> None:
         self.outbox.send(peer, message)
@@ -97,7 +97,7 @@ class CoreHarness:
     # The disk
 
     def begin_write(self) -> None:
-        """Hand what is pending to the disk; it is durable only after `end_write`."""
+        """Hand the pending records to the disk; durable only after `end_write`."""
         self._writing = self.log.take_pending()
 
     def end_write(self) -> None:
@@ -108,7 +108,7 @@ class CoreHarness:
         self._writing = None
 
     def sync(self) -> None:
-        """Make durable what is in the log."""
+        """Make the log durable."""
         if self.log.rewrite_due:
             content, lsn = self.log.content()
             self.store.rewrite(content)

@@ -39,7 +39,7 @@ class MemberWorld:
     """Sees each message as it leaves; False drops it."""
     commands: int = 0
     directory_ids: dict[int, str] = field(default_factory=dict)
-    """Of nodes whose data directory is not the first one that they had."""
+    """Of nodes with another data directory than their first one."""
 
     def __post_init__(self) -> None:
         self.world.loop.after_event = self._after_event
@@ -50,7 +50,7 @@ class MemberWorld:
 
     @property
     def voters(self) -> VoterSet:
-        """The voters that the cluster begins with."""
+        """The voters at the cluster's begin."""
         return VoterSet(tuple(self._voter(node_id) for node_id in range(1, self.voter_count + 1)))
 
     def _voter(self, node_id: int) -> Voter:
@@ -64,7 +64,7 @@ class MemberWorld:
             self.start(node_id)
 
     def start(self, node_id: int) -> Process:
-        """Start a member; it is in `members` once it has recovered."""
+        """Start a member; in `members` once recovered."""
         return self.world.start(node_id, self._main)
 
     def wipe(self, node_id: int) -> None:
@@ -75,7 +75,7 @@ class MemberWorld:
             disk.remove(path)
         disk.sync_directory(DIRECTORY)
         self.directory_ids[node_id] = f"another-directory-{node_id}"
-        # Nobody can ask of it what it had.
+        # No acknowledgement rests on its old content any more.
         del self.checker.views[node_id]
 
     async def _main(self, process: Process) -> None:
@@ -124,7 +124,7 @@ class MemberWorld:
         if member is not None:
             self.checker.after_event(life.node_id, member._core)
 
-    # What tests ask
+    # State
 
     def core(self, node_id: int) -> Any:
         return self.members[node_id]._core
@@ -139,7 +139,7 @@ class MemberWorld:
         return max(leading)[1] if leading else None
 
     async def until(self, condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-        """Wait for a condition, in virtual time, and return what it gave."""
+        """Wait for a condition, in virtual time, and return its value."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while not (result := condition()):
@@ -164,7 +164,7 @@ class MemberWorld:
     def check_failures(self) -> None:
         assert not self.failures, self.failures
 
-    # What clients do
+    # Actions of clients
 
     async def propose(self, node_id: int, command: bytes | None = None) -> Outcome[int] | None:
         """Propose a unique command at a node; None if the node died or the wait was given up."""
@@ -185,7 +185,7 @@ class MemberWorld:
         return outcome
 
     async def ask(self, node_id: int, what: Callable[[RaftMember[int]], Any]) -> bool:
-        """Have a member do something that may be refused; whether it was done."""
+        """Send a member a request that may be refused; return whether it succeeded."""
         member = self.members.get(node_id)
         if member is None:
             return False
@@ -196,7 +196,7 @@ class MemberWorld:
         return True
 
     async def settle(self, seconds: float = 30.0) -> None:
-        """Everybody is up and healed: they must agree, on what was acknowledged at least."""
+        """Start and heal all members: all must agree, on every acknowledged command at least."""
         leader = await self.elected()
         deadline = asyncio.get_running_loop().time() + seconds
         while not isinstance(await self.propose(leader), Applied):
@@ -207,7 +207,7 @@ class MemberWorld:
         self.checker.check_outcomes()
 
     def _agree(self) -> bool:
-        """Whether every member has applied all that the leader has."""
+        """Whether every member has applied all of the leader's entries."""
         leader = self.leader()
         if leader is None or len(self.members) < len(self.node_ids):
             return False
@@ -230,4 +230,4 @@ SNAPSHOTS = MemberSettings(
     entries_kept=3,
     chunk_bytes=200,
 )
-"""Members that take many, and send them in many chunks."""
+"""Members that take many snapshots, and send these in many chunks."""

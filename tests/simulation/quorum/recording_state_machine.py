@@ -1,4 +1,4 @@
-"""A state machine that only remembers, so that equal histories can be told by equal states."""
+"""A state machine with equal states after equal histories only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PIECE_BYTES = 64
 
 
 class RecordingStateMachine:
-    """Remembers every command in order; its state is their number and a digest of them all."""
+    """Remembers every command in order; its state is their number and a digest."""
 
     def __init__(self, on_apply: Callable[[int, bytes, str], None]) -> None:
         self._on_apply = on_apply

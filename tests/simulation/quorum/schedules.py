@@ -1,4 +1,4 @@
-"""One random history of a quorum, made of a seed: who takes part, what goes wrong, what is asked.
+"""One random history of a quorum, made of a seed: its members, faults and requests.
 
 Run by tests/simulation/runner.py: `python -m tests.simulation.quorum.schedules 486`, or `0:20000`.
 """
@@ -21,7 +21,7 @@ CLIENTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who takes part in a seed's history, and in what manner."""
+    """The members of a seed's history, and their settings."""
 
     voters: int
     observers: int
@@ -32,7 +32,7 @@ class Cast:
 
     @classmethod
     def draw(cls, seed: int) -> Cast:
-        """Every tenth seed or so of each combination that matters."""
+        """Every tenth seed or so of each important combination."""
         chance = random.Random(f"cast {seed}")
         return cls(
             voters=chance.choice((3, 3, 5)),
@@ -46,7 +46,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a history came to."""
+    """The result of a history."""
 
     seed: int
     digest: str
@@ -58,7 +58,7 @@ class Report:
 
 
 def replay(seed: int) -> Report:
-    """Run one seed's history. Raises AssertionError (InvariantError) if it went wrong."""
+    """Run one seed's history. Raises AssertionError (InvariantError) on a violation."""
     cast = Cast.draw(seed)
 
     async def main(world: World) -> Report:
@@ -110,7 +110,7 @@ async def _client(world: World, members: MemberWorld, cast: Cast, number: int, e
 
 
 async def _barrier(world: World, members: MemberWorld, node_id: int) -> None:
-    """A fresh read: what was acknowledged before it must have been applied there after it."""
+    """A fresh read: every command acknowledged before must have been applied there after."""
     newest = max(members.checker.acknowledged.values(), default=0)
     if await members.ask(node_id, lambda member: member.read_barrier()):
         member = members.members.get(node_id)
@@ -135,7 +135,7 @@ async def _changes(world: World, members: MemberWorld, end: float) -> None:
 
 
 def summary(reports: Sequence[Report]) -> str:
-    """What many histories came to."""
+    """The sums of many histories."""
     return (
         f"{sum(report.acknowledged for report in reports)} acknowledged, "
         f"{sum(report.elections for report in reports)} elections, "

@@ -1,7 +1,7 @@
-"""Each guard of the quorum can be taken out here, so that tests show what it is for.
+"""Switches that take out one guard of the quorum each, to show its effect.
 
-A switch is a function of pytest's `monkeypatch`. It puts in the place of the guard what pysyncobj,
-or the naive way of doing it, would do. Nothing of this exists in the shipped code.
+A switch is a function of pytest's `monkeypatch`. In the place of the guard it puts pysyncobj's way,
+or the naive one. Nothing of this exists in the shipped code.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ Patch = pytest.MonkeyPatch
 
 
 def violation(match: str) -> Any:
-    """Expect that violation, whether it ends the test's own code, a member, or a process."""
+    """Expect a violation, whether it ends the test's own code, a member, or a process."""
     return pytest.raises((AssertionError, SimulationError), match=match)
 
 
-# What leaves a member, and when
+# Messages that leave a member
 
 
 def hold_off(patch: Patch) -> None:
-    """Messages leave at once, whether or not what they rest on is durable."""
+    """Messages leave at once, durable log or not."""
 
     def send(self: Outbox, peer: int, message: Message) -> None:
         if peer in self._connections:
@@ -64,7 +64,7 @@ def votes_kept_in_memory(patch: Patch) -> None:
     patch.setattr(RaftLog, "setCurrentTerm", set_current_term)
 
 
-# What messages do
+# Effects of messages
 
 
 def stale_answers_count(patch: Patch) -> None:
@@ -99,7 +99,7 @@ def hints_off(patch: Patch) -> None:
 
 
 def gone_peers_are_heard(patch: Patch) -> None:
-    """As pysyncobj has it: an answer is looked up by its sender, whoever that is."""
+    """pysyncobj's way: an answer counts for any sender."""
 
     def on_append_answer(self: RaftCore, peer: int, message: AppendAnswer) -> None:
         self._deliver_append_answer(peer, message, reset=message.reset)
@@ -118,7 +118,7 @@ def gone_peers_are_heard(patch: Patch) -> None:
 
 
 def higher_terms_are_ignored(patch: Patch) -> None:
-    """As pysyncobj has it: only appends and requests for votes bring a new term."""
+    """pysyncobj's way: only appends and requests for votes bring a new term."""
     patch.setattr(RaftCore, "_adopt_term", lambda _self, _term: False)
 
 
@@ -133,7 +133,7 @@ def prevote_off(patch: Patch) -> None:
 
 
 def appends_truncate(patch: Patch) -> None:
-    """As pysyncobj's journal has it: an append takes away all that is behind its beginning."""
+    """pysyncobj's journal: an append truncates the log behind its beginning."""
 
     def delete_entries_from(self: RaftLog, number: int) -> None:
         del self._log[number:]
@@ -145,7 +145,7 @@ def appends_truncate(patch: Patch) -> None:
 
 
 def leader_counts_itself_early(patch: Patch) -> None:
-    """As pysyncobj has it: the leader's own copy counts before it is durable."""
+    """pysyncobj's way: the leader's own copy counts before it is durable."""
 
     def entries(
         self: RaftCore, start: int, count: int | None = None, _bytes_max: int | None = None
@@ -172,7 +172,7 @@ def older_terms_are_counted(patch: Patch) -> None:
 
 
 def applied_before_durable(patch: Patch) -> None:
-    """As pysyncobj has it: what is committed is applied."""
+    """pysyncobj's way: committed entries are applied, durable or not."""
 
     def apply_entries(self: RaftCore) -> bool:
         for index in range(self.applied_index + 1, self.commit_index + 1):
@@ -211,7 +211,7 @@ def names_are_not_synced(patch: Patch) -> None:
 
 
 def failed_writes_pass(patch: Patch) -> None:
-    """As pysyncobj has it: an error of the disk is logged, and that is that."""
+    """pysyncobj's way: an error of the disk is logged and ignored."""
     attempt = JournalWriter._try
 
     async def try_once(self: JournalWriter, work: Callable[[], None]) -> bool:
@@ -230,7 +230,7 @@ def failed_writes_pass(patch: Patch) -> None:
 
 
 def older_snapshots_are_placed(patch: Patch) -> None:
-    """As pysyncobj's fork has it: whichever snapshot is finished last stays."""
+    """pysyncobj's fork: the snapshot finished last stays."""
 
     def place_snapshot(self: SnapshotStore, temporary: str, meta: SnapshotMeta) -> bool:
         store.put_in_place(self._disk, temporary, self._snapshot)
@@ -241,7 +241,7 @@ def older_snapshots_are_placed(patch: Patch) -> None:
 
 
 def chunks_commit(patch: Patch) -> None:
-    """As pysyncobj has it: a chunk is an append, and brings the leader's commit index."""
+    """pysyncobj's way: a chunk is an append, and brings the leader's commit index."""
     received = SnapshotReceiver.received
 
     async def commit_too(self: SnapshotReceiver, peer: int, chunk: SnapshotChunk) -> None:
@@ -255,12 +255,12 @@ def chunks_commit(patch: Patch) -> None:
 
 
 def streams_are_mixed(patch: Patch) -> None:
-    """Whatever arrives is taken for the next part of what came before."""
+    """Any chunk counts as the next part of the present stream."""
     patch.setattr(_Stream, "is_of", lambda _self, _peer, _chunk: True)
 
 
 def received_unverified(patch: Patch) -> None:
-    """What arrived is put in place without a look at it."""
+    """The received file is put in place unverified."""
 
     def begin_only(file: Any) -> SnapshotMeta:
         return decode_snapshot(file.read, file.size)[0]
@@ -273,7 +273,7 @@ def covered_is_never_said(patch: Patch) -> None:
 
 
 def install_clears(patch: Patch) -> None:
-    """As pysyncobj has it: the log is cleared, whatever followed the snapshot's entry."""
+    """pysyncobj's way: the log is cleared, with all entries after the snapshot's."""
 
     def reset(self: RaftLog, index: int, term: int, voters: VoterSet) -> None:
         self._log = [(BASE_COMMAND, index, term)]
@@ -288,7 +288,7 @@ def install_clears(patch: Patch) -> None:
 
 
 def failed_load_is_installed(patch: Patch) -> None:
-    """As pysyncobj has it: a snapshot that does not load is logged, and acknowledged."""
+    """pysyncobj's way: a snapshot with a load failure is logged, and acknowledged."""
     install = SnapshotManager._install
 
     async def install_anyway(self: SnapshotManager, meta: SnapshotMeta) -> None:
@@ -310,7 +310,7 @@ def failed_load_is_installed(patch: Patch) -> None:
 
 
 def voters_count_from_commit(patch: Patch) -> None:
-    """A voter set is in force once it is committed, not once it is in the log."""
+    """A voter set is in force from its commit on, not from its append on."""
     set_commit_index = RaftLog.setRaftCommitIndex
 
     def in_force(self: RaftLog) -> VoterSet:
@@ -336,7 +336,7 @@ def changes_at_any_time(patch: Patch) -> None:
 
 
 def strangers_are_let_in(patch: Patch) -> None:
-    """Nobody asks which data directory a node has."""
+    """No member compares the data directory of a node."""
     patch.setattr(peers, "check_hello", lambda *_arguments, **_options: None)
 
 
@@ -344,7 +344,7 @@ def strangers_are_let_in(patch: Patch) -> None:
 
 
 def replaced_entries_are_acknowledged(patch: Patch) -> None:
-    """Whatever is applied at a wish's index is taken for the wish."""
+    """Any entry applied at a request's index counts as the request's own."""
     applied = PendingProposals.applied
 
     def of_any_term(self: PendingProposals[Any], index: int, _term: int, result: Any) -> None:
@@ -355,12 +355,12 @@ def replaced_entries_are_acknowledged(patch: Patch) -> None:
 
 
 def leadership_is_not_confirmed(patch: Patch) -> None:
-    """Whoever takes itself for the leader says what is committed."""
+    """A leader answers its commit index without a confirmation."""
     patch.setattr(RaftCore, "is_confirmed", lambda _self, _after: True)
 
 
 def late_answers_confirm(patch: Patch) -> None:
-    """An answer says that its voter follows when it comes, not when the append had left."""
+    """An answer confirms as of its arrival, not as of when the append had left."""
     answered = Confirmations.answered
 
     def as_of_now(self: Confirmations, peer: int, sequence: int) -> None:
@@ -374,12 +374,12 @@ def late_answers_confirm(patch: Patch) -> None:
 
 
 def request_ids_restart(patch: Patch) -> None:
-    """As pysyncobj has it: each life counts its requests from the beginning."""
+    """pysyncobj's way: each life counts its requests from the beginning."""
     patch.setattr(proposal_router, "PendingProposals", lambda _first: PendingProposals(0))
 
 
 def exceptions_are_swallowed(patch: Patch) -> None:
-    """As pysyncobj's own thread has it: log it, and go on."""
+    """pysyncobj's own thread: log the exception, and go on."""
     apply = RaftMember.apply
 
     def forgiving(self: RaftMember[Any], index: int, term: int, command: bytes) -> None:

@@ -1,6 +1,6 @@
-"""Who leads, and for how long: elections that nobody needs, and leaders that are none any more.
+"""Leadership and its end: needless elections, and leaders that were deposed.
 
-Each defect has a trace that holds with the shipped code, and goes wrong with the guard taken out.
+Each defect has a trace, run with the shipped code and with its guard switched off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEEDS = range(1, 4)
 
 
 async def a_follower_returns(world: World) -> int:
-    """How many terms a follower burns that was cut off from a leader with a majority."""
+    """Terms burnt by a follower that was cut off from a leader with a majority."""
     members = MemberWorld(world, 3, settings=QUICK)
     members.start_all()
     leader = await members.elected()
@@ -59,7 +59,7 @@ def test_follower_that_was_cut_off_and_returns_without_guard_fails(
 
 
 def test_late_grants_of_a_pre_vote_that_was_won_count_for_nothing() -> None:
-    """A leader that steps down asks anew before it raises its term.
+    """A leader that steps down requests new pre-votes before it raises its term.
 
     Regression: of three members, the grant of the third arrived when the election had begun, was
     kept, and let the leader begin another one as soon as it had stepped down.
@@ -68,7 +68,7 @@ def test_late_grants_of_a_pre_vote_that_was_won_count_for_nothing() -> None:
     cores.campaign(1, 2, 3)
     cores.exchange()
     assert cores[1].core.is_leader
-    # It hears nobody any more, and loses patience after it has stepped down.
+    # Isolated by now, it reaches its election timeout after it has stepped down.
     cores.isolate(1)
     cores.campaign(1)
     assert not cores[1].core.is_leader
@@ -76,9 +76,9 @@ def test_late_grants_of_a_pre_vote_that_was_won_count_for_nothing() -> None:
 
 
 def test_grants_of_a_pre_vote_before_a_leaders_snapshot_count_for_nothing() -> None:
-    """A member that heard of a leader, if only by its snapshot, asks anew when that one is gone.
+    """A member that heard of a leader, by a snapshot, requests new pre-votes after its death.
 
-    Regression: the grants of a round that it had begun before were kept for the next time.
+    Regression: the grants of an earlier round were kept for the next time.
     """
     cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
@@ -94,7 +94,7 @@ def test_grants_of_a_pre_vote_before_a_leaders_snapshot_count_for_nothing() -> N
 
 
 async def a_leader_loses_the_others(world: World, settings: MemberSettings) -> tuple[float, float]:
-    """How long a leader that hears nobody takes itself for one, and is held for active."""
+    """How long an isolated leader stays leader, and active."""
     members = MemberWorld(world, 3, settings=settings)
     members.start_all()
     leader = await members.elected()
@@ -132,7 +132,7 @@ async def a_follower_is_ahead_by_a_term(world: World) -> None:
     leader = await members.elected()
     follower = leader % 3 + 1
     core = members.core(follower)
-    # It had won a pre-vote, in a moment in which nobody heard the leader.
+    # It had won a pre-vote, at a moment without heartbeats.
     core._enter_term(core.term + 1, follower)
     await members.until(lambda: members.leader() is not None, 5.0)
     await members.propose(await members.elected(), b"after")

@@ -1,9 +1,9 @@
-"""What pysyncobj's journal, and its haste, lost: what is durable, when, and for how long.
+"""Losses by pysyncobj's journal, and its haste.
 
-Each defect has a trace that holds with the shipped code, and goes wrong with the guard taken out.
-Whatever leaves a member is held until it is durable (`Outbox`); that a message is also dropped with
-its connection has no test here: with numbers of requests that start at random, and answers that
-count in their own term only, nothing goes wrong without it.
+Each defect has a trace, run with the shipped code and with its guard switched off. `Outbox` holds
+every message until the log is durable; its rule to drop a message with its connection has no test
+here: with random first numbers of requests, and answers that count in their own term only, no trace
+goes wrong without the rule.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Patch = pytest.MonkeyPatch
 STUCK_S = 1.0
 
 
-# What leaves before it is durable
+# Messages that leave before the log is durable
 
 
 async def acknowledged_by_slow_disks(world: World) -> None:
@@ -54,7 +54,7 @@ async def acknowledged_by_slow_disks(world: World) -> None:
 
 
 def test_answer_before_it_is_durable_holds() -> None:
-    """pysyncobj never syncs: what a follower acknowledges may be gone after a power cut.
+    """pysyncobj never syncs: a power cut may take entries that a follower acknowledged.
 
     Source: the laboratory's switch hold; the Raft paper, figure 2 ("Updated on stable storage
     before responding to RPCs").
@@ -97,7 +97,7 @@ def test_vote_of_a_voter_that_loses_power_without_guard_fails(
         a_voter_loses_power_while_its_disk_works()
 
 
-# What an append takes away
+# Entries removed by an append
 
 
 def an_append_begins_far_behind() -> None:
@@ -107,7 +107,7 @@ def an_append_begins_far_behind() -> None:
     for follower in (2, 3):
         cores.exchange(1, follower)
     assert cores[1].core.commit_index == 6
-    # 4 and 5 heard nothing of that. Two more entries stay with 1 alone.
+    # 4 and 5 received none of these. Two more entries stay with 1 alone.
     cores.propose(1, b"stale-1", b"stale-2")
     cores.isolate(1)
     cores.restart(1, connect=False)
@@ -117,11 +117,11 @@ def an_append_begins_far_behind() -> None:
     cores.exchange(2, 3)
     cores.elect_briefly(3, 2, 4)
     cores.isolate(4)
-    # 1 does not match at the end of 3's log, nor does it know what was committed: it is sent
-    # everything again, and the first append of that brings two entries.
+    # 1 does not match at the end of 3's log, and lacks the commit index: it is sent everything
+    # again, and the first append brings two entries.
     cores.connect(1, 3)
     cores.exchange(1, 3, until=lambda: is_sent_what_it_has(cores))
-    # 2 and 3 are cut off. 1 is one of those that have what was committed.
+    # 2 and 3 are cut off. 1 is one of the members with the committed entries.
     cores.disconnect(1, 3)
     for node_id in (2, 3):
         cores.isolate(node_id)
@@ -156,7 +156,7 @@ def test_append_that_begins_far_behind_without_guard_fails(monkeypatch: Patch) -
         an_append_begins_far_behind()
 
 
-# What counts on the leader itself
+# The leader's own copy
 
 
 def a_single_voter_grows_while_its_disk_works() -> None:
@@ -177,10 +177,10 @@ def a_single_voter_grows_while_its_disk_works() -> None:
 
 
 def test_commit_by_what_is_not_durable_on_the_leader_holds() -> None:
-    """A leader that counts itself before its disk has the entry commits by fewer than it thinks.
+    """A leader that counts itself before its disk has the entry commits with too few copies.
 
-    Here the single voter commits an entry by itself, and while its disk works on that a second one
-    gets a vote. Source: the quorum's design ("A single voter syncs inside add"); Ongaro 2014,
+    Here the single voter commits an entry by itself, and while its disk writes the entry a second
+    one gets a vote. Source: the quorum's design ("A single voter syncs inside add"); Ongaro 2014,
     section 10.2.1.
     """
     a_single_voter_grows_while_its_disk_works()
@@ -195,9 +195,9 @@ def test_commit_by_what_is_not_durable_on_the_leader_without_guard_fails(
 
 
 def test_what_never_became_durable_never_was() -> None:
-    """A single voter leads a term of which nothing is durable, loses power, and leads it again.
+    """A single voter leads a term without a durable record, loses power, and leads it again.
 
-    Nobody has heard of the first time, so that the second one is no second vote.
+    No peer received a message of the first time, so the second vote is no double vote.
     """
     cores = CoreCluster((1,))
     cores[1].syncs_at_once = False
@@ -226,7 +226,7 @@ async def a_single_voter_loses_power(world: World) -> None:
 
 
 def test_command_of_a_single_voter_that_loses_power_holds() -> None:
-    """What is applied before it is durable is acknowledged, and lost with the power.
+    """An entry applied before it is durable is acknowledged, and lost with the power.
 
     Source: the quorum's design ("or it applies before durability").
     """
@@ -242,7 +242,7 @@ def test_command_of_a_single_voter_that_loses_power_without_guard_fails(
         run(1, a_single_voter_loses_power)
 
 
-# What is found again
+# Recovery
 
 
 async def a_bit_rots(world: World) -> None:
@@ -290,10 +290,9 @@ async def power_fails_after_a_rewrite(world: World) -> None:
 
 
 def test_names_after_a_power_cut_hold() -> None:
-    """A file that was renamed has its old name again after a power cut, if nobody synced that.
+    """A renamed file has its old name again after a power cut, without a sync of the directory.
 
-    Then what was written into the new journal is gone. Source: the laboratory's switch
-    durable_snap.
+    Then the entries of the new journal are gone. Source: the laboratory's switch durable_snap.
     """
     run(1, power_fails_after_a_rewrite)
 
@@ -304,7 +303,7 @@ def test_names_after_a_power_cut_without_guard_fails(monkeypatch: Patch) -> None
         run(1, power_fails_after_a_rewrite)
 
 
-# What the disk refuses
+# Errors of the disk
 
 
 async def a_sync_fails(world: World) -> MemberWorld:
@@ -324,10 +323,11 @@ async def a_sync_fails(world: World) -> MemberWorld:
 
 
 def test_sync_that_fails_holds() -> None:
-    """After a failed sync nobody knows what is durable: the member says nothing any more.
+    """After a failed sync the durable length is unknown: the member sends nothing any more.
 
     A second sync would succeed, and the bytes are lost all the same. Source: the quorum's design
-    ("any I/O error sets a failed flag"); fault 17 of the fault matrix.
+    ("any I/O error sets a failed flag"); fault 17 of the fault matrix
+    (tests/simulation/data/FAULTS.md).
     """
     assert "DiskError" in run(1, a_sync_fails).failures[0]
 

@@ -1,6 +1,6 @@
-"""What reached the wrong ears: answers to an earlier life, exceptions, and pickles.
+"""Wrong deliveries: answers to an earlier life, exceptions, and pickles.
 
-Each defect has a trace that holds with the shipped code, and goes wrong with the guard taken out.
+Each defect has a trace, run with the shipped code and with its guard switched off.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Patch = pytest.MonkeyPatch
 
 
 async def an_answer_is_for_the_life_before(world: World) -> None:
-    """An observer asks for a transfer that takes long, dies, and asks for something else."""
+    """An observer requests a slow transfer, dies, and submits another request."""
     members = MemberWorld(world, 3, 1, settings=QUICK)
     members.start_all()
     leader = await members.elected()
     await members.until(lambda: members.members[4].leader_id == leader)
     absent = leader % 3 + 1
     world.crash(absent)
-    # Nobody takes over from the leader: 2 s later it says that it failed.
+    # No voter takes over from the leader: 2 s later the transfer fails.
     transfer = members.ask(4, lambda member: member.transfer_leadership(absent))
     asked = asyncio.ensure_future(transfer)
     start = world.loop.time()
@@ -49,7 +49,7 @@ async def an_answer_is_for_the_life_before(world: World) -> None:
     assert not await asked
     members.start(4)
     await members.until(lambda: 4 in members.members and members.members[4].leader_id == leader)
-    # The next wish is on its way for long enough to be overtaken by that answer.
+    # The next request is under way for long enough to be overtaken by that answer.
     await members.until(lambda: world.loop.time() > start + 1.8)
     world.network.block(4, leader)
     proposed = asyncio.ensure_future(members.propose(4, b"a"))
@@ -77,7 +77,7 @@ def test_answer_to_an_earlier_life_without_guard_fails(monkeypatch: Patch) -> No
         run(1, an_answer_is_for_the_life_before)
 
 
-# Answers about entries that were replaced
+# Answers about replaced entries
 
 
 async def a_proposal_is_replaced(world: World) -> None:
@@ -100,7 +100,7 @@ async def a_proposal_is_replaced(world: World) -> None:
 
 
 def test_proposal_whose_entry_was_replaced_holds() -> None:
-    """What is applied at a proposal's index is the proposal only if its term is the same, too.
+    """The entry at a proposal's index is the proposal's only if its term is the same, too.
 
     Source: Ongaro 2014, section 6.1 and 3.5 (an entry is known by its index and term).
     """
@@ -137,7 +137,7 @@ async def a_state_machine_fails_once(world: World) -> MemberWorld:
 
 
 def test_exception_in_the_state_machine_holds() -> None:
-    """A command that one member fails to apply leaves it with another state than the others.
+    """A command with an exception on one member leaves another state there than elsewhere.
 
     pysyncobj's thread logs the exception and goes on. Source: the quorum's design ("an exception in
     apply, handler or callback is fail stop").
@@ -170,7 +170,7 @@ def _was_unpickled() -> str:
 
 
 def append_in_parts(core: Any) -> None:
-    """pysyncobj's way of sending a long entry: it unpickles what came together."""
+    """pysyncobj's way of sending a long entry: unpickled once complete."""
     data = pickle.dumps(Evil())
     message = {
         "type": "append_entries",
@@ -184,7 +184,7 @@ def append_in_parts(core: Any) -> None:
 
 
 def change_of_members(core: Any) -> None:
-    """pysyncobj's way of changing voters: it unpickles what is in the log."""
+    """pysyncobj's way of changing voters: unpickled from the log."""
     core._so._SyncObj__doApplyCommand(b"\x02" + pickle.dumps(Evil()))
 
 
@@ -206,7 +206,7 @@ def pickling(reach: Any) -> None:
         with Scoped(core._clock, core._randomness):
             reach(core)
     except (TypeError, KeyError, IndexError):
-        # What the library makes of it later does not matter.
+        # The library's later errors do not matter.
         pass
 
 
@@ -215,9 +215,9 @@ PATHS = [append_in_parts, change_of_members, new_code_version, regular_command]
 
 @pytest.mark.parametrize("reach", PATHS)
 def test_pickle_in_the_library_holds(reach: Any) -> None:
-    """pysyncobj unpickles what comes from the network in four places: all of them end the process.
+    """pysyncobj unpickles bytes from the network in four places: all end the process.
 
-    Source: the laboratory's scen_pickle.py. None of them is ever reached, see below.
+    Source: the laboratory's scen_pickle.py. None is ever reached, see below.
     """
     with pytest.raises(PickleForbiddenError):
         pickling(reach)

@@ -1,6 +1,6 @@
 """Changes of voters that let two majorities exist, and voters that forget.
 
-Each defect has a trace that holds with the shipped code, and goes wrong with the guard taken out.
+Each defect has a trace, run with the shipped code and with its guard switched off.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def a_voter_two_changes_behind_restarts() -> None:
 
 
 def test_voter_set_in_force_once_appended_holds() -> None:
-    """A set that counts only once it is committed is not known to those that lag.
+    """A set that counts only from its commit on is unknown to lagging members.
 
-    A member two changes behind, or one that does not know what of its log is committed, is elected
-    by a majority that is none. Source: Ongaro 2014, section 4.1 ("always uses the latest
-    configuration in its log, regardless of whether the entry is committed").
+    A member two changes behind, or one with an old commit index, is elected by a majority that is
+    none. Source: Ongaro 2014, section 4.1 ("always uses the latest configuration in its log,
+    regardless of whether the entry is committed").
     """
     a_voter_two_changes_behind_restarts()
 
@@ -68,7 +68,7 @@ def test_voter_set_in_force_once_appended_without_guard_fails(monkeypatch: Patch
 
 
 def remove(cores: CoreCluster, leader: int, node_id: int) -> bool:
-    """Ask a leader to remove a voter; whether it began to."""
+    """Have a leader remove a voter; return whether it began to."""
     changes = VoterChanges(
         cores[leader].core,
         cores[leader].clock,  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def remove(cores: CoreCluster, leader: int, node_id: int) -> bool:
         lambda: cores.pump(leader),
     )
     try:
-        # Nothing in it waits, unless the leader is to remove itself.
+        # No await blocks in there, unless the leader is to remove itself.
         changes.remove(node_id).send(None)
     except StopIteration:
         return True
@@ -93,13 +93,13 @@ def two_leaders_change_voters() -> None:
     cores.append_voters(1, 1, 2, 3, 4, 5)
     cores.exchange(1, 5)
     cores.isolate(1)
-    # 2 is elected by 3 and 4, and before it has committed anything it removes 1.
+    # 2 is elected by 3 and 4, and removes 1 before any commit of its own.
     cores.elect_briefly(2, 3, 4)
     cores.drop(2, 4)
     remove(cores, 2, 1)
     cores.drop(2, 4)
     cores.exchange(2, 3)
-    # 1 is elected by 4 and 5, and knows nothing of it.
+    # 1 is elected by 4 and 5, without knowledge of the removal.
     for node_id in (2, 3):
         cores.isolate(node_id)
     cores.elect(1, 4, 5)
@@ -142,7 +142,7 @@ def a_leader_alone_removes_all_others() -> None:
 
 
 def test_second_change_before_the_first_is_committed_holds() -> None:
-    """A leader that nobody hears can change itself into a majority, one voter after the other.
+    """An isolated leader can change itself into a majority, one voter after the other.
 
     Source: the laboratory's scen_member.py (a); Ongaro 2014, section 4.1.
     """
@@ -164,7 +164,8 @@ async def a_voter_loses_its_disk(world: World) -> None:
     kept, absent = (node_id for node_id in members.node_ids if node_id != leader)
     await members.settle()
     world.crash(absent)
-    # Committed by the leader and one other, whose disk is lost then, and then the leader.
+    # Committed by the leader and one other member; that one loses its disk, then the leader is
+    # lost.
     assert isinstance(await members.propose(leader, b"a"), Applied)
     world.crash(kept, power=True)
     members.wipe(kept)
@@ -181,9 +182,10 @@ async def a_voter_loses_its_disk(world: World) -> None:
 
 
 def test_voter_with_an_empty_disk_under_a_known_id_holds() -> None:
-    """A voter that lost its disk has forgotten its votes and what it had acknowledged.
+    """A voter that lost its disk has lost its votes and its acknowledged entries.
 
-    Source: the quorum's design ("a wiped one is refused"); fault 21 of the fault matrix.
+    Source: the quorum's design ("a wiped one is refused"); fault 21 of the fault matrix
+    (tests/simulation/data/FAULTS.md).
     """
     run(1, a_voter_loses_its_disk)
 

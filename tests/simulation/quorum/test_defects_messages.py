@@ -1,8 +1,8 @@
-"""What late, repeated and foreign messages did to pysyncobj.
+"""Effects of late, repeated and foreign messages on pysyncobj.
 
-Each defect has a trace that holds with the shipped code, and goes wrong with the guard taken out.
-`none_prev` of the laboratory has no test here: `RaftCore._replicate` computes each append's
-previous entry itself, and never names one behind its log's end.
+Each defect has a trace, run with the shipped code and with its guard switched off. `none_prev` of
+the laboratory has no test here: `RaftCore._replicate` computes each append's previous entry itself,
+and never names one behind its log's end.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def acknowledged_in_another_term() -> None:
     cores.propose(1, *(b"old-%d" % number for number in range(6)))
     cores.exchange(1, 2, without=[(2, 1)])
     cores.isolate(1, (2, 1))
-    # 4 leads, and replaces them on both.
+    # 4 leads, and replaces the entries on both.
     cores.elect(4, 3, 5)
     cores.exchange(without=[(2, 1)])
     assert cores.terms(2) == [1, 2]
     cores.elect(1, 3, 4, 5)
-    # Only 3 hears of the new ones; then what 2 had answered long ago arrives.
+    # Only 3 receives the new ones; then a very old answer of 2 arrives.
     cores.propose(1, *(b"new-%d" % number for number in range(3)))
     cores.exchange(1, 3)
     cores.deliver(2, 1, len(cores.on_way[2, 1]))
@@ -81,15 +81,15 @@ def told_of_commits_behind_a_stale_tail() -> None:
     cores.propose(2, b"c", b"d")
     cores.exchange(2, 3)
     cores.elect(3, 2)
-    # 1 does not match at 3's end; it is sent everything again from its last common term on, of
-    # which a first append brings two entries only, and tells that all of 3's are committed.
+    # 1 does not match at 3's end; everything from the last common term on is sent again. The first
+    # append of these brings two entries only, with a commit index that covers all of 3's.
     cores.connect(1, 3)
     cores.connect(1, 2)
     cores.settle(3)
 
 
 def test_commit_index_beyond_an_append_holds(monkeypatch: Patch) -> None:
-    """An append's commit index says nothing of what the receiver has behind it.
+    """An append's commit index does not cover the receiver's entries behind the append.
 
     pysyncobj commits up to its log's end all the same. Source: the laboratory's switch
     commit_clamp; figure 2 of the Raft paper, AppendEntries rule 5 ("index of last new entry").
@@ -148,9 +148,9 @@ def an_entry_of_a_newer_version_arrives() -> list[AppendAnswer]:
 
 
 def test_entry_of_unknown_kind_holds() -> None:
-    """A kind of entry that this version cannot carry out must stop it: skipping it diverges.
+    """An entry of an unknown kind must stop the member: skipping the entry diverges.
 
-    pysyncobj obeys what it finds in the log (voters by pickle, code versions), or skips it. Source:
+    pysyncobj obeys entries of its log (voters by pickle, code versions), or skips some. Source:
     filter (f) of the quorum's design.
     """
     with pytest.raises(UnknownEntryError):
@@ -180,7 +180,7 @@ def an_observer_answers_and_goes() -> None:
 
 
 def test_late_answer_of_a_gone_observer_holds() -> None:
-    """pysyncobj forgets an observer with its connection, and fails at an answer that comes late.
+    """pysyncobj forgets an observer with its connection, and fails at a late answer.
 
     Source: the laboratory's scen_obs.py.
     """
@@ -205,7 +205,7 @@ def entries_sent(cores: CoreCluster, peer: int) -> int:
 
 
 def many_appends_miss() -> int:
-    """How many entries are sent to a member that missed one of many appends under way."""
+    """Entries sent to a member that missed one of many appends under way."""
     cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.propose(1, b"missed")
@@ -216,9 +216,9 @@ def many_appends_miss() -> int:
 
 
 def test_resets_of_many_appends_under_way_hold() -> None:
-    """Each append under way fails after a lost one, and asks the leader to begin again.
+    """Each append under way fails after a lost one, with a reset of the leader.
 
-    Obeying all of them sends everything again and again. Source: the laboratory's switch
+    Obeying all resets sends everything again and again. Source: the laboratory's switch
     reset_filter.
     """
     assert many_appends_miss() < 4 * COMMANDS
@@ -230,7 +230,7 @@ def test_resets_of_many_appends_under_way_without_guard_fails(monkeypatch: Patch
 
 
 def many_appends_succeed() -> int:
-    """How many entries are sent to a member that takes all of many appends under way."""
+    """Entries sent to a member that takes all of many appends under way."""
     cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.propose(1, *(b"%d" % number for number in range(COMMANDS)))
@@ -239,9 +239,9 @@ def many_appends_succeed() -> int:
 
 
 def test_successes_of_many_appends_under_way_hold() -> None:
-    """pysyncobj takes the answer to the oldest append for the place to go on from.
+    """pysyncobj goes on from the answer to the oldest append.
 
-    All that is under way behind it is sent again. Source: the laboratory's switch keep_next.
+    All later appends under way are sent again. Source: the laboratory's switch keep_next.
     """
     assert many_appends_succeed() < 2 * COMMANDS
 
@@ -252,7 +252,7 @@ def test_successes_of_many_appends_under_way_without_guard_fails(monkeypatch: Pa
 
 
 def a_long_tail_conflicts() -> int:
-    """How many messages it takes to replace a long tail of a deposed leader."""
+    """Messages needed to replace a long tail of a deposed leader."""
     cores = CoreCluster((1, 2, 3))
     cores.elect(1, 2, 3)
     cores.propose(1, *(b"stale-%d" % number for number in range(COMMANDS)))

@@ -1,6 +1,6 @@
-"""Fresh reads that are not: barriers answered by a leader that is none any more.
+"""Stale reads: barriers answered by a deposed leader.
 
-Each defect has a trace that holds with the shipped code, and goes wrong with the guard taken out.
+Each defect has a trace, run with the shipped code and with its guard switched off.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tests.simulation.world import World, run
 
 Patch = pytest.MonkeyPatch
 UNAWARE = replace(QUICK, timing=Timing(fallback_s=30.0))
-"""Leaders that take long to see that they hear nobody."""
+"""Leaders that take long to notice their isolation."""
 
 
 async def a_deposed_leader_is_asked(world: World) -> None:
-    """What the others said to it before they left it arrives after the question."""
+    """Messages of its former followers arrive after the request."""
     members = MemberWorld(world, 3, settings=UNAWARE)
     members.start_all()
     leader = await members.elected()
@@ -65,7 +65,7 @@ async def a_deposed_leader_is_asked(world: World) -> None:
 
 
 def test_barrier_of_a_deposed_leader_holds() -> None:
-    """A leader that was cut off says nothing of what is committed, as others may lead by now.
+    """A leader that was cut off answers no read, as another may lead by now.
 
     Source: Ongaro 2014, section 6.4.
     """
@@ -79,7 +79,7 @@ def test_barrier_of_a_deposed_leader_without_guard_fails(monkeypatch: Patch) -> 
 
 
 def test_barrier_confirmed_by_late_answers_holds() -> None:
-    """An answer tells how things stood when it left, which may be before the question came."""
+    """An answer shows its sender's state when it left, perhaps before the request came."""
     run(1, a_deposed_leader_is_asked)
 
 

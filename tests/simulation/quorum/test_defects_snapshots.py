@@ -1,8 +1,8 @@
-"""Snapshots that committed, cleared, mixed or acknowledged what they must not.
+"""Snapshots that committed, cleared, mixed or acknowledged too much.
 
-Each defect has a trace that holds with the shipped code, and goes wrong with the guard taken out.
-A chunk of ours carries no commit index at all, and a transmission to a peer ends with its
-connection; for the first the switch feeds the one that pysyncobj would have sent.
+Each defect has a trace, run with the shipped code and with its guard switched off. A chunk of
+raftlog's carries no commit index at all, and a transmission to a peer ends with its connection; for
+the first the switch feeds pysyncobj's commit index.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMMANDS = 40
 
 
 async def started(world: World) -> tuple[MemberWorld, int, int, int]:
-    """Three members that take many snapshots: the leader, and the two others."""
+    """Three members with many snapshots: the leader, and its two followers."""
     members = MemberWorld(world, 3, settings=SNAPSHOTS)
     members.start_all()
     leader = await members.elected()
@@ -62,7 +62,7 @@ async def a_deposed_leader_needs_the_snapshot(world: World) -> None:
     successor = await members.elected()
     await propose_many(members, successor)
     for node_id in (one, other):
-        # What was sent to it meanwhile is lost.
+        # Messages sent meanwhile are lost.
         world.network.reset(leader, node_id)
     world.network.heal()
     await members.settle()
@@ -84,7 +84,7 @@ def test_snapshot_for_a_deposed_leader_without_guard_fails(monkeypatch: Patch) -
         run(1, a_deposed_leader_needs_the_snapshot)
 
 
-# What follows the snapshot's entry
+# Entries after the snapshot's
 
 
 def a_snapshot_is_late() -> None:
@@ -94,8 +94,8 @@ def a_snapshot_is_late() -> None:
     cores.propose(1, b"a", b"b", b"c", b"d")
     cores.exchange(1, 2, until=lambda: cores[1].core.commit_index == 6)
     cores.isolate(1)
-    # 1 has sent this to 3, where it is being verified while 2 is elected; 2 needs no snapshot to
-    # tell 3 everything, and commits two more entries with it, of which 3 does not hear any more.
+    # 1 has sent this to 3, where the verification lasts while 2 is elected; 2 needs no snapshot to
+    # bring 3 up to date, and commits two more entries with 3, without 3's knowledge.
     meta = cores.snapshot(1)
     cores.elect_briefly(2, 3)
     cores.propose(2, b"e")
@@ -104,7 +104,7 @@ def a_snapshot_is_late() -> None:
     assert cores[3].core.applied_index < meta.index < cores[3].log.last_index
     cores.install(1, 3)
     cores.isolate(1)
-    # 2 is gone. 1 has not what it committed, and must not be elected.
+    # 2 is gone. 1 lacks the committed entries, and must not be elected.
     cores.campaign(1, 3)
     cores.exchange(1, 3)
     cores.isolate(1)
@@ -127,7 +127,7 @@ def test_late_snapshot_below_acknowledged_entries_without_guard_fails(monkeypatc
         a_snapshot_is_late()
 
 
-# What is covered
+# Covered snapshots
 
 
 async def a_member_needs_the_snapshot(
@@ -147,9 +147,9 @@ async def a_member_needs_the_snapshot(
 
 
 def test_installed_snapshot_is_answered_as_covered_holds() -> None:
-    """A receiver that has all of a snapshot must say so, however it came by it.
+    """A receiver with all entries of a snapshot must answer so, however it got these.
 
-    Else it is sent for ever. Source: the laboratory's switch snap_covered.
+    Else the snapshot is sent for ever. Source: the laboratory's switch snap_covered.
     """
     assert not run(1, a_member_needs_the_snapshot).failures
 
@@ -161,7 +161,7 @@ def test_installed_snapshot_is_answered_as_covered_without_guard_fails(
 
     async def trace(world: World) -> None:
         members = await a_member_needs_the_snapshot(world)
-        # What comes after the snapshot never does.
+        # The rest of the snapshot never comes.
         await members.propose(await members.elected(), b"after")
         await members.until(members._agree, 3.0)
 
@@ -187,7 +187,7 @@ def ones_own_snapshot_is_finished_late() -> None:
     cores.snapshot(1)
 
     def pieces() -> Iterator[bytes]:
-        # Meanwhile the leader's newer one arrives, is installed, and the journal is cut by it.
+        # Meanwhile the leader's newer one arrives, is installed, and trims the journal.
         cores.install(1, 3)
         yield from encode()
 
@@ -197,7 +197,7 @@ def ones_own_snapshot_is_finished_late() -> None:
 
 
 def test_own_snapshot_finished_after_a_newer_one_holds() -> None:
-    """pysyncobj's forked child puts its old snapshot in place of the newer one that was installed.
+    """pysyncobj's forked child puts its old snapshot in place of a newer, installed one.
 
     Source: the laboratory's scen_fork.py.
     """
@@ -258,7 +258,7 @@ def test_snapshot_of_two_senders_holds(caplog: pytest.LogCaptureFixture) -> None
 def test_snapshot_of_two_senders_without_guard_fails(
     monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The second line holds: what arrived is verified as a whole, and asked for again."""
+    """The second line holds: the received file is verified as a whole, and requested again."""
     streams_are_mixed(monkeypatch)
     assert run(1, a_sender_dies_half_way)
     assert DAMAGED in caplog.text
@@ -271,7 +271,7 @@ def test_snapshot_of_two_senders_without_both_guards_fails(monkeypatch: Patch) -
         run(1, a_sender_dies_half_way)
 
 
-# A snapshot that does not load
+# A snapshot with a load failure
 
 
 def does_not_load(members: MemberWorld, node_id: int) -> None:
@@ -282,7 +282,7 @@ def does_not_load(members: MemberWorld, node_id: int) -> None:
 
 
 def test_snapshot_that_does_not_load_holds() -> None:
-    """pysyncobj acknowledges a snapshot that it failed to load; the state is another from then on.
+    """pysyncobj acknowledges a snapshot after a load failure; the states differ from then on.
 
     The member must stop, and acknowledge nothing. Source: the laboratory's scen_snap.py (c).
     """

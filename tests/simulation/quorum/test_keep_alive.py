@@ -1,4 +1,4 @@
-"""Members that would never find each other again by the lists of voters in their own logs."""
+"""Members that find each other again by the voter lists of their peers only."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ QUIET_S = 3.0
 
 
 async def a_voter_does_not_know_its_leader_for_one(world: World) -> None:
-    """Node 2 led, and died over removing node 1, which nobody else has heard of. Node 1 leads now.
+    """Node 2 led, and died over removing node 1, which no other node knows of.
 
-    By the log of node 2 the voters are 2 and 3: it has nobody to call, and node 1, of the lowest
-    id, waits to be called.
+    Node 1 leads now. By the log of node 2 the voters are 2 and 3: node 2 has no peer to call, and
+    node 1, of the lowest id, waits for calls.
     """
     members = MemberWorld(world, 3, settings=QUICK)
     members.start_all()
     await members.elected()
-    # The leader puts the directories into the voter set, and nobody is in doubt of the leader.
+    # The leader appends the voters' directories, and no member doubts the leader.
     await asyncio.sleep(QUIET_S)
     await lead(members, 2)
     world.network.partition([2], [1, 3])
@@ -34,7 +34,7 @@ async def a_voter_does_not_know_its_leader_for_one(world: World) -> None:
     world.crash(2)
     assert not await removal
     await lead(members, 1)
-    # Until a member is sure of its leader again, it calls everybody.
+    # Until a member is sure of its leader again, it calls all peers.
     await asyncio.sleep(QUIET_S)
     world.network.heal()
     members.start(2)
@@ -45,7 +45,7 @@ async def a_voter_does_not_know_its_leader_for_one(world: World) -> None:
 
 
 async def lead(members: MemberWorld, node_id: int) -> None:
-    """Have that node lead."""
+    """Make that node the leader."""
     while (leader := await members.elected()) != node_id:
         await members.ask(leader, lambda member: member.transfer_leadership(node_id))
 

@@ -1,6 +1,6 @@
-"""The scenarios of MIT's course 6.5840 (labs 3A to 3D) that are not in every random schedule.
+"""The scenarios of MIT's course 6.5840 (labs 3A to 3D) outside of every random schedule.
 
-Left to the random schedules (`test_schedules.py`), which have it in every seed: agreement with
+Left to the random schedules (`test_schedules.py`), which have these in every seed: agreement with
 failing and returning members, restarts, unreliable links. Message by message (`CoreCluster`) where
 the order matters, in the simulated world where time does.
 """
@@ -66,7 +66,7 @@ async def many_elections(world: World) -> None:
         away = chance.sample(members.node_ids, 3)
         others = [node_id for node_id in members.node_ids if node_id not in away]
         world.network.partition(away, others)
-        # Either the leader is among those that stay, or they elect one.
+        # Either the leader stays, or the remaining members elect one.
         await members.until(lambda here=others: members.leader() in here, 4.0)  # type: ignore[misc]
         world.network.heal()
         await members.elected()
@@ -190,7 +190,7 @@ def test_leaders_bring_long_wrong_logs_into_line_quickly() -> None:
     cores.exchange(3, 4)
     for node_id in (3, 4):
         cores.isolate(node_id)
-    # 5 is elected by 1 and 2: it has what was committed, they have not.
+    # 5 is elected by 1 and 2, having the committed entries that these lack.
     count = len(cores.delivered)
     cores.elect(5, 1, 2)
     cores.settle(5)
@@ -204,14 +204,14 @@ def test_leaders_bring_long_wrong_logs_into_line_quickly() -> None:
 
 
 def figure_8() -> None:
-    """(a) to (d): a copy of an older term's entry on a majority does not commit it."""
+    """(a) to (d): a copy of an older term's entry on a majority does not commit the entry."""
     cores = CoreCluster(FIVE)
     # (a) 1 leads and replicates an entry to 2 only.
     cores.elect_briefly(1, 2, 3, 4, 5)
     cores.propose(1, b"two")
     cores.exchange(1, 2)
     cores.isolate(1)
-    # (b) 5 is elected by 3 and 4, and takes another entry, which stays with it.
+    # (b) 5 is elected by 3 and 4, and takes another entry, for itself alone.
     cores.elect_briefly(5, 3, 4)
     cores.isolate(5)
     # (c) 1 starts again, is elected, and its old entry comes to a majority: no commit.
@@ -225,7 +225,7 @@ def figure_8() -> None:
         cores.deliver(3, 1, len(cores.on_way[3, 1]))
     assert [cores.terms(node) for node in FIVE] == [[1, 1, 3], [1, 1, 3], [1, 1], [], [2]]
     cores.isolate(1)
-    # (d) 5 is elected by 3 and 4, and replaces it everywhere.
+    # (d) 5 is elected by 3 and 4, and replaces the entry everywhere.
     cores.elect(5, 3, 4)
     cores.isolate(1)
     cores.settle(5)
@@ -264,7 +264,7 @@ def test_entry_of_an_older_term_is_committed_with_a_newer_one_as_in_figure_8() -
     cores.exchange(1, 2, 3)
     assert cores[1].ledger.commands == [b"two"]
     cores.isolate(1)
-    # 5 asks 2, 3 and 4; only 4 would have it.
+    # 5 requests votes of 2, 3 and 4; only 4 would grant one.
     cores.campaign(5, 2, 3, 4)
     cores.exchange(5, 2, 3, 4)
     assert not cores[5].core.is_leader

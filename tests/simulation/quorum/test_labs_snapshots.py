@@ -35,7 +35,7 @@ async def snapshots(world: World, kind: str) -> None:
         world.network.heal()
         await members.settle()
         for member in members.members.values():
-            # The log stays short: what snapshots have goes.
+            # The log stays short: entries in snapshots go.
             assert member._log.last_index - member._log.first_index < 12 + 3 + 20
     assert min(member._log.first_index for member in members.members.values()) > 60
 
@@ -59,7 +59,7 @@ async def basic(world: World) -> None:
     for node_id in members.node_ids:
         status = members.members[node_id].status()
         assert status.snapshot_index >= 40
-    # 3D "crash and restart all servers": they begin with what the snapshot has.
+    # 3D "crash and restart all servers": all begin with the snapshot.
     for node_id in members.node_ids:
         world.crash(node_id, power=True)
     members.start_all()

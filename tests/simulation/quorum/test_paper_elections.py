@@ -14,7 +14,7 @@ ROUND_TRIP_S = 0.01
 
 
 def said(cores: CoreCluster, source: int, kind: type[Message]) -> list[tuple[int, Message]]:
-    """What a member has on its way, by receiver."""
+    """Messages under way from a member, by receiver."""
     return [
         (target, message)
         for (sender, target), messages in cores.on_way.items()
@@ -100,14 +100,14 @@ def test_candidate_follows_a_leader_of_its_term_or_a_newer(term: int) -> None:
     cores.take(2, 1, Append(term, 1, 0, 1, 1, []))
     assert cores[1].core.term == term
     assert cores[1].core.leader_id == 2
-    # Votes that come now are too late.
+    # Later votes are too late.
     cores.take(2, 1, Vote(1))
     cores.take(3, 1, Vote(1))
     assert not cores[1].core.is_leader
 
 
 def patience_s(cores: CoreCluster, node_id: int) -> float:
-    """How long a member waits that has just heard a leader."""
+    """Election timeout of a member that has just heard a leader."""
     seat = cores[node_id]
     seat.core.receive(1, Append(1, 1, 0, 1, 1, []))
     wait_s = seat.core.election_deadline - seat.clock.now
@@ -118,14 +118,14 @@ def patience_s(cores: CoreCluster, node_id: int) -> float:
 def test_followers_wait_for_random_times_each_in_a_part_of_its_own() -> None:
     """Section 5.2: "chosen randomly from a fixed interval", so that split votes are rare.
 
-    Here whoever could follow that leader has a part of the interval, and draws from its first half.
+    Here each possible successor has a part of the interval, and draws from its first half.
     """
     cores = CoreCluster((1, 2, 3), checker=Blind())
     part_s = (TIMING.election_max_s - TIMING.election_min_s) / 2
     for before, node_id in enumerate((2, 3)):
         begin_s = TIMING.election_min_s + before * part_s
         waits = [patience_s(cores, node_id) for _ in range(500)]
-        # The first append comes from a leader that is not known yet.
+        # The first append comes from a leader unknown so far.
         shares = {int(20 * (wait - begin_s) / part_s) for wait in waits[1:]}
         assert shares == set(range(10)), "every part of it occurs, and nothing else"
 

@@ -76,7 +76,7 @@ def test_message_of_an_older_term_changes_nothing(message: Message) -> None:
         cores[2].log.getVotedForNodeId(),
     ) == before
     answer = cores.last_said(2, 1)
-    # A request is answered with the newer term; nothing else is said of it.
+    # A request is answered with the newer term, and with nothing else.
     assert answer is None or (answer.term == 2 and not getattr(answer, "success", False))
 
 

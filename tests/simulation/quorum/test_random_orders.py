@@ -1,8 +1,8 @@
 """Random orders of single messages, writes, restarts, snapshots and changes of voters.
 
-Where the simulated world's faults follow time, here anything may come next: a member's disk stays
-behind for as long as it pleases, messages of one pair wait while all others talk. Everything is
-watched by the checker; in the end all must agree.
+Where the simulated world's faults follow time, here any event may come next: a member's disk lags
+for any time, messages of one pair wait while all others arrive. The checker watches every event; in
+the end all must agree.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Disorder:
     def others(self, node: int) -> list[int]:
         return [other for other in self.all if other != node]
 
-    # What happens
+    # Events
 
     def deliver(self) -> None:
         for _ in range(self.chance.choice((1, 3, 8))):

@@ -1,4 +1,4 @@
-"""Random histories of a quorum: the invariants hold in all of them, and a seed replays exactly."""
+"""Random histories of a quorum: the invariants hold in all, and a seed replays exactly."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.simulation.runner import run_many
 
 SEEDS = range(500)
 REGRESSIONS = (15, 20, 25, 28, 37, 40, 50, 140, 190, 5557, 18055)
-"""Seeds that once found a defect, most of a liveness that was lost: half-open connections, a voter
-that nobody called any more, or that did not know its leader for a voter, a snapshot that was sent
-for ever, a commit that was not durable."""
+"""Seeds of former defects, most of these losses of liveness: half-open connections, a voter without
+calls from any member, or with a leader unknown to it as a voter, a snapshot sent for ever, a commit
+without durability."""
 
 
 def test_invariants_hold_in_random_histories() -> None:
