@@ -43,7 +43,7 @@ def encoded(
     compression: Compression = Compression.NONE,
     **identity: Any,
 ) -> bytes:
-    """One batch of all `rows`, as a producer sends it."""
+    """One batch of all `rows`, as sent by a producer."""
     builder = BatchBuilder(compression, BATCH_BYTES_MAX, **identity)
     assert builder.append_many(SAMPLE if rows is None else rows) is None
     return bytes(builder.build())
@@ -52,7 +52,7 @@ def encoded(
 def batch(
     rows: list[RecordTuple] | None = None, compression: Compression = Compression.NONE
 ) -> RecordBatch:
-    """The same, split from what was sent."""
+    """The same, split from the sent bytes."""
     [only] = split_batches(encoded(rows, compression), max_message_bytes=BATCH_BYTES_MAX)
     return only
 

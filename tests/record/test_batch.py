@@ -150,7 +150,7 @@ class TestSplit:
 
 
 class TestFlippedBits:
-    """The CRC covers all but the 21 bytes in front of it. See DESIGN.md for what protects those."""
+    """The CRC covers all but the first 21 bytes. See DESIGN.md for their protection."""
 
     @pytest.mark.parametrize("compression", COMPRESSIONS, ids=lambda codec: codec.label)
     def test_every_flip_is_refused_or_in_a_field_that_the_leader_sets(

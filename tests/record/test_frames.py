@@ -187,7 +187,7 @@ class TestFetchFrames:
         assert raised.value.entry is INVALID_BODY
 
     def test_a_large_frame_costs_its_size_once(self) -> None:
-        # Copying what has come at each chunk would take minutes here, and hold far more.
+        # Copying all received bytes at each chunk would take minutes here, and far more memory.
         body = body_of(fetched(data=bytes(32_000_000)))
         chunks = [body[start : start + 16_384] for start in range(0, len(body), 16_384)]
         reader = FetchFrameReader(frame_bytes_max=32_000_000)

@@ -1,4 +1,4 @@
-"""Whole nodes that die, stop, hang and are cut off: who is fenced when, and who leads (promise 7).
+"""Whole nodes that die, stop, hang or are cut off: fencing and leadership (promise 7).
 
 Times are those of raftlog/controller: a session of 1.5 s, heartbeats each 0.3 s, leases of 1.35 s.
 """
@@ -21,7 +21,7 @@ from tests.simulation.records import Ledger
 SETTINGS: Final = ControllerSettings()
 SESSION_S: Final = SETTINGS.session_timeout_s
 AT_ONCE_S: Final = 0.5
-"""A death that is noticed, not waited for."""
+"""A death noticed at once, not by a timeout."""
 ELECTION_S: Final = 1.0
 NODES: Final = (1, 2, 3)
 
@@ -36,7 +36,7 @@ def others(nodes: NodeWorld) -> list[int]:
 
 
 def fenced_brokers(nodes: NodeWorld) -> list[int]:
-    """All that are fenced from now on, as they are."""
+    """All brokers fenced from now on, in order."""
     fenced: list[int] = []
     nodes.checker.on_fenced = fenced.append
     return fenced
@@ -54,7 +54,7 @@ def test_a_killed_broker_is_fenced_at_once_and_leads_again_when_it_is_back(seed:
         nodes.kill(victim)
         await nodes.until(lambda: nodes.is_fenced(victim))
         assert now() - killed_at < AT_ONCE_S
-        # Its only replica is there: nobody else may lead it.
+        # Its only replica is there: no other node may lead.
         await nodes.until(lambda: nodes.leader("t", number) is None)
         nodes.start(victim)
         await nodes.until(lambda: nodes.takes_writes(victim, "t", number))

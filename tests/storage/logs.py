@@ -81,7 +81,7 @@ def new_log(
 
 
 async def read_all(log: Log, *, max_bytes: int = 1 << 20) -> list[bytes | None]:
-    """The values of all records, checking that offsets are without a gap."""
+    """The values of all records, checked for offsets without a gap."""
     values: list[bytes | None] = []
     offset = log.log_start_offset
     expected = offset
@@ -110,7 +110,7 @@ def numbered(values: list[bytes], sequence: int, *, timestamp_ms: int = 1000) ->
 
 
 def sent(*batches: RecordBatch, base_offset: int = 0, epoch: int = EPOCH) -> bytes:
-    """What a leader of `epoch` sends of these batches, the first of them at `base_offset`."""
+    """The bytes of these batches from a leader of `epoch`, the first at `base_offset`."""
     data = b""
     offset = base_offset
     for one in batches:
@@ -120,7 +120,7 @@ def sent(*batches: RecordBatch, base_offset: int = 0, epoch: int = EPOCH) -> byt
 
 
 async def all_bytes(log: Log) -> bytes:
-    """The log's batches as they are on disk, from its start to its end."""
+    """The log's batches as stored, from start to end."""
     data = b""
     offset = log.log_start_offset
     while offset < log.log_end_offset:
@@ -131,7 +131,7 @@ async def all_bytes(log: Log) -> bytes:
 
 
 class Gate:
-    """Holds disk work of one name back, on its way to a thread, until it is opened."""
+    """Holds disk work of one name back, before its thread, until opened."""
 
     def __init__(self, disk: SimulatedDisk, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = asyncio.Event()

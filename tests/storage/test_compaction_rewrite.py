@@ -1,4 +1,4 @@
-"""What a pass leaves of a log: the newest of each key, unmoved, in batches that are sound."""
+"""A pass leaves the newest record of each key, at its offset, in valid batches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ View: TypeAlias = tuple[int, int | None, bytes | None, bytes | None, Headers]
 
 
 class Log:
-    """Batches as a leader would have written them, and what is known of their producers."""
+    """Batches as written by a leader, and the state of their producers."""
 
     def __init__(self) -> None:
         self.batches: list[RecordBatch] = []
@@ -92,7 +92,7 @@ class Log:
     def compact(
         self, *, now: int = NOW, end: int | None = None, keys_max: int = 1000, segments: int = 1
     ) -> CompactionPass:
-        """One pass over all batches, as if they filled so many segments and an active one came."""
+        """One pass over all batches, spread over the given number of finished segments."""
         work = CompactionPass(
             self.history,
             now_ms=now,

@@ -1,4 +1,4 @@
-"""What a follower takes from its leader: all of it as it is, or nothing."""
+"""A follower appends its leader's bytes unchanged and whole, or not at all."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_follower_has_the_bytes_epochs_and_producers_of_its_leader() -> 
         assert follower.appender.append_fetched_now(data, LeaderEpoch(epoch))
     assert await all_bytes(follower) == await all_bytes(leader)
     assert entries(follower) == entries(leader) == [(1, 0), (3, 4)]
-    # The follower becomes the leader, and knows what was written.
+    # The follower becomes the leader, and knows the producers.
     again = await follower.appender.append([numbered([b"a", b"b"], 2)], LeaderEpoch(4))
     assert [result.base_offset for result in again if result.duplicate] == [2]
     with pytest.raises(LogError, match="6 is next"):
@@ -90,7 +90,7 @@ async def test_no_record_is_taken_that_is_older_than_the_last_one() -> None:
 
 
 async def test_a_leaders_gap_is_written_down_before_it_is_taken() -> None:
-    """Otherwise the next start takes it for damage."""
+    """Otherwise the next start takes the gap for damage."""
     disk = SimulatedDisk()
     log = new_log(disk)
     assert log.appender.append_fetched_now(sent(TWO), EPOCH)
@@ -206,7 +206,7 @@ async def test_a_batch_that_holds_the_log_start_is_taken_whole_by_an_empty_log()
     disk.crash(power=True)
     again = new_log(disk, checkpoint=checkpoint, start=StartKind.POWER_LOSS)
     assert (again.log_start_offset, again.log_end_offset) == (15, 20)
-    # Only where the log is empty: elsewhere it would replace what is there.
+    # Only where the log is empty: elsewhere the restart would remove records.
     with pytest.raises(LogError, match="goes on at 20"):
         await again.appender.append_fetched(sent(TWO, base_offset=19), EPOCH)
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class PausedDisk(SimulatedDisk):
-    """Begins nothing before it is told to."""
+    """Holds all work back until released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class PausedDisk(SimulatedDisk):
 
 
 class Something:
-    """Something to flush, that counts."""
+    """A log to flush, which counts syncs."""
 
     def __init__(self, flusher: Flusher, *, fails: bool = False) -> None:
         self.flusher = flusher

@@ -1,4 +1,4 @@
-"""Which flush mode a start after a power cut goes by: those that were in force, not that of now."""
+"""A start after a power cut uses the flush modes in effect before, not the present setting."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Node:
         return await self.manager.open_replica(TOPIC, PARTITION, config, create=True)
 
     async def cut_power(self, config: LogConfig) -> Log:
-        """What is found when the node is up again, with that setting now."""
+        """The log after the next start, with the given setting."""
         self.disk.crash(power=True)
         return await self.open(config)
 
@@ -74,7 +74,7 @@ async def test_what_async_had_acknowledged_is_not_forgotten_before_it_is_flushed
     node = Node()
     log = await node.open(ASYNC)
     await append(log)
-    # The sync that the change begins does not end.
+    # The sync started by the change does not end.
     log.shared.flusher.request = lambda *_: None  # type: ignore[assignment, method-assign]
     log.configure(SYNC)
     await log.publish()

@@ -27,7 +27,7 @@ SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
 
 
 def state_of(log: Log) -> tuple[object, ...]:
-    """Everything that must move together, or not at all."""
+    """All state that must move together, or not at all."""
     segments = log.segments
     return (
         log.log_end_offset,
@@ -343,7 +343,7 @@ async def test_large_batches_in_a_row_are_not_each_read_twice() -> None:
         assert result.next_offset == offset + 1
         offset = result.next_offset
     assert disk.operations["read"] - before <= 8 + 2
-    # Small ones again: no more is given than was asked for.
+    # Small batches again: no more bytes than requested.
     while offset < 24:
         result = await log.reader.read(offset, end=log.log_end_offset, max_bytes=20_000)
         assert len(result.data) <= 20_000

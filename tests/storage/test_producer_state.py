@@ -1,4 +1,4 @@
-"""KIP-98's producer state: what is new, what is a repetition, what is refused, what survives."""
+"""KIP-98's producer state: new batches, repetitions, refusals, and restarts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.storage.producers import header
 
 
 class Partition:
-    """The least of a log: an end offset, and what was written."""
+    """A minimal log: an end offset, and the batches."""
 
     def __init__(self, **settings_: int) -> None:
         self.states = ProducerStates(**settings_)
@@ -267,7 +267,7 @@ def test_truncation_of_a_remembered_batch_asks_for_a_rebuild(partition: Partitio
 
 
 def test_truncation_of_a_new_epoch_cannot_be_exact(partition: Partition) -> None:
-    """Dropping the batch would leave nothing, while epoch 0 is what the log then ends with."""
+    """Dropping the batch would leave nothing, while the log then ends with epoch 0."""
     partition.send(header(1, 0, 4))
     partition.send(header(1, 0, epoch=1))
     assert partition.states.truncate_to(Offset(4)) is Truncation.REBUILD

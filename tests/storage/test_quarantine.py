@@ -1,4 +1,4 @@
-"""Replicas that are put aside: deleted, or damaged and begun anew; and those that are missing."""
+"""Replicas deleted, damaged and renewed, or missing."""
 
 from __future__ import annotations
 
@@ -352,7 +352,7 @@ async def test_a_topic_that_is_released_is_left_alone_until_it_is_opened_again()
         manager._shared.clock.advance(3600)
         await manager.tick()
     assert set(files) <= set(disk.list_directory(DIRECTORY))
-    # What the run before had vouched for, this one has written to.
+    # This run has written to a replica marked clean by the run before.
     assert start_kind(manager._found, f"{TOPIC}/0", disk.boot_id()) is StartKind.PROCESS_CRASH
     log = await open_log(manager)
     assert (log.state, log.log_end_offset) == (LogState.ONLINE, 10)
@@ -381,7 +381,7 @@ async def test_a_possible_loss_is_told_at_every_start_until_it_is_forgotten() ->
     log = await open_log(await start(disk), config)
     found = log.possible_loss
     assert found is not None and found.from_offset == 9
-    # The second power cut adds to what is known; the others change nothing.
+    # The second power cut adds to the loss; the others change nothing.
     for power, expected in ((False, 9), (False, 9), (True, 9)):
         await log.appender.append([batch([b"after"])], EPOCH)
         await log.flush()
@@ -414,7 +414,7 @@ async def test_a_loss_that_could_not_be_forgotten_durably_stays() -> None:
     log = await open_log(manager, config)
     assert log.possible_loss is not None
     await log.forget_possible_loss()
-    # At once: whoever counts on the log now must find it so after a crash.
+    # At once: a replica counting on the log now must find the same after a crash.
     disk.crash(power=False)
     log = await open_log(await start(disk), config)
     assert log.possible_loss is None

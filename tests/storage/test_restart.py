@@ -1,4 +1,4 @@
-"""Empty a log and begin it elsewhere; and what truncation takes with it."""
+"""Empty a log and restart elsewhere; and the effects of truncation."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_a_crash_leaves_the_old_log_or_an_empty_one(offset: int, power: bo
             assert values in ([], [b"n"])
             seen.add("new" if values else "empty")
             assert log.log_start_offset == offset
-        # Whatever it is, it can be used, and nothing of it goes at a later start.
+        # In any state the log is usable, and a later start removes nothing.
         await log.appender.append([batch([b"after"])], LeaderEpoch(9))
         await log.flush()
         disk.crash(power=True)
@@ -112,7 +112,7 @@ async def test_a_crash_leaves_the_old_log_or_an_empty_one(offset: int, power: bo
 
 
 def told(offset: int) -> bytes:
-    """What a leader knows of a producer that has written the 40 records below an offset."""
+    """A leader's state of a producer of the 40 records below an offset."""
     producers = ProducerStates()
     for number in range(40):
         producers.update(header(5, number, base_offset=offset - 40 + number), now_ms=0)

@@ -1,4 +1,4 @@
-"""Which segments go, which never do, and what clocks may not do to them."""
+"""Which segments are dropped, which never are, and the limits on clock jumps."""
 
 from __future__ import annotations
 

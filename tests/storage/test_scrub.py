@@ -1,4 +1,4 @@
-"""Damage in data that nobody reads is found, told once, and costs a bounded rate of reads."""
+"""Damage in unread data is found, reported once, at a bounded rate of reads."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_any_flipped_bit_is_found_and_told_once(byte: int, batch_number: i
     assert log.damage_found == node.told[0]
     assert log.state is LogState.ONLINE, "the owner decides"
     assert node.manager.totals().scrub_damage >= 3
-    # What is whole goes on being served, the rest of the log was looked at, too.
+    # Intact records stay served; the rest of the log was checked, too.
     assert (await log.reader.read(Offset(0), end=Offset(2), max_bytes=1)).next_offset == 1
     assert node.scrubbed_bytes > segment.size_bytes
 
