@@ -173,9 +173,9 @@ class EffectiveFlushMode:
         """Whether the setting takes effect only with the next checkpoint file."""
         return self.mode is not self._wanted
 
-    def published(self, told: FlushMode | None) -> None:
+    def published(self, mode: FlushMode | None) -> None:
         """Note the mode now in the checkpoint file."""
-        if told is FlushMode.ASYNC:
+        if mode is FlushMode.ASYNC:
             self.mode = self._wanted
 
     def to_publish(self, flushed_offset: Offset, end_offset: Offset) -> FlushMode:

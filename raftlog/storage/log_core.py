@@ -93,10 +93,6 @@ class Listeners:
         damage found after a restart of the log. See `damage_found`."""
 
 
-async def publish_nothing() -> None:
-    """Publisher of a log without a node, whose checkpoint is not written."""
-
-
 class LogCore:
     """State of one log. Lives in the event loop."""
 
@@ -252,9 +248,6 @@ class LogCore:
         if config.flush is FlushMode.SYNC:
             self.request_sync()
         if self.effective_flush.waits_for_checkpoint:
-            if self._publish is publish_nothing:
-                self.effective_flush.published(config.flush)
-                return
             self.shared.file_is_behind = True
             self.start_shielded(self._begin_async())
 
@@ -274,10 +267,7 @@ class LogCore:
     @property
     def durable_log_start(self) -> Offset:
         """The log start offset after a crash: at most the present one."""
-        present = self.segments.log_start_offset
-        if self._publish is publish_nothing:
-            return present
-        return min(self._published_log_start, present)
+        return min(self._published_log_start, self.segments.log_start_offset)
 
     async def forget_possible_loss(self) -> None:
         """Forget `possible_loss`, durably or not at all, once the owner has dealt with it.

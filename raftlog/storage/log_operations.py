@@ -282,8 +282,8 @@ class LogOperations:
             producers = rebuild_producers(
                 self._disk, directory, dropped, start, now_ms, stops_at_damage=True
             )
-            told = producers.to_bytes(start, now_ms=now_ms)
-            self._disk.replace(f"{directory}/{snapshot_name(start)}", told)
+            snapshot = producers.to_bytes(start, now_ms=now_ms)
+            self._disk.replace(f"{directory}/{snapshot_name(start)}", snapshot)
 
     def _remove(self, dropped: Sequence[Segment]) -> None:
         """Rename segments' files, then remove them, so that no crash leaves half a segment."""
@@ -422,9 +422,9 @@ class LogOperations:
         core = self._core
         async with self._arranging(), core.write_lock, core.derived_lock:
             await core.flush()
-            told = producers.to_bytes(offset, now_ms=core.shared.monotonic_ms())
+            snapshot = producers.to_bytes(offset, now_ms=core.shared.monotonic_ms())
             # Written even without producers: a file of an earlier attempt must not take its place.
-            await core.run(self._disk.replace, f"{core.directory}/{RESTART_NAME}", told)
+            await core.run(self._disk.replace, f"{core.directory}/{RESTART_NAME}", snapshot)
             core.restart_at = offset
             try:
                 await core.publish()

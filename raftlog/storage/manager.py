@@ -15,7 +15,7 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -47,7 +47,8 @@ from raftlog.storage.quarantine import (
 from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
-__all__ = ["LogManager", "StorageSettings", "StorageTotals"]
+OPENS_AT_ONCE_MAX: Final = 4
+"""Most logs opened, or closed, at the same time."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class LogManager:
     ) -> None:
         self._disk = disk
         self._settings = settings
-        self._shared = LogShared(disk, clock, OpenFiles(disk, settings.open_files_max))
+        self._shared = LogShared(disk, clock, OpenFiles(disk))
         self._found = found
         self._boot_id = disk.boot_id()
         self._strays = dict.fromkeys(names)
@@ -93,7 +94,7 @@ class LogManager:
         self._checkpoints = _as_found(found)
         self._logs: dict[tuple[TopicId, PartitionId], Log] = {}
         self._opening: dict[str, asyncio.Task[Log]] = {}
-        self._opens = asyncio.Semaphore(settings.opens_at_once_max)
+        self._opens = asyncio.Semaphore(OPENS_AT_ONCE_MAX)
         self._unfinished: set[str] = set()
         """Replicas created but not in the checkpoint file, because the disk was full. All are
         empty."""
@@ -250,13 +251,11 @@ class LogManager:
             self._disk.sync_directory(topic_directory)
             self._disk.sync_directory(REPLICAS)
         return Log.open(
-            self._disk,
-            self._shared.clock,
+            self._shared,
             directory,
             config,
             checkpoint=checkpoint,
             start=start,
-            shared=self._shared,
             publish=self._file.write,
         )
 
@@ -338,11 +337,11 @@ class LogManager:
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be deleted: {error}") from error
         try:
-            aside = await self._disk.run(partial(trash_replica, self._disk, topic_id, partition))
+            trashed = await self._disk.run(partial(trash_replica, self._disk, topic_id, partition))
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be deleted: {error}") from error
-        if aside is not None:
-            self._maintenance.schedule_removal(aside)
+        if trashed is not None:
+            self._maintenance.schedule_removal(trashed)
 
     async def renew_replica(
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig

@@ -9,7 +9,7 @@ from crc32c import crc32c
 from hypothesis import strategies as st
 
 from raftlog.record.batch import RecordBatch, split_batches
-from raftlog.record.codec import BatchBuilder, RecordTuple
+from raftlog.record.codec import BatchBuilder, RecordTuple, decode
 from raftlog.record.compression import Compression
 
 BATCH_BYTES_MAX = 64 * 1024 * 1024
@@ -75,3 +75,10 @@ def resealed(changed: bytearray) -> bytes:
     """The CRC made to fit."""
     struct.pack_into(">I", changed, 17, crc32c(bytes(changed[21:])))
     return bytes(changed)
+
+
+def validate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> None:
+    """Decode a batch, and check that offsets count up by one. Raises LogError as `decode` does."""
+    records = decode(batch, decompressed_bytes_max=decompressed_bytes_max, include_control=True)
+    base = batch.header.base_offset
+    assert [record.offset for record in records] == list(range(base, base + len(records)))

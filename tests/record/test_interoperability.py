@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftlog.record.batch import split_batches
-from raftlog.record.codec import Record, RecordTuple, decode, validate_records
+from raftlog.record.codec import Record, RecordTuple, decode
 from raftlog.record.compression import Compression
 from tests.record.batches import (
     BATCH_BYTES_MAX,
@@ -28,6 +28,7 @@ from tests.record.batches import (
     SAMPLE,
     encoded,
     records,
+    validate_records,
 )
 
 with warnings.catch_warnings():

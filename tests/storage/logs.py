@@ -23,6 +23,7 @@ from raftlog.record.types import (
 )
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.log import Log
+from raftlog.storage.log_core import LogShared
 from raftlog.storage.types import LogConfig
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
@@ -68,13 +69,17 @@ def new_log(
     disk = disk or SimulatedDisk()
     disk.make_directory(DIRECTORY)
     disk.sync_directory("")
+
+    async def publish() -> None:
+        log.published(log.current_checkpoint())
+
     log = Log.open(
-        disk,
-        clock or ManualClock(),
+        LogShared(disk, clock or ManualClock()),
         DIRECTORY,
         config or LogConfig(),
         checkpoint=checkpoint,
         start=start,
+        publish=publish,
     )
     disk.slow_outside_run.clear()
     return log

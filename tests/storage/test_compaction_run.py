@@ -15,6 +15,7 @@ from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compaction_rewrite import CompactionPass
 from raftlog.storage.log import Log
+from raftlog.storage.log_core import LogShared
 from raftlog.storage.types import LogConfig, LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.clock import ManualClock
@@ -43,8 +44,7 @@ class Written:
         self.disk.make_directory(DIRECTORY)
         self.disk.sync_directory("")
         self.log = Log.open(
-            self.disk,
-            ManualClock(),
+            LogShared(self.disk, ManualClock()),
             DIRECTORY,
             CONFIG,
             checkpoint=self.checkpoint,

@@ -20,8 +20,8 @@ from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import LogError
 from raftlog.record.types import Offset, ProducerEpoch, ProducerId
 from raftlog.storage.log import Log
-from raftlog.storage.manager import LogManager, StorageSettings
-from raftlog.storage.types import FlushMode, LogConfig, LogState
+from raftlog.storage.manager import LogManager
+from raftlog.storage.types import FlushMode, LogConfig, LogState, StorageSettings
 from raftlog.world import DiskError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk

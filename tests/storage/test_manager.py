@@ -12,10 +12,10 @@ from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, STARTED_NAME, UNREA
 from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint
 from raftlog.storage.compaction_rewrite import CompactionPass
 from raftlog.storage.log import Log
-from raftlog.storage.manager import LogManager, StorageSettings
+from raftlog.storage.manager import LogManager
 from raftlog.storage.reader import LogReader
 from raftlog.storage.scan import scan
-from raftlog.storage.types import FlushMode, LogConfig, LogState, ReadResult
+from raftlog.storage.types import FlushMode, LogConfig, LogState, ReadResult, StorageSettings
 from raftlog.world import DiskError, DiskFullError
 from raftlog.world.real_disk import FileSystemDisk
 from raftlog.world.time import SystemClock
