@@ -329,8 +329,8 @@ class LogOperations:
             if offset < segments.log_start_offset:
                 raise LogError(
                     OFFSET_OUT_OF_RANGE,
-                    f"{core.directory} begins at {segments.log_start_offset}: it cannot be cut "
-                    f"at {offset}.",
+                    f"{core.directory} begins at {segments.log_start_offset}: cannot truncate "
+                    f"to {offset}.",
                 )
             number = segments.number(offset)
             segment = segments.all[number]
@@ -405,7 +405,7 @@ class LogOperations:
             )
             if isinstance(read, Damaged):
                 raise LogError(
-                    CORRUPT_BATCH, f"{core.directory}: what came of producers: {read.reason}."
+                    CORRUPT_BATCH, f"{core.directory}: invalid producer snapshot: {read.reason}."
                 )
             producers = read
         await self.restart_empty(offset, producers)

@@ -124,7 +124,7 @@ class LogManager:
         try:
             await manager._file.write()
         except DiskFullError:
-            logger.warning("The disk is full: starting with the checkpoint file as it is.")
+            logger.warning("disk full: starting with the checkpoint file unchanged")
             await disk.run(partial(take_marker_away, disk))
         return manager
 
@@ -241,7 +241,7 @@ class LogManager:
             self._disk.remove_tree(directory)
         if checkpoint is None and not self._disk.exists(directory):
             if not create:
-                raise DiskError(f"{directory} is missing; it is not made anew without being asked")
+                raise DiskError(f"{directory} is missing; not created without a request")
             self._unfinished.add(name)
             self._disk.make_directory(directory)
             start = StartKind.PROCESS_CRASH if start is StartKind.CLEAN else start
@@ -281,7 +281,7 @@ class LogManager:
         except DiskFullError as error:
             # The directory is gone, durably. Removing its files makes room for the checkpoint file.
             self._shared.file_is_behind = True
-            logger.warning("%s: deleted, with the disk full: %s", topic_id, error)
+            logger.warning("%s: deleted while the disk is full: %s", topic_id, error)
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{topic_id} cannot be deleted: {error}") from error
         self._maintenance.schedule_removal(f"{DELETED}/{topic_id}")
@@ -333,7 +333,7 @@ class LogManager:
             # First: a replica in the file without a directory counts as damaged.
             await self._file.write()
         except DiskFullError as error:
-            logger.warning("%s: deleted, with the disk full: %s", name, error)
+            logger.warning("%s: deleted while the disk is full: %s", name, error)
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be deleted: {error}") from error
         try:
@@ -365,15 +365,15 @@ class LogManager:
         name = replica_name(topic_id, partition)
         log = self._logs.get((topic_id, partition))
         if log is not None and log.state is LogState.ONLINE:
-            raise LogError(ILLEGAL_STATE, f"{name} is in service: it needs no renewal.")
+            raise LogError(ILLEGAL_STATE, f"{name} is in service and needs no renewal.")
         try:
             self._quarantined = await self._disk.run(partial(names_below, self._disk, DAMAGED))
             number = free_number(self._quarantined, topic_id, partition)
             if number is None:
                 raise LogError(
                     ILLEGAL_STATE,
-                    f"{name} was damaged {DAMAGED_KEPT_MAX} times before; look at {DAMAGED}/ and "
-                    "remove what is not needed.",
+                    f"{name} was damaged {DAMAGED_KEPT_MAX} times before; check {DAMAGED}/ and "
+                    "remove unneeded copies.",
                 )
             if log is not None:
                 self._checkpoints[name] = log.current_checkpoint()

@@ -204,7 +204,7 @@ def _restart_empty(
         if name != RESTART_NAME:
             files.forget(f"{directory}/{name}")
             disk.remove(f"{directory}/{name}")
-    logger.warning("%s: begins again at offset %d, empty, as was asked.", directory, offset)
+    logger.warning("%s: restarting empty at offset %d", directory, offset)
     producers = load_restart_producers(disk, directory, offset, now_ms)
     opened = _begin(disk, files, directory, offset)
     if len(producers):

@@ -48,7 +48,7 @@ def trash_replica(disk: Disk, topic_id: TopicId, partition: PartitionId) -> str 
             disk.sync_directory(DELETED)
             _move(disk, directory, f"{trash}/{partition}")
             return trash
-    raise DiskError(f"{directory}: {DELETED_WAITING_MAX} deleted copies of it wait already")
+    raise DiskError(f"{directory}: {DELETED_WAITING_MAX} deleted copies wait for removal already")
 
 
 def quarantine_replica(disk: Disk, topic_id: TopicId, partition: PartitionId, number: int) -> None:

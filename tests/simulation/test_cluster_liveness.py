@@ -151,7 +151,7 @@ def test_a_paused_leader_takes_no_write_that_waited_for_it(paused_s: float, seed
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_next_controller_fences_nobody_but_the_dead_one(seed: int) -> None:
+def test_the_next_controller_fences_only_the_dead_one(seed: int) -> None:
     async def test(nodes: NodeWorld) -> None:
         first = nodes.controller()
         assert first is not None
@@ -211,7 +211,7 @@ def test_a_controller_that_hangs_is_replaced_and_comes_back(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("is_controller", [False, True])
-def test_a_node_that_stops_is_missed_by_nobody_for_long(is_controller: bool, seed: int) -> None:
+def test_no_client_misses_a_stopping_node_for_long(is_controller: bool, seed: int) -> None:
     async def test(nodes: NodeWorld) -> None:
         first = nodes.controller()
         victim = first if is_controller else others(nodes)[0]

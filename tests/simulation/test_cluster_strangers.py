@@ -162,7 +162,7 @@ def test_a_data_directory_is_not_served_under_another_id() -> None:
     simulate(test)
 
 
-def test_a_node_that_finds_nobody_to_join_says_so_and_ends() -> None:
+def test_a_node_without_a_cluster_to_join_reports_and_ends() -> None:
     async def test(nodes: NodeWorld) -> None:
         never_serves(nodes, 4)
         nodes.start(4)

@@ -41,7 +41,7 @@ def test_time_is_virtual() -> None:
     assert run(main()) == pytest.approx(1800, abs=0.001)
 
 
-def test_time_moves_while_nobody_sleeps() -> None:
+def test_time_moves_without_a_sleeper() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + 0.01
@@ -158,7 +158,7 @@ def test_an_exception_in_a_callback_fails_the_run() -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_an_exception_of_a_task_that_nobody_awaits_fails_the_run(kept: bool) -> None:
+def test_an_exception_of_an_unawaited_task_fails_the_run(kept: bool) -> None:
     async def broken() -> None:
         raise ZeroDivisionError
 

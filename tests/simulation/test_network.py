@@ -324,22 +324,22 @@ def test_the_called_side_rejects_by_its_answer() -> None:
     simulate(test)
 
 
-def test_a_rejection_after_the_answer_is_told_or_shows_as_a_close() -> None:
-    told: set[bool] = set()
+def test_a_rejection_after_the_answer_arrives_or_shows_as_a_close() -> None:
+    outcomes: set[bool] = set()
 
     async def test(net: Net) -> None:
         net.server.reject_opened = True
         try:
             mine = await net.connect()
         except RejectedError:
-            told.add(True)
+            outcomes.add(True)
         else:
             assert mine.closings == 1
-            told.add(False)
+            outcomes.add(False)
 
     for seed in SEEDS:
         simulate(test, seed)
-    assert told == {True, False}
+    assert outcomes == {True, False}
 
 
 def test_a_caller_that_rejects_leaves_no_open_end_behind() -> None:

@@ -209,7 +209,7 @@ def test_a_batch_without_records_goes_unless_something_hangs_on_it(log: Log) -> 
     assert emptied.max_timestamp_ms == -1
 
 
-def test_the_end_of_each_new_segment_can_still_be_told(log: Log) -> None:
+def test_the_end_of_each_new_segment_stays_known(log: Log) -> None:
     for _ in range(3):
         log.append((b"a", b"x"), (b"b", b"x"))
     log.append((b"a", b"y"), (b"b", b"y"))
@@ -262,7 +262,7 @@ def test_an_empty_key_is_a_key(log: Log) -> None:
     assert log.rows() == [(1, b"", b"2")]
 
 
-def test_long_keys_are_told_apart(log: Log) -> None:
+def test_long_keys_are_distinguished(log: Log) -> None:
     long = [bytes(31), bytes(32), bytes(33), bytes(32) + b"\1", b"k" * 5000]
     log.append(*[(key, b"1") for key in long])
     log.append(*[(key, b"2") for key in long])

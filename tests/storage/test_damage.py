@@ -170,7 +170,7 @@ async def test_damage_is_remembered_by_the_checkpoint_until_it_is_repaired(
     assert log.state is LogState.DAMAGED
 
 
-async def test_possible_loss_is_told_after_a_power_cut_of_an_async_log_only(
+async def test_possible_loss_is_reported_after_a_power_cut_of_an_async_log_only(
     three: Fixture,
 ) -> None:
     config = LogConfig(flush=FlushMode.ASYNC)

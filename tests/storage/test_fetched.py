@@ -59,7 +59,7 @@ def test_anything_else_is_refused_whole(data: bytes, end: int, reason: str) -> N
 async def test_a_follower_has_the_bytes_epochs_and_producers_of_its_leader() -> None:
     leader, follower = new_log(), new_log()
     written: list[bytes] = []
-    leader.listeners.appended.append(lambda *told: written.append(b"".join(told[2])))
+    leader.listeners.appended.append(lambda *reported: written.append(b"".join(reported[2])))
     for number, epoch in enumerate((1, 1, 3)):
         await leader.appender.append([numbered([b"a", b"b"], 2 * number)], LeaderEpoch(epoch))
     for data, epoch in zip(written, (1, 1, 3), strict=True):
@@ -256,19 +256,19 @@ async def test_the_guard_is_asked_each_time_an_append_is_tried() -> None:
     assert log.log_end_offset == 2
 
 
-async def test_appends_are_told_as_they_were_written() -> None:
+async def test_listeners_get_appends_as_written() -> None:
     log = new_log()
-    told: list[tuple[int, int, bytes, int]] = []
+    reported: list[tuple[int, int, bytes, int]] = []
     log.listeners.appended.append(
-        lambda base, end, parts, size: told.append((base, end, b"".join(parts), size))
+        lambda base, end, parts, size: reported.append((base, end, b"".join(parts), size))
     )
     await log.appender.append([TWO, ONE], EPOCH)
     await log.appender.append([numbered([b"n"], 0)], EPOCH)
     await log.appender.append([numbered([b"n"], 0), numbered([b"m"], 1)], EPOCH)
     await log.appender.append([numbered([b"n"], 0)], EPOCH)
-    assert [(base, end) for base, end, _, _ in told] == [(0, 3), (3, 4), (4, 5)]
-    assert b"".join(data for _, _, data, _ in told) == await all_bytes(log)
-    assert all(len(data) == size for _, _, data, size in told)
-    assert parse_header(told[2][2]).base_offset == 4
+    assert [(base, end) for base, end, _, _ in reported] == [(0, 3), (3, 4), (4, 5)]
+    assert b"".join(data for _, _, data, _ in reported) == await all_bytes(log)
+    assert all(len(data) == size for _, _, data, size in reported)
+    assert parse_header(reported[2][2]).base_offset == 4
     log.appender.append_fetched_now(sent(ONE, base_offset=5), EPOCH)
-    assert len(told) == 3
+    assert len(reported) == 3

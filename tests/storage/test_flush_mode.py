@@ -167,10 +167,10 @@ async def test_what_was_written_down_in_between_says_nothing_of_the_last_change(
     node.manager._file._collect = back_and_forth
     log.configure(ASYNC)
     for _ in range(200):
-        told = decode_checkpoint(node.disk.contents("checkpoints.json"))
-        assert isinstance(told, NodeCheckpoint)
+        stored = decode_checkpoint(node.disk.contents("checkpoints.json"))
+        assert isinstance(stored, NodeCheckpoint)
         if log.flush_mode is FlushMode.ASYNC:
-            assert told.replicas[f"{TOPIC}/{PARTITION}"].flush is FlushMode.ASYNC
+            assert stored.replicas[f"{TOPIC}/{PARTITION}"].flush is FlushMode.ASYNC
             return
         await asyncio.sleep(0)
     raise AssertionError("it does not come into force")
@@ -187,7 +187,7 @@ async def test_a_cut_takes_along_what_was_acknowledged_beyond_it() -> None:
 
 
 @pytest.mark.parametrize(("config", "is_lost"), [(SYNC, False), (ASYNC, True)])
-async def test_where_an_older_version_has_not_told_the_setting_decides(
+async def test_without_a_stored_mode_of_an_older_version_the_setting_decides(
     config: LogConfig, is_lost: bool
 ) -> None:
     node = Node()

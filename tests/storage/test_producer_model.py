@@ -196,11 +196,11 @@ class ProducerModel(RuleBasedStateMachine):
                 self.states.update(batch.header, now_ms=0)
 
     @rule(data=st.data())
-    def another_begins_anew(self, data: st.DataObject) -> None:
+    def another_log_begins(self, data: st.DataObject) -> None:
         """A log with the records between two offsets, and the producers of those below."""
         start = data.draw(st.integers(0, self.end), "start")
-        told = self.states.below(Offset(start)).to_bytes(Offset(start), now_ms=0)
-        states = ProducerStates.from_bytes(told, Offset(start), now_ms=0)
+        snapshot = self.states.below(Offset(start)).to_bytes(Offset(start), now_ms=0)
+        states = ProducerStates.from_bytes(snapshot, Offset(start), now_ms=0)
         assert isinstance(states, ProducerStates)
         exact = ProducerStates()
         left = data.draw(st.integers(0, 6), "batches that have not come yet")
@@ -222,7 +222,7 @@ class ProducerModel(RuleBasedStateMachine):
                 assert answer(states, batch) == answer(exact, batch)
 
     @invariant()
-    def compaction_is_told_the_last_batches(self) -> None:
+    def compaction_gets_the_last_batches(self) -> None:
         last: dict[int, int] = {}
         for batch in self.log:
             last[batch.producer] = batch.offset + batch.count - 1

@@ -65,7 +65,7 @@ def test_batches_without_a_producer_id_are_always_new_and_leave_nothing(
     assert len(partition.states) == 0
 
 
-def test_a_repetition_is_told_where_it_went_the_first_time(partition: Partition) -> None:
+def test_a_duplicate_gets_the_offsets_of_the_first_append(partition: Partition) -> None:
     partition.send(header(-1, -1, 10))
     partition.send(header(1, 0, 3))
     partition.send(header(1, 3, 2))
@@ -100,7 +100,7 @@ def test_a_batch_cut_otherwise_than_the_one_written_is_refused(
     assert partition.refusal(header(1, sequence, count)) is OUT_OF_ORDER_SEQUENCE
 
 
-def test_sequences_that_nobody_wrote_are_never_called_duplicates(partition: Partition) -> None:
+def test_unwritten_sequences_are_never_duplicates(partition: Partition) -> None:
     partition.send(header(1, 0))
     assert partition.refusal(header(1, SEQUENCES - 5)) is OUT_OF_ORDER_SEQUENCE
 
@@ -186,7 +186,7 @@ def test_forgotten_and_new_batches_in_one_request_are_not_called_duplicates(
     assert partition.send(header(1, 6)) == [Append()]
 
 
-def test_a_repetition_is_told_the_time_that_the_broker_stamped(partition: Partition) -> None:
+def test_a_duplicate_gets_the_time_stamped_by_the_broker(partition: Partition) -> None:
     plan = partition.states.prepare(
         [header(1, 0)], Offset(0), now_ms=5, log_append_time_ms=1_700_000_000_000
     )

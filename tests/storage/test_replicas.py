@@ -165,7 +165,7 @@ class Pair:
         leader, follower = self.leader, self.follower
         end, last_epoch = follower.log_end_offset, follower.last_epoch
         if end < leader.log_start_offset:
-            await self.begin_anew()
+            await self.restart_follower()
             return
         if last_epoch >= 0:
             answer = leader.leader_epochs.end_offset_for(last_epoch, leader.log_end_offset)
@@ -175,16 +175,16 @@ class Pair:
                 cut = answer.end_offset if own is None else min(answer.end_offset, own.end_offset)
                 assert cut < end or answer.epoch != last_epoch
                 if cut < follower.log_start_offset:
-                    await self.begin_anew()
+                    await self.restart_follower()
                 elif cut < end:
                     assert cut >= follower.high_watermark, "committed records would be cut"
                     await follower.operations.truncate_to(cut)
                     return
         elif end > leader.log_end_offset:
-            await self.begin_anew()
+            await self.restart_follower()
         self.agreed = True
 
-    async def begin_anew(self) -> None:
+    async def restart_follower(self) -> None:
         start = self.leader.log_start_offset
         await self.follower.operations.restart_at(start, self.leader.producers_below(start))
 
@@ -333,7 +333,7 @@ async def play(seed: int, lives: list[tuple[int, int, bool, list[str]]]) -> None
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_leader_and_follower_agree_whoever_crashes(seed: int) -> None:
+async def test_leader_and_follower_agree_after_any_crash(seed: int) -> None:
     chance = random.Random(seed)
     operations = [name for name in OPERATIONS if seed % 3 or name != "delete_records"]
     lives = [
