@@ -100,7 +100,7 @@ class Log(LogCore):
             async with self.arrange_lock, self.write_lock:
                 if self.state is LogState.ONLINE:
                     await self.operations.advance_recovery_point()
-                    self.end(closed, LogState.CLOSED)
+                    self.end_service(closed, LogState.CLOSED)
         finally:
             self.pending_rearrangements -= 1
             self.discard(closed)
@@ -122,7 +122,7 @@ class Log(LogCore):
     def discard(self, reason: LogError) -> None:
         """Close the files as they are, for good; every later use raises `reason`."""
         if self.failure is None:
-            self.end(reason, LogState.FAILED)
+            self.end_service(reason, LogState.FAILED)
         for segment in self.segments.all:
             segment.release_file()
             for path in segment.paths:

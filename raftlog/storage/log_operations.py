@@ -41,7 +41,7 @@ from raftlog.storage.derived_state import (
     write_initial_state,
 )
 from raftlog.storage.leader_epochs import LeaderEpochs
-from raftlog.storage.log_core import LogCore, beginning_at
+from raftlog.storage.log_core import LogCore, initial_checkpoint
 from raftlog.storage.opening import NO_GAPS, create_segment
 from raftlog.storage.producer_state import ProducerStates, Truncation
 from raftlog.storage.retention import SegmentInfo, plan_retention
@@ -379,7 +379,7 @@ class LogOperations:
                     core.shared.monotonic_ms(),
                 )
             if cut.next_offset < segments.log_start_offset:
-                await self._start_over()
+                await self._restart_at_log_start()
         await self.advance_recovery_point()
         await core.publish()
 
@@ -455,7 +455,7 @@ class LogOperations:
         segments.replace(0, len(old), [Segment(core.shared.files, core.directory, base)])
         segments.log_start_offset = core.high_watermark = offset
         core.flushed_offset = base
-        core.recovery = beginning_at(base)
+        core.recovery = initial_checkpoint(base)
         core.batches_since_recovery = 0
         core.leader_epochs, core.producers = LeaderEpochs(), producers
         if base < offset:
@@ -485,7 +485,7 @@ class LogOperations:
             write_initial_state(self._disk, directory, base, snapshot)
         return create_segment(self._disk, self._core.shared.files, directory, base)
 
-    async def _start_over(self) -> None:
+    async def _restart_at_log_start(self) -> None:
         """Continue at the log start offset, empty, after its batch was truncated."""
         core = self._core
         segments = core.segments

@@ -112,7 +112,7 @@ class LogManager:
 
         Opens no log: call `open_replica` for each. Raises DiskError.
         """
-        found, names, quarantined = await disk.run(partial(_look, disk))
+        found, names, quarantined = await disk.run(partial(_find_replicas, disk))
         manager = cls(
             disk,
             clock,
@@ -489,7 +489,7 @@ def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
     }
 
 
-def _look(disk: Disk) -> tuple[NodeCheckpoint | None, list[str], list[str]]:
+def _find_replicas(disk: Disk) -> tuple[NodeCheckpoint | None, list[str], list[str]]:
     """The checkpoint file, all replica directories, and the quarantined ones."""
     found = read_checkpoint(disk)
     disk.make_directory(REPLICAS)
