@@ -165,26 +165,6 @@ def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> bool:
     return bool(crc32c(memoryview(buffer)[position + CRC_START : end]) == header.crc)
 
 
-def whole_batches(buffer: Buffer) -> int:
-    """Length of the leading part of `buffer` made of whole, CRC-valid batches.
-
-    The rest is damaged, foreign, or not complete yet; `parse_header` at the end of this part gives
-    the size of the next batch.
-    """
-    view = memoryview(buffer)
-    position = 0
-    try:
-        while position < view.nbytes:
-            header = parse_header(view, position)
-            if not check_batch(view, position, header):
-                break
-            position += header.size_bytes
-    except LogError:
-        # Not a header: the end of the valid part, the result of this function.
-        return position
-    return position
-
-
 def iterate_headers(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
     """Position and header of each batch from `position` on; the last may be cut off in its records.
 

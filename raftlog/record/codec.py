@@ -5,7 +5,6 @@ Python runs no step per record here, but for the one call that appends a record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
 from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
 from aiokafka.record.default_records import (  # type: ignore[import-untyped] # it has no py.typed
@@ -322,23 +321,6 @@ def _check_offsets(batch: RecordBatch, records: Sequence[Record]) -> None:
             f"its records have offsets {first} to {last}, its header "
             f"{header.base_offset} to {header.last_offset}",
         )
-
-
-_offset_of = attrgetter("offset")
-
-
-def validate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> None:
-    """Look inside a produced batch: every record is sound, and offsets count up by one.
-
-    The header alone does not show faulty records. Takes a whole decode (DESIGN.md has the figures),
-    so use it for input that may not come from a real client.
-
-    Raises LogError as `decode` does.
-    """
-    records = decode(batch, decompressed_bytes_max=decompressed_bytes_max, include_control=True)
-    base = batch.header.base_offset
-    if list(map(_offset_of, records)) != list(range(base, base + len(records))):
-        raise _corrupt(batch, "its records' offsets do not count up by one")
 
 
 def _corrupt(batch: RecordBatch, reason: str) -> LogError:

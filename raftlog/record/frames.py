@@ -31,7 +31,6 @@ BATCHES_MEDIA_TYPE: Final = "application/vnd.raftlog.batches"
 
 TOPIC_BYTES_MAX: Final = 249
 """Kafka's longest topic name. All its characters are ASCII; which ones is for metadata to judge."""
-NO_ERROR: Final = 0
 
 _PRODUCE_HEAD: Final = struct.Struct(">HiI")
 _FETCH_HEAD: Final = struct.Struct(">HiiqqqI")

@@ -162,7 +162,7 @@ class Appender:
         for batch, base_offset in placed:
             active.note(batch.header, written, base_offset, interval)
             written += batch.header.size_bytes
-        core.wrote(written - position, len(placed))
+        core.note_append(written - position, len(placed))
         for callback in core.listeners.appended:
             callback(end_offset, active.next_offset, buffers, written - position)
         return results
@@ -298,7 +298,7 @@ class Appender:
             producers.update(header, now_ms=monotonic_ms)
             active.note(header, position, base_offset, interval)
             position += header.size_bytes
-        core.wrote(fetched.size_bytes, len(fetched.headers))
+        core.note_append(fetched.size_bytes, len(fetched.headers))
         return True
 
     def _check(self, data: Buffer, leader_epoch: LeaderEpoch) -> FetchedBatches:

@@ -153,11 +153,11 @@ class EffectiveFlushMode:
     __slots__ = ("_async_end", "_wanted", "mode")
 
     def __init__(self, wanted: FlushMode, checkpoint: ReplicaCheckpoint | None) -> None:
-        is_told = checkpoint is None or checkpoint.flush is FlushMode.ASYNC
+        may_be_async = checkpoint is None or checkpoint.flush is FlushMode.ASYNC
         self._wanted = wanted
         self._async_end = Offset(0)
         """Records below may have been acknowledged before their sync."""
-        self.mode = wanted if is_told else FlushMode.SYNC
+        self.mode = wanted if may_be_async else FlushMode.SYNC
 
     def configure(self, wanted: FlushMode, end_offset: Offset) -> bool:
         """Apply a changed setting. Returns whether SYNC has just taken effect."""
@@ -173,9 +173,9 @@ class EffectiveFlushMode:
         """Whether the setting takes effect only with the next checkpoint file."""
         return self.mode is not self._wanted
 
-    def published(self, told: FlushMode | None) -> None:
+    def published(self, mode: FlushMode | None) -> None:
         """Note the mode now in the checkpoint file."""
-        if told is FlushMode.ASYNC:
+        if mode is FlushMode.ASYNC:
             self.mode = self._wanted
 
     def to_publish(self, flushed_offset: Offset, end_offset: Offset) -> FlushMode:

@@ -132,7 +132,7 @@ class CompactionPass:
     def survey(self, batch: RecordBatch) -> bool:
         """Map the keys of the next dirty batch. False: this batch and all later ones must wait."""
         assert self._end_offset is None, "survey after finish_survey"
-        assert self.stopped is None, "survey after it said to stop"
+        assert self.stopped is None, "survey continued after its end"
         header = batch.header
         if header.record_count == 0 or header.is_control or self._is_aborted(batch):
             return True

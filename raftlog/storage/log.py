@@ -24,12 +24,11 @@ from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.storage.appending import Appender
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compaction_run import compact_log
-from raftlog.storage.log_core import LogCore, LogShared, publish_nothing
+from raftlog.storage.log_core import LogCore, LogShared
 from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.opening import Opened, open_log
 from raftlog.storage.reader import LogReader
 from raftlog.storage.types import CompactionReport, LogConfig, LogState
-from raftlog.world import Clock, Disk
 
 
 class Log(LogCore):
@@ -53,15 +52,13 @@ class Log(LogCore):
     @classmethod
     def open(
         cls,
-        disk: Disk,
-        clock: Clock,
+        shared: LogShared,
         directory: str,
         config: LogConfig,
         *,
         checkpoint: ReplicaCheckpoint | None,
         start: StartKind,
-        shared: LogShared | None = None,
-        publish: Callable[[], Awaitable[None]] = publish_nothing,
+        publish: Callable[[], Awaitable[None]],
     ) -> Log:
         """Open the log in `directory`, which exists, or begin one there. Blocks: inside `Disk.run`.
 
@@ -69,9 +66,8 @@ class Log(LogCore):
         `current_checkpoint` durable. A damaged log is opened, too: its `state` says so, and every
         use raises STORAGE_FAILED. Raises DiskError.
         """
-        shared = shared or LogShared(disk, clock)
         opened = open_log(
-            disk,
+            shared.disk,
             shared.files,
             directory,
             config,
@@ -104,7 +100,7 @@ class Log(LogCore):
             async with self.arrange_lock, self.write_lock:
                 if self.state is LogState.ONLINE:
                     await self.operations.advance_recovery_point()
-                    self.end(closed, LogState.CLOSED)
+                    self.end_service(closed, LogState.CLOSED)
         finally:
             self.pending_rearrangements -= 1
             self.discard(closed)
@@ -126,7 +122,7 @@ class Log(LogCore):
     def discard(self, reason: LogError) -> None:
         """Close the files as they are, for good; every later use raises `reason`."""
         if self.failure is None:
-            self.end(reason, LogState.FAILED)
+            self.end_service(reason, LogState.FAILED)
         for segment in self.segments.all:
             segment.release_file()
             for path in segment.paths:

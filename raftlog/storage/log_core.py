@@ -93,10 +93,6 @@ class Listeners:
         damage found after a restart of the log. See `damage_found`."""
 
 
-async def publish_nothing() -> None:
-    """Publisher of a log without a node, whose checkpoint is not written."""
-
-
 class LogCore:
     """State of one log. Lives in the event loop."""
 
@@ -128,7 +124,7 @@ class LogCore:
         )
         self.leader_epochs = opened.leader_epochs
         self.producers = opened.producers
-        self.possible_loss = _combined(
+        self.possible_loss = _combine_losses(
             None if checkpoint is None else checkpoint.possible_loss, opened.possible_loss
         )
         self.state = LogState.ONLINE
@@ -141,7 +137,7 @@ class LogCore:
         self.effective_flush = EffectiveFlushMode(config.flush, checkpoint)
         self.gaps_below = opened.gaps_below
         self.compaction = CompactionHistory() if checkpoint is None else checkpoint.compaction
-        self.recovery = opened.recovery_point or self.unrecovered()
+        self.recovery = opened.recovery_point or self.initial_recovery_point()
         self.batches_since_recovery = 0
         # Taken in this order, where several are.
         self.arrange_lock = asyncio.Lock()
@@ -177,9 +173,9 @@ class LogCore:
             self.state, self.damage = LogState.DAMAGED, opened.damage.reason
             self.failure = _damaged(directory, self.damage)
 
-    def unrecovered(self) -> ReplicaCheckpoint:
+    def initial_recovery_point(self) -> ReplicaCheckpoint:
         """A recovery point at the log's first segment: all derived state needs a full scan."""
-        return beginning_at(self.segments.all[0].base_offset)
+        return initial_checkpoint(self.segments.all[0].base_offset)
 
     def current_checkpoint(self) -> ReplicaCheckpoint:
         """The checkpoint to write for this log: everything durable now."""
@@ -189,7 +185,7 @@ class LogCore:
                 self.recovery, damage=self.damage, possible_loss=self._published_loss
             )
         if self.restart_at is not None:
-            return beginning_at(self.restart_at, self._published_loss, restart=True)
+            return initial_checkpoint(self.restart_at, self._published_loss, restart=True)
         flushed_offset, high_watermark = self.flushed_offset, self.high_watermark
         if self.promised_end is not None:
             flushed_offset = min(flushed_offset, self.promised_end)
@@ -252,9 +248,6 @@ class LogCore:
         if config.flush is FlushMode.SYNC:
             self.request_sync()
         if self.effective_flush.waits_for_checkpoint:
-            if self._publish is publish_nothing:
-                self.effective_flush.published(config.flush)
-                return
             self.shared.file_is_behind = True
             self.start_shielded(self._begin_async())
 
@@ -274,10 +267,7 @@ class LogCore:
     @property
     def durable_log_start(self) -> Offset:
         """The log start offset after a crash: at most the present one."""
-        present = self.segments.log_start_offset
-        if self._publish is publish_nothing:
-            return present
-        return min(self._published_log_start, present)
+        return min(self._published_log_start, self.segments.log_start_offset)
 
     async def forget_possible_loss(self) -> None:
         """Forget `possible_loss`, durably or not at all, once the owner has dealt with it.
@@ -317,11 +307,11 @@ class LogCore:
         if self.failure is None:
             failure = LogError(STORAGE_FAILED, f"{self.directory} is offline: {error}")
             logger.error("%s", failure.message, exc_info=error)
-            self.end(failure, LogState.FAILED)
+            self.end_service(failure, LogState.FAILED)
         assert self.failure is not None
         return LogError(self.failure.entry, self.failure.message)
 
-    def end(self, failure: LogError, state: LogState) -> None:
+    def end_service(self, failure: LogError, state: LogState) -> None:
         """End service: every later use and all pending waits raise `failure`."""
         self.failure = failure
         self.state = state
@@ -350,7 +340,7 @@ class LogCore:
         failure = _damaged(self.directory, reason)
         logger.error("%s", failure.message)
         self.shared.file_is_behind = True
-        self.end(failure, LogState.DAMAGED)
+        self.end_service(failure, LogState.DAMAGED)
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` to its end, even if the caller stops waiting in the middle."""
@@ -394,7 +384,7 @@ class LogCore:
 
     # Durability
 
-    def wrote(self, size_bytes: int, batches: int) -> None:
+    def note_append(self, size_bytes: int, batches: int) -> None:
         """Count appended batches, and start a sync where flush mode or size requires one."""
         self._unflushed_bytes += size_bytes
         self.shared.room_bytes -= size_bytes
@@ -479,7 +469,7 @@ def _damaged(directory: str, reason: str) -> LogError:
     return LogError(STORAGE_FAILED, f"{directory} is damaged and offline: {reason}")
 
 
-def beginning_at(
+def initial_checkpoint(
     offset: Offset, possible_loss: PossibleLoss | None = None, *, restart: bool = False
 ) -> ReplicaCheckpoint:
     """The checkpoint of a log beginning at `offset`, with no derived state yet.
@@ -500,7 +490,7 @@ def beginning_at(
     )
 
 
-def _combined(earlier: PossibleLoss | None, now: PossibleLoss | None) -> PossibleLoss | None:
+def _combine_losses(earlier: PossibleLoss | None, now: PossibleLoss | None) -> PossibleLoss | None:
     """Both losses combined: each stands until the owner has dealt with both."""
     if earlier is None or now is None:
         return earlier or now

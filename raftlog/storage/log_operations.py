@@ -41,7 +41,7 @@ from raftlog.storage.derived_state import (
     write_initial_state,
 )
 from raftlog.storage.leader_epochs import LeaderEpochs
-from raftlog.storage.log_core import LogCore, beginning_at
+from raftlog.storage.log_core import LogCore, initial_checkpoint
 from raftlog.storage.opening import NO_GAPS, create_segment
 from raftlog.storage.producer_state import ProducerStates, Truncation
 from raftlog.storage.retention import SegmentInfo, plan_retention
@@ -282,8 +282,8 @@ class LogOperations:
             producers = rebuild_producers(
                 self._disk, directory, dropped, start, now_ms, stops_at_damage=True
             )
-            told = producers.to_bytes(start, now_ms=now_ms)
-            self._disk.replace(f"{directory}/{snapshot_name(start)}", told)
+            snapshot = producers.to_bytes(start, now_ms=now_ms)
+            self._disk.replace(f"{directory}/{snapshot_name(start)}", snapshot)
 
     def _remove(self, dropped: Sequence[Segment]) -> None:
         """Rename segments' files, then remove them, so that no crash leaves half a segment."""
@@ -329,8 +329,8 @@ class LogOperations:
             if offset < segments.log_start_offset:
                 raise LogError(
                     OFFSET_OUT_OF_RANGE,
-                    f"{core.directory} begins at {segments.log_start_offset}: it cannot be cut "
-                    f"at {offset}.",
+                    f"{core.directory} begins at {segments.log_start_offset}: cannot truncate "
+                    f"to {offset}.",
                 )
             number = segments.number(offset)
             segment = segments.all[number]
@@ -379,7 +379,7 @@ class LogOperations:
                     core.shared.monotonic_ms(),
                 )
             if cut.next_offset < segments.log_start_offset:
-                await self._start_over()
+                await self._restart_at_log_start()
         await self.advance_recovery_point()
         await core.publish()
 
@@ -405,7 +405,7 @@ class LogOperations:
             )
             if isinstance(read, Damaged):
                 raise LogError(
-                    CORRUPT_BATCH, f"{core.directory}: what came of producers: {read.reason}."
+                    CORRUPT_BATCH, f"{core.directory}: invalid producer snapshot: {read.reason}."
                 )
             producers = read
         await self.restart_empty(offset, producers)
@@ -422,9 +422,9 @@ class LogOperations:
         core = self._core
         async with self._arranging(), core.write_lock, core.derived_lock:
             await core.flush()
-            told = producers.to_bytes(offset, now_ms=core.shared.monotonic_ms())
+            snapshot = producers.to_bytes(offset, now_ms=core.shared.monotonic_ms())
             # Written even without producers: a file of an earlier attempt must not take its place.
-            await core.run(self._disk.replace, f"{core.directory}/{RESTART_NAME}", told)
+            await core.run(self._disk.replace, f"{core.directory}/{RESTART_NAME}", snapshot)
             core.restart_at = offset
             try:
                 await core.publish()
@@ -455,7 +455,7 @@ class LogOperations:
         segments.replace(0, len(old), [Segment(core.shared.files, core.directory, base)])
         segments.log_start_offset = core.high_watermark = offset
         core.flushed_offset = base
-        core.recovery = beginning_at(base)
+        core.recovery = initial_checkpoint(base)
         core.batches_since_recovery = 0
         core.leader_epochs, core.producers = LeaderEpochs(), producers
         if base < offset:
@@ -485,7 +485,7 @@ class LogOperations:
             write_initial_state(self._disk, directory, base, snapshot)
         return create_segment(self._disk, self._core.shared.files, directory, base)
 
-    async def _start_over(self) -> None:
+    async def _restart_at_log_start(self) -> None:
         """Continue at the log start offset, empty, after its batch was truncated."""
         core = self._core
         segments = core.segments

@@ -34,6 +34,16 @@ from raftlog.storage.scrub import Scrubber
 from raftlog.storage.types import LogState, StorageSettings
 from raftlog.world import Disk, DiskError, DiskFullError
 
+TICK_INTERVAL_S: Final = 0.25
+CHECKPOINT_INTERVAL_S: Final = 1.0
+"""Oldest checkpoint file while logs change."""
+RECOVERY_BATCHES_MAX: Final = 16_384
+"""Unrecovered batches of one log beyond which its recovery point is advanced: many small batches
+cost a scan more than bytes do."""
+CHECKPOINTS_PER_TICK_MAX: Final = 16
+RETENTIONS_PER_TICK_MAX: Final = 64
+REMOVALS_PER_TICK_MAX: Final = 16
+"""Most files of deleted topics removed by one tick."""
 REMOVALS_WAITING_MAX: Final = 100_000
 """Most deleted topics waiting for removal of their files; further ones wait for the next start."""
 
@@ -114,7 +124,7 @@ class Maintenance:
         shared.room_bytes = self.free_bytes - self._reserve_bytes
 
     async def _run(self) -> None:
-        interval = self._settings.tick_interval_ms / 1000
+        interval = TICK_INTERVAL_S
         while True:
             await self._shared.clock.sleep(interval)
             await self.tick()
@@ -140,16 +150,14 @@ class Maintenance:
             behind = log.unrecovered_bytes
             if (
                 behind > settings.recovery_bytes_max
-                or log.batches_since_recovery > settings.recovery_batches_max
+                or log.batches_since_recovery > RECOVERY_BATCHES_MAX
                 or (now - since) * 1000 > settings.recovery_age_max_ms
             ):
                 due.append((behind, log))
         due.sort(key=lambda pair: pair[0], reverse=True)
-        await asyncio.gather(
-            *(self._checkpoint(log) for _, log in due[: settings.checkpoints_per_tick_max])
-        )
+        await asyncio.gather(*(self._checkpoint(log) for _, log in due[:CHECKPOINTS_PER_TICK_MAX]))
         if (changed or due or self._shared.file_is_behind) and (
-            (now - self._written_at) * 1000 >= settings.checkpoint_interval_ms
+            now - self._written_at >= CHECKPOINT_INTERVAL_S
         ):
             self._written_at = now
             self._shared.file_is_behind = False
@@ -173,7 +181,7 @@ class Maintenance:
         ):
             self._retention_round_at = now
             self._retention_queue.extend(self._logs)
-        for _ in range(min(self._settings.retentions_per_tick_max, len(self._retention_queue))):
+        for _ in range(min(RETENTIONS_PER_TICK_MAX, len(self._retention_queue))):
             log = self._logs.get(self._retention_queue.popleft())
             if log is None or log.state is not LogState.ONLINE:
                 continue
@@ -215,7 +223,7 @@ class Maintenance:
     async def _remove_some(self) -> None:
         if self._removals:
             disk = self._shared.disk
-            work = partial(_remove_some, disk, self._removals[0], self._settings)
+            work = partial(_remove_some, disk, self._removals[0])
             try:
                 if await disk.run(work):
                     self._removals.popleft()
@@ -229,9 +237,9 @@ def _report(log: Log, what: str, error: LogError) -> None:
     logger.log(level, "%s: %s: %s", log.directory, what, error.message)
 
 
-def _remove_some(disk: Disk, directory: str, settings: StorageSettings) -> bool:
+def _remove_some(disk: Disk, directory: str) -> bool:
     """Remove some files of a deleted topic; True when nothing is left. Blocks. Raises DiskError."""
-    left = settings.removals_per_tick_max
+    left = REMOVALS_PER_TICK_MAX
     for partition in disk.list_directory(directory):
         for name in disk.list_directory(f"{directory}/{partition}"):
             if not left:

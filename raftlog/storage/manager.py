@@ -15,7 +15,7 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -47,7 +47,8 @@ from raftlog.storage.quarantine import (
 from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
-__all__ = ["LogManager", "StorageSettings", "StorageTotals"]
+OPENS_AT_ONCE_MAX: Final = 4
+"""Most logs opened, or closed, at the same time."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class LogManager:
     ) -> None:
         self._disk = disk
         self._settings = settings
-        self._shared = LogShared(disk, clock, OpenFiles(disk, settings.open_files_max))
+        self._shared = LogShared(disk, clock, OpenFiles(disk))
         self._found = found
         self._boot_id = disk.boot_id()
         self._strays = dict.fromkeys(names)
@@ -93,7 +94,7 @@ class LogManager:
         self._checkpoints = _as_found(found)
         self._logs: dict[tuple[TopicId, PartitionId], Log] = {}
         self._opening: dict[str, asyncio.Task[Log]] = {}
-        self._opens = asyncio.Semaphore(settings.opens_at_once_max)
+        self._opens = asyncio.Semaphore(OPENS_AT_ONCE_MAX)
         self._unfinished: set[str] = set()
         """Replicas created but not in the checkpoint file, because the disk was full. All are
         empty."""
@@ -111,7 +112,7 @@ class LogManager:
 
         Opens no log: call `open_replica` for each. Raises DiskError.
         """
-        found, names, quarantined = await disk.run(partial(_look, disk))
+        found, names, quarantined = await disk.run(partial(_find_replicas, disk))
         manager = cls(
             disk,
             clock,
@@ -123,7 +124,7 @@ class LogManager:
         try:
             await manager._file.write()
         except DiskFullError:
-            logger.warning("The disk is full: starting with the checkpoint file as it is.")
+            logger.warning("disk full: starting with the checkpoint file unchanged")
             await disk.run(partial(take_marker_away, disk))
         return manager
 
@@ -244,7 +245,7 @@ class LogManager:
             self._disk.remove_tree(directory)
         if checkpoint is None and not self._disk.exists(directory):
             if not create:
-                raise DiskError(f"{directory} is missing; it is not made anew without being asked")
+                raise DiskError(f"{directory} is missing; not created without a request")
             self._unfinished.add(name)
             self._disk.make_directory(directory)
             start = StartKind.PROCESS_CRASH if start is StartKind.CLEAN else start
@@ -254,13 +255,11 @@ class LogManager:
             self._disk.sync_directory(topic_directory)
             self._disk.sync_directory(REPLICAS)
         return Log.open(
-            self._disk,
-            self._shared.clock,
+            self._shared,
             directory,
             config,
             checkpoint=checkpoint,
             start=start,
-            shared=self._shared,
             publish=self._file.write,
         )
 
@@ -286,7 +285,7 @@ class LogManager:
         except DiskFullError as error:
             # The directory is gone, durably. Removing its files makes room for the checkpoint file.
             self._shared.file_is_behind = True
-            logger.warning("%s: deleted, with the disk full: %s", topic_id, error)
+            logger.warning("%s: deleted while the disk is full: %s", topic_id, error)
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{topic_id} cannot be deleted: {error}") from error
         self._maintenance.schedule_removal(f"{DELETED}/{topic_id}")
@@ -338,15 +337,15 @@ class LogManager:
             # First: a replica in the file without a directory counts as damaged.
             await self._file.write()
         except DiskFullError as error:
-            logger.warning("%s: deleted, with the disk full: %s", name, error)
+            logger.warning("%s: deleted while the disk is full: %s", name, error)
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be deleted: {error}") from error
         try:
-            aside = await self._disk.run(partial(trash_replica, self._disk, topic_id, partition))
+            trashed = await self._disk.run(partial(trash_replica, self._disk, topic_id, partition))
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be deleted: {error}") from error
-        if aside is not None:
-            self._maintenance.schedule_removal(aside)
+        if trashed is not None:
+            self._maintenance.schedule_removal(trashed)
 
     async def renew_replica(
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig
@@ -370,15 +369,15 @@ class LogManager:
         name = replica_name(topic_id, partition)
         log = self._logs.get((topic_id, partition))
         if log is not None and log.state is LogState.ONLINE:
-            raise LogError(ILLEGAL_STATE, f"{name} is in service: it needs no renewal.")
+            raise LogError(ILLEGAL_STATE, f"{name} is in service and needs no renewal.")
         try:
             self._quarantined = await self._disk.run(partial(names_below, self._disk, DAMAGED))
             number = free_number(self._quarantined, topic_id, partition)
             if number is None:
                 raise LogError(
                     ILLEGAL_STATE,
-                    f"{name} was damaged {DAMAGED_KEPT_MAX} times before; look at {DAMAGED}/ and "
-                    "remove what is not needed.",
+                    f"{name} was damaged {DAMAGED_KEPT_MAX} times before; check {DAMAGED}/ and "
+                    "remove unneeded copies.",
                 )
             if log is not None:
                 self._checkpoints[name] = log.current_checkpoint()
@@ -494,7 +493,7 @@ def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
     }
 
 
-def _look(disk: Disk) -> tuple[NodeCheckpoint | None, list[str], list[str]]:
+def _find_replicas(disk: Disk) -> tuple[NodeCheckpoint | None, list[str], list[str]]:
     """The checkpoint file, all replica directories, and the quarantined ones."""
     found = read_checkpoint(disk)
     disk.make_directory(REPLICAS)

@@ -95,7 +95,7 @@ def open_log(
     if checkpoint is not None and checkpoint.restart_at is not None:
         return _restart_empty(disk, files, directory, checkpoint.restart_at, now_ms)
     finish_swaps(disk, directory)
-    names = _sweep(disk, directory)
+    names = _remove_leftovers(disk, directory)
     if start is not StartKind.CLEAN:
         # Names created, changed or removed by a crashed process may be in memory only. Without this
         # sync, a power cut after further changes could bring the old names back.
@@ -137,7 +137,7 @@ def open_log(
             remove_snapshots(disk, directory, opened.segments[-1].next_offset)
         if opened.segments[-1].next_offset < opened.log_start_offset:
             # A truncation below the log start offset's batch was interrupted.
-            _start_over(disk, files, directory, opened)
+            _restart_at_log_start(disk, files, directory, opened)
         else:
             active = opened.segments[-1]
             active.hold(files.lease(active.path))
@@ -157,7 +157,7 @@ def _known_damage(
     return None
 
 
-def _start_over(disk: Disk, files: OpenFiles, directory: str, opened: Opened) -> None:
+def _restart_at_log_start(disk: Disk, files: OpenFiles, directory: str, opened: Opened) -> None:
     """Go on, empty, at the log start offset."""
     new = create_segment(disk, files, directory, opened.log_start_offset)
     for segment in opened.segments:
@@ -180,7 +180,7 @@ _NOTHING: Final = ReplicaCheckpoint(
 )
 
 
-def _sweep(disk: Disk, directory: str) -> list[str]:
+def _remove_leftovers(disk: Disk, directory: str) -> list[str]:
     """Remove left-overs of interrupted operations; return the remaining names."""
     kept: list[str] = []
     for name in disk.list_directory(directory):
@@ -204,7 +204,7 @@ def _restart_empty(
         if name != RESTART_NAME:
             files.forget(f"{directory}/{name}")
             disk.remove(f"{directory}/{name}")
-    logger.warning("%s: begins again at offset %d, empty, as was asked.", directory, offset)
+    logger.warning("%s: restarting empty at offset %d", directory, offset)
     producers = load_restart_producers(disk, directory, offset, now_ms)
     opened = _begin(disk, files, directory, offset)
     if len(producers):

@@ -324,7 +324,7 @@ class ProducerStates:
         if snapshot.offset != offset:
             return Damaged(f"a snapshot of offset {snapshot.offset}, not {offset}")
         if any(producer.last_offset >= offset for producer in snapshot.producers):
-            return Damaged(f"it tells of records from {offset} on")
+            return Damaged(f"it includes records at or after offset {offset}")
         states = cls(producers_max=producers_max, expiration_ms=expiration_ms)
         states._time_shift_ms = snapshot.now_ms - now_ms
         newest = snapshot.producers[-producers_max:]

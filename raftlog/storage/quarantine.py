@@ -42,13 +42,13 @@ def trash_replica(disk: Disk, topic_id: TopicId, partition: PartitionId) -> str 
         return None
     for number in range(DELETED_WAITING_MAX):
         # Never the name of a topic, nor of a deleted copy not yet removed.
-        aside = f"{DELETED}/{topic_id}-{partition}-{number}"
-        if not disk.exists(aside):
-            disk.make_directory(aside)
+        trash = f"{DELETED}/{topic_id}-{partition}-{number}"
+        if not disk.exists(trash):
+            disk.make_directory(trash)
             disk.sync_directory(DELETED)
-            _move(disk, directory, f"{aside}/{partition}")
-            return aside
-    raise DiskError(f"{directory}: {DELETED_WAITING_MAX} deleted copies of it wait already")
+            _move(disk, directory, f"{trash}/{partition}")
+            return trash
+    raise DiskError(f"{directory}: {DELETED_WAITING_MAX} deleted copies wait for removal already")
 
 
 def quarantine_replica(disk: Disk, topic_id: TopicId, partition: PartitionId, number: int) -> None:

@@ -164,7 +164,7 @@ def judge(
     elif later_batch is not None and (kernel_kept_running or flushed_offset is None):
         damage = f"{reason}; a valid batch follows at {later_batch}"
     elif stop is Stop.INVALID and kernel_kept_running:
-        damage = f"{reason}; no interrupted write leaves that"
+        damage = f"{reason}; not left by an interrupted write"
     if damage is not None:
         return Damage(f"offset {end_offset}: {damage}")
     return Verdict.WHOLE if stop is Stop.END else Verdict.TORN

@@ -53,29 +53,14 @@ class LogConfig:
 class StorageSettings:
     """Settings of a node's storage maintenance. All have working defaults."""
 
-    tick_interval_ms: int = 250
-    """Interval of maintenance ticks."""
-    checkpoint_interval_ms: int = 1000
-    """Oldest checkpoint file while logs change."""
     recovery_bytes_max: int = 16 << 20
     """Unrecovered bytes of one log beyond which its recovery point is advanced."""
-    recovery_batches_max: int = 16_384
-    """Unrecovered batches beyond which it is advanced: many small batches cost a scan more than
-    bytes do."""
     recovery_age_max_ms: int = 10_000
     """Time after which the recovery point of any changed log is advanced."""
-    checkpoints_per_tick_max: int = 16
     retention_interval_ms: int = 30_000
     """Interval at which each log is checked for due segments, and for compaction."""
-    retentions_per_tick_max: int = 64
-    removals_per_tick_max: int = 16
-    """Most files of deleted topics removed by one tick."""
     reserve_bytes: int = 4 << 20
     """Room reserved for checkpoints, indexes and metadata; appends leave it free."""
-    open_files_max: int = 512
-    """Most idle open files of old segments and indexes."""
-    opens_at_once_max: int = 4
-    """Most logs opened, or closed, at the same time."""
     scrub_bytes_per_s: int = 8 << 20
     """Rate of reading finished segments again to find damage; 0 turns scrubbing off."""
     scrub_interval_s: int = 7 * 24 * 3600

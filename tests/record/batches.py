@@ -9,7 +9,7 @@ from crc32c import crc32c
 from hypothesis import strategies as st
 
 from raftlog.record.batch import RecordBatch, split_batches
-from raftlog.record.codec import BatchBuilder, RecordTuple
+from raftlog.record.codec import BatchBuilder, RecordTuple, decode
 from raftlog.record.compression import Compression
 
 BATCH_BYTES_MAX = 64 * 1024 * 1024
@@ -43,7 +43,7 @@ def encoded(
     compression: Compression = Compression.NONE,
     **identity: Any,
 ) -> bytes:
-    """One batch of all `rows`, as a producer sends it."""
+    """One batch of all `rows`, as sent by a producer."""
     builder = BatchBuilder(compression, BATCH_BYTES_MAX, **identity)
     assert builder.append_many(SAMPLE if rows is None else rows) is None
     return bytes(builder.build())
@@ -52,7 +52,7 @@ def encoded(
 def batch(
     rows: list[RecordTuple] | None = None, compression: Compression = Compression.NONE
 ) -> RecordBatch:
-    """The same, split from what was sent."""
+    """The same, split from the sent bytes."""
     [only] = split_batches(encoded(rows, compression), max_message_bytes=BATCH_BYTES_MAX)
     return only
 
@@ -75,3 +75,10 @@ def resealed(changed: bytearray) -> bytes:
     """The CRC made to fit."""
     struct.pack_into(">I", changed, 17, crc32c(bytes(changed[21:])))
     return bytes(changed)
+
+
+def validate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> None:
+    """Decode a batch, and check that offsets count up by one. Raises LogError as `decode` does."""
+    records = decode(batch, decompressed_bytes_max=decompressed_bytes_max, include_control=True)
+    base = batch.header.base_offset
+    assert [record.offset for record in records] == list(range(base, base + len(records)))

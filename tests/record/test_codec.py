@@ -19,7 +19,6 @@ from raftlog.record.codec import (
     _decompressed,
     decode,
     encode_batches,
-    validate_records,
 )
 from raftlog.record.compression import Compression, compress
 from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, RECORD_TOO_LARGE, LogError
@@ -34,6 +33,7 @@ from tests.record.batches import (
     encoded,
     records,
     resealed,
+    validate_records,
     with_body,
     with_field,
 )
@@ -320,7 +320,7 @@ class TestDecode:
     ) -> None:
         data = with_field(encoded(SAMPLE, compression), 57, ">i", count)
         assert refusal(data).entry is CORRUPT_BATCH
-        # The same lie, told consistently.
+        # The same false count, consistently.
         data = with_field(data, 23, ">i", count - 1)
         assert refusal(data).entry is CORRUPT_BATCH
 
@@ -357,8 +357,8 @@ class TestDecode:
         assert "offset 0" in error.message
 
     def test_a_varint_at_the_very_end_does_not_read_what_follows(self) -> None:
-        # The compiled decoder would go on past the end of its buffer to finish the number. Here
-        # what follows would finish it well, so that only a bound on the buffer finds it out.
+        # The compiled decoder would read past the end of its buffer to finish the number. Here the
+        # next bytes would finish the number well, so only a bound on the buffer detects the fault.
         whole = encoded([(0, None, b"x" * 70, None)])
         body = whole[61:]
         assert body[6] == 0x8C
@@ -416,7 +416,7 @@ class TestCompactedBatches:
 
     @staticmethod
     def compacted(kept: range, *, first: int, last: int) -> bytes:
-        """A batch that once had offsets 0 to `last`, of which `kept` remain."""
+        """A batch of offsets 0 to `last`, with only `kept` left."""
         from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
         builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 10**6)
@@ -446,13 +446,12 @@ class TestValidateRecords:
         data[second + 3] = 4
         [only] = split_batches(resealed(data), max_message_bytes=BATCH_BYTES_MAX)
         assert len(decode(only, decompressed_bytes_max=1000)) == 3
-        with pytest.raises(LogError, match="count up") as raised:
+        with pytest.raises(AssertionError):
             validate_records(only, decompressed_bytes_max=1000)
-        assert raised.value.entry is CORRUPT_BATCH
 
 
 def test_types_and_errors_do_not_load_the_codec() -> None:
-    # Commands that only talk about topics should start fast and stay small.
+    # Commands without records should start fast and stay small.
     code = (
         "import sys, raftlog.record.types, raftlog.record.errors, raftlog.record.frames\n"
         "assert not {'aiokafka', 'cramjam', 'crc32c'} & set(sys.modules)\n"

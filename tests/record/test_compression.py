@@ -99,7 +99,7 @@ class TestRoundTrip:
 
 
 class TestForeignWriters:
-    """Streams as other programs write them, by hand from the formats' specifications."""
+    """Streams of other programs, by hand from the formats' specifications."""
 
     def test_gzip_of_several_members(self) -> None:
         data = gzip.compress(b"one,", mtime=0) + gzip.compress(b"") + gzip.compress(b"two", 9)
@@ -122,8 +122,8 @@ class TestForeignWriters:
         assert decompress(Compression.SNAPPY, framed, decompressed_bytes_max=10) == b"helloagain"
 
     def test_lz4_frame_as_kafkas_java_client_writes_it(self) -> None:
-        # Magic, FLG 0x60 (version 1, independent blocks), BD 0x40 (64 KiB), header checksum;
-        # one block stored as it is (top bit of its length), end mark.
+        # Magic, FLG 0x60 (version 1, independent blocks), BD 0x40 (64 KiB), header checksum; one
+        # uncompressed block (top bit of its length), end mark.
         frame = bytes.fromhex("04224d18 60 40 82") + b"\x05\0\0\x80hello" + b"\0\0\0\0"
         assert decompress(Compression.LZ4, frame, decompressed_bytes_max=5) == b"hello"
         # A compressed block: literals "ab", then a match of 10 from 2 back, then "hello".
@@ -186,7 +186,7 @@ class TestDamage:
             assert len(plain) <= 4096
 
     def test_gzip_members_are_bounded(self) -> None:
-        # Each copies what follows it: ten thousand empty ones would cost a gigabyte of copying.
+        # Each member copies the rest: ten thousand empty ones would cost a gigabyte of copying.
         member = gzip.compress(b"")
         plain = decompress(Compression.GZIP, member * GZIP_MEMBERS_MAX, decompressed_bytes_max=10)
         assert plain == b""
@@ -231,7 +231,7 @@ print(peak_kb() - before_kb)
 
 
 def bomb(compression: Compression) -> bytes:
-    """What claims, truly, to hold 200 MB of zeros; made without ever holding them."""
+    """Bytes that truly decompress to 200 MB of zeros; made without ever holding these."""
     match compression:
         case Compression.GZIP:
             deflater = zlib.compressobj(1, zlib.DEFLATED, 31)

@@ -1,8 +1,8 @@
-"""The same batches, through codecs that others wrote, in both directions.
+"""The same batches through other projects' codecs, in both directions.
 
 kafka-python is pure Python, with compressions from python-snappy, lz4 and zstandard: nothing in
-common with the codecs that raftlog uses but what those specify. kio knows uncompressed batches
-only. confluent-kafka offers no codec without a broker.
+common with raftlog's codecs but the specifications. kio knows uncompressed batches only.
+confluent-kafka offers no codec without a broker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftlog.record.batch import split_batches
-from raftlog.record.codec import Record, RecordTuple, decode, validate_records
+from raftlog.record.codec import Record, RecordTuple, decode
 from raftlog.record.compression import Compression
 from tests.record.batches import (
     BATCH_BYTES_MAX,
@@ -28,10 +28,11 @@ from tests.record.batches import (
     SAMPLE,
     encoded,
     records,
+    validate_records,
 )
 
 with warnings.catch_warnings():
-    # kafka-python reads its schemas by a call that Python has deprecated.
+    # kafka-python reads its schemas by a deprecated call.
     warnings.filterwarnings("ignore", "read_text is deprecated", DeprecationWarning)
     warnings.filterwarnings("ignore", "open_text is deprecated", DeprecationWarning)
     import kafka.record.default_records as kafka_records

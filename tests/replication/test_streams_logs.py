@@ -26,8 +26,8 @@ from raftlog.replication.leader_streams import LeaderStreams
 from raftlog.replication.partition import Acks, Partition
 from raftlog.replication.replica import Host
 from raftlog.replication.stream_settings import StreamSettings
-from raftlog.storage.manager import LogManager, StorageSettings
-from raftlog.storage.types import UNLIMITED, FlushMode, LogConfig
+from raftlog.storage.manager import LogManager
+from raftlog.storage.types import UNLIMITED, FlushMode, LogConfig, StorageSettings
 from tests.replication.streams_world import fail, play, until
 from tests.simulation.world import Process, World
 

@@ -1,10 +1,11 @@
 """The simulated world: whole nodes in one process, in virtual time, from one seed.
 
-What ships runs in here unchanged, over a simulated clock, disk, network and chance. Modules: `loop`
-(the event loop), `handles` (its callbacks and tasks), `life` (processes that die without a word),
-`world` (all of it together), `network`, `link`, `connection` (TCP's faults), `disk`, `disk_tree`,
-`disk_times`, `faults` (the nemesis), `clock`, `sample` (a cluster for the simulator's own tests).
-On top of it: `quorum/` (Raft members), `node_world` (whole nodes), `node_checker`, `records`,
+Simulation: the shipped code runs unchanged over a simulated clock, disk, network and chance.
+
+Modules: `loop` (the event loop), `handles` (its callbacks and tasks), `life` (processes that die
+silently), `world` (all parts together), `network`, `link`, `connection` (TCP's faults), `disk`,
+`disk_tree`, `disk_times`, `faults` (the nemesis), `clock`, `sample` (a cluster for the simulator's
+own tests). On top: `quorum/` (Raft members), `node_world` (whole nodes), `node_checker`, `records`,
 `node_histories` (random ones), `test_cluster_*` (directed ones), `runner` (many seeds at once).
 
 A test
@@ -30,17 +31,17 @@ A test
 
 Rules
 -----
-- Nodes learn of each other by `process.network` only, at `world.address(node_id)`.
-- Code outside of the nodes may look at their objects (checkers do), and calls what awaits or starts
-  something by `await process.run(coroutine)`, so that it belongs to the process and dies with it
-  (NodeDiedError). Keep a node's objects by process, and ask `process.alive` before believing them.
+- Nodes reach each other by `process.network` only, at `world.address(node_id)`.
+- Code outside of the nodes may inspect their objects (checkers do), and runs coroutines of theirs
+  by `await process.run(coroutine)`, so that their work belongs to the process and dies with it
+  (NodeDiedError). Keep a node's objects by process, and check `process.alive` before their use.
 - `world.loop.after_event = check` calls `check(process)` after every callback of a living process.
 - Crashes: `world.crash(node_id, power=...)` at once; `world.crash_after(node_id, n)` between its
-  callbacks, which is at any await; `world.crash_in(node_id, n)` in the middle of the n-th change of
-  its disk. A dead process runs no `finally` and hears of nothing.
-- An exception that nobody handles fails the run: in a callback, in a task, in a node's `main`.
+  callbacks, at any await; `world.crash_in(node_id, n)` in the middle of the n-th change of
+  its disk. A dead process runs no `finally` and receives nothing.
+- An unhandled exception fails the run: in a callback, in a task, in a node's `main`.
 - Chance comes from `process.randomness`, or `world.random(name)` outside. No real time, no threads,
-  no iteration over sets of things that hash by their address.
+  no iteration over sets of objects hashed by their address.
 
 Replaying a seed
 ----------------

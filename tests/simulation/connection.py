@@ -1,9 +1,9 @@
-"""A simulated connection: two ends, each with what it has sent and the other has not yet received.
+"""A simulated connection: two ends, each with its sent, not yet received messages.
 
-The rules of TCP, as far as its users can tell: in order, or the end. When it ends, some of what was
-on its way still arrives, always the first part. A side whose partner vanished does not learn of it
-before it sends something and either is told so (the machine answers: no such connection) or waits
-in vain for long enough.
+The rules of TCP for its users: in order, or the end. When a connection ends, a part of the messages
+in flight still arrives, always the first part. A side with a vanished peer notices only after
+sending: by a reset (the machine answers: no such connection), or after waiting in vain for long
+enough.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import Process
 
 SOCKET_BUFFER_BYTES: Final = 256 * 1024
-"""What the operating system takes off the sender's hands."""
+"""Bytes taken over by the operating system."""
 
 
 class End:
@@ -48,9 +48,9 @@ class End:
         self.broken = False
         """The way is gone for ever; this side does not know yet."""
         self.waiting = False
-        """What is sent waits until the other side has taken the connection."""
+        """Sent messages wait until the other side has taken the connection."""
         self._denied = False
-        """The other machine's word that there is no such connection is on its way."""
+        """A reset of the other machine is in flight."""
         self._hello = hello
         self._address = other.address
         self._name = f"#{number} {life.node_id}>{other.node_id}"
@@ -59,7 +59,7 @@ class End:
         self._link: Link = network.link(life.node_id, other.node_id)
         self._back: Link = network.link(other.node_id, life.node_id)
         self._last_at = 0.0
-        """When the newest message arrives: none overtakes it."""
+        """Arrival time of the newest message: none overtakes another."""
         self._on_way: deque[Handle] = deque()
         self._stalled: deque[bytes] = deque()
         self._bytes = 0
@@ -114,11 +114,11 @@ class End:
 
     @property
     def is_deserted(self) -> bool:
-        """Whether nobody is at the other end any more."""
+        """Whether the other end is gone."""
         return self.broken or not self.peer.open
 
     def flush(self, delay_s: float) -> None:
-        """Send what has waited."""
+        """Send waiting messages."""
         if self.open and self.is_deserted:
             self._stall()
         elif self.open and not self.waiting:
@@ -132,7 +132,7 @@ class End:
         self._on_way.append(self._loop.call_at(at, peer.arrive, message, context=peer.life.context))
 
     def arrive(self, message: bytes) -> None:
-        """Take a message that the other side has sent. Runs in the life of this one."""
+        """Take a message of the other side. Runs in the life of this side."""
         sender = self.peer
         sender._on_way.popleft()
         sender._bytes -= len(message)
@@ -143,7 +143,7 @@ class End:
             self.receiver.received(message)
 
     def _stall(self) -> None:
-        """Something waits to be sent: retransmit it until there is an answer, or no sense in it."""
+        """Retransmit unacknowledged messages until an answer, or until the connection gives up."""
         blocked = self._link.blocked or self._back.blocked
         if self.is_deserted and not blocked and self.peer.life.machine.up:
             if not self._denied:
@@ -168,7 +168,7 @@ class End:
     # Its end
 
     def end_in(self, delay_s: float) -> None:
-        """Let the operating system tell this side that it is over, after what was sent to it."""
+        """End this side by the operating system, after all messages sent to it."""
         at = max(self.peer._last_at, self._loop.now + delay_s)
         self._loop.call_at(at, self._end, context=self.life.context)
 
@@ -178,7 +178,7 @@ class End:
             self.tell_peer()
 
     def tell_peer(self) -> None:
-        """Let the other side know, if the way there is free or once it is."""
+        """Notify the other side, at once or when the link is free."""
         self.lose_tail()
         peer = self.peer
         if not peer.open or peer.broken:
@@ -189,19 +189,19 @@ class End:
             peer.end_in(self._link.delay(PACKET_BYTES))
 
     def lose_tail(self) -> None:
-        """Of what is on its way, only a first part of random length arrives."""
+        """Of the messages in flight, only a first part of random length arrives."""
         self._stalled.clear()
         kept = self._network.random.randint(0, len(self._on_way))
         while len(self._on_way) > kept:
             self._on_way.pop().cancel()
 
     def retry(self, delay_s: float) -> None:
-        """The other machine is back: if something was sent to it meanwhile, it says no soon."""
+        """The other machine is back: it soon resets a connection with messages sent meanwhile."""
         if self.open and self._timer is not None and self.is_deserted:
             self.end_in(delay_s)
 
     def abandon(self) -> None:
-        """Forget this end with its life, telling nobody."""
+        """Forget this end with its life, silently."""
         self.open = False
         self._forget()
 
@@ -239,6 +239,6 @@ class End:
         self._network.world.trace(f"{self!r} accepted")
 
     def confirm(self, acceptor: Acceptor) -> Handle:
-        """Send the word that makes the other side `take` its end, before everything else."""
+        """Send the message that makes the other side `take` its end, before all others."""
         at = self._last_at = self._loop.now + self._link.delay(PACKET_BYTES)
         return self._loop.call_at(at, self.peer.take, acceptor, context=self.peer.life.context)

@@ -1,10 +1,10 @@
-"""A disk in memory that forgets what was not synced, tears, rots, fills up and fails.
+"""A disk in memory that loses unsynced data, tears writes, flips bits, fills up and fails.
 
 Harsher than real file systems where POSIX allows it: a new file's name is lost unless its directory
-was synced; changes of names survive or not in any combination (each whole, as journals do it, and
-none without those that it builds upon); and unsynced pages reach the disk in any pattern. After a
-failed sync the unsynced pages count as clean, as in Linux: a second sync succeeds and the bytes are
-lost all the same. One seed gives one behaviour.
+was synced; changes of names survive or not in any combination (each whole, as in journals, and none
+without the changes before on which it depends); and unsynced pages reach the disk in any pattern.
+After a failed sync the unsynced pages count as clean, as in Linux: a second sync succeeds and the
+bytes are lost all the same. One seed gives one behaviour.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.simulation.life import LifeEndedError, current_life
 T = TypeVar("T")
 
 PAGE_BYTES = 64
-"""Small, so that a few records already span several pages."""
+"""Small: a few records already span several pages."""
 YIELDS_MAX = 3
 
 
@@ -64,7 +64,7 @@ class SimulatedFile:
         position = len(inode.written)
         data = b"".join(buffers)
         if self._disk.stops_now():
-            # A crash in the middle of a write leaves the part that was copied so far.
+            # A crash in the middle of a write leaves the part copied so far.
             inode.written += data[: self._disk.random.randint(0, len(data))]
             self._disk.stop(self._path)
         self._disk.take("append", self._path)
@@ -116,11 +116,11 @@ class SimulatedDisk:
         self.operations: Counter[str] = Counter()
         self.syncs: Counter[str] = Counter()
         self.slow_outside_run: list[str] = []
-        """Operations that may wait for the device and were done on the event loop."""
+        """Operations that may wait for the device, called on the event loop."""
         self.times: DiskTimes | None = None
-        """What makes `run` take virtual time, in a simulated world."""
+        """Makes `run` take virtual time, in a simulated world."""
         self.on_stop: Callable[[], None] | None = None
-        """Called at a crash point; it must kill the process and call `crash`."""
+        """Called at a crash point; must kill the process and call `crash`."""
         self._reboots = 0
         self._in_run = 0
         self._steps_left: int | None = None
@@ -129,7 +129,7 @@ class SimulatedDisk:
         self._name_changes: list[NameChange] = []
         """Not durable yet, in order."""
 
-    # What tests do to it
+    # Faults, for tests
 
     def crash(self, *, power: bool) -> None:
         """Stop everything at once and start again. Open files are dead afterwards."""
@@ -143,18 +143,18 @@ class SimulatedDisk:
             self._lose_bytes_of(self._root)
 
     def crash_in(self, steps: int) -> None:
-        """Stop in the middle of the `steps`-th operation from now that changes the disk."""
+        """Stop in the middle of the `steps`-th change of the disk from now."""
         self._steps_left = steps
 
     def forget_orders(self) -> None:
-        """Take back crashes and failures that were ordered and have not come."""
+        """Cancel ordered crashes and failures."""
         self._steps_left = None
         self._failures.clear()
 
     def fail_next(
         self, operation: str, path_part: str = "", error: type[DiskError] = DiskError
     ) -> None:
-        """Let the next operation of that name, on a path that contains `path_part`, fail once."""
+        """Fail the next operation of that name once, on a path containing `path_part`."""
         self._failures.append((operation, path_part, error))
 
     def flip_bit(self, path: str, bit: int) -> None:
@@ -169,7 +169,7 @@ class SimulatedDisk:
         return bytes(self._inode(path).written)
 
     def put(self, path: str, content: bytes) -> None:
-        """Set a file's content, durably: for tests that prepare a disk by hand."""
+        """Set a file's content, durably, to prepare a disk by hand."""
         directory, name = self._parent(path)
         inode = Inode.durable(content)
         directory.entries[name] = directory.durable[name] = inode
@@ -286,7 +286,7 @@ class SimulatedDisk:
         return result
 
     def execute(self, work: Callable[[], T]) -> T:
-        """Do what was given to `run`, now."""
+        """Execute work passed to `run`, now."""
         self.check_alive()
         self._in_run += 1
         try:
@@ -294,10 +294,10 @@ class SimulatedDisk:
         finally:
             self._in_run -= 1
 
-    # What its files call
+    # Called by its files
 
     def step(self, operation: str, path: str, inode: Inode | None = None) -> None:
-        """One operation that changes the disk: it may be the one that never finishes."""
+        """One change of the disk, perhaps the one interrupted by a crash."""
         if self.stops_now():
             self.stop(path)
         try:
@@ -311,7 +311,7 @@ class SimulatedDisk:
                 self.syncs[path] += 1
 
     def stops_now(self) -> bool:
-        """Count down to the crash that a test ordered."""
+        """Count down to an ordered crash."""
         if self._steps_left is None:
             return False
         self._steps_left -= 1
@@ -326,7 +326,7 @@ class SimulatedDisk:
         raise MachineStoppedError(path)
 
     def take(self, operation: str, path: str) -> None:
-        """Count an operation, and fail if a test ordered it."""
+        """Count an operation, and fail if ordered."""
         self.operations[operation] += 1
         for order in self._failures:
             if order[0] == operation and order[1] in path:
@@ -334,19 +334,19 @@ class SimulatedDisk:
                 raise order[2](f"{operation} of {path} failed, as ordered")
 
     def slow(self, operation: str, path: str) -> None:
-        """Note an operation that must not be done on the event loop."""
+        """Record an operation that must not be called on the event loop."""
         if not self._in_run:
             self.slow_outside_run.append(f"{operation} {path}")
 
     def need_room(self, length: int) -> None:
-        """Refuse a write that does not fit."""
+        """Refuse a write beyond the free room."""
         if self.capacity_bytes is not None and self.used_bytes() + length > self.capacity_bytes:
             raise DiskFullError("no room, as ordered")
 
     # Inside
 
     def check_alive(self) -> None:
-        """Raise if the one who asks is dead."""
+        """Raise if the calling process is dead."""
         life = current_life()
         if life is not None and not life.alive:
             raise LifeEndedError(repr(life))
@@ -420,7 +420,7 @@ class SimulatedDisk:
         inode.lost = False
 
     def _mixture(self, synced: bytes, written: bytes) -> bytes:
-        """Each page new, old, or torn; the length anything between what was and what should be."""
+        """Each page new, old, or torn; the length anything between old and new."""
         low, high = sorted((len(synced), len(written)))
         size = self.random.choice((low, high, self.random.randint(low, high)))
         old = synced.ljust(size, b"\0")

@@ -1,9 +1,9 @@
 """How long a simulated disk takes, in virtual time.
 
 Work given to `Disk.run` is executed in one piece at some moment between its submission and its
-completion; other nodes run, and crashes happen, before it and after it (and in the middle of it,
-by `SimulatedDisk.crash_in`). As with the real disk's threads, cancelling the wait does not stop
-the work, and works overtake each other.
+completion; other nodes run, and crashes happen, before and after (and in the middle, by
+`SimulatedDisk.crash_in`). As with the real disk's threads, cancelling the wait does not stop the
+work, and works overtake each other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SYNC_S: Final = 0.0005
 READ_S: Final = 0.0001
 HICCUP_S: Final = 0.02
 HICCUPS: Final = 0.01
-"""Share of works that take so much longer."""
+"""Share of works slowed down so much."""
 
 
 class DiskTimes:
@@ -42,7 +42,7 @@ class DiskTimes:
         self._stuck_until = max(self._stuck_until, self._loop.now + seconds)
 
     def heal(self) -> None:
-        """Full speed; what is stuck goes on when it was going to."""
+        """Full speed; stuck works still end at their time."""
         self.slow = 1.0
         self._stuck_until = 0.0
 
@@ -70,7 +70,7 @@ class DiskTimes:
         error: Exception | None = None
         try:
             result = disk.execute(work)
-        except Exception as caught:  # the waiter's to handle, whatever it is
+        except Exception as caught:  # the waiter handles every error
             error = caught
         syncs = operations["sync"] + operations["sync_directory"] - syncs
         reads = operations["read"] - reads

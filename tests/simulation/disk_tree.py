@@ -1,7 +1,7 @@
-"""What a simulated disk holds: files and directories, as they are and as they would be afterwards.
+"""Files and directories of a simulated disk, present and after a power cut.
 
-Each knows two states: what was written, which a process sees, and what is durable, which a power
-cut leaves at the least.
+Each has two states: the written one, visible to processes, and the durable one, which a power cut
+leaves at the least.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Inode:
-    """A file: what was written, and what would be left after a power cut at the least."""
+    """A file: its written bytes, and the least left after a power cut."""
 
     written: bytearray = field(default_factory=bytearray)
     synced: bytearray = field(default_factory=bytearray)
     equal_bytes: int = 0
     """So many first bytes are the same in both: only the others must be copied by a sync."""
     lost: bool = False
-    """A sync failed: the bytes that were unsynced then never reach the disk."""
+    """A sync failed: bytes unsynced then never reach the disk."""
 
     @classmethod
     def durable(cls, content: bytes) -> Inode:
-        """A file that is the same before and after a power cut."""
+        """A file, the same before and after a power cut."""
         return cls(bytearray(content), bytearray(content), len(content))
 
     def truncate(self, size: int) -> None:
-        """Cut what was written."""
+        """Truncate the written bytes."""
         del self.written[size:]
         self.equal_bytes = min(self.equal_bytes, size)
 
     def sync(self) -> None:
-        """Make what was written durable."""
+        """Make the written bytes durable."""
         if not self.lost:
             self.synced[self.equal_bytes :] = self.written[self.equal_bytes :]
             self.equal_bytes = len(self.written)
@@ -39,7 +39,7 @@ class Inode:
 
 @dataclass(eq=False)
 class Directory:
-    """Names, and the names that are durable."""
+    """Present names, and durable names."""
 
     entries: dict[str, Inode | Directory] = field(default_factory=dict)
     durable: dict[str, Inode | Directory] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Directory:
 
 
 NameChange = list[tuple[Directory, str, Inode | Directory | None]]
-"""Names that change together: a renaming is two."""
+"""Names changed together: two in a rename."""
 
 
 def _set(names: dict[str, Inode | Directory], name: str, entry: Inode | Directory | None) -> None:
@@ -72,7 +72,7 @@ def parts_of(path: str) -> list[str]:
 
 
 def paths_of(directory: Directory, above: str) -> list[str]:
-    """The files in a directory and below it, each with `above` before its path."""
+    """The files in and below a directory, each with `above` before its path."""
     paths: list[str] = []
     for name, entry in directory.entries.items():
         path = above + name
@@ -81,7 +81,7 @@ def paths_of(directory: Directory, above: str) -> list[str]:
 
 
 def used_by(directory: Directory) -> int:
-    """Sum of the lengths of all files in a directory and below it."""
+    """Sum of the lengths of all files in and below a directory."""
     return sum(
         used_by(entry) if isinstance(entry, Directory) else len(entry.written)
         for entry in directory.entries.values()

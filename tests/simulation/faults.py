@@ -1,7 +1,7 @@
 """A nemesis: faults of all kinds, at random times, from the world's seed.
 
-The rates are drawn per seed, so that some runs know one kind of fault only and others all of them:
-runs in which everything goes wrong all the time are alike.
+The rates are drawn per seed, so that some runs have one kind of fault only and others all kinds:
+runs with all faults all the time are alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 from tests.simulation.world import World
 
 RESTART_S_MEAN: Final = 0.6
-"""A dead node's, until it is started again."""
+"""Time of a dead node until its next start."""
 SUPERVISION_S: Final = 0.1
 PARTITION_S_MEAN: Final = 1.2
 PAUSE_S_MAX: Final = 2.5
@@ -24,7 +24,7 @@ SLOW_DISK_S_MAX: Final = 3.0
 STUCK_S_MAX: Final = 2.0
 JUMP_S_MAX: Final = 3600.0
 FUSE_S_MAX: Final = 1.0
-"""After which a crash that was to happen at some point happens anyhow."""
+"""Time after which a crash waiting for some point happens anyhow."""
 FUSE_CALLBACKS_MAX: Final = 200
 FUSE_STEPS_MAX: Final = 12
 
@@ -35,11 +35,11 @@ class FaultRates:
 
     crash_per_s: float = 0.0
     power: float = 0.5
-    """Of a crash: that the machine loses power, not only the process its life."""
+    """Share of crashes in which the machine loses power, not only the process its life."""
     everybody: float = 0.05
-    """Of a crash: that all nodes have it at once."""
+    """Share of crashes of all nodes at once."""
     crash_point: float = 0.5
-    """Of a crash: that it comes in the middle of a change of the disk, or between callbacks."""
+    """Share of crashes in the middle of a change of the disk, or between callbacks."""
     partition_per_s: float = 0.0
     one_way: float = 0.3
     reset_per_s: float = 0.0
@@ -51,10 +51,10 @@ class FaultRates:
     stuck_disk_per_s: float = 0.0
     clock_jump_per_s: float = 0.0
     failed_sync_per_s: float = 0.0
-    """A node is expected to end after one. Not drawn: ask for it."""
+    """A node is expected to end after such a failure. Not drawn: set explicitly."""
     latency_s: float = 0.001
     focus: float = 0.5
-    """That a fault is aimed at the node that `focus` names, such as the leader."""
+    """Share of faults aimed at the node named by `focus`, such as the leader."""
 
     @classmethod
     def draw(cls, chance: random.Random, **fixed: float) -> FaultRates:
@@ -81,8 +81,8 @@ class FaultRates:
 class Nemesis:
     """Lets things go wrong until `heal_all`. Belongs to the test's own code, not to a node.
 
-    `restart(node_id)` starts a node that is down, however it died: there is a supervisor.
-    `focus()` names the node at which faults are aimed more often than at others.
+    `restart(node_id)` starts a dead node, like a supervisor. `focus()` names the node with more
+    faults than the others.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Nemesis:
         world.network.half_open = self.rates.half_open
 
     def start(self) -> None:
-        """Begin. Call it before connections are made: links keep their latency."""
+        """Begin. Call this before connections are made: links keep their latency."""
         rates = self.rates
         self.world.trace(rates)
         self._tasks.append(self.world.loop.create_task(self._supervise(), name="supervisor"))
@@ -168,7 +168,7 @@ class Nemesis:
             await asyncio.sleep(delay_s)
             action(*arguments)
 
-        # A task, not a timer: `heal_all` must be able to stop it.
+        # A task, not a timer: `heal_all` must be able to cancel the crash.
         self._tasks = [task for task in self._tasks if not task.done()]
         self._tasks.append(self.world.loop.create_task(wait()))
 

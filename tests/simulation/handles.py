@@ -1,4 +1,4 @@
-"""Callbacks, futures and tasks that know the life to which they belong."""
+"""Callbacks, futures and tasks with the life of their owner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Handle(asyncio.TimerHandle):
-    """A callback that is to run, at a time or as soon as possible."""
+    """A callback due at a time or as soon as possible."""
 
     __slots__ = ("life",)
 
@@ -28,7 +28,7 @@ class Handle(asyncio.TimerHandle):
         loop: SimulatedLoop,
         context: contextvars.Context,
     ) -> None:
-        # Not the base's: it looks for debugging, and does not know lives.
+        # Not the base's, which checks for debugging and knows no lives.
         self._when = when
         self._callback = callback
         self._args = args

@@ -1,8 +1,8 @@
-"""Lives: what one process of a node does from its start to its end, as the simulated loop sees it.
+"""Lives: one process of a node from start to end, in the simulated loop.
 
-Every callback, timer and task belongs to the life in whose context it was made, or to none (the
-test's own code, the network, the nemesis). A life that has ended is like a process after SIGKILL:
-nothing of it runs again, no `finally`, no `except CancelledError`.
+Every callback, timer and task belongs to the life of the context of its creation, or to none (the
+test's own code, the network, the nemesis). An ended life is like a process after SIGKILL: nothing
+of the life runs again, no `finally`, no `except CancelledError`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.simulation.handles import Handle
 
 LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
-"""That of the running code. Ask `current_life`."""
+"""The life of the running code. Call `current_life`."""
 
 
 class SimulationError(AssertionError):
@@ -26,12 +26,12 @@ class SimulationError(AssertionError):
 class LifeEndedError(BaseException):
     """Unwinds the code in the middle of which its process was killed.
 
-    Not an Exception, so that the code of a node does not take it for an error to handle.
+    Not an Exception: a node's code must not handle this as an error.
     """
 
 
 class NodeDiedError(Exception):
-    """The process that was asked from outside ended before it could answer."""
+    """The process ended before the end of a call from outside."""
 
 
 class Life:
@@ -47,7 +47,7 @@ class Life:
         self.fuse = 0
         """Callbacks until its crash; 0: none is ordered. See `crash_after`."""
         self.held: deque[Handle] = deque()
-        """What is due and must wait until the life is resumed, in order."""
+        """Due callbacks waiting until the life is resumed, in order."""
         self.context = contextvars.copy_context()
         self.context.run(LIFE.set, self)
         self._on_end: dict[Callable[[], None], None] = {}
@@ -75,7 +75,7 @@ class Life:
     def kill(self) -> None:
         """End this life at once, as SIGKILL does. Harmless if it has ended.
 
-        Raises LifeEndedError if it is the life's own code that asks: none of it goes on.
+        Raises LifeEndedError in the life's own code, to stop there.
         """
         if not self.alive:
             return
@@ -95,5 +95,5 @@ def current_life() -> Life | None:
 
 
 def life_of(context: contextvars.Context) -> Life | None:
-    """The life to which code that runs in that context belongs."""
+    """The life of code running in a context."""
     return context.get(LIFE)

@@ -1,4 +1,4 @@
-"""One direction of the way between two nodes: how long it takes, and whether anything passes."""
+"""One direction between two nodes: its latency, and its blocking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BYTES_PER_S: Final = 100e6
 RETRANSMISSION_S_MAX: Final = 1.0
 """How long after the way is free again the next attempt to send may take."""
 PACKET_BYTES: Final = 100
-"""Of the packets that open connections."""
+"""Latency of the packets that open connections."""
 
 
 class Link:
@@ -50,9 +50,9 @@ class Link:
         self.extra_s = 0.0
         """Added to every delay: a slow link."""
         self.stalled: dict[End, None] = {}
-        """Ends with something to send once it is free."""
+        """Ends with messages to send once the link is free."""
         self.ending: dict[End, None] = {}
-        """Ends at the target that learn of their connection's end once it is free."""
+        """Ends at the target, notified of their connection's end once the link is free."""
         self._loop = loop
         self._random = chance
         # Two directions of one way are seldom equally fast.
@@ -60,7 +60,7 @@ class Link:
         self._waiters: list[asyncio.Future[None]] = []
 
     def delay(self, length: int) -> float:
-        """How long a message takes that leaves now."""
+        """Latency of a message sent now."""
         return (
             LATENCY_S_MIN
             + self._random.expovariate(1.0) * self._latency_s
@@ -69,18 +69,18 @@ class Link:
         )
 
     def retry_delay(self) -> float:
-        """How long it takes until somebody who could not send notices that he can."""
+        """Delay until a blocked sender notices the free link."""
         blocked_s = self._loop.now - self.blocked_at
         return self._random.uniform(0.0, min(RETRANSMISSION_S_MAX, blocked_s))
 
     def block(self) -> None:
-        """Let nothing pass any more. What is on its way arrives."""
+        """Block the link. Messages in flight arrive."""
         if not self.blocked:
             self.blocked = True
             self.blocked_at = self._loop.now
 
     def unblock(self) -> None:
-        """Let everything pass again, what has waited first."""
+        """Unblock the link; waiting messages go first."""
         if not self.blocked:
             return
         self.blocked = False

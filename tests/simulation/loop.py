@@ -1,13 +1,13 @@
 """A deterministic asyncio event loop over virtual time.
 
-Callbacks run in the order in which they were asked for, timers in the order of their deadlines and,
-where those are equal, of their making. Nothing waits: when nobody has anything to do, time moves on
-to the next deadline. Each callback costs a microsecond, so that code that polls the time gets on.
+Callbacks run in the order of their scheduling, timers in the order of their deadlines and, between
+equal deadlines, of creation. Nothing waits: without a ready callback, time moves on to the next
+deadline. Each callback costs a microsecond, so that code polling the time makes progress.
 
-There is no real I/O, no thread and no signal: asking for one fails the run, as does any exception
-that nobody handled. Tasks and futures hash by their number, not by their address: asyncio (and
-code under test) iterates over sets of them. The garbage collector stands still during a run, since
-what it calls would be called at another time in the next process (`still` sees to that).
+Real I/O, threads and signals fail the run, as does any unhandled exception. Tasks and futures hash
+by their number, not by their address: asyncio (and code under test) iterates over sets of these.
+`still` stops the garbage collector during a run, since finalizers would run at another time in the
+next process.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _runs = itertools.count(1)
 
 @contextmanager
 def still() -> Iterator[None]:
-    """No garbage collection in here but what is asked for."""
+    """No garbage collection in this context but explicit ones."""
     collecting = gc.isenabled()
     gc.disable()
     if next(_runs) % RUNS_PER_COLLECTION == 0:
-        # Worlds of the past: the collector of its own accord would not get to them for long.
+        # Earlier worlds: the automatic collector would not free these for long.
         gc.collect()
-    # What there is already would be looked at again by each collection that is asked for.
+    # Existing objects would be traversed again by each explicit collection.
     gc.freeze()
     try:
         yield
@@ -71,13 +71,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def __init__(self, *, steps_max: int = STEPS_MAX, time_s_max: float = TIME_S_MAX) -> None:
         self.now = START_S
         self.steps = 0
-        """Callbacks that have run."""
+        """Number of callbacks run."""
         self.numbers = 0
         """Tasks and futures made so far."""
         self.after_event: Callable[[Life], None] | None = None
-        """Called after every callback of a life that is alive then; what it raises ends the run."""
+        """Called after every callback of a living life; an exception from it ends the run."""
         self.failures: list[BaseException] = []
-        """What nobody handled, the first one first."""
+        """Unhandled exceptions, the first one first."""
         self._steps_max = steps_max
         self._end = START_S + time_s_max
         self._ready: deque[Handle] = deque()
@@ -86,12 +86,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._timers_cancelled = 0
         self._tasks: list[SimulatedTask[Any]] = []
         self._grave: list[Handle] = []
-        """Of dead lives: kept so that dropping it runs nothing while the others live."""
+        """Objects of dead lives: kept so that their disposal runs nothing while others live."""
         self._sweep_at = SWEEP_TASKS_MIN
         self._running = False
         self._closed = False
 
-    # What asyncio and the code under test call
+    # Called by asyncio and the code under test
 
     def time(self) -> float:
         return self.now
@@ -158,7 +158,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return handle
 
     def timer_cancelled(self) -> None:
-        """Count a timer that was cancelled; drop them all once they are the most."""
+        """Count a cancelled timer; drop all cancelled ones once a majority."""
         self._timers_cancelled += 1
         if self._timers_cancelled > SWEEP_TIMERS_MIN and self._timers_cancelled * 2 > len(
             self._timers
@@ -180,7 +180,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
         task = SimulatedTask(coro, self, name, context)
-        # asyncio itself holds tasks weakly; one that is dropped would run its `finally` blocks.
+        # asyncio itself holds tasks weakly; a dropped task would run its `finally` blocks.
         self._tasks.append(task)
         if len(self._tasks) >= self._sweep_at:
             self._tasks = [task for task in self._tasks if not task.done()]
@@ -188,7 +188,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Take a failure that nobody handled; of a life that has ended it means nothing."""
+        """Record an unhandled failure, unless its life has ended."""
         culprit = context.get("task") or context.get("future")
         life = getattr(culprit, "life", None) or current_life()
         if self._closed or (life is not None and not life.alive):
@@ -200,7 +200,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.call_exception_handler(context)
 
     async def shutdown_asyncgens(self) -> None:
-        """Nothing: the lives' generators end with them."""
+        """Do nothing: generators end with their lives."""
 
     # Running
 
@@ -212,7 +212,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self.failures.append(error)
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run `main` to its end; raise what nobody handled. Once per loop, then `close`."""
+        """Run `main` to its end; raise unhandled exceptions. Once per loop, then `close`."""
         assert not self._running
         assert not self._closed
         hooks = sys.get_asyncgen_hooks()
@@ -252,7 +252,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             try:
                 handle._context.run(handle._callback, *handle._args)
             except BaseException as error:
-                # What unwinds the code of a life that has just been killed is nobody's failure.
+                # The exception that unwinds a killed life's code is no failure.
                 if life is None or life.alive or isinstance(error, KeyboardInterrupt):
                     self.fail(error)
             if life is not None and life.alive:
@@ -261,7 +261,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 raise self.failures[0]
 
     def _make_ready(self) -> None:
-        """Move what is due to what is ready; if nothing is either, move time to the next timer."""
+        """Move due timers to the ready queue; if both are empty, move time to the next timer."""
         timers = self._timers
         if not self._ready:
             while timers and timers[0][2]._cancelled:
@@ -290,7 +290,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 life.kill()
 
     def resume(self, life: Life) -> None:
-        """Let a paused life go on: first what was held back, in its order."""
+        """Resume a paused life: first the callbacks held back, in order."""
         life.paused = False
         self._ready.extendleft(reversed(life.held))
         life.held.clear()
@@ -309,7 +309,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # The end
 
     def check(self) -> None:
-        """Raise what failed and nobody asked for. At the end, while the lives still count."""
+        """Raise failures of unawaited tasks. At the end, while the lives still count."""
         gc.collect()
         for task in self._tasks:
             life = task.life
@@ -322,8 +322,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def close(self) -> None:
         """Drop everything without a sound.
 
-        The lives must have ended: what their coroutines do while they are closed, such as `finally`
-        blocks, must find their disks and connections dead. It is never seen by a run.
+        The lives must have ended: code of their coroutines during the close, such as `finally`
+        blocks, must find disks and connections dead. No run ever observes this code.
         """
         if self._closed:
             return
@@ -357,7 +357,7 @@ def _dispose(task: SimulatedTask[Any]) -> None:
     task._log_destroy_pending = False
     coroutine = task.get_coro()
     context = contextvars.copy_context() if task.life is None else task.life.context
-    # Whatever it raises or awaits, it is the last that is heard of it.
+    # Whatever this raises or awaits is ignored.
     with suppress(BaseException):
         context.run(coroutine.close)
 
@@ -365,7 +365,7 @@ def _dispose(task: SimulatedTask[Any]) -> None:
 def _refuse(name: str) -> Callable[..., NoReturn]:
     def refused(self: SimulatedLoop, *_: object, **__: object) -> NoReturn:
         error = SimulationError(f"loop.{name}: there is no real I/O, thread or signal in here")
-        # The code under test may swallow what it is told.
+        # The code under test may swallow the exception.
         self.fail(error)
         raise error
 

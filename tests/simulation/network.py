@@ -1,10 +1,10 @@
-"""The simulated network: machines, the links between them, and what goes wrong on those.
+"""The simulated network: machines, the links between them, and faults of links.
 
-Per direction: a mean latency of its own (exponential around it), slowness, and being blocked. What
-a blocked direction holds back waits, as TCP retransmits it; a connection that gets no
-acknowledgement for long enough (`give_up_s`) ends on the side that has sent. Machines that are up
-refuse connections at once when no process listens; those without power, and those that cannot be
-reached, do not answer. A paused process is connected to by its operating system and then silent.
+Per direction: a mean latency (exponentially distributed), an added delay, and blocking. Messages in
+a blocked direction wait, as TCP retransmits; a connection without an acknowledgement for
+`give_up_s` ends on the sending side. Running machines refuse connections at once when no process
+listens; machines without power, or unreachable ones, do not answer. The operating system accepts
+connections for a paused process, which is then silent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LATE_NOTICE_S_MAX: Final = 5.0
 
 
 class Machine:
-    """What stays when a process ends: an address, and power or none."""
+    """A node's machine, beyond its processes: an address, and power or none."""
 
     __slots__ = ("address", "node_id", "process", "up")
 
@@ -42,7 +42,7 @@ class Machine:
         self.process: Process | None = None
 
     def listener(self) -> Process | None:
-        """The process that takes connections, if one does."""
+        """The process accepting connections, if any."""
         process = self.process
         listens = process is not None and process.alive and process.network.acceptors
         return process if listens else None
@@ -56,18 +56,18 @@ class SimulatedNetwork:
         self.loop = world.loop
         self.random = world.random("network")
         self.latency_s = LATENCY_S
-        """Mean of links made from now on; a link is made when it is first used."""
+        """Mean latency of links created from now on; a link is created on first use."""
         self.half_open = 0.0
-        """Chance that one side of a connection that is reset learns late or not by itself."""
+        """Chance that one side of a reset connection notices late or never by itself."""
         self.give_up_s = (2.0, 15.0)
-        """How long a side waits for an acknowledgement of what it has sent."""
+        """Longest wait for an acknowledgement of sent messages."""
         self.machines: dict[int, Machine] = {}
         self.by_address: dict[str, Machine] = {}
         self.connections = 0
         self._links: dict[tuple[int, int], Link] = {}
 
     def machine(self, node_id: int) -> Machine:
-        """The machine of a node. Made when it is first asked for."""
+        """The machine of a node. Created on first use."""
         machine = self.machines.get(node_id)
         if machine is None:
             machine = self.machines[node_id] = Machine(node_id, f"n{node_id}.test:8082")
@@ -75,7 +75,7 @@ class SimulatedNetwork:
         return machine
 
     def move(self, node_id: int, address: str) -> None:
-        """Give a node whose process is down another address; one that nobody else has."""
+        """Give a node without a running process another, unique address."""
         machine = self.machine(node_id)
         assert address not in self.by_address and machine.listener() is None
         del self.by_address[machine.address]
@@ -93,7 +93,7 @@ class SimulatedNetwork:
     # Faults
 
     def block(self, source: int, target: int) -> None:
-        """Let nothing pass in that direction any more."""
+        """Block one direction."""
         self.world.trace(f"block {source}>{target}")
         self.link(source, target).block()
 
@@ -112,7 +112,7 @@ class SimulatedNetwork:
                     self.block(target, source)
 
     def slow(self, source: int, target: int, extra_s: float) -> None:
-        """Add so much to every delay in that direction; 0 ends it."""
+        """Add so much to every delay in one direction; 0 ends the slowness."""
         self.world.trace(f"slow {source}>{target} {extra_s:.6f}")
         self.link(source, target).extra_s = extra_s
 
@@ -167,7 +167,7 @@ class SimulatedNetwork:
                 )
 
     def machine_up(self, machine: Machine) -> None:
-        """Power is back: what is sent to connections of the past is answered with a reset."""
+        """Power is back: messages on earlier connections are answered with a reset."""
         if machine.up:
             return
         machine.up = True
@@ -192,7 +192,7 @@ class NodeNetwork:
     def __init__(self, network: SimulatedNetwork, process: Process) -> None:
         self.acceptors: dict[str, Acceptor] = {}
         self.greeted: dict[asyncio.Future[End | RejectedError], Link] = {}
-        """Callers that wait for an answer, and the way back to each."""
+        """Callers waiting for an answer, and the link back to each."""
         self._network = network
         self._process = process
 
@@ -219,12 +219,12 @@ class NodeNetwork:
         except TimeoutError:
             raise NetworkError(f"{address} did not answer within {timeout_s:g} s") from None
         if isinstance(theirs, RejectedError):
-            # Not the object of the other side, whose traceback is its own.
+            # Not the other side's exception object, which has its own traceback.
             raise RejectedError(theirs.code, theirs.message)
         mine = theirs.peer
         if not mine.open:
             raise NetworkError(f"{address} broke the connection off")
-        # It arrives before whatever `opened` sends.
+        # The answer arrives before any message of `opened`.
         confirmation = None
         if theirs.receiver is None:
             confirmation = mine.confirm(theirs.life.network.acceptors[channel])
@@ -240,7 +240,7 @@ class NodeNetwork:
         theirs.flush(0.0)
 
     async def _reach(self, address: str) -> tuple[Machine, Link, Link]:
-        """Return when the machine at that address has heard of the attempt; raise if none has."""
+        """Return when the attempt has reached the machine at that address; raise if none has."""
         me = self._process.node_id
         machine = self._network.by_address.get(address)
         if machine is None:
@@ -274,7 +274,7 @@ class NodeNetwork:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 theirs = answer.result()
             if isinstance(theirs, End):
-                # Timed out or cancelled: nobody will take this end.
+                # Timed out or cancelled: this end has no owner.
                 theirs.peer.close()
             raise
         return theirs
@@ -298,8 +298,8 @@ class NodeNetwork:
         theirs: End | None = None
         try:
             theirs = self._network.join(caller, self._process, hello, acceptor.hello(hello))
-            # Whether the called side takes the connection before or after the caller does is left
-            # open by the interface, so it must work either way.
+            # The interface leaves open which side takes the connection first, so both orders must
+            # work.
             if self._network.random.random() < 0.5:
                 theirs.receiver = acceptor.opened(theirs)
                 world.trace(f"{theirs!r} accepted early")

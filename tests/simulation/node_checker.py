@@ -1,4 +1,4 @@
-"""What must hold of all nodes' metadata and leases, looked at after every event of any node."""
+"""Invariants of all nodes' metadata and leases, checked after every event of any node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class InvariantError(AssertionError):
 
 @dataclass
 class _View:
-    """What one process of a node has been seen to hold."""
+    """Observed state of one process of a node."""
 
     applied_index: int = 0
     partition_epochs: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
@@ -31,14 +31,14 @@ class NodeChecker:
 
     def __init__(self) -> None:
         self.digests: dict[int, bytes] = {}
-        """Of the image after the entry of that index, on whichever node had applied it first."""
+        """Digest of the image after the entry of an index, on the first node to apply the entry."""
         self.newest: tuple[int, dict[BrokerId, tuple[int, bool]]] = (0, {})
-        """The newest index that any node has applied, and each broker's epoch and whether it is
-        fenced, as of then."""
+        """The newest index applied by any node, and each broker's epoch and fencing at this
+        index."""
         self.leaders: dict[tuple[str, int, int], int] = {}
-        """Topic id, partition and leader epoch to the node that has acted as its leader."""
+        """Topic id, partition and leader epoch to the node acting as leader."""
         self.on_fenced: Callable[[int], None] | None = None
-        """Told of each broker that is fenced, when the first node applies that."""
+        """Called for each fenced broker, when the first node applies the fencing."""
         self.is_off = False
         """Where nodes of several clusters meet: this is for one."""
         self._views: dict[int, _View] = {}
@@ -46,18 +46,17 @@ class NodeChecker:
 
     @staticmethod
     def digest(image: MetadataImage) -> bytes:
-        """Of everything that the image holds, but for the index: entries that are no commands do
-        not move that."""
+        """Digest of the whole image but the index, which only commands move."""
         captured = image.copy()
         captured.applied_index = 0
         return hashlib.sha256(b"".join(snapshot_pieces(captured))).digest()
 
     def opened(self, node_id: int) -> None:
-        """A new process of that node has recovered."""
+        """A new process of the node has recovered."""
         self._views[node_id] = _View()
 
     def after_event(self, node_id: int, core: NodeCore, now: float) -> None:
-        """Something has happened in that node, which is alive."""
+        """Check after an event of a living node."""
         if self.is_off:
             return
         view = self._views[node_id]
@@ -114,15 +113,15 @@ class NodeChecker:
                 self.on_fenced(broker_id)
 
     def _check_lease(self, node_id: int, core: NodeCore, now: float) -> None:
-        """A node that anybody knows to be fenced must not act as a leader (promise 7)."""
+        """A node fenced in any node's metadata must not act as a leader (promise 7)."""
         broker_id = core.services.node_id
         fenced_at = self._fenced_at.get(broker_id)
         if fenced_at is None:
             return
         if core.quorum.voters.ids == {broker_id}:
-            # The only voter answers to nobody: see raftlog/controller/DESIGN.md.
+            # The only voter needs no lease: see raftlog/controller/DESIGN.md.
             return
-        # Another process of the node may be the one that is fenced.
+        # The fenced process may be another one of the node.
         if core.controller.broker_epoch != self.newest[1][broker_id][0]:
             return
         if core.controller.lease_valid(now):

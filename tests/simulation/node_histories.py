@@ -26,7 +26,7 @@ from tests.simulation.world import World, run
 
 FAULTS_S: Final = 10.0
 PATIENCE_S: Final = 3.0
-"""Of a client; then it goes on without knowing what became of its wish."""
+"""Time limit of a client's request; afterwards the client continues with an unknown outcome."""
 PRODUCERS: Final = 2
 TOPICS_MAX: Final = 12
 SMALL_SEGMENTS: Final = {"segment.bytes": "1024", "index.interval.bytes": "128"}
@@ -37,7 +37,7 @@ MIN_ISR: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who takes part in a seed's history, and in what manner."""
+    """Members and faults of a seed's history."""
 
     nodes: int
     voters: int
@@ -47,7 +47,7 @@ class Cast:
 
     @classmethod
     def draw(cls, seed: int) -> Cast:
-        """Every tenth seed or so of each combination that matters."""
+        """About every tenth seed of each important combination."""
         chance = random.Random(f"cast {seed}")
         nodes, voters = chance.choice(((3, 3), (3, 3), (4, 3), (5, 3), (5, 5), (3, 1)))
         return cls(
@@ -61,7 +61,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a history came to."""
+    """Result of a history."""
 
     seed: int
     digest: str
@@ -76,27 +76,27 @@ class Report:
 
 @dataclass
 class History:
-    """One run: the clients, and what they were told."""
+    """One run: the clients, and the responses to their requests."""
 
     world: World
     nodes: NodeWorld
     cast: Cast
     created: dict[str, bool] = field(default_factory=dict)
-    """Topics of which the creation was acknowledged; whether a deletion was asked for."""
+    """Topics with acknowledged creation; whether a deletion was requested."""
     deleted: set[str] = field(default_factory=set)
     """Topics of which the deletion was acknowledged."""
     refused: set[str] = field(default_factory=set)
-    """Topics whose creators were told that they do not exist."""
+    """Topics with a refused creation."""
     setting: tuple[int, str] = (0, "")
     """The newest acknowledged value of the cluster setting, and its index."""
     doubtful: set[str] = field(default_factory=set)
-    """Values of which nobody knows whether, or when, they were set."""
+    """Values with an unknown outcome, perhaps set later."""
     ledgers: dict[tuple[str, int], Ledger] = field(default_factory=dict)
     fenced: int = 0
     end_s: float = 0.0
 
     async def play(self) -> float:
-        """All of it. Returns how long the cluster took to be whole after healing."""
+        """Run the history. Returns the cluster's recovery time after healing."""
         world, nodes = self.world, self.nodes
         rates = FaultRates.draw(world.random("rates"))
         nodes.checker.on_fenced = self._count_fencing
@@ -124,7 +124,7 @@ class History:
         self.fenced += 1
 
     async def _keep_up(self) -> None:
-        """Wait until all serve, as their supervisor does: one that has ended is started again."""
+        """Wait until all nodes serve, restarting ended ones like a supervisor."""
         nodes = self.nodes
 
         async def supervise() -> None:
@@ -201,7 +201,7 @@ class History:
     # Clients
 
     async def _ask(self, node_id: int, work: Any) -> Any:
-        """Have a node do something; None if it cannot, or nobody knows. Raises LogError."""
+        """Run a call on a node; None if impossible, or of unknown outcome. Raises LogError."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await self.nodes.call(node_id, work)
@@ -276,7 +276,7 @@ class History:
                 self.setting = (done[0], str(value))
 
     async def _produce(self, number: int) -> None:
-        """Appends where some node says that the leader is."""
+        """Appends at the leader named by some node."""
         loop, chance = self.world.loop, self.world.random(f"producer {number}")
         while loop.now < self.end_s:
             await asyncio.sleep(chance.expovariate(1 / 0.03))
@@ -317,7 +317,7 @@ class History:
                 continue
 
     async def _stop_nodes(self) -> None:
-        """Stops nodes as SIGTERM does; the supervisor starts them again."""
+        """Stops nodes like SIGTERM; the supervisor starts each again."""
         loop, chance = self.world.loop, self.world.random("stops")
         while loop.now < self.end_s:
             await asyncio.sleep(chance.expovariate(1 / 2.0))
@@ -329,12 +329,12 @@ class History:
                 async with asyncio.timeout(PATIENCE_S):
                     await self.nodes.stop(node_id)
             except (NodeDiedError, TimeoutError):
-                # Whoever stops a node that does not stop kills it.
+                # A node that does not stop is killed.
                 process.kill()
 
 
 def replay(seed: int) -> Report:
-    """Run one seed's history. Raises AssertionError if it went wrong."""
+    """Run one seed's history. Raises AssertionError on a violation."""
     cast = Cast.draw(seed)
 
     async def main(world: World) -> Report:
@@ -362,7 +362,7 @@ def replay(seed: int) -> Report:
 
 
 def summary(reports: Sequence[Report]) -> str:
-    """What many histories came to."""
+    """Results of many histories."""
     return (
         f"{sum(report.created for report in reports)} topics, "
         f"{sum(report.acknowledged for report in reports)} records, "

@@ -1,7 +1,7 @@
-"""Whole nodes as processes of a simulated world: started as `raftlog serve` starts them.
+"""Whole nodes as processes of a simulated world, started like `raftlog serve`.
 
-A node that ends by itself (it was refused, or it failed) says why in `endings`; a history in which
-nobody should says so by `check_endings`.
+A node that ends by itself (refused, or failed) leaves the reason in `endings`; `check_endings`
+fails a history with such nodes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ POLL_S: Final = 0.01
 UNTIL_S: Final = 20.0
 """How long a condition is waited for, in virtual time."""
 VOTERS: Final = 3
-"""Nodes that begin a cluster; those of higher ids join it."""
+"""Nodes forming the cluster; nodes of higher ids join."""
 SNAPSHOTS: Final = MemberSettings(
     snapshot_entries=20, snapshot_bytes=10**9, entries_kept=5, chunk_bytes=1_000
 )
-"""Members that take many, and send them in many chunks."""
+"""Members with frequent snapshots, sent in many chunks."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Ending:
 
 @dataclass
 class NodeWorld:
-    """Nodes 1 to `voter_count` begin a cluster together; nodes after them join it."""
+    """Nodes 1 to `voter_count` form a cluster together; later nodes join."""
 
     world: World
     node_count: int = VOTERS
@@ -58,7 +58,7 @@ class NodeWorld:
     topic_defaults: dict[str, str] = field(default_factory=dict)
     checker: NodeChecker = field(default_factory=NodeChecker)
     cores: dict[int, NodeCore] = field(default_factory=dict)
-    """Of the nodes that are up and open; they may be starting still."""
+    """Cores of open nodes, perhaps still starting."""
     endings: list[Ending] = field(default_factory=list)
     overrides: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Settings of single nodes."""
@@ -71,7 +71,7 @@ class NodeWorld:
         return list(range(1, self.node_count + 1))
 
     def others(self, node_id: int | None) -> list[int]:
-        """All nodes but that one."""
+        """All nodes but one."""
         return [other for other in self.node_ids if other != node_id]
 
     @property
@@ -80,11 +80,11 @@ class NodeWorld:
 
     @property
     def voters(self) -> str:
-        """What the nodes that begin the cluster are given for --voters."""
+        """Value of --voters for the nodes forming the cluster."""
         return ",".join(f"{node_id}@{self.world.address(node_id)}" for node_id in self.first_voters)
 
     def settings(self, node_id: int) -> NodeSettings:
-        """What the node is started with: the same at every start."""
+        """Settings of the node: the same at every start."""
         begins = node_id <= self.voter_count
         settings = NodeSettings(
             data_dir="unused",
@@ -103,19 +103,19 @@ class NodeWorld:
             self.start(node_id)
 
     def start(self, node_id: int) -> Process:
-        """Start a node. It is in `cores` once it is open, and serves when `is_ready`."""
+        """Start a node, which is in `cores` once open, and serves when `is_ready`."""
         return self.world.start(node_id, self._main)
 
     def kill(self, node_id: int, *, power: bool = False) -> None:
         self.world.crash(node_id, power=power)
 
     def cut_off(self, node_id: int, others: Iterable[int] | None = None) -> None:
-        """Let no other node, or none of these, hear of this one, nor this one of them."""
+        """Block a node from all other nodes, or from these, in both directions."""
         rest = [other for other in (others or self.node_ids) if other != node_id]
         self.world.network.partition([node_id], rest)
 
     async def stop(self, node_id: int) -> None:
-        """Stop a node as SIGTERM does. Raises NodeDiedError if it is down or dies."""
+        """Stop a node like SIGTERM. Raises NodeDiedError if the node is down or dies."""
 
         async def stop(core: NodeCore) -> None:
             await core.leave()
@@ -174,7 +174,7 @@ class NodeWorld:
         if core is not None:
             self.checker.after_event(life.node_id, core, self.world.loop.now)
 
-    # What tests ask
+    # Queries of tests
 
     def image(self, node_id: int) -> MetadataImage:
         return self.cores[node_id].services.metadata.image
@@ -183,7 +183,7 @@ class NodeWorld:
         return self.image(seen_by).brokers[node_id]  # type: ignore[index]
 
     def is_fenced(self, node_id: int, *, seen_by: int | None = None) -> bool:
-        """By the metadata that the active controller, or that node, has applied."""
+        """By the metadata applied by the active controller, or by the given node."""
         observer = self.controller() if seen_by is None else seen_by
         return observer is not None and self.broker(observer, node_id).fenced
 
@@ -201,7 +201,7 @@ class NodeWorld:
         return max(active)[1] if active else None
 
     def leader(self, topic: str, partition: int = 0) -> int | None:
-        """Who leads a partition, by the active controller's metadata."""
+        """The leader of a partition, by the active controller's metadata."""
         controller = self.controller()
         if controller is None:
             return None
@@ -220,7 +220,7 @@ class NodeWorld:
         return found.write_refusal is None
 
     async def until(self, condition: Callable[[], T | None], seconds: float = UNTIL_S) -> T:
-        """Wait for a condition, in virtual time, and return what it gave."""
+        """Wait for a condition, in virtual time, and return its result."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while not (result := condition()):
@@ -244,7 +244,7 @@ class NodeWorld:
         return await self.until(is_whole)
 
     async def agreed(self) -> None:
-        """Wait until all nodes that are up have applied the same, and hold the same image."""
+        """Wait until all running nodes have applied the same index, with the same image."""
 
         def is_agreed() -> bool:
             images = [core.services.metadata.image for _, core in sorted(self.cores.items())]
@@ -255,7 +255,7 @@ class NodeWorld:
         await self.until(is_agreed)
 
     async def call(self, node_id: int, work: Callable[[NodeCore], Coroutine[Any, Any, T]]) -> T:
-        """Have a node do something. Raises NodeDiedError if it is down or dies, and LogError."""
+        """Run a call on a node. Raises NodeDiedError if the node is down or dies, and LogError."""
         core = self.cores.get(node_id)
         if core is None:
             raise NodeDiedError(f"node {node_id} is down")
@@ -316,7 +316,7 @@ class NodeWorld:
 def simulate(
     test: Callable[[NodeWorld], Coroutine[Any, Any, None]], seed: int = 0, **arguments: Any
 ) -> None:
-    """Run a test in a world whose nodes are still to be started."""
+    """Run a test in a world without started nodes."""
 
     async def main(world: World) -> None:
         await test(NodeWorld(world, **arguments))
@@ -331,7 +331,7 @@ def simulate_cluster(
     may_end: bool = False,
     **arguments: Any,
 ) -> None:
-    """Run a test on a cluster of which all nodes serve. No node ends by itself, unless it may."""
+    """Run a test on a serving cluster. No node ends by itself, unless allowed."""
 
     async def begun(nodes: NodeWorld) -> None:
         nodes.start_all()

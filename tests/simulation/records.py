@@ -1,4 +1,4 @@
-"""Writers and readers of partitions, and what they remember: promises 1, 2, 5 and 6."""
+"""Writers and readers of partitions, and their ledger: promises 1, 2, 5 and 6."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ BATCH_BYTES_MAX: Final = 1 << 16
 MESSAGE_BYTES_MAX: Final = 1 << 20
 TIMEOUT_S: Final = 30.0
 TIME_MS: Final = 1_700_000_000_000
-"""Of all records: the time at which simulated clocks begin, so that none is too old to be kept."""
+"""Timestamp of all records: the start of simulated clocks, so that none expires."""
 
 
 @dataclass
 class Ledger:
-    """What the writers of one partition sent, and what they were told."""
+    """Records sent to one partition, and the responses."""
 
     acknowledged: dict[int, bytes] = field(default_factory=dict)
     """By offset, with acks=all."""
     sent: set[bytes] = field(default_factory=set)
     refused: set[bytes] = field(default_factory=set)
-    """Whose writers were told that they were not written."""
+    """Values with a definite failure response."""
 
     async def append(self, partition: Partition, acks: Acks, chance: random.Random) -> None:
         """Append a few unique records. Raises LogError."""
@@ -55,9 +55,9 @@ class Ledger:
                 self.acknowledged[offset] = value
 
     async def check(self, partition: Partition, *, lost_from: int | None = None) -> None:
-        """Everything acknowledged is there, at its offset, and nothing that nobody wrote.
+        """Check that all acknowledged records are at their offsets, and no unknown ones.
 
-        `lost_from`: the partition has said that it may have lost what was there and behind.
+        `lost_from`: offset from which the partition has reported a possible loss.
         """
         stored = await everything(partition)
         name = f"{partition.topic}-{partition.partition}"
@@ -75,7 +75,7 @@ class Ledger:
             assert lost_from is not None and offset >= lost_from, (
                 f"{name} lost {offset} ({value[:8]!r}), and said so from {lost_from} on"
             )
-            # What was told lost may be written anew at the same offset.
+            # New records may have the offsets of lost ones.
             del self.acknowledged[offset]
 
 

@@ -1,13 +1,13 @@
 """Runs random histories: one to replay it, or many on all cores.
 
-A module of histories gives its `replay(seed)`, which raises AssertionError if the history went
-wrong, and calls `main` with it:
+A module of histories gives its `replay(seed)`, which raises AssertionError on a violation, and
+calls `main` with this function:
 
-.venv/bin/python -m tests.simulation.quorum.schedules 486        replays seed 486
-.venv/bin/python -m tests.simulation.quorum.schedules 0:20000    runs them all, on all cores
+    .venv/bin/python -m tests.simulation.quorum.schedules 486        replays seed 486
+    .venv/bin/python -m tests.simulation.quorum.schedules 0:20000    runs all, on all cores
 
-With `--digests` it prints a line `seed digest` per history: two trees that behave the same in these
-histories print the same lines.
+With `--digests` the runner prints a line `seed digest` per history: two trees of the same behaviour
+in these histories print the same lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 
 class Report(Protocol):
-    """What every module of histories reports of a seed, besides its own counts."""
+    """Result of a seed from any module of histories, besides its own counts."""
 
     @property
     def seed(self) -> int:
@@ -45,7 +45,7 @@ def try_seed(replay: Callable[[int], R], seed: int) -> tuple[int, R | str]:
     try:
         return seed, replay(seed)
     except BaseException as error:
-        # The trace's end would hide what went wrong; whoever replays the seed is shown it.
+        # The trace's end would hide the violation; a replay of the seed shows the trace.
         error.__notes__ = []
         return seed, traceback.format_exc()
 

@@ -1,8 +1,8 @@
-"""A small cluster for the simulator's own tests, using everything that the world offers.
+"""A small cluster for the simulator's own tests, using all of the world.
 
-Each node appends numbers to a file of its own, syncs it, and only then tells the others, who
-remember the highest that they have heard of. The promise to be checked: nobody has heard of a
-number that its node does not have after a crash.
+Each node appends numbers to a file of its own, syncs, and only then sends the number to the others,
+which remember the highest received. The promise to check: after a crash a node has every number
+received from it.
 
 `python -m tests.simulation.sample SEED...` prints the digest of each run.
 """
@@ -24,13 +24,13 @@ PATH = "numbers"
 
 @dataclass
 class Cluster:
-    """What the checker knows of the nodes."""
+    """The checker's view of the nodes."""
 
     world: World
     tells_unsynced: bool = False
     """The planted mistake."""
     heard: dict[int, int] = field(default_factory=lambda: dict.fromkeys(NODES, 0))
-    """The highest number of each node that another one has heard of."""
+    """The highest number of each node received by another."""
     losses: list[str] = field(default_factory=list)
     received: int = 0
     starts: int = 0
@@ -118,7 +118,7 @@ class Peer:
 async def history(
     world: World, seconds: float = 5.0, *, tells_unsynced: bool = False, **fixed: float
 ) -> Cluster:
-    """Faults for so long, then peace; everybody must hear of everybody again."""
+    """Faults for so long, then none; every node must receive from every other again."""
     cluster = Cluster(world, tells_unsynced)
     rates = FaultRates.draw(world.random("rates"), **fixed)
     nemesis = Nemesis(world, NODES, cluster.start, rates, focus=lambda: 1)
@@ -144,7 +144,7 @@ def digest(seed: int) -> str:
 
 
 def losses(seed: int, **fixed: float) -> list[str]:
-    """What one run lost."""
+    """Numbers lost by one run."""
 
     async def main(world: World) -> list[str]:
         return (await history(world, tells_unsynced=True, **fixed)).losses

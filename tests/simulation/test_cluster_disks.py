@@ -1,4 +1,4 @@
-"""Whole nodes whose disks fail, fill up or were damaged: the others go on."""
+"""Whole nodes with failed, full or damaged disks: the others go on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_node_whose_metadata_cannot_be_synced_ends(is_controller: bool) -> Non
         victim = controller if is_controller else nodes.others(controller)[0]
         nodes.world.disk(victim).fail_next("sync", "metadata/journal")
         other = nodes.others(victim)[0]
-        # What the victim had proposed, or was told, the others commit without it.
+        # The others commit the victim's proposals without the victim.
         while nodes.world.is_up(victim):
             try:
                 await nodes.call(other, lambda core: core.services.metadata.allocate_producer_id())
@@ -65,7 +65,7 @@ def test_a_node_with_a_damaged_journal_refuses_to_start() -> None:
 
 
 async def fill(nodes: NodeWorld, victim: int) -> tuple[int, Ledger]:
-    """Fill a node's disk with records; the number of their partition, and what was written."""
+    """Fill a node's disk with records; return their partition and values."""
     number = await nodes.create_led_by(victim, "t")
     await nodes.until(lambda: nodes.takes_writes(victim, "t", number))
     ledger, disk = Ledger(), nodes.world.disk(victim)
@@ -96,7 +96,7 @@ async def has_room(nodes: NodeWorld, node_id: int, number: int, ledger: Ledger) 
 
 
 async def is_changed(nodes: NodeWorld, node_id: int, name: str) -> bool:
-    """Create a topic at a node, asking again while nobody leads; whether that was done."""
+    """Create a topic at a node, with retries while there is no leader; whether created."""
     for _ in range(50):
         try:
             await nodes.create_topic(node_id, name)

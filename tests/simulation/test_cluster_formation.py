@@ -136,7 +136,7 @@ def test_the_voters_given_to_a_restart_do_not_count() -> None:
         nodes.start_all()
         await nodes.ready()
         nodes.kill(2)
-        # Somebody has put a list right that is of no use any more.
+        # A corrected voter list is of no use any more.
         nodes.overrides[2] = {"voters": f"2@{nodes.world.address(2)},7@elsewhere.test:8082"}
         nodes.start(2)
         await nodes.ready()
@@ -163,7 +163,7 @@ def test_a_voter_that_has_moved_is_found_by_all() -> None:
         controller = await nodes.ready()
         broker = nodes.broker(controller, 2)
         assert (broker.host, broker.port) == ("moved.test", 9000)
-        # The others call it there, and it lives on from what it knows.
+        # The others connect to it there, and its own state suffices.
         for node_id in nodes.node_ids:
             nodes.kill(node_id)
         nodes.start(2)

@@ -53,7 +53,7 @@ for seed in sys.argv[1:]:
 
 
 def test_images_that_differ_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state machine that is not deterministic."""
+    """A nondeterministic state machine."""
     made: list[MetadataImage] = []
     monkeypatch.setattr(
         MetadataImage,

@@ -1,4 +1,4 @@
-"""Whole nodes that die, stop, hang and are cut off: who is fenced when, and who leads (promise 7).
+"""Whole nodes that die, stop, hang or are cut off: fencing and leadership (promise 7).
 
 Times are those of raftlog/controller: a session of 1.5 s, heartbeats each 0.3 s, leases of 1.35 s.
 """
@@ -22,7 +22,7 @@ from tests.simulation.records import Ledger
 
 SESSION_S: Final = SESSION_TIMEOUT_S_DEFAULT
 AT_ONCE_S: Final = 0.5
-"""A death that is noticed, not waited for."""
+"""A death noticed at once, not by a timeout."""
 ELECTION_S: Final = 1.0
 NODES: Final = (1, 2, 3)
 
@@ -37,7 +37,7 @@ def others(nodes: NodeWorld) -> list[int]:
 
 
 def fenced_brokers(nodes: NodeWorld) -> list[int]:
-    """All that are fenced from now on, as they are."""
+    """All brokers fenced from now on, in order."""
     fenced: list[int] = []
     nodes.checker.on_fenced = fenced.append
     return fenced
@@ -55,7 +55,7 @@ def test_a_killed_broker_is_fenced_at_once_and_leads_again_when_it_is_back(seed:
         nodes.kill(victim)
         await nodes.until(lambda: nodes.is_fenced(victim))
         assert now() - killed_at < AT_ONCE_S
-        # Its only replica is there: nobody else may lead it.
+        # Its only replica is there: no other node may lead.
         await nodes.until(lambda: nodes.leader("t", number) is None)
         nodes.start(victim)
         await nodes.until(lambda: nodes.takes_writes(victim, "t", number))
@@ -152,7 +152,7 @@ def test_a_paused_leader_takes_no_write_that_waited_for_it(paused_s: float, seed
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_next_controller_fences_nobody_but_the_dead_one(seed: int) -> None:
+def test_the_next_controller_fences_only_the_dead_one(seed: int) -> None:
     async def test(nodes: NodeWorld) -> None:
         first = nodes.controller()
         assert first is not None
@@ -212,7 +212,7 @@ def test_a_controller_that_hangs_is_replaced_and_comes_back(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("is_controller", [False, True])
-def test_a_node_that_stops_is_missed_by_nobody_for_long(is_controller: bool, seed: int) -> None:
+def test_no_client_misses_a_stopping_node_for_long(is_controller: bool, seed: int) -> None:
     async def test(nodes: NodeWorld) -> None:
         first = nodes.controller()
         victim = first if is_controller else others(nodes)[0]

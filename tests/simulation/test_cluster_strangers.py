@@ -1,6 +1,6 @@
-"""Nodes that must stay outside: another cluster's, a second of one id, one whose disk was wiped.
+"""Nodes that must stay outside: another cluster's, a second of one id, one with a wiped disk.
 
-Each is told why in words that say what to do, ends, and never serves.
+Each gets the reason and the next step, ends, and never serves.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def still_there(nodes: NodeWorld, *node_ids: int) -> None:
 def test_a_voter_with_a_wiped_disk_is_refused(wiped: int, power: bool) -> None:
     async def test(nodes: NodeWorld) -> None:
         await begin(nodes)
-        # The voters' directories are made known to all soon after they have found each other.
+        # The voters' directories are known to all soon after the voters have connected.
         await nodes.until(
             lambda: all(voter.directory_id for voter in nodes.cores[wiped].quorum.voters.voters)
         )
@@ -129,7 +129,7 @@ def test_a_node_of_another_cluster_is_refused(knows: bool) -> None:
             nodes.start(node_id)
         await nodes.until(lambda: nodes.is_ready(4) and nodes.is_ready(5))
         assert nodes.image(4).cluster_id != nodes.image(1).cluster_id
-        # A voter's journal alone does not say what was committed: a snapshot does.
+        # A voter's journal alone does not show committed entries: a snapshot does.
         for number in range(30 * knows):
             await nodes.create_topic(5, f"t-{number}")
         for node_id in (3, 4, 5):
@@ -162,7 +162,7 @@ def test_a_data_directory_is_not_served_under_another_id() -> None:
     simulate(test)
 
 
-def test_a_node_that_finds_nobody_to_join_says_so_and_ends() -> None:
+def test_a_node_without_a_cluster_to_join_reports_and_ends() -> None:
     async def test(nodes: NodeWorld) -> None:
         never_serves(nodes, 4)
         nodes.start(4)

@@ -1,4 +1,4 @@
-"""Whole nodes get votes, lose them, and hand over the lead, while the cluster goes on."""
+"""Whole nodes get votes, lose votes, and transfer leadership, while the cluster goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.node_world import SNAPSHOTS, NodeWorld, simulate_cluster
 
 
 async def voters_are(nodes: NodeWorld, *expected: int) -> None:
-    """Wait until all nodes that are up know these voters."""
+    """Wait until all running nodes know these voters."""
     await nodes.until(
         lambda: all(core.quorum.voters.ids == {*expected} for core in nodes.cores.values())
     )
@@ -57,7 +57,7 @@ def test_all_voters_are_replaced_one_by_one(seed: int) -> None:
         for node_id in (1, 2, 3):
             nodes.kill(node_id, power=True)
         await nodes.ready(4, 5, 6)
-        # They were told of a cluster by nodes that are gone, and find it all the same.
+        # These nodes know the cluster from nodes now gone, and find the cluster all the same.
         for node_id in (1, 2, 3):
             nodes.start(node_id)
         await nodes.ready()
@@ -96,7 +96,7 @@ def test_a_removed_and_unregistered_voter_may_come_back_with_an_empty_disk() -> 
         nodes.world.wipe(3)
         nodes.overrides[3] = {"voters": None, "join": nodes.world.address(1)}
         nodes.start(3)
-        # Without its vote it is heard; as a broker it is still the one that had the old disk.
+        # Without its vote the node is accepted; as a broker it is still that of the old disk.
         assert "registered with another data directory" in await nodes.ended(3)
         nodes.endings.clear()
         await nodes.call(2, lambda core: core.services.metadata.unregister_broker(BrokerId(3)))

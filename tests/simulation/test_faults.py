@@ -1,4 +1,4 @@
-"""The nemesis: what it does, that it heals, and that it finds a planted mistake."""
+"""The nemesis: its faults, its healing, and detection of a planted mistake."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_time_is_virtual() -> None:
     assert run(main()) == pytest.approx(1800, abs=0.001)
 
 
-def test_time_moves_while_nobody_sleeps() -> None:
+def test_time_moves_without_a_sleeper() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + 0.01
@@ -158,7 +158,7 @@ def test_an_exception_in_a_callback_fails_the_run() -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_an_exception_of_a_task_that_nobody_awaits_fails_the_run(kept: bool) -> None:
+def test_an_exception_of_an_unawaited_task_fails_the_run(kept: bool) -> None:
     async def broken() -> None:
         raise ZeroDivisionError
 
@@ -285,7 +285,7 @@ def test_failures_of_the_dead_do_not_count() -> None:
             await asyncio.sleep(5)
 
         async def failing() -> None:
-            # In the middle of its own code: it is unwound, whatever it says to that.
+            # In the middle of its own code, which is unwound, whatever it catches.
             try:
                 life.kill()
             finally:
@@ -336,7 +336,7 @@ def test_a_paused_life_is_held_back_and_goes_on_in_order() -> None:
         inside(life, 9, "later")
         await asyncio.sleep(5)
         assert seen == ["other"]
-        # What is due already, but has not come up yet, is later than what is held back.
+        # Due timers not yet ready run after the callbacks held back.
         life.context.copy().run(loop.call_soon, seen.append, "newest")
         loop.resume(life)
         await asyncio.sleep(1)

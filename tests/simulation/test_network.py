@@ -1,4 +1,4 @@
-"""The simulated network: what connections promise, and how they break."""
+"""The simulated network: promises of connections, and their ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEEDS = range(30)
 
 
 class Inbox:
-    """A receiver that remembers, of one connection."""
+    """A recording receiver of one connection."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -41,7 +41,7 @@ class Inbox:
 
 
 class Server:
-    """An acceptor that takes everybody, unless it is told otherwise."""
+    """An acceptor that takes every caller by default."""
 
     def __init__(self) -> None:
         self.inboxes: list[Inbox] = []
@@ -61,7 +61,7 @@ class Server:
 
 
 class Net:
-    """Two nodes, 1 that calls and 2 that is called, driven from outside."""
+    """Two nodes, caller 1 and acceptor 2, driven from outside."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -324,22 +324,22 @@ def test_the_called_side_rejects_by_its_answer() -> None:
     simulate(test)
 
 
-def test_a_rejection_after_the_answer_is_told_or_shows_as_a_close() -> None:
-    told: set[bool] = set()
+def test_a_rejection_after_the_answer_arrives_or_shows_as_a_close() -> None:
+    outcomes: set[bool] = set()
 
     async def test(net: Net) -> None:
         net.server.reject_opened = True
         try:
             mine = await net.connect()
         except RejectedError:
-            told.add(True)
+            outcomes.add(True)
         else:
             assert mine.closings == 1
-            told.add(False)
+            outcomes.add(False)
 
     for seed in SEEDS:
         simulate(test, seed)
-    assert told == {True, False}
+    assert outcomes == {True, False}
 
 
 def test_a_caller_that_rejects_leaves_no_open_end_behind() -> None:

@@ -30,18 +30,18 @@ STEPS: Final = 12
 TOPIC: Final = "t"
 PARTITIONS: Final = 2
 PAUSE_S_MAX: Final = 0.005
-"""Between two appends: a few of them share a sync."""
+"""Between two appends: a few appends share a sync."""
 FUSE_STEPS_MAX: Final = 40
 FUSE_CALLBACKS_MAX: Final = 400
 
 
 class LossReports(logging.Handler):
-    """Listens to what logs say that they may have lost."""
+    """Collects possible losses from log lines."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lost_from: dict[int, int] = {}
-        """By partition, the lowest offset since it was asked for."""
+        """By partition, the lowest offset since the last query."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg.startswith("%s: power was lost"):
@@ -91,15 +91,15 @@ class Lives:
         count = len(core.services.metadata.image.topic(TOPIC).partitions)
         partitions = [core.services.replicas.partition(TOPIC, n) for n in range(count)]
         for partition, ledger in zip(partitions, self.ledgers, strict=True):
-            # A life that ended before this one was asked may have said it, too.
+            # A life that ended before this query may have logged one, too.
             lost_from = self.losses.lost_from.pop(partition.partition, None)
             assert lost_from is None or self.flush == "async"
             await ledger.check(partition, lost_from=lost_from)
 
     async def _live(self) -> None:
-        """Check what is there, write, and die somewhere in all that, or stop at its end.
+        """Check the log, write, and die somewhere in between, or stop at the end.
 
-        Raises NodeDiedError if it came to no writing.
+        Raises NodeDiedError if the node died before writing.
         """
         chance, power = self.random, self.random.random() < 0.5
         self.lives += 1

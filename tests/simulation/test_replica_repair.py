@@ -1,4 +1,4 @@
-"""Logs that fail or are found damaged under load: repaired from the others, and nothing is lost."""
+"""Logs failed or damaged under load: repaired from the others, without loss."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """A simulated world: everything outside the nodes, from one seed.
 
-It holds the loop, the network, and each node's machine: disk, clocks, randomness, which outlive the
-node's processes. What happens is traced, one line each; the digest of all lines is the same for the
-same seed, in every process and under every PYTHONHASHSEED, or the run is not deterministic.
+The world has the loop, the network, and each node's machine: disk, clocks, randomness, which
+outlive the node's processes. Every event is traced, one line each; the digest of all lines is the
+same for the same seed, in every process and under every PYTHONHASHSEED, or the run is not
+deterministic.
 
-`RAFTLOG_SIMULATION_TRACE=file` writes all lines to a file: compare two of them to see where runs
-part.
+`RAFTLOG_SIMULATION_TRACE=file` writes all lines to a file: compare two files to find the first
+difference.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ T = TypeVar("T")
 LINES_KEPT: Final = 400
 """Of the trace, in memory."""
 LINES_SHOWN: Final = 40
-"""Of the trace, with the error that ends a run."""
+"""Lines of the trace shown with the error of a run."""
 HASHED_LINES: Final = 256
-"""Lines gathered before they go into the digest."""
+"""Lines gathered before an update of the digest."""
 TRACE_VARIABLE: Final = "RAFTLOG_SIMULATION_TRACE"
 
 
 class SeededRandomness:
-    """`Randomness` that replays."""
+    """Seeded `Randomness`."""
 
     def __init__(self, chance: random.Random) -> None:
         self._random = chance
@@ -54,7 +55,7 @@ class SeededRandomness:
 
 
 class Process(Life):
-    """A node's process: a life, and the world as its code sees it."""
+    """A node's process: a life, and the world of its code."""
 
     def __init__(self, world: World, node_id: int, incarnation: int) -> None:
         super().__init__(node_id, incarnation)
@@ -69,10 +70,11 @@ class Process(Life):
         self.ends: dict[End, None] = {}
         """Its open connections. The network's."""
         self.power = False
-        """Whether the end of this life takes what is not synced with it."""
+        """Whether unsynced data is lost at the end of this life."""
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """From outside: run a coroutine as code of this process; return or raise what it does.
+        """From outside: run a coroutine as code of this process; return its result or raise its
+        error.
 
         Raises NodeDiedError if the process has ended or ends first.
         """
@@ -109,7 +111,7 @@ class Process(Life):
 
 
 class World:
-    """Everything outside the nodes. Use it for one `run`."""
+    """Everything outside the nodes. For one `run`."""
 
     def __init__(
         self, seed: int, *, steps_max: int = STEPS_MAX, time_s_max: float = TIME_S_MAX
@@ -129,7 +131,7 @@ class World:
         self._sealed = False
         self._file: TextIO | None = None
 
-    # What belongs to a node's machine
+    # A node's machine
 
     def random(self, name: str) -> random.Random:
         """A stream of chance of its own: drawing from one does not change the others."""
@@ -150,7 +152,7 @@ class World:
         return disk
 
     def wipe(self, node_id: int) -> None:
-        """Give a node whose process is down a new, empty disk."""
+        """Give a node without a running process a new, empty disk."""
         assert not self.is_up(node_id)
         self.trace(f"disk {node_id} wiped")
         del self._disks[node_id]
@@ -173,14 +175,15 @@ class World:
             self._randomness[node_id] = SeededRandomness(self.random(f"node {node_id}"))
         return self._randomness[node_id]
 
-    # What happens to a node
+    # Life of a node
 
     def is_up(self, node_id: int) -> bool:
-        """Whether the node's process lives, be it paused."""
+        """Whether the node's process lives, even if paused."""
         return node_id in self.processes and self.processes[node_id].alive
 
     def start(self, node_id: int, main: Callable[[Process], Coroutine[Any, Any, None]]) -> Process:
-        """Start the node's process: `main(process)`. Its return ends it; its error, the run."""
+        """Start the node's process: `main(process)`. Its return ends the process; its error, the
+        run."""
         assert not self.is_up(node_id), f"node {node_id} runs already"
         old = self.processes.get(node_id)
         process = Process(self, node_id, 1 if old is None else old.incarnation + 1)
@@ -200,39 +203,40 @@ class World:
         return process
 
     def crash(self, node_id: int, *, power: bool = False) -> None:
-        """Kill the node's process, or cut its machine's power. Harmless if it is dead already.
+        """Kill the node's process, or cut its machine's power. Harmless on a dead process.
 
-        Without power, nobody answers at its address until it is started again.
+        Without power, its address does not answer until the next start.
         """
         process = self.processes[node_id]
         if process.alive:
             process.power = power
             process.kill()
         elif power:
-            # What a killed process had written and not synced is still the kernel's to lose.
+            # A killed process leaves its unsynced writes with the kernel, which may still lose
+            # these.
             self.trace(f"{process} power cut")
             process.machine.up = False
             process.disk.crash(power=True)
 
     def crash_after(self, node_id: int, callbacks: int, *, power: bool = False) -> None:
-        """Let that happen when so many more callbacks (1 or more) of the process have run."""
+        """Crash after so many more callbacks (1 or more) of the process."""
         self.processes[node_id].power = power
         self.processes[node_id].crash_after(callbacks)
 
     def crash_in(self, node_id: int, steps: int, *, power: bool = False) -> None:
-        """Let that happen in the middle of the `steps`-th change of its disk from now."""
+        """Crash in the middle of the `steps`-th change of its disk from now."""
         self.processes[node_id].power = power
         self.disk(node_id).crash_in(steps)
 
     def pause(self, node_id: int) -> None:
-        """Stop the process as SIGSTOP does; what is sent to it waits."""
+        """Stop the process like SIGSTOP; messages to it wait."""
         process = self.processes[node_id]
         if process.alive and not process.paused:
             self.trace(f"{process} paused")
             process.paused = True
 
     def resume(self, node_id: int) -> None:
-        """Let it go on."""
+        """Resume the process."""
         process = self.processes[node_id]
         if process.alive and process.paused:
             self.trace(f"{process} resumed")
@@ -256,7 +260,7 @@ class World:
     # The trace
 
     def trace(self, *parts: object) -> None:
-        """Add a line to the trace and its digest. What dead code says does not count."""
+        """Add a line to the trace and its digest, except from dead code."""
         life = current_life()
         if self._sealed or (life is not None and not life.alive):
             return
@@ -280,9 +284,9 @@ class World:
     # The run
 
     def run(self, main: Callable[[World], Coroutine[Any, Any, T]]) -> T:
-        """Run `main(world)`, the test's own code, to its end; return or raise what it does.
+        """Run `main(world)`, the test's own code, to its end; return its result or raise its error.
 
-        Raises SimulationError for what nobody handled and for limits, with the trace's end.
+        Raises SimulationError for unhandled exceptions and for limits, with the trace's end.
         """
         assert not self._sealed, "a world is for one run"
         # Libraries draw from the module's own generator.
@@ -325,7 +329,7 @@ def run(
     steps_max: int = STEPS_MAX,
     time_s_max: float = TIME_S_MAX,
 ) -> T:
-    """Run `main(world)` in a new world of that seed. See `World.run`."""
+    """Run `main(world)` in a new world of a seed. See `World.run`."""
     return World(seed, steps_max=steps_max, time_s_max=time_s_max).run(main)
 
 

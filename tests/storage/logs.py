@@ -23,6 +23,7 @@ from raftlog.record.types import (
 )
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.log import Log
+from raftlog.storage.log_core import LogShared
 from raftlog.storage.types import LogConfig
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
@@ -68,20 +69,24 @@ def new_log(
     disk = disk or SimulatedDisk()
     disk.make_directory(DIRECTORY)
     disk.sync_directory("")
+
+    async def publish() -> None:
+        log.published(log.current_checkpoint())
+
     log = Log.open(
-        disk,
-        clock or ManualClock(),
+        LogShared(disk, clock or ManualClock()),
         DIRECTORY,
         config or LogConfig(),
         checkpoint=checkpoint,
         start=start,
+        publish=publish,
     )
     disk.slow_outside_run.clear()
     return log
 
 
 async def read_all(log: Log, *, max_bytes: int = 1 << 20) -> list[bytes | None]:
-    """The values of all records, checking that offsets are without a gap."""
+    """The values of all records, checked for offsets without a gap."""
     values: list[bytes | None] = []
     offset = log.log_start_offset
     expected = offset
@@ -110,7 +115,7 @@ def numbered(values: list[bytes], sequence: int, *, timestamp_ms: int = 1000) ->
 
 
 def sent(*batches: RecordBatch, base_offset: int = 0, epoch: int = EPOCH) -> bytes:
-    """What a leader of `epoch` sends of these batches, the first of them at `base_offset`."""
+    """The bytes of these batches from a leader of `epoch`, the first at `base_offset`."""
     data = b""
     offset = base_offset
     for one in batches:
@@ -120,7 +125,7 @@ def sent(*batches: RecordBatch, base_offset: int = 0, epoch: int = EPOCH) -> byt
 
 
 async def all_bytes(log: Log) -> bytes:
-    """The log's batches as they are on disk, from its start to its end."""
+    """The log's batches as stored, from start to end."""
     data = b""
     offset = log.log_start_offset
     while offset < log.log_end_offset:
@@ -131,7 +136,7 @@ async def all_bytes(log: Log) -> bytes:
 
 
 class Gate:
-    """Holds disk work of one name back, on its way to a thread, until it is opened."""
+    """Holds disk work of one name back, before its thread, until opened."""
 
     def __init__(self, disk: SimulatedDisk, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = asyncio.Event()

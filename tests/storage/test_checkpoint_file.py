@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Source:
-    """Counts how often it was asked."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -34,7 +34,7 @@ class Source:
 
 
 class SlowDisk(SimulatedDisk):
-    """Takes its time, by a clock that stands still otherwise."""
+    """Takes time on an otherwise stopped clock."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__()

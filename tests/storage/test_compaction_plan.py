@@ -1,4 +1,4 @@
-"""When a pass is worth it, how far it may go, and how long tombstones stay."""
+"""When a pass is worthwhile, its range, and the retention of tombstones."""
 
 from __future__ import annotations
 

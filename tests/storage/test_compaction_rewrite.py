@@ -1,4 +1,4 @@
-"""What a pass leaves of a log: the newest of each key, unmoved, in batches that are sound."""
+"""A pass leaves the newest record of each key, at its offset, in valid batches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ View: TypeAlias = tuple[int, int | None, bytes | None, bytes | None, Headers]
 
 
 class Log:
-    """Batches as a leader would have written them, and what is known of their producers."""
+    """Batches as written by a leader, and the state of their producers."""
 
     def __init__(self) -> None:
         self.batches: list[RecordBatch] = []
@@ -92,7 +92,7 @@ class Log:
     def compact(
         self, *, now: int = NOW, end: int | None = None, keys_max: int = 1000, segments: int = 1
     ) -> CompactionPass:
-        """One pass over all batches, as if they filled so many segments and an active one came."""
+        """One pass over all batches, spread over the given number of finished segments."""
         work = CompactionPass(
             self.history,
             now_ms=now,
@@ -209,7 +209,7 @@ def test_a_batch_without_records_goes_unless_something_hangs_on_it(log: Log) -> 
     assert emptied.max_timestamp_ms == -1
 
 
-def test_the_end_of_each_new_segment_can_still_be_told(log: Log) -> None:
+def test_the_end_of_each_new_segment_stays_known(log: Log) -> None:
     for _ in range(3):
         log.append((b"a", b"x"), (b"b", b"x"))
     log.append((b"a", b"y"), (b"b", b"y"))
@@ -262,7 +262,7 @@ def test_an_empty_key_is_a_key(log: Log) -> None:
     assert log.rows() == [(1, b"", b"2")]
 
 
-def test_long_keys_are_told_apart(log: Log) -> None:
+def test_long_keys_are_distinguished(log: Log) -> None:
     long = [bytes(31), bytes(32), bytes(33), bytes(32) + b"\1", b"k" * 5000]
     log.append(*[(key, b"1") for key in long])
     log.append(*[(key, b"2") for key in long])

@@ -15,6 +15,7 @@ from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compaction_rewrite import CompactionPass
 from raftlog.storage.log import Log
+from raftlog.storage.log_core import LogShared
 from raftlog.storage.types import LogConfig, LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.clock import ManualClock
@@ -32,7 +33,7 @@ KEYS = [b"a", b"b", b"c"]
 
 
 class Written:
-    """What a node would have written down of the log, made durable before the call returns."""
+    """Stores the log's checkpoint, durable before the call returns."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self.disk = disk
@@ -43,8 +44,7 @@ class Written:
         self.disk.make_directory(DIRECTORY)
         self.disk.sync_directory("")
         self.log = Log.open(
-            self.disk,
-            ManualClock(),
+            LogShared(self.disk, ManualClock()),
             DIRECTORY,
             CONFIG,
             checkpoint=self.checkpoint,
@@ -106,7 +106,7 @@ async def test_compaction_keeps_the_newest_record_of_each_key_at_its_offset() ->
     assert log.size_bytes < size_bytes
     assert log.log_end_offset == 40
     assert await log.compact(10_000) is None
-    # Segments that have become small grow together again at the next pass.
+    # The next pass joins small segments.
     await fill(log)
     segments = len(log.segments)
     await log.compact(20_000)
@@ -281,7 +281,7 @@ async def test_a_compacted_log_takes_no_record_without_a_key() -> None:
 
 
 def undecodable() -> RecordBatch:
-    """A batch whose header and CRC are right, and whose records are not."""
+    """A batch with a valid header and CRC, and invalid records."""
     data = bytearray(batch([b"x"], keys=[b"a"]).data)
     data[HEADER_SIZE] ^= 0x40
     return RecordBatch(sealed(data, parse_header(data)), bytes(data))

@@ -1,8 +1,8 @@
-"""Logs that are stopped anywhere, any number of times, against a model of what was promised.
+"""Logs stopped anywhere, any number of times, against a model of the promises.
 
-The model knows, for each offset, what was appended, and up to where it was flushed. After every
-start: what was flushed is there, unchanged; what else is there is a prefix of what was appended;
-nothing is called damaged; and indexes, times and producers lead to right answers.
+The model knows the record appended at each offset, and the flushed offset. After every start:
+flushed records are there, unchanged; the rest is a prefix of the appended records; nothing counts
+as damaged; and indexes, times and producers give right results.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import LogError
 from raftlog.record.types import Offset, ProducerEpoch, ProducerId
 from raftlog.storage.log import Log
-from raftlog.storage.manager import LogManager, StorageSettings
-from raftlog.storage.types import FlushMode, LogConfig, LogState
+from raftlog.storage.manager import LogManager
+from raftlog.storage.types import FlushMode, LogConfig, LogState, StorageSettings
 from raftlog.world import DiskError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import MachineStoppedError, SimulatedDisk
@@ -34,7 +34,7 @@ STOPPED = (MachineStoppedError, LogError, DiskError)
 
 @dataclass
 class Model:
-    """What was appended, and what was promised of it."""
+    """Appended records, and the promises about these."""
 
     values: list[bytes] = field(default_factory=list)
     """By offset, from 0. The newest may never have arrived."""
@@ -46,7 +46,7 @@ class Model:
     """Deleted below this offset, by promise."""
     start_wanted: int = 0
     cut_wanted: int | None = None
-    """A truncation that was interrupted."""
+    """An interrupted truncation."""
 
     def cut(self, end: int) -> None:
         del self.values[end:]
@@ -98,7 +98,7 @@ class Run:
         await self.check_repeats()
 
     async def check_repeats(self) -> None:
-        """The newest batches are known for what they are, and not written again."""
+        """The newest batches count as duplicates, and are not written again."""
         log = self.log
         assert log is not None
         known = [pair for pair in self.model.batches if pair[0] >= log.log_start_offset][-3:]
@@ -108,7 +108,8 @@ class Run:
             assert all(result.duplicate for result in results)
 
     def next_sequence(self) -> tuple[ProducerEpoch, int]:
-        """What the producer must send next. If nobody may remember it, it begins a new epoch."""
+        """The producer's next epoch and sequence. A possibly forgotten producer begins a new
+        epoch."""
         batches = self.model.batches
         if batches and batches[-1][0] >= self.model.start_wanted:
             header = batches[-1][1].header
@@ -202,7 +203,7 @@ class Run:
         await self.start()
 
     async def live(self, steps: int, operations: list[str]) -> None:
-        """Do operations until one of them is hit by the crash."""
+        """Run operations until one is hit by the crash."""
         self.disk.crash_in(steps)
         with suppress(*STOPPED):
             await self.start()
@@ -211,7 +212,7 @@ class Run:
         await self.settle()
 
     async def settle(self) -> None:
-        """Let the tasks of a stopped machine find out, so that none outlives it."""
+        """Let the tasks of a stopped machine fail, so that none outlives the machine."""
         self.disk.stopped = True
         for _ in range(60):
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Cut and flipped files: what was synced is never cut away, and never served changed."""
+"""Cut and flipped files: synced records are never cut away, and never served changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CRASHES = [StartKind.PROCESS_CRASH, StartKind.POWER_LOSS]
 
 
 class Fixture:
-    """A log of three batches, and what was written down after each of them."""
+    """A log of three batches, and the checkpoint after each."""
 
     def __init__(self, content: bytes, ends: list[int], checkpoints: list[ReplicaCheckpoint]):
         self.content = content
@@ -170,7 +170,7 @@ async def test_damage_is_remembered_by_the_checkpoint_until_it_is_repaired(
     assert log.state is LogState.DAMAGED
 
 
-async def test_possible_loss_is_told_after_a_power_cut_of_an_async_log_only(
+async def test_possible_loss_is_reported_after_a_power_cut_of_an_async_log_only(
     three: Fixture,
 ) -> None:
     config = LogConfig(flush=FlushMode.ASYNC)
@@ -182,7 +182,7 @@ async def test_possible_loss_is_told_after_a_power_cut_of_an_async_log_only(
     assert log.possible_loss is None
     _, log = three.open(three.content, three.checkpoints[1], StartKind.POWER_LOSS)
     assert log.possible_loss is None
-    # Without a checkpoint nobody knows how the node stopped.
+    # Without a checkpoint the kind of stop is unknown.
     _, log = three.open(three.content[:-5], None, StartKind.POWER_LOSS, config)
     assert log.possible_loss is not None
 
@@ -213,7 +213,7 @@ async def test_a_cut_behind_damage_takes_nothing_that_is_whole() -> None:
 
 
 async def test_a_cut_learns_no_producers_from_damage() -> None:
-    """One that had rotted was refused its next sequence, once that log led (`data 50318`)."""
+    """A damaged producer state refused the next sequence, once this log led (`data 50318`)."""
 
     async def cut(bit: int | None = None) -> bytes | None:
         disk = SimulatedDisk()
@@ -248,7 +248,7 @@ async def _small_segments() -> tuple[SimulatedDisk, Log]:
 
 
 async def _cut_at(offset: int, bit: int | None = None) -> int | None:
-    """Where a log ends that was told to end there; None if it refuses, as something is damaged."""
+    """The log's end after a truncation; None if refused because of damage."""
     disk, log = await _small_segments()
     if bit is not None:
         disk.flip_bit(log.segments.all[0].path, bit)

@@ -1,4 +1,4 @@
-"""When a disk counts as one that takes no writes, and when as one that takes them again."""
+"""When a disk counts as unwritable, and when as writable again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOM = 1 << 30
 
 
 class Watched:
-    """A disk that is looked at as often as a node does."""
+    """A disk observed as often as by a node."""
 
     def __init__(self) -> None:
         self.watch = DiskHealth()
@@ -37,7 +37,7 @@ class Watched:
         return self.watch.can_write
 
     def passes(self, seconds: float) -> bool:
-        """Time passes, with looks; return what the last one showed."""
+        """Let time pass, with observations; return the last result."""
         end = self.now + seconds
         while self.now < end:
             self.now += OBSERVE_INTERVAL_S

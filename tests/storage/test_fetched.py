@@ -1,4 +1,4 @@
-"""What a follower takes from its leader: all of it as it is, or nothing."""
+"""A follower appends its leader's bytes unchanged and whole, or not at all."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_anything_else_is_refused_whole(data: bytes, end: int, reason: str) -> N
 async def test_a_follower_has_the_bytes_epochs_and_producers_of_its_leader() -> None:
     leader, follower = new_log(), new_log()
     written: list[bytes] = []
-    leader.listeners.appended.append(lambda *told: written.append(b"".join(told[2])))
+    leader.listeners.appended.append(lambda *reported: written.append(b"".join(reported[2])))
     for number, epoch in enumerate((1, 1, 3)):
         await leader.appender.append([numbered([b"a", b"b"], 2 * number)], LeaderEpoch(epoch))
     for data, epoch in zip(written, (1, 1, 3), strict=True):
         assert follower.appender.append_fetched_now(data, LeaderEpoch(epoch))
     assert await all_bytes(follower) == await all_bytes(leader)
     assert entries(follower) == entries(leader) == [(1, 0), (3, 4)]
-    # The follower becomes the leader, and knows what was written.
+    # The follower becomes the leader, and knows the producers.
     again = await follower.appender.append([numbered([b"a", b"b"], 2)], LeaderEpoch(4))
     assert [result.base_offset for result in again if result.duplicate] == [2]
     with pytest.raises(LogError, match="6 is next"):
@@ -90,7 +90,7 @@ async def test_no_record_is_taken_that_is_older_than_the_last_one() -> None:
 
 
 async def test_a_leaders_gap_is_written_down_before_it_is_taken() -> None:
-    """Otherwise the next start takes it for damage."""
+    """Otherwise the next start takes the gap for damage."""
     disk = SimulatedDisk()
     log = new_log(disk)
     assert log.appender.append_fetched_now(sent(TWO), EPOCH)
@@ -206,7 +206,7 @@ async def test_a_batch_that_holds_the_log_start_is_taken_whole_by_an_empty_log()
     disk.crash(power=True)
     again = new_log(disk, checkpoint=checkpoint, start=StartKind.POWER_LOSS)
     assert (again.log_start_offset, again.log_end_offset) == (15, 20)
-    # Only where the log is empty: elsewhere it would replace what is there.
+    # Only where the log is empty: elsewhere the restart would remove records.
     with pytest.raises(LogError, match="goes on at 20"):
         await again.appender.append_fetched(sent(TWO, base_offset=19), EPOCH)
 
@@ -256,19 +256,19 @@ async def test_the_guard_is_asked_each_time_an_append_is_tried() -> None:
     assert log.log_end_offset == 2
 
 
-async def test_appends_are_told_as_they_were_written() -> None:
+async def test_listeners_get_appends_as_written() -> None:
     log = new_log()
-    told: list[tuple[int, int, bytes, int]] = []
+    reported: list[tuple[int, int, bytes, int]] = []
     log.listeners.appended.append(
-        lambda base, end, parts, size: told.append((base, end, b"".join(parts), size))
+        lambda base, end, parts, size: reported.append((base, end, b"".join(parts), size))
     )
     await log.appender.append([TWO, ONE], EPOCH)
     await log.appender.append([numbered([b"n"], 0)], EPOCH)
     await log.appender.append([numbered([b"n"], 0), numbered([b"m"], 1)], EPOCH)
     await log.appender.append([numbered([b"n"], 0)], EPOCH)
-    assert [(base, end) for base, end, _, _ in told] == [(0, 3), (3, 4), (4, 5)]
-    assert b"".join(data for _, _, data, _ in told) == await all_bytes(log)
-    assert all(len(data) == size for _, _, data, size in told)
-    assert parse_header(told[2][2]).base_offset == 4
+    assert [(base, end) for base, end, _, _ in reported] == [(0, 3), (3, 4), (4, 5)]
+    assert b"".join(data for _, _, data, _ in reported) == await all_bytes(log)
+    assert all(len(data) == size for _, _, data, size in reported)
+    assert parse_header(reported[2][2]).base_offset == 4
     log.appender.append_fetched_now(sent(ONE, base_offset=5), EPOCH)
-    assert len(told) == 3
+    assert len(reported) == 3

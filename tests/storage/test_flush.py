@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class PausedDisk(SimulatedDisk):
-    """Begins nothing before it is told to."""
+    """Holds all work back until released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,8 +27,8 @@ class PausedDisk(SimulatedDisk):
         return await super().run(work)
 
 
-class Something:
-    """Something to flush, that counts."""
+class CountingLog:
+    """A log to flush, which counts syncs."""
 
     def __init__(self, flusher: Flusher, *, fails: bool = False) -> None:
         self.flusher = flusher
@@ -65,7 +65,7 @@ async def settle() -> None:
 
 async def test_requests_of_one_round_are_one_sync() -> None:
     flusher = Flusher(SimulatedDisk(), ManualClock())
-    log = Something(flusher)
+    log = CountingLog(flusher)
     for _ in range(10):
         log.write()
     await settle()
@@ -76,7 +76,7 @@ async def test_requests_of_one_round_are_one_sync() -> None:
 async def test_many_logs_are_shared_among_the_threads_and_none_is_forgotten() -> None:
     disk = SimulatedDisk(yields=True)
     flusher = Flusher(disk, ManualClock(), threads_max=3)
-    logs = [Something(flusher) for _ in range(3 * SYNCS_PER_ROUND_MAX + 5)]
+    logs = [CountingLog(flusher) for _ in range(3 * SYNCS_PER_ROUND_MAX + 5)]
     for log in logs:
         log.write()
     await settle()
@@ -85,7 +85,7 @@ async def test_many_logs_are_shared_among_the_threads_and_none_is_forgotten() ->
 
 async def test_the_error_of_one_log_is_its_own() -> None:
     flusher = Flusher(SimulatedDisk(), ManualClock(), threads_max=1)
-    good, bad, other = Something(flusher), Something(flusher, fails=True), Something(flusher)
+    good, bad, other = CountingLog(flusher), CountingLog(flusher, fails=True), CountingLog(flusher)
     for log in (good, bad, other):
         log.write()
     await settle()
@@ -96,7 +96,7 @@ async def test_the_error_of_one_log_is_its_own() -> None:
 async def test_a_machine_that_stops_is_an_error_for_all_who_wait() -> None:
     disk = SimulatedDisk()
     flusher = Flusher(disk, ManualClock())
-    log = Something(flusher)
+    log = CountingLog(flusher)
     log.write()
     disk.stopped = True
     await settle()
@@ -108,7 +108,7 @@ async def test_a_machine_that_stops_is_an_error_for_all_who_wait() -> None:
 async def test_an_idle_flusher_has_no_tasks() -> None:
     before = len(asyncio.all_tasks())
     flusher = Flusher(SimulatedDisk(), ManualClock())
-    log = Something(flusher)
+    log = CountingLog(flusher)
     log.write()
     await settle()
     assert len(asyncio.all_tasks()) == before
@@ -118,7 +118,7 @@ async def test_the_oldest_sync_is_known_as_long_as_it_lasts() -> None:
     clock = ManualClock()
     disk = PausedDisk()
     flusher = Flusher(disk, clock, threads_max=2)
-    first, second = Something(flusher), Something(flusher)
+    first, second = CountingLog(flusher), CountingLog(flusher)
     assert flusher.oldest_sync_at is None
     first_at = clock.monotonic()
     first.write()
@@ -139,7 +139,7 @@ async def test_the_oldest_sync_is_known_as_long_as_it_lasts() -> None:
 async def test_each_sync_of_a_turn_lasts_as_long_as_it_takes_itself() -> None:
     clock = ManualClock()
     flusher = Flusher(SimulatedDisk(), clock, threads_max=1)
-    logs = [Something(flusher) for _ in range(3)]
+    logs = [CountingLog(flusher) for _ in range(3)]
     ages: list[float] = []
 
     def take_a_while() -> None:

@@ -1,4 +1,4 @@
-"""Which flush mode a start after a power cut goes by: those that were in force, not that of now."""
+"""A start after a power cut uses the flush modes in effect before, not the present setting."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Node:
         return await self.manager.open_replica(TOPIC, PARTITION, config, create=True)
 
     async def cut_power(self, config: LogConfig) -> Log:
-        """What is found when the node is up again, with that setting now."""
+        """The log after the next start, with the given setting."""
         self.disk.crash(power=True)
         return await self.open(config)
 
@@ -74,7 +74,7 @@ async def test_what_async_had_acknowledged_is_not_forgotten_before_it_is_flushed
     node = Node()
     log = await node.open(ASYNC)
     await append(log)
-    # The sync that the change begins does not end.
+    # The sync started by the change does not end.
     log.shared.flusher.request = lambda *_: None  # type: ignore[assignment, method-assign]
     log.configure(SYNC)
     await log.publish()
@@ -167,10 +167,10 @@ async def test_what_was_written_down_in_between_says_nothing_of_the_last_change(
     node.manager._file._collect = back_and_forth
     log.configure(ASYNC)
     for _ in range(200):
-        told = decode_checkpoint(node.disk.contents("checkpoints.json"))
-        assert isinstance(told, NodeCheckpoint)
+        stored = decode_checkpoint(node.disk.contents("checkpoints.json"))
+        assert isinstance(stored, NodeCheckpoint)
         if log.flush_mode is FlushMode.ASYNC:
-            assert told.replicas[f"{TOPIC}/{PARTITION}"].flush is FlushMode.ASYNC
+            assert stored.replicas[f"{TOPIC}/{PARTITION}"].flush is FlushMode.ASYNC
             return
         await asyncio.sleep(0)
     raise AssertionError("it does not come into force")
@@ -187,7 +187,7 @@ async def test_a_cut_takes_along_what_was_acknowledged_beyond_it() -> None:
 
 
 @pytest.mark.parametrize(("config", "is_lost"), [(SYNC, False), (ASYNC, True)])
-async def test_where_an_older_version_has_not_told_the_setting_decides(
+async def test_without_a_stored_mode_of_an_older_version_the_setting_decides(
     config: LogConfig, is_lost: bool
 ) -> None:
     node = Node()

@@ -1,4 +1,4 @@
-"""KIP-101 and KIP-279: what a leader answers about its epochs, and how the history is kept."""
+"""KIP-101 and KIP-279: a leader's answers about its epochs, and the history's upkeep."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class EpochModel(RuleBasedStateMachine):
         self.epochs = LeaderEpochs()
         self.written: list[int] = []
         self.start = 0
-        self.idle: int | None = None  # the newest epoch, while it has no record in the log
+        self.idle: int | None = None  # the newest epoch, still without a record in the log
 
     @property
     def end(self) -> int:

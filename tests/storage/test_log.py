@@ -27,7 +27,7 @@ SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
 
 
 def state_of(log: Log) -> tuple[object, ...]:
-    """Everything that must move together, or not at all."""
+    """All state that must move together, or not at all."""
     segments = log.segments
     return (
         log.log_end_offset,
@@ -107,8 +107,8 @@ async def test_a_full_disk_refuses_a_roll_and_takes_it_later() -> None:
 async def test_an_io_error_ends_the_log_for_good(failing: str) -> None:
     disk = SimulatedDisk()
     log = new_log(disk)
-    told: list[LogError] = []
-    log.listeners.failed.append(told.append)
+    reported: list[LogError] = []
+    log.listeners.failed.append(reported.append)
     await log.appender.append([batch([b"a"])], EPOCH)
     await log.flush()
     disk.fail_next(failing, ".log")
@@ -117,7 +117,7 @@ async def test_an_io_error_ends_the_log_for_good(failing: str) -> None:
         await log.flush()
     assert failed.value.entry is STORAGE_FAILED
     assert log.state is LogState.FAILED
-    assert [error.entry for error in told] == [STORAGE_FAILED]
+    assert [error.entry for error in reported] == [STORAGE_FAILED]
     assert log.flushed_offset == 1
     for use in (
         lambda: log.appender.append([batch([b"c"])], EPOCH),
@@ -292,7 +292,7 @@ async def test_what_must_be_refused_is_refused_with_nothing_written() -> None:
     assert (before[0], before[2:]) == (state_of(log)[0], state_of(log)[2:])
 
 
-async def test_log_append_time_is_the_brokers_and_is_told() -> None:
+async def test_log_append_time_is_the_brokers_and_is_returned() -> None:
     log = new_log(config=LogConfig(log_append_time=True))
     results = await log.appender.append([batch([b"a"], timestamp_ms=5)], EPOCH)
     now_ms = log.shared.clock.time_ms()
@@ -343,7 +343,7 @@ async def test_large_batches_in_a_row_are_not_each_read_twice() -> None:
         assert result.next_offset == offset + 1
         offset = result.next_offset
     assert disk.operations["read"] - before <= 8 + 2
-    # Small ones again: no more is given than was asked for.
+    # Small batches again: no more bytes than requested.
     while offset < 24:
         result = await log.reader.read(offset, end=log.log_end_offset, max_bytes=20_000)
         assert len(result.data) <= 20_000
@@ -502,7 +502,7 @@ async def test_a_clean_start_reads_no_record(monkeypatch: pytest.MonkeyPatch) ->
     assert len(await read_all(again)) == 40
 
 
-async def test_a_read_error_of_the_disk_is_told_and_leaves_the_log_online() -> None:
+async def test_a_read_error_of_the_disk_is_reported_and_leaves_the_log_online() -> None:
     disk = SimulatedDisk()
     log = new_log(disk)
     await log.appender.append([batch([b"a"])], EPOCH)

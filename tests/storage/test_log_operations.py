@@ -15,7 +15,7 @@ from raftlog.storage.log_operations import UNPUBLISHED_SNAPSHOTS_MAX, outdated_s
         ([1, 2, 3, 4], 2, 4, []),
         ([1, 2, 3, 4], 3, 4, [1]),
         ([1, 2, 3, 4], 4, 4, [1, 2]),
-        # A truncation has lowered the published one; no snapshot is there for it.
+        # A truncation has lowered the published recovery point, which has no snapshot.
         ([1, 2, 9], 3, 9, [1]),
     ],
 )

@@ -1,4 +1,4 @@
-"""What leaves a log for its age, its size, or by request, and what of that survives a restart."""
+"""Removal of records by age, by size, or by request, also across restarts."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ async def test_what_is_appended_while_the_active_segment_is_to_go_stays(committe
 
 
 async def test_epochs_that_were_deleted_do_not_count_as_an_older_one_after_a_start() -> None:
-    """The history written down ends before them; a follower would be told to cut far too much."""
+    """The stored history ends before these records; a follower would truncate far too much."""
     disk = SimulatedDisk()
     log = new_log(disk, SMALL)
     await log.appender.append([batch([b"a"])], LeaderEpoch(1))

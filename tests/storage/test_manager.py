@@ -12,10 +12,10 @@ from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, STARTED_NAME, UNREA
 from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint
 from raftlog.storage.compaction_rewrite import CompactionPass
 from raftlog.storage.log import Log
-from raftlog.storage.manager import LogManager, StorageSettings
+from raftlog.storage.manager import LogManager
 from raftlog.storage.reader import LogReader
 from raftlog.storage.scan import scan
-from raftlog.storage.types import FlushMode, LogConfig, LogState, ReadResult
+from raftlog.storage.types import FlushMode, LogConfig, LogState, ReadResult, StorageSettings
 from raftlog.world import DiskError, DiskFullError
 from raftlog.world.real_disk import FileSystemDisk
 from raftlog.world.time import SystemClock
@@ -124,7 +124,7 @@ async def test_strays_are_reported_and_never_deleted() -> None:
     assert await read_all(log) == [b"a"]
 
 
-async def test_a_missing_replica_is_not_made_anew_without_being_asked() -> None:
+async def test_a_missing_replica_is_not_created_again_without_a_request() -> None:
     node = Node()
     manager = await node.start()
     with pytest.raises(LogError) as refused:
@@ -152,7 +152,7 @@ async def test_a_replica_asked_for_many_times_at_once_is_opened_once() -> None:
     assert await manager.open_replica(TOPIC, PARTITION, CONFIG, create=True) is logs[0]
 
 
-async def test_an_unreadable_checkpoint_file_is_kept_aside_and_all_is_scanned() -> None:
+async def test_an_unreadable_checkpoint_file_is_kept_and_all_is_scanned() -> None:
     node = Node()
     manager, log = await node.start_with_log()
     for number in range(100):
@@ -318,7 +318,7 @@ async def test_a_full_disk_delays_checkpoints_and_nothing_else() -> None:
     assert log.recovery.recovery_point == 1
 
 
-async def test_a_checkpoint_file_that_fails_ends_maintenance_and_is_told() -> None:
+async def test_a_failing_checkpoint_file_ends_maintenance_and_is_reported() -> None:
     node = Node()
     manager, log = await node.start_with_log()
     await manager.start()

@@ -1,4 +1,4 @@
-"""KIP-98's producer state against a model that looks through everything ever written."""
+"""KIP-98's producer state against a model with all batches ever written."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Written:
 
 
 def judged(log: list[Written], sent: BatchHeader) -> tuple[str | ErrorEntry, Written | None]:
-    """The naive answer: look through everything that was ever written."""
+    """The naive result: search all batches ever written."""
     mine = [batch for batch in log if batch.producer == sent.producer_id]
     epoch = max((batch.epoch for batch in mine), default=None)
     if epoch is not None and sent.producer_epoch < epoch:
@@ -190,17 +190,17 @@ class ProducerModel(RuleBasedStateMachine):
             read = ProducerStates.from_bytes(self.snapshots[newest], Offset(newest), now_ms=0)
             assert isinstance(read, ProducerStates)
             self.states = read
-        # From a little below the snapshot: recovery may have to, and it must not matter.
+        # From a little below the snapshot, as recovery may have to, without effect.
         for batch in self.log:
             if batch.offset + 5 * batch.count >= newest:
                 self.states.update(batch.header, now_ms=0)
 
     @rule(data=st.data())
-    def another_begins_anew(self, data: st.DataObject) -> None:
-        """It has the records from one offset up to another, and is told of those below."""
+    def another_log_begins(self, data: st.DataObject) -> None:
+        """A log with the records between two offsets, and the producers of those below."""
         start = data.draw(st.integers(0, self.end), "start")
-        told = self.states.below(Offset(start)).to_bytes(Offset(start), now_ms=0)
-        states = ProducerStates.from_bytes(told, Offset(start), now_ms=0)
+        snapshot = self.states.below(Offset(start)).to_bytes(Offset(start), now_ms=0)
+        states = ProducerStates.from_bytes(snapshot, Offset(start), now_ms=0)
         assert isinstance(states, ProducerStates)
         exact = ProducerStates()
         left = data.draw(st.integers(0, 6), "batches that have not come yet")
@@ -216,13 +216,13 @@ class ProducerModel(RuleBasedStateMachine):
             recent = mine[-BATCHES_REMEMBERED_MAX:]
             epochs = {batch.epoch for batch in [*recent, *on_their_way]}
             if len(on_their_way) > BATCHES_REMEMBERED_MAX or len(epochs) != 1:
-                # That no client does: it begins an epoch when it knows what became of the last.
+                # Not done by any client: a new epoch begins once the outcome of the last is known.
                 continue
             for batch in recent:
                 assert answer(states, batch) == answer(exact, batch)
 
     @invariant()
-    def compaction_is_told_the_last_batches(self) -> None:
+    def compaction_gets_the_last_batches(self) -> None:
         last: dict[int, int] = {}
         for batch in self.log:
             last[batch.producer] = batch.offset + batch.count - 1

@@ -1,4 +1,4 @@
-"""KIP-98's producer state: what is new, what is a repetition, what is refused, what survives."""
+"""KIP-98's producer state: new batches, repetitions, refusals, and restarts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.storage.producers import header
 
 
 class Partition:
-    """The least of a log: an end offset, and what was written."""
+    """A minimal log: an end offset, and the batches."""
 
     def __init__(self, **settings_: int) -> None:
         self.states = ProducerStates(**settings_)
@@ -65,7 +65,7 @@ def test_batches_without_a_producer_id_are_always_new_and_leave_nothing(
     assert len(partition.states) == 0
 
 
-def test_a_repetition_is_told_where_it_went_the_first_time(partition: Partition) -> None:
+def test_a_duplicate_gets_the_offsets_of_the_first_append(partition: Partition) -> None:
     partition.send(header(-1, -1, 10))
     partition.send(header(1, 0, 3))
     partition.send(header(1, 3, 2))
@@ -100,7 +100,7 @@ def test_a_batch_cut_otherwise_than_the_one_written_is_refused(
     assert partition.refusal(header(1, sequence, count)) is OUT_OF_ORDER_SEQUENCE
 
 
-def test_sequences_that_nobody_wrote_are_never_called_duplicates(partition: Partition) -> None:
+def test_unwritten_sequences_are_never_duplicates(partition: Partition) -> None:
     partition.send(header(1, 0))
     assert partition.refusal(header(1, SEQUENCES - 5)) is OUT_OF_ORDER_SEQUENCE
 
@@ -186,7 +186,7 @@ def test_forgotten_and_new_batches_in_one_request_are_not_called_duplicates(
     assert partition.send(header(1, 6)) == [Append()]
 
 
-def test_a_repetition_is_told_the_time_that_the_broker_stamped(partition: Partition) -> None:
+def test_a_duplicate_gets_the_time_stamped_by_the_broker(partition: Partition) -> None:
     plan = partition.states.prepare(
         [header(1, 0)], Offset(0), now_ms=5, log_append_time_ms=1_700_000_000_000
     )
@@ -267,7 +267,7 @@ def test_truncation_of_a_remembered_batch_asks_for_a_rebuild(partition: Partitio
 
 
 def test_truncation_of_a_new_epoch_cannot_be_exact(partition: Partition) -> None:
-    """Dropping the batch would leave nothing, while epoch 0 is what the log then ends with."""
+    """Dropping the batch would leave nothing, while the log then ends with epoch 0."""
     partition.send(header(1, 0, 4))
     partition.send(header(1, 0, epoch=1))
     assert partition.states.truncate_to(Offset(4)) is Truncation.REBUILD

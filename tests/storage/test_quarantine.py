@@ -1,4 +1,4 @@
-"""Replicas that are put aside: deleted, or damaged and begun anew; and those that are missing."""
+"""Replicas deleted, damaged and renewed, or missing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def settled(disk: SimulatedDisk) -> None:
 
 @pytest.mark.parametrize("create", [False, True])
 @pytest.mark.parametrize("missing", [DIRECTORY, f"replicas/{TOPIC}"])
-async def test_a_known_replica_without_its_directory_is_damaged_and_not_begun_anew(
+async def test_a_known_replica_without_its_directory_is_damaged_and_not_created(
     create: bool, missing: str
 ) -> None:
     disk = SimulatedDisk()
@@ -81,7 +81,7 @@ async def test_a_known_replica_without_its_directory_is_damaged_and_not_begun_an
     assert manager.quarantined() == [], "there was nothing to keep"
 
 
-async def test_a_damaged_replica_is_kept_aside_and_begun_anew() -> None:
+async def test_a_damaged_replica_is_quarantined_and_renewed() -> None:
     disk = SimulatedDisk()
     manager, log = await filled(disk)
     names = disk.list_directory(DIRECTORY)
@@ -245,7 +245,7 @@ async def test_a_read_on_the_way_gives_nothing_of_the_new_files() -> None:
         await reading
 
 
-async def test_a_log_that_was_put_aside_asks_for_no_maintenance() -> None:
+async def test_a_quarantined_log_gets_no_maintenance() -> None:
     manager, log = await filled(SimulatedDisk())
     log.declare_damaged("a bit has flipped")
     await manager.renew_replica(TOPIC, PARTITION, CONFIG)
@@ -258,12 +258,12 @@ async def test_a_log_that_was_put_aside_asks_for_no_maintenance() -> None:
 async def test_a_log_that_is_declared_damaged_stays_so_and_keeps_what_was_promised() -> None:
     disk = SimulatedDisk()
     manager, log = await filled(disk)
-    told: list[str] = []
-    log.listeners.failed.append(lambda error: told.append(error.message))
+    reported: list[str] = []
+    log.listeners.failed.append(lambda error: reported.append(error.message))
     await log.operations.delete_records_before(Offset(2))
     log.declare_damaged("a bit has flipped")
     log.declare_damaged("twice")
-    assert len(told) == 1
+    assert len(reported) == 1
     await manager.tick()
     disk.crash(power=True)
     manager = await start(disk)
@@ -352,7 +352,7 @@ async def test_a_topic_that_is_released_is_left_alone_until_it_is_opened_again()
         manager._shared.clock.advance(3600)
         await manager.tick()
     assert set(files) <= set(disk.list_directory(DIRECTORY))
-    # What the run before had vouched for, this one has written to.
+    # This run has written to a replica marked clean by the run before.
     assert start_kind(manager._found, f"{TOPIC}/0", disk.boot_id()) is StartKind.PROCESS_CRASH
     log = await open_log(manager)
     assert (log.state, log.log_end_offset) == (LogState.ONLINE, 10)
@@ -373,7 +373,7 @@ async def test_a_stray_can_be_deleted() -> None:
     assert not disk.exists(DIRECTORY)
 
 
-async def test_a_possible_loss_is_told_at_every_start_until_it_is_forgotten() -> None:
+async def test_a_possible_loss_is_reported_at_every_start_until_forgotten() -> None:
     disk = SimulatedDisk()
     config = LogConfig(flush=FlushMode.ASYNC)
     await filled(disk, config)
@@ -381,7 +381,7 @@ async def test_a_possible_loss_is_told_at_every_start_until_it_is_forgotten() ->
     log = await open_log(await start(disk), config)
     found = log.possible_loss
     assert found is not None and found.from_offset == 9
-    # The second power cut adds to what is known; the others change nothing.
+    # The second power cut adds to the loss; the others change nothing.
     for power, expected in ((False, 9), (False, 9), (True, 9)):
         await log.appender.append([batch([b"after"])], EPOCH)
         await log.flush()
@@ -414,7 +414,7 @@ async def test_a_loss_that_could_not_be_forgotten_durably_stays() -> None:
     log = await open_log(manager, config)
     assert log.possible_loss is not None
     await log.forget_possible_loss()
-    # At once: whoever counts on the log now must find it so after a crash.
+    # At once: a replica counting on the log now must find the same after a crash.
     disk.crash(power=False)
     log = await open_log(await start(disk), config)
     assert log.possible_loss is None

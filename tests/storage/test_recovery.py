@@ -108,7 +108,7 @@ TORN, WHOLE, DAMAGED = Verdict.TORN, Verdict.WHOLE, Damage
         (Stop.END, 100, None, POWER, 100, None, WHOLE),
         (Stop.END, 100, None, CRASH, 90, None, WHOLE),
         (Stop.END, 99, None, POWER, 100, None, DAMAGED),
-        # Below what was synced.
+        # Below the synced offset.
         (Stop.INCOMPLETE, 99, None, CRASH, 100, None, DAMAGED),
         (Stop.INVALID, 99, None, POWER, 100, None, DAMAGED),
         # Not in the last segment.
@@ -116,7 +116,7 @@ TORN, WHOLE, DAMAGED = Verdict.TORN, Verdict.WHOLE, Damage
         (Stop.END, 90, 100, POWER, 50, None, DAMAGED),
         (Stop.INCOMPLETE, 90, 100, POWER, 50, None, DAMAGED),
         (Stop.INVALID, 90, 100, CRASH, 50, None, DAMAGED),
-        # The kernel went on: a write is cut short, and nothing follows it.
+        # The kernel kept running: a write is cut short, and nothing follows.
         (Stop.INCOMPLETE, 100, None, CRASH, 100, None, TORN),
         (Stop.INCOMPLETE, 100, None, CLEAN, 100, None, TORN),
         (Stop.INCOMPLETE, 100, None, CRASH, 100, 120, DAMAGED),
@@ -125,7 +125,7 @@ TORN, WHOLE, DAMAGED = Verdict.TORN, Verdict.WHOLE, Damage
         (Stop.INCOMPLETE, 100, None, POWER, 100, None, TORN),
         (Stop.INVALID, 100, None, POWER, 100, None, TORN),
         (Stop.INVALID, 100, None, POWER, 100, 120, TORN),
-        # Nothing is known: what a later batch proves to have been there is not cut.
+        # Without a checkpoint: a later batch proves an earlier one, which is not cut.
         (Stop.INVALID, 100, None, POWER, None, None, TORN),
         (Stop.INVALID, 100, None, POWER, None, 120, DAMAGED),
     ],

@@ -1,9 +1,8 @@
-"""Two logs that lead and follow in turn, over a minimal replication, crashing anywhere.
+"""Two logs lead and follow in turn, over a minimal replication, crashing anywhere.
 
-The rules of replication.md are played here by hand: a batch is committed when both have made it
-durable; a follower truncates by epochs (KIP-101, KIP-279), or begins again at its leader's start.
-Whatever happens, both end with the same bytes, epochs and producers, and with all that was
-committed.
+The rules of replication are played here by hand: a batch is committed when durable on both; a
+follower truncates by epochs (KIP-101, KIP-279), or restarts at its leader's start. Always, both end
+with the same bytes, epochs and producers, and with all committed records.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ ROUNDS_MAX = 50
 
 
 class Replica:
-    """One disk, with one log on it."""
+    """One disk with one log."""
 
     def __init__(self, seed: int) -> None:
         self.disk = SimulatedDisk(seed, yields=True)
@@ -68,7 +67,7 @@ class Replica:
 
 
 class Pair:
-    """Two replicas: who leads, in which epoch, and what is committed."""
+    """Two replicas: leader, leader epoch, and committed records."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -79,7 +78,7 @@ class Pair:
         self.durable = Offset(0)
         """The follower's durable end, as acknowledged in this epoch."""
         self.alone = False
-        """The follower is out of sync: the leader commits alone, and nobody else may lead."""
+        """The follower is out of sync: the leader commits alone, and the follower may not lead."""
         self.committed: dict[int, bytes] = {}
         """Batches by base offset."""
         self.committed_end = 0
@@ -110,7 +109,7 @@ class Pair:
             replica.pushed.clear()
         self.leader.appender.become_leader(self.epoch)
 
-    # What may happen
+    # Operations
 
     async def append(self) -> None:
         producer_id = self.random.choice((1, 2))
@@ -166,7 +165,7 @@ class Pair:
         leader, follower = self.leader, self.follower
         end, last_epoch = follower.log_end_offset, follower.last_epoch
         if end < leader.log_start_offset:
-            await self.begin_anew()
+            await self.restart_follower()
             return
         if last_epoch >= 0:
             answer = leader.leader_epochs.end_offset_for(last_epoch, leader.log_end_offset)
@@ -176,16 +175,16 @@ class Pair:
                 cut = answer.end_offset if own is None else min(answer.end_offset, own.end_offset)
                 assert cut < end or answer.epoch != last_epoch
                 if cut < follower.log_start_offset:
-                    await self.begin_anew()
+                    await self.restart_follower()
                 elif cut < end:
                     assert cut >= follower.high_watermark, "committed records would be cut"
                     await follower.operations.truncate_to(cut)
                     return
         elif end > leader.log_end_offset:
-            await self.begin_anew()
+            await self.restart_follower()
         self.agreed = True
 
-    async def begin_anew(self) -> None:
+    async def restart_follower(self) -> None:
         start = self.leader.log_start_offset
         await self.follower.operations.restart_at(start, self.leader.producers_below(start))
 
@@ -244,7 +243,7 @@ class Pair:
             self.agreed = False
 
     async def live(self, number: int, steps: int, power: bool, operations: list[str]) -> None:
-        """Do operations until one of them is hit by the crash of replica `number`."""
+        """Run operations until one is hit by the crash of replica `number`."""
         self.replicas[number].disk.crash_in(steps)
         with suppress(*STOPPED):
             for operation in operations:
@@ -252,7 +251,7 @@ class Pair:
         self.replicas[number].disk.forget_orders()
         await self.crash(number, power=power)
 
-    # What must hold in the end
+    # Final checks
 
     async def check(self) -> None:
         for _ in range(ROUNDS_MAX * 10):
@@ -283,9 +282,9 @@ class Pair:
             assert producers_of(leader, 0, whole=True) == producers_of(follower, 0, whole=True)
 
     def sequences_of(self, log: Log) -> dict[int, int]:
-        """What comes next of each producer, whether the log still holds anything of it or not.
+        """Each producer's next batch, with or without its records in the log.
 
-        Who has begun another epoch goes on in that one, whether its records were lost or not.
+        A producer with a new epoch continues there, even if its records were lost.
         """
         return {
             known.producer_id: known.next_sequence
@@ -295,7 +294,7 @@ class Pair:
 
 
 def producers_of(log: Log, start: int, *, whole: bool = False) -> dict[int, Any]:
-    """What is known of those whose newest batch both logs still hold."""
+    """State of the producers with a newest batch in both logs."""
     return {
         known.producer_id: (
             known.epoch,
@@ -334,7 +333,7 @@ async def play(seed: int, lives: list[tuple[int, int, bool, list[str]]]) -> None
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_leader_and_follower_agree_whoever_crashes(seed: int) -> None:
+async def test_leader_and_follower_agree_after_any_crash(seed: int) -> None:
     chance = random.Random(seed)
     operations = [name for name in OPERATIONS if seed % 3 or name != "delete_records"]
     lives = [

@@ -1,4 +1,4 @@
-"""Empty a log and begin it elsewhere; and what truncation takes with it."""
+"""Empty a log and restart elsewhere; and the effects of truncation."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_a_crash_leaves_the_old_log_or_an_empty_one(offset: int, power: bo
             assert values in ([], [b"n"])
             seen.add("new" if values else "empty")
             assert log.log_start_offset == offset
-        # Whatever it is, it can be used, and nothing of it goes at a later start.
+        # In any state the log is usable, and a later start removes nothing.
         await log.appender.append([batch([b"after"])], LeaderEpoch(9))
         await log.flush()
         disk.crash(power=True)
@@ -111,8 +111,8 @@ async def test_a_crash_leaves_the_old_log_or_an_empty_one(offset: int, power: bo
     assert seen == {"old", "empty", "new"}
 
 
-def told(offset: int) -> bytes:
-    """What a leader knows of a producer that has written the 40 records below an offset."""
+def snapshot_of(offset: int) -> bytes:
+    """A leader's state of a producer of the 40 records below an offset."""
     producers = ProducerStates()
     for number in range(40):
         producers.update(header(5, number, base_offset=offset - 40 + number), now_ms=0)
@@ -125,9 +125,7 @@ def known_producers(log: Log) -> dict[int, int]:
 
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("offset", [4, 100])
-async def test_no_crash_parts_an_emptied_log_from_the_producers_it_was_told(
-    offset: int, power: bool
-) -> None:
+async def test_no_crash_parts_an_emptied_log_from_its_producers(offset: int, power: bool) -> None:
     new = {5: 40} if offset == 100 else {}
     seen: set[str] = set()
     for step in range(1, 80):
@@ -142,7 +140,9 @@ async def test_no_crash_parts_an_emptied_log_from_the_producers_it_was_told(
         disk.crash_in(step)
         done = False
         with suppress(*STOPPED):
-            await log.operations.restart_at(Offset(offset), told(100) if offset == 100 else b"")
+            await log.operations.restart_at(
+                Offset(offset), snapshot_of(100) if offset == 100 else b""
+            )
             done = True
         disk.stopped = True
         for _ in range(20):
@@ -166,13 +166,13 @@ async def test_no_crash_parts_an_emptied_log_from_the_producers_it_was_told(
 
 
 @pytest.mark.parametrize("failing", ["producers.restart", "checkpoints"])
-async def test_a_restart_without_room_for_what_it_is_told_changes_nothing(failing: str) -> None:
+async def test_a_restart_without_room_for_its_producers_changes_nothing(failing: str) -> None:
     disk = SimulatedDisk()
     _, log = await open_log(disk)
     await fill(log)
     disk.fail_next("append", failing, DiskFullError)
     with pytest.raises(LogError) as caught:
-        await log.operations.restart_at(Offset(100), told(100))
+        await log.operations.restart_at(Offset(100), snapshot_of(100))
     assert caught.value.entry is DISK_FULL
     assert (log.log_end_offset, known_producers(log)) == (9, {7: 9})
     await log.flush()
@@ -190,8 +190,8 @@ async def test_a_batch_around_the_log_start_takes_no_producers_with_it() -> None
         leader.update(header(5, number, base_offset=50 + number), now_ms=0)
     leader.update(header(7, 0, 1, base_offset=90), now_ms=0)
     leader.update(header(7, 1, 3, base_offset=98), now_ms=0)
-    told_all = leader.below(Offset(100)).to_bytes(Offset(100), now_ms=0)
-    await log.operations.restart_at(Offset(100), told_all)
+    all_producers = leader.below(Offset(100)).to_bytes(Offset(100), now_ms=0)
+    await log.operations.restart_at(Offset(100), all_producers)
     assert "producers.restart" not in disk.list_directory(log.directory)
     around = sent(numbered([b"a", b"b", b"c"], 1), base_offset=98)
     await log.appender.append_fetched(around, EPOCH)

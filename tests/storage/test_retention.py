@@ -1,4 +1,4 @@
-"""Which segments go, which never do, and what clocks may not do to them."""
+"""Which segments are dropped, which never are, and the limits on clock jumps."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_nor_does_it_the_active_one() -> None:
     assert plan(segments, retention_ms=DAY, now=NOW + 9 * DAY).roll_first
 
 
-def test_what_cannot_be_told_is_kept() -> None:
+def test_segments_of_unknown_age_are_kept() -> None:
     ahead = NOW + 400 * DAY
     segments = [segment(0, 10, newest=ahead, created=ahead), segment(10, 20, created=ahead)]
     assert not plan(segments, retention_ms=0).drops

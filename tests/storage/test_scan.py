@@ -9,7 +9,7 @@ from tests.storage.logs import batch
 
 
 def stored(base_offset: int, *values: bytes, epoch: int = 1) -> bytes:
-    """A batch as it lies in a segment."""
+    """A batch as stored in a segment."""
     return b"".join(stamped(batch(list(values)), Offset(base_offset), LeaderEpoch(epoch)))
 
 
@@ -24,7 +24,7 @@ def expect(offset: int = 0, epoch: int = -1, gaps_below: int = 0) -> Expectation
 
 
 def run(content: bytes, expected: Expectation, position: int = 0) -> tuple[list[int], Stop, int]:
-    """Base offsets visited, why it stopped, and where."""
+    """Base offsets visited, and the reason and place of the stop."""
     visited: list[int] = []
     end = scan(
         file_of(content),

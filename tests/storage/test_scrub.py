@@ -1,4 +1,4 @@
-"""Damage in data that nobody reads is found, told once, and costs a bounded rate of reads."""
+"""Damage in unread data is found, reported once, at a bounded rate of reads."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Node:
         self.disk = SimulatedDisk()
         self.clock = ManualClock()
         self.settings = StorageSettings(scrub_interval_s=INTERVAL_S, **settings)
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     async def start(self) -> None:
         self.manager = await LogManager.open(self.disk, self.clock, self.settings)
 
     async def log(self, partition: int = 0, batches: int = 20) -> Log:
         log = await self.manager.open_replica(TOPIC, PartitionId(partition), CONFIG, create=True)
-        log.listeners.damaged.append(self.told.append)
+        log.listeners.damaged.append(self.reported.append)
         for number in range(batches):
             await log.appender.append(
                 [batch([b"%d" % number + b"x" * 100])], LeaderEpoch(1 + number // 7)
@@ -70,7 +70,7 @@ async def test_each_finished_segment_is_read_once_in_the_interval() -> None:
     assert node.scrubbed_bytes == cold
     await node.tick(1)
     assert node.scrubbed_bytes == 2 * cold
-    assert node.told == []
+    assert node.reported == []
     assert node.disk.slow_outside_run == []
 
 
@@ -94,19 +94,19 @@ async def test_it_can_be_turned_off() -> None:
 
 @pytest.mark.parametrize("byte", [7, 10, 15, 16, 17, 30, 61, 100])
 @pytest.mark.parametrize("batch_number", [0, 2])
-async def test_any_flipped_bit_is_found_and_told_once(byte: int, batch_number: int) -> None:
+async def test_any_flipped_bit_is_found_and_reported_once(byte: int, batch_number: int) -> None:
     node, log = await node_with_log()
     segment = log.segments.all[1]
     size = segment.size_bytes // 4
     node.disk.flip_bit(segment.path, 8 * (batch_number * size + byte))
     for _ in range(3):
         await node.tick(INTERVAL_S)
-    assert len(node.told) == 1
-    assert segment.path in node.told[0]
-    assert log.damage_found == node.told[0]
+    assert len(node.reported) == 1
+    assert segment.path in node.reported[0]
+    assert log.damage_found == node.reported[0]
     assert log.state is LogState.ONLINE, "the owner decides"
     assert node.manager.totals().scrub_damage >= 3
-    # What is whole goes on being served, the rest of the log was looked at, too.
+    # Intact records stay served; the rest of the log was checked, too.
     assert (await log.reader.read(Offset(0), end=Offset(2), max_bytes=1)).next_offset == 1
     assert node.scrubbed_bytes > segment.size_bytes
 
@@ -115,13 +115,13 @@ async def test_a_part_that_cannot_be_read_and_a_segment_that_lost_its_end_are_da
     node, log = await node_with_log()
     node.disk.fail_next("read", log.segments.all[0].path)
     await node.tick(1)
-    assert "cannot be read" in node.told[0]
+    assert "cannot be read" in node.reported[0]
     node, log = await node_with_log()
     path = log.segments.all[1].path
     node.disk.put(path, node.disk.contents(path)[:-1])
     log.shared.files.forget(path)
     await node.tick(1)
-    assert len(node.told) == 1
+    assert len(node.reported) == 1
 
 
 async def test_a_segment_that_lost_its_last_batch_while_the_node_was_down_is_damage() -> None:
@@ -135,8 +135,8 @@ async def test_a_segment_that_lost_its_last_batch_while_the_node_was_down_is_dam
     log = await node.log(batches=0)
     assert log.state is LogState.ONLINE
     await node.tick(1)
-    assert len(node.told) == 1
-    assert "are missing" in node.told[0]
+    assert len(node.reported) == 1
+    assert "are missing" in node.reported[0]
 
 
 async def test_files_that_go_under_a_read_are_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ async def test_files_that_go_under_a_read_are_no_damage(monkeypatch: pytest.Monk
     await log.operations.restart_at(Offset(0))
     gate.opened.set()
     await ticking
-    assert node.told == []
+    assert node.reported == []
 
 
 async def test_files_that_are_rearranged_meanwhile_are_no_damage() -> None:
@@ -173,7 +173,7 @@ async def test_files_that_are_rearranged_meanwhile_are_no_damage() -> None:
     await node.tick(INTERVAL_S)
     for _ in range(20):
         await node.tick(1)
-    assert node.told == []
+    assert node.reported == []
 
 
 async def test_a_log_that_is_deleted_or_renewed_in_the_middle_is_left_alone() -> None:
@@ -187,10 +187,10 @@ async def test_a_log_that_is_deleted_or_renewed_in_the_middle_is_left_alone() ->
     for _ in range(40):
         await node.tick(1)
     assert node.scrubbed_bytes >= sum(s.size_bytes for s in other.segments.all[:-1])
-    assert node.told == []
+    assert node.reported == []
 
 
-async def test_a_readers_find_is_told_too_and_once_for_all() -> None:
+async def test_damage_found_by_a_reader_is_reported_once() -> None:
     node, log = await node_with_log()
     path = log.segments.all[0].path
     node.disk.flip_bit(path, 8 * 80)
@@ -199,8 +199,8 @@ async def test_a_readers_find_is_told_too_and_once_for_all() -> None:
             await log.reader.read(Offset(0), end=Offset(1), max_bytes=1)
         assert caught.value.entry is STORAGE_FAILED
     await node.tick(1)
-    assert len(node.told) == 1
-    log.declare_damaged(node.told[0])
+    assert len(node.reported) == 1
+    log.declare_damaged(node.reported[0])
     assert log.state is LogState.DAMAGED
 
 
@@ -211,21 +211,21 @@ async def test_damage_that_went_with_a_restart_is_forgotten() -> None:
     assert log.damage_found is None
 
 
-async def test_a_read_error_of_a_reader_is_told() -> None:
+async def test_a_read_error_of_a_reader_is_reported() -> None:
     node, log = await node_with_log(scrub_bytes_per_s=0)
     node.disk.cold = True
     node.disk.fail_next("read", ".log")
     with pytest.raises(LogError):
         await log.reader.read(Offset(0), end=Offset(1), max_bytes=1)
-    assert len(node.told) == 1
+    assert len(node.reported) == 1
     assert len(await read_all(log)) == 20
 
 
-async def test_nothing_is_told_of_a_log_whose_service_has_ended() -> None:
+async def test_nothing_is_reported_of_a_log_out_of_service() -> None:
     node, log = await node_with_log()
     log.declare_damaged("first")
     log.report_damage("second")
-    assert node.told == []
+    assert node.reported == []
 
 
 async def test_files_that_keep_changing_under_a_reader_are_no_damage(
@@ -242,4 +242,4 @@ async def test_files_that_keep_changing_under_a_reader_are_no_damage(
     with pytest.raises(LogError) as caught:
         await log.reader.read(Offset(0), end=Offset(1), max_bytes=1)
     assert caught.value.entry is OVERLOADED
-    assert node.told == []
+    assert node.reported == []

@@ -51,7 +51,7 @@ async def test_one_caller_after_the_other_needs_one_thread() -> None:
     threads.close()
 
 
-async def test_a_caller_that_gave_up_disturbs_nobody() -> None:
+async def test_a_cancelled_caller_disturbs_no_other() -> None:
     threads = Threads(1, "test")
     release = threading.Event()
     waiting = asyncio.create_task(threads.run(lambda: release.wait(DEADLINE_S)))
@@ -64,7 +64,7 @@ async def test_a_caller_that_gave_up_disturbs_nobody() -> None:
     threads.close()
 
 
-async def test_work_that_nobody_waits_for_any_more_still_counts_as_work() -> None:
+async def test_work_without_a_waiter_still_counts_as_work() -> None:
     threads = Threads(2, "test")
     release = threading.Event()
     abandoned = asyncio.create_task(threads.run(lambda: release.wait(DEADLINE_S)))

@@ -72,9 +72,9 @@ def watching() -> Iterator[None]:
     noted_property = property(lambda self: vars(self)["high_watermark"], set_and_note)
     MOVED.clear()
     with (
-        noting("wrote"),
+        noting("note_append"),
         noting("end_sync"),
-        noting("end"),
+        noting("end_service"),
         noting("mark_changed"),
         noting_after("truncate_to"),
         noting_after("restart_at"),
