@@ -134,7 +134,7 @@ async def test_caller_may_not_speak_before_the_answer() -> None:
         await peer.send(HonestCaller().opening + b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await peer.reply()).error_code == 40001
         assert (await peer.reply()).status == 404
-        assert not callee.network._callees
+        assert not callee.network._openings.callees
 
 
 @on_both_loops

@@ -130,7 +130,7 @@ async def node(
     finally:
         await server.close()
     assert (running.http_connections, running.handed_over) == (0, 0)
-    assert not network._callees | network._callers
+    assert not network._openings.callees | network._openings.callers
 
 
 async def connect(network: HttpNetwork, address: str, hello: bytes = b"hello") -> Recorder:

@@ -95,7 +95,7 @@ async def test_nobody_listening_is_refused() -> None:
         address = gone.address
         assert not await gone.network.is_refused(address, timeout_s=PATIENCE_S)
     network = HttpNetwork(SECRET)
-    with pytest.raises(RefusedError, match="nobody listens at 127"):
+    with pytest.raises(RefusedError, match="connection refused at 127"):
         await connect(network, address)
     assert await network.is_refused(address, timeout_s=PATIENCE_S)
 
@@ -173,7 +173,7 @@ async def test_peer_that_takes_the_connection_and_says_nothing_is_given_up() -> 
         with pytest.raises(NetworkError, match="did not answer within"):
             await network.connect(address, CHANNEL, b"h", never, timeout_s=0.2)
         assert not await network.is_refused(address, timeout_s=PATIENCE_S)
-        await eventually(lambda: not network._callers)
+        await eventually(lambda: not network._openings.callers)
 
 
 @pytest.mark.parametrize("address", ["", "host", "::1:80", "a b:80", "h:0", "h:99999", "h:1\n"])
@@ -221,7 +221,7 @@ async def test_caller_that_is_cancelled_leaves_nothing_behind() -> None:
             await asyncio.gather(task, return_exceptions=True)
             if not task.cancelled():
                 (await task).connection.close()
-        await eventually(lambda: not callee.handed_over and not network._sockets)
+        await eventually(lambda: not callee.handed_over and not network._openings.sockets)
         assert all(receiver.closed_count == 1 for receiver in callee.acceptor.receivers)
 
 
