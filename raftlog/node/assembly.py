@@ -37,7 +37,7 @@ from raftlog.node.start import Begin, Join, Restart, Start
 from raftlog.peer.hello import is_passing
 from raftlog.raft import MemberIdentity, MemberSettings, RaftMember
 from raftlog.raft.hello import QuorumHello
-from raftlog.raft.joining import ask_cluster
+from raftlog.raft.joining import find_cluster
 from raftlog.raft.voters import NO_VOTERS, Voter, VoterSet, bootstrap_id, parse_voters
 from raftlog.record.errors import (
     DISK_FULL,
@@ -488,7 +488,7 @@ async def _cluster_of(
                 software_version=__version__,
                 voters=NO_VOTERS,
             )
-            theirs = await ask_cluster(network, addresses, hello, clock=clock, timeout_s=JOIN_S)
+            theirs = await find_cluster(network, addresses, hello, clock=clock, timeout_s=JOIN_S)
             if theirs.voters.find(identity.node_id) is not None:
                 # With an empty log it would vote against what it has acknowledged (quorum.md).
                 raise LogError(

@@ -1,13 +1,13 @@
 """The network between nodes: kept connections that carry whole messages, authenticated.
 
-A connection belongs to a *channel* (what it is for) and opens with a *hello* from each side: bytes
-in which each says who it is. The side that is called may reject the other by a `RejectedError`,
-and so may the caller after it has read the answer. Both sides have proven by then that they hold
-the cluster's secret.
+A connection belongs to a *channel* (its protocol's name) and opens with a *hello* from each side:
+bytes with the side's identity. The called side may reject the caller by a `RejectedError`, and so
+may the caller after reading the answer. By then both sides have proven to hold the cluster's
+secret.
 
-What a connection promises: messages arrive whole, in order, none twice, none missing in between.
-What it does not: that the last ones sent before its end arrive, or that either side learns of the
-end soon. A peer that has vanished is noticed by its silence, which is the caller's business.
+A connection promises: messages arrive whole, in order, none twice, none missing in between. No
+promise: the last messages before the end may be lost, and either side may learn of the end late. A
+vanished peer shows only by its silence; `peer.channel` watches for that.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Final, Protocol, TypeAlias
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 """A longer message ends the connection, on either side."""
 QUEUED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A connection whose peer does not read is ended once so much waits to be sent on it."""
+"""Bound of bytes waiting to be sent; a connection with more ends: its peer does not read."""
 
 
 class NetworkError(Exception):
-    """No connection: the peer did not answer in time, or the way to it is broken."""
+    """No connection: no answer in time, or no route to the peer."""
 
 
 class RefusedError(NetworkError):
-    """Nobody listens at that address: the machine is there, the process is not."""
+    """The address refuses connections: the machine is up, the process is not."""
 
 
 class RejectedError(Exception):
-    """The peer is there and does not want this connection. `code` is of the error table."""
+    """The peer is up and rejects the connection. `code` is of the error table."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class RejectedError(Exception):
 
     @property
     def message(self) -> str:
-        """Why, for a person."""
+        """The reason, for the operator."""
         return str(self.args[0])
 
 
@@ -47,73 +47,73 @@ class Connection(Protocol):
 
     @property
     def hello(self) -> bytes:
-        """What the other side said of itself."""
+        """The other side's hello."""
         ...
 
     @property
     def address(self) -> str:
-        """Where the other side is, for logs."""
+        """The other side's address, for logs."""
         ...
 
     @property
     def queued_bytes(self) -> int:
-        """What was sent but not yet handed to the operating system."""
+        """Bytes sent but not yet handed to the operating system."""
         ...
 
     def send(self, message: bytes) -> None:
-        """Send a message. Never blocks, never raises; on a connection that has ended, nothing."""
+        """Send a message. Never blocks, never raises; no effect on an ended connection."""
         ...
 
     def close(self) -> None:
-        """End the connection; what was sent and has not left is lost. Harmless if it has ended."""
+        """End the connection; messages that have not left are lost. Harmless if it has ended."""
         ...
 
 
 class Receiver(Protocol):
-    """What a connection tells its owner, from the event loop. Must not raise."""
+    """The owner's callbacks of a connection, in the event loop. Must not raise."""
 
     def received(self, message: bytes) -> None:
         """A message has arrived."""
         ...
 
     def closed(self) -> None:
-        """The connection has ended, whoever ended it. Told once; nothing is received after it."""
+        """The connection has ended, by either side. Called once, as the last callback."""
         ...
 
 
 Opened: TypeAlias = Callable[[Connection], Receiver]
-"""Takes a new connection. May raise RejectedError, which ends it."""
+"""Takes a new connection. May raise RejectedError, which ends the connection."""
 
 
 class Acceptor(Protocol):
     """The called side of a channel."""
 
     def hello(self, hello: bytes) -> bytes:
-        """Answer a caller's hello with one's own. Raises RejectedError."""
+        """This side's hello, in answer to a caller's. Raises RejectedError."""
         ...
 
     def opened(self, connection: Connection) -> Receiver:
-        """Take the connection of a caller that was answered. Raises RejectedError."""
+        """Take the connection of an answered caller. Raises RejectedError."""
         ...
 
 
 class Network(Protocol):
-    """The way to the other nodes of the cluster."""
+    """Connections to and from the other nodes of the cluster."""
 
     async def connect(
         self, address: str, channel: str, hello: bytes, opened: Opened, *, timeout_s: float
     ) -> None:
-        """Open a connection to the node at `address` (`host:port`) and hand it to `opened`.
+        """Open a connection to the node at `address` (`host:port`) for `opened`.
 
-        `opened` is called before this returns, and before anything is received. Raises
-        RefusedError, NetworkError, or RejectedError by either side.
+        Calls `opened` before returning, and before the first message arrives. Raises RefusedError,
+        NetworkError, or RejectedError by either side.
         """
         ...
 
     async def is_refused(self, address: str, *, timeout_s: float) -> bool:
-        """Whether nobody listens at `address`. False also if that cannot be found out in time."""
+        """Whether `address` refuses connections. False also if no answer comes in time."""
         ...
 
     def accept(self, channel: str, acceptor: Acceptor) -> None:
-        """Let other nodes open connections of that channel. Until then they are rejected."""
+        """Let other nodes open connections of that channel; rejected until then."""
         ...

@@ -45,7 +45,7 @@ async def ask(
     node: Node, operation: Operation, body: bytes = b"", *, timeout_s: float = 5.0
 ) -> Reply:
     async def asking() -> Reply:
-        return await node.forwarder.ask(
+        return await node.forwarder.call(
             BrokerId(1), operation, [body] if body else [], timeout_s=timeout_s
         )
 
@@ -69,7 +69,7 @@ async def settled(cluster: Cluster) -> None:
     await asyncio.sleep(0.1)
     for node in cluster.nodes.values():
         for link in node.forwarder._links.values():
-            assert (link._asked, link._unsent, link._bytes, link._waits) == ({}, {}, 0, 0)
+            assert (link._in_flight, link._unsent, link._bytes, link._waits) == ({}, {}, 0, 0)
         for session in node.server._channel.sessions.values():
             assert (session._running, session._assembling) == ({}, {})
             assert (session._body_bytes, session._waits) == (0, 0)
