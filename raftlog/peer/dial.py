@@ -60,7 +60,7 @@ async def dial(host: str, port: int) -> socket.socket:
 
 async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
     try:
-        # Numeric addresses need no resolver, whose threads may all wait for a name server.
+        # Numeric addresses need no resolver: its threads may all wait for a name server.
         version = ipaddress.ip_address(host).version if "%" not in host else 0
     except ValueError:
         version = 0

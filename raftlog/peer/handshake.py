@@ -77,7 +77,7 @@ class Openings:
             self.callers.discard(side)
 
     def report_failure(self, error: Exception) -> None:
-        """Report the failure of a receiver or an acceptor, whose connection has been cut."""
+        """Report the failure of a receiver or an acceptor, after the end of its connection."""
         if isinstance(error, AssertionError) and self._on_broken_invariant is not None:
             self._on_broken_invariant(error)
 

@@ -44,7 +44,7 @@ _OPEN: Final = _State.OPEN
 
 
 class NodeSocket(asyncio.Protocol):
-    """`Connection` over a transport whose handshake is done."""
+    """`Connection` over a transport, after its handshake."""
 
     def __init__(
         self,

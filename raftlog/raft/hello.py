@@ -1,4 +1,4 @@
-"""The members' hello, its checks, and the voters that a member dials. Pure.
+"""The members' hello, its checks, and the voters to dial. Pure.
 
 Both sides make the same checks, each against its own knowledge. So a node that no other node dials
 still learns the reason of its rejection from the answer to its own call.
@@ -29,7 +29,7 @@ class QuorumHello(Hello, frozen=True, kw_only=True):
     directory_id: Name
     """Identity of its data directory."""
     bootstrap_id: Name | None
-    """Digest of the list of voters that it was started with; None if it was given none."""
+    """Digest of the list of voters at the node's first start; None without a list."""
     address: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
     """`host:port` where other nodes reach it."""
     voters: VoterSet

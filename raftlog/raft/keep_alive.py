@@ -112,6 +112,6 @@ class KeepAlive:
         log = self._core.log
         waits = self._core.is_voter and not self._is_isolated
         # A member without a leader cannot know which of two sets is out of date: even a newer one
-        # of its own may never be committed. So it tries both in turns.
+        # of its own may never be committed. So both have turns.
         tries_heard = self._is_isolated and self._heard.voters and self._turn % 2
         self._peers.retarget(waits, self._heard if tries_heard else log.voters)

@@ -42,10 +42,9 @@ class StreamSettings(ChannelSettings):
     """Time for which a connection without partitions stays open."""
 
     def __post_init__(self) -> None:
+        ChannelSettings.__post_init__(self)
         assert 0 < self.chunk_bytes <= self.window_bytes
         assert 0 < self.piece_bytes <= MESSAGE_BYTES_MAX - HEADER_BYTES
         assert 0 < self.live_bytes_max <= self.piece_bytes
         assert self.chunk_bytes <= self.piece_bytes
-        assert 0 < self.redial_s_min <= self.redial_s_max
         assert 0 < self.retry_s_min <= self.retry_s_max
-        assert self.silent_pings_max >= 2
