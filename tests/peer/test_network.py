@@ -1,4 +1,4 @@
-"""Connections between nodes, over real sockets: opening them, what they carry, how they end."""
+"""Connections between nodes, over real sockets: openings, messages, ends."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_name_is_refused_only_if_all_its_addresses_are() -> None:
 
 @on_both_loops
 async def test_name_with_an_unreachable_address_is_not_refused() -> None:
-    """The process may be alive behind the address that could not be tried."""
+    """The process may be alive behind the untried address."""
     async with node() as gone:
         port = gone.port
     refused = (socket.AF_INET, ("127.0.0.1", port))
@@ -149,7 +149,7 @@ async def test_ipv6_literals_are_addresses() -> None:
 
 @on_both_loops
 async def test_machine_that_does_not_answer_is_a_network_error_and_not_refused() -> None:
-    # A full backlog drops what comes, as a machine that is gone does.
+    # A full backlog drops connections, like a vanished machine.
     listener = socket.create_server(("127.0.0.1", 0), backlog=0)
     port = listener.getsockname()[1]
     fillers = [socket.socket() for _ in range(4)]
@@ -302,7 +302,7 @@ async def test_secret_is_never_told(caplog: pytest.LogCaptureFixture) -> None:
     assert "without this cluster's secret" in caplog.text
 
 
-# What connections carry
+# Messages
 
 
 @on_both_loops
@@ -358,7 +358,7 @@ async def test_too_long_a_message_ends_the_connection() -> None:
         assert theirs.messages == []
 
 
-# How they end
+# Ends
 
 
 @on_both_loops

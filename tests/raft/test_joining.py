@@ -169,7 +169,7 @@ def test_one_node_that_rejects_does_not_hide_another_that_answers() -> None:
 
 
 class _Answering:
-    """An acceptor that rejects with one code."""
+    """An acceptor with one rejection for all."""
 
     def __init__(self, code: int) -> None:
         self.code = code
