@@ -85,7 +85,7 @@ class Forwarder:
         *,
         clock: Clock,
         node_id: BrokerId,
-        cluster_id: Callable[[], str],
+        cluster_id: Callable[[], str | None],
         broker: Callable[[BrokerId], BrokerImage | None],
         on_fatal: Callable[[str], None],
     ) -> None:

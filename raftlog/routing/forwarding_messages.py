@@ -270,7 +270,7 @@ class Assembly:
         return None if body is None else memoryview(body)
 
 
-def own_hello(cluster_id: str, node_id: int, peer_id: int) -> Hello:
+def own_hello(cluster_id: str | None, node_id: int, peer_id: int) -> Hello:
     """This node's hello, for the node `peer_id`."""
     return Hello(
         channel=CHANNEL,

@@ -91,7 +91,7 @@ class ForwardingServer:
         network: Network,
         clock: Clock,
         node_id: BrokerId,
-        cluster_id: Callable[[], str],
+        cluster_id: Callable[[], str | None],
         on_fatal: Callable[[str], None],
     ) -> None:
         """`on_fatal` gets the reason if an invariant breaks in a request."""
