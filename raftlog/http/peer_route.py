@@ -1,4 +1,4 @@
-"""`GET /v1/internal/{channel}`: where other nodes connect. Not part of the described surface."""
+"""`GET /v1/internal/{channel}`: other nodes connect here. Not in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raftlog.record.errors import NOT_READY, UNAUTHORIZED, LogError
 
 
 class HandedOver(web.StreamResponse):
-    """The answer to a request whose connection was handed over: nothing is left to send."""
+    """The answer to a request after its connection was handed over: empty."""
 
     def __init__(self) -> None:
         super().__init__(status=101)
@@ -28,7 +28,7 @@ class HandedOver(web.StreamResponse):
 
 
 async def connect(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Begin the handshake with a node. Strangers are answered UNAUTHORIZED."""
+    """Begin the handshake with a node. Strangers get UNAUTHORIZED."""
     connection = request.protocol
     assert isinstance(connection, Connection)
     network = context.network

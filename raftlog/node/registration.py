@@ -23,9 +23,8 @@ from raftlog.node.directory import Identity
 from raftlog.node.settings import split_address
 from raftlog.node.start import Begin, Join, Restart, Start
 from raftlog.peer.hello import is_passing
-from raftlog.raft import RaftMember
+from raftlog.raft import RaftMember, joining
 from raftlog.raft.hello import QuorumHello
-from raftlog.raft.joining import ask_cluster
 from raftlog.raft.voters import NO_VOTERS, Voter, VoterSet
 from raftlog.record.errors import (
     DISK_FULL,
@@ -209,7 +208,7 @@ async def find_cluster(
                 software_version=__version__,
                 voters=NO_VOTERS,
             )
-            theirs = await ask_cluster(
+            theirs = await joining.find_cluster(
                 network, addresses, hello, clock=clock, timeout_s=JOIN_TIMEOUT_S
             )
             if theirs.voters.find(identity.node_id) is not None:

@@ -136,7 +136,7 @@ class ReplicationService:
             network,
             clock=clock,
             node_id=broker_id,
-            cluster_id=lambda: cluster_id() or "",
+            cluster_id=cluster_id,
             broker=broker,
             on_fatal=on_fatal,
         )
@@ -145,7 +145,7 @@ class ReplicationService:
             network=network,
             clock=clock,
             node_id=broker_id,
-            cluster_id=lambda: cluster_id() or "",
+            cluster_id=cluster_id,
             on_fatal=on_fatal,
         )
         self.partitions = PartitionRouter(

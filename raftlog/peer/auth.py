@@ -1,30 +1,29 @@
 """The handshake between two nodes: both prove that they hold the cluster's secret. No I/O.
 
     caller                                     callee
-      nonce, proof of it           ------->    or it answers as to any stranger
+      nonce, proof of it           ------->    or the answer for any stranger
                                    <-------    nonce, proof over both nonces
       HELLO    hello, proof        ------->
                                    <-------    ANSWER   hello, proof      (or REJECTION)
       CONFIRM  proof               ------->
                                    <-------    WELCOME  proof             (or REJECTION)
 
-The first line each way travels in HTTP heads (node_opening.py), the others as messages. Every proof
-is HMAC-SHA-256 under the secret over: the version of this protocol, which step it is, the channel,
-and all that both sides have said so far, each with its length. So
+The first line each way travels in HTTP heads (opening.py), the others as messages. Every proof is
+HMAC-SHA-256 under the secret over: the version of this protocol, the step, the channel, and all
+messages of both sides so far, each with its length. So
 
-- a proof is good for its step, its channel, its side and these two nonces alone: recorded ones are
-  of no use, and neither side's can be turned against it;
-- nothing that either said can be exchanged without the other noticing: ANSWER and CONFIRM cover
-  both hellos;
+- a proof is good for its step, its channel, its side and these two nonces alone: a recorded proof
+  is useless, and neither side's proof can be turned against the side;
+- no message can be exchanged unnoticed: ANSWER and CONFIRM cover both hellos;
 - each side reads the other's hello only behind a proof made for a nonce of its own.
 
-A peer that recorded a caller's first line can repeat it, and gets the callee's; it cannot go on.
-What the secret is cannot be found from proofs but by guessing it: it must be long and random. What
-this does not give is secrecy or integrity of what is sent afterwards: that is TLS's part.
+An attacker with a recorded first line of a caller can replay the line and gets the callee's first
+line, but no further. Proofs reveal the secret only to guessing: the secret must be long and random.
+The handshake gives neither secrecy nor integrity to later messages: those are TLS's part.
 
-`Caller` and `Callee` are one handshake each. The peer's mistakes are `AuthError` (nothing more may
-be said to it) or, for what a proven peer rejects, `RejectedError`; calls in the wrong order are
-broken invariants.
+`Caller` and `Callee` are one handshake each. The peer's mistakes raise `AuthError` (the peer gets
+no further answer) or, for the rejection by a proven peer, `RejectedError`; calls in the wrong order
+are broken invariants.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 HELLO_BYTES_MAX: Final = 64 * 1024
 REASON_BYTES_MAX: Final = 4 * 1024
-"""A longer reason of a rejection is cut."""
+"""Longer reasons of rejections are cut."""
 STEP_BYTES_MAX: Final = 1 + PROOF_BYTES + HELLO_BYTES_MAX
 """Longest message of the handshake."""
 
@@ -51,11 +50,11 @@ _CODE: Final = Struct("!I")
 
 
 class AuthError(Exception):
-    """The peer has not proven that it holds the secret, or does not keep to the handshake."""
+    """The peer has not proven to hold the secret, or breaks the handshake's rules."""
 
 
 class Step(IntEnum):
-    """What a proof is for; the first byte of those that are messages."""
+    """Purpose of a proof; the first byte of the steps that are messages."""
 
     OPENING = 1
     CHALLENGE = 2
@@ -70,7 +69,7 @@ _WITH_BODY: Final = (Step.HELLO, Step.ANSWER, Step.REJECTION)
 
 
 class _Transcript:
-    """What both sides have said so far, and the proofs over it."""
+    """All messages of both sides so far, and the proofs over them."""
 
     def __init__(self, secret: bytes, channel: str, caller_nonce: bytes) -> None:
         assert secret, "an empty secret proves nothing"
@@ -94,7 +93,7 @@ class _Transcript:
             raise AuthError("the proof is not one by the cluster's secret")
 
     def write(self, step: Step, body: bytes = b"") -> bytes:
-        """A message with a proof that covers its body, too."""
+        """A message with a proof over its body, too."""
         if step in _WITH_BODY:
             self.add(body)
         return bytes((step,)) + self.proof(step) + body
@@ -115,7 +114,7 @@ class _Transcript:
 
 
 def check_hello(hello: bytes) -> None:
-    """Assert that one's own hello can be sent."""
+    """Assert the bound of one's own hello."""
     assert len(hello) <= HELLO_BYTES_MAX, f"a hello of {len(hello)} bytes"
 
 
@@ -126,13 +125,13 @@ class Caller:
         check_hello(hello)
         self.nonce = nonce
         self.hello: bytes | None = None
-        """What the other side said of itself; known once it has answered."""
+        """The other side's hello; known after ANSWER."""
         self._own_hello = hello
         self._transcript = _Transcript(secret, channel, nonce)
         self._next = Step.CHALLENGE
 
     def opening(self) -> bytes:
-        """The proof that goes with the nonce."""
+        """The proof for the caller's nonce."""
         assert self._next is Step.CHALLENGE
         return self._transcript.proof(Step.OPENING)
 
@@ -169,17 +168,17 @@ class Callee:
     """The called side: `challenge`, `take_hello`, `answer`, `confirmed`, `welcome`."""
 
     def __init__(self, secret: bytes, channel: str, caller_nonce: bytes, proof: bytes) -> None:
-        """Raises AuthError if the caller's first proof is none."""
+        """Raises AuthError if the caller's first proof is wrong."""
         if len(caller_nonce) != NONCE_BYTES:
             raise AuthError(f"a nonce of {len(caller_nonce)} bytes")
         self.hello: bytes | None = None
-        """What the caller said of itself; known once `take_hello` has taken it."""
+        """The caller's hello; known after `take_hello`."""
         self._transcript = _Transcript(secret, channel, caller_nonce)
         self._transcript.check(Step.OPENING, proof)
         self._next = Step.CHALLENGE
 
     def challenge(self, nonce: bytes) -> bytes:
-        """The proof that goes with one's own nonce."""
+        """The proof for the callee's own nonce."""
         assert self._next is Step.CHALLENGE
         assert len(nonce) == NONCE_BYTES
         self._transcript.add(nonce)
@@ -187,7 +186,7 @@ class Callee:
         return self._transcript.proof(Step.CHALLENGE)
 
     def take_hello(self, message: bytes) -> bytes:
-        """Take HELLO; returns what the caller says of itself. Raises AuthError."""
+        """Take HELLO; returns the caller's hello. Raises AuthError."""
         assert self._next is Step.HELLO
         _, hello = self._transcript.read(message, Step.HELLO)
         self.hello = hello
@@ -214,7 +213,7 @@ class Callee:
 
     def rejection(self, error: RejectedError) -> bytes:
         """REJECTION, in place of ANSWER or WELCOME."""
-        assert self._next in (Step.ANSWER, Step.WELCOME), "strangers are told nothing"
+        assert self._next in (Step.ANSWER, Step.WELCOME), "strangers get no reason"
         reason = error.message.encode(errors="replace")[:REASON_BYTES_MAX]
         return self._transcript.write(Step.REJECTION, _CODE.pack(error.code) + reason)
 

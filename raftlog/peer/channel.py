@@ -1,13 +1,13 @@
 """One channel: a protocol's connections to its peers, at most one for each.
 
-A protocol brings its channel's name, its messages, and three small parts: a `Session`, which
-receives the bytes of one connection; an `Opener`, which admits the other side's hello and makes the
-session; and, if it is called, a `Listener`, which also answers. The channel brings the rest:
-opening, the registry in which the newest connection wins, calling again with back-off and jitter,
-keep-alive on the world's clock, and the reassembly of bodies that come in pieces.
+A protocol brings the channel's name, its messages, and small parts: a `Session`, which receives
+the bytes of one connection; an `Opener`, which admits the other side's hello and makes the session;
+and, on the called side, a `Listener`, which also answers. The channel brings the rest: opening, the
+registry in which the newest connection wins, redial with back-off and jitter, keep-alive on the
+world's clock, and the reassembly of bodies in pieces.
 
-It knows no payload. A session hands its own bytes to `connection.send`, and the network hands what
-arrives to `Session.received`: the channel is not in between.
+The channel knows no payload. A session hands its bytes to `connection.send`, and the network hands
+messages to `Session.received`, without the channel in between.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from raftlog.world import Clock, Randomness
 from raftlog.world.network import Connection, Network, RejectedError
 
 PEERS_MAX: Final = 1_100
-"""Voters and brokers of the largest cluster, with some to spare for those that went."""
+"""Voters and brokers of the largest cluster, with a reserve for removed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,26 @@ class ChannelSettings:
     redial_s_min: float = 0.05
     redial_s_max: float = 1.0
     stable_s: float = 1.0
-    """A connection that lasted so long is replaced at once when it is lost."""
+    """A lost connection that lasted so long is replaced at once."""
     young_s: float = 3.0
-    """Above `connect_timeout_s`: of two calls at the same time, the second may take as long."""
+    """A younger connection may be of the other of two calls at the same time, see `keeps_old`.
+    Above `connect_timeout_s`: the second of the two calls may take as long."""
     ping_s: float = 1.0
-    """Interval of the keep-alive: a side that sent nothing during one pings."""
+    """Interval of the keep-alive: a side without a message in one pings."""
     silent_pings_max: int = 4
-    """A connection ends after so many intervals in which nothing arrived."""
+    """A connection ends after so many intervals without a message of the peer."""
+
+    def __post_init__(self) -> None:
+        assert 0 < self.redial_s_min <= self.redial_s_max
+        assert self.connect_timeout_s < self.young_s
+        assert self.silent_pings_max >= 2
 
 
 class Session(ABC):
     """One connection with one peer, and its only end. Satisfies `world.network.Receiver`.
 
-    A protocol derives its receiver from it: `received` sets `has_heard`, and `has_sent` is set with
-    whatever is sent, where the protocol pings.
+    A protocol derives its receiver. `received` must set `has_heard`; a protocol that pings sets
+    `has_sent` with each message.
     """
 
     connection: Connection
@@ -64,18 +70,18 @@ class Session(ABC):
         """The connection has opened; it may have ended since."""
         self.is_ended = False
         self.is_replaced = False
-        """It ends because a newer connection of the peer takes its place."""
+        """A newer connection of the peer takes its place."""
         self.is_dialled = False
-        """This side called."""
+        """This side dialled."""
         self.ended = asyncio.Event()
         self.opened_s = 0.0
-        """By the monotonic clock."""
+        """Time of the opening, by the monotonic clock."""
         self.has_heard = True
-        """Something has arrived in this interval of the keep-alive."""
+        """A message has arrived in this interval of the keep-alive."""
         self.has_sent = False
-        """Something was sent in this interval."""
-        self.defended = False
-        """It has stayed once although the peer called again."""
+        """A message was sent in this interval."""
+        self.was_defended = False
+        """It has stayed once against a newer call of the peer."""
         self._unregister: Callable[[], object] | None = None
         self._keep_alive: asyncio.Task[None] | None = None
 
@@ -88,7 +94,7 @@ class Session(ABC):
         keep_alive: asyncio.Task[None] | None,
         unregister: Callable[[], object],
     ) -> None:
-        """The channel has registered the session; `unregister` undoes that."""
+        """Begin, as registered by the channel; `unregister` is called at the end."""
         self.connection = connection
         self.is_open = True
         self.is_dialled = is_dialled
@@ -102,10 +108,10 @@ class Session(ABC):
 
     @abstractmethod
     def on_ended(self, reason: str) -> None:
-        """The session has ended: release what it holds. Called once, also if it never opened."""
+        """Release the protocol's state. Called once at the end, also of a session never opened."""
 
     def ping(self) -> None:  # noqa: B027 (not every protocol pings)
-        """Send a sign of life. Called after an interval in which nothing was sent."""
+        """Send a keep-alive message. Called after each interval without `has_sent`."""
 
     def closed(self) -> None:
         """The connection has ended, by itself or by the other side."""
@@ -129,7 +135,7 @@ class Session(ABC):
         """Ping after each interval without sending; end the session when the peer is silent.
 
         Intervals are counted, not time: a process that was stopped for long wakes to one interval
-        more, and receives what has waited for it before the next.
+        more, and receives the waiting messages before the next.
         """
         silent = 0
         while silent < silent_max:
@@ -152,13 +158,13 @@ class Opener(Protocol[HelloT, SessionT_co]):
     def admit(self, content: bytes) -> HelloT:
         """Decode and check the other side's hello. Raises RejectedError.
 
-        Called twice for a caller: with its hello, and when its connection opens, as what is known
-        of it may have changed in between.
+        Called twice for a caller: with its hello, and when its connection opens, as the facts may
+        have changed in between.
         """
         ...
 
     def opened(self, connection: Connection, theirs: HelloT) -> SessionT_co:
-        """Make the session. An older one of the same peer has ended. Raises RejectedError."""
+        """Make the session, after the end of an older one. Raises RejectedError."""
         ...
 
 
@@ -186,7 +192,7 @@ class Channel(Generic[SessionT]):
     ) -> None:
         self.name = name
         self.sessions: dict[int, SessionT] = {}
-        """Open ones, by the peer's node id."""
+        """Open sessions, by the peer's node id."""
         self._node_id = node_id
         self._network = network
         self._clock = clock
@@ -196,11 +202,11 @@ class Channel(Generic[SessionT]):
         self._is_closed = False
 
     def listen(self, listener: Listener[HelloT, SessionT]) -> None:
-        """Let peers connect."""
+        """Accept connections of peers."""
         self._network.accept(self.name, _ChannelAcceptor(self, listener))
 
     async def connect(self, address: str, hello: Hello, opener: Opener[HelloT, SessionT]) -> None:
-        """Call a node once; its session is open when this returns.
+        """Dial a node once; the session is open when this returns.
 
         Raises RefusedError, NetworkError, or RejectedError by either side.
         """
@@ -220,8 +226,8 @@ class Channel(Generic[SessionT]):
     ) -> None:
         """Keep a session with a peer open, until cancelled.
 
-        `call` calls it once, given how many calls have failed in a row. It returns None, or how
-        many seconds to wait before the next call if this one is not to count as a failure.
+        `call` dials the peer once; its argument is the number of failures in a row. Returns None,
+        or the pause in seconds before the next call for a call that does not count as a failure.
         """
         settings = self._settings
         failures = 0
@@ -288,6 +294,7 @@ class Channel(Generic[SessionT]):
             old.end("a newer connection takes its place")
         session = opener.opened(connection, theirs)
         assert session.peer_id == peer_id
+        assert not session.is_ended
         self.sessions[peer_id] = session
         keep_alive = None
         if self._keeps_alive:
@@ -306,18 +313,18 @@ class Channel(Generic[SessionT]):
         return session
 
     def _stays(self, old: SessionT, new_dialled: bool) -> bool:
-        """Whether a session stays although a new connection of its peer opens."""
+        """Whether a session stays when a new connection of its peer opens."""
         is_young = self._clock.monotonic() - old.opened_s < self._settings.young_s
         stays = keeps_old(
             self._node_id,
             old.peer_id,
             old_dialled=old.is_dialled,
             new_dialled=new_dialled,
-            old_is_young=is_young and not old.defended,
+            old_is_young=is_young and not old.was_defended,
         )
         if stays and not new_dialled:
             # A peer that calls a second time has lost the old one, however young it is.
-            old.defended = True
+            old.was_defended = True
         return stays
 
 
@@ -358,12 +365,12 @@ def keeps_old(
 ) -> bool:
     """Whether the open connection to a peer stays when a new one opens, instead of giving way.
 
-    `*_dialled`: this side called. A side calls only while it has no connection. So a new one means
-    that its caller has lost the old one, unless both sides called at the same time: then each sees
-    an old connection, opened a moment ago by one call, and the new one of the other call. If the
-    newest always won, each side would end the one that the other keeps, and both would call again,
-    for ever. So the call of the higher id wins, on both sides, whatever the order. Where only one
-    side of a pair ever calls, the newest always wins.
+    `*_dialled`: this side dialled. A side dials only without a connection. So a new connection
+    means that its caller has lost the old one, unless both sides dialled at the same time: then
+    each sees an old connection, opened a moment ago by one call, and the new one of the other call.
+    If the newest always won, each side would end the connection that the other keeps, and both
+    would dial again, for ever. So the call of the higher id wins, on both sides, whatever the
+    order. Where only one side of a pair ever dials, the newest always wins.
     """
     if old_dialled == new_dialled or not old_is_young:
         return False
@@ -371,7 +378,7 @@ def keeps_old(
 
 
 class PieceBuffer:
-    """A body that arrives in pieces. Holds no more bytes than have arrived, within a bound."""
+    """A body that arrives in pieces. Holds the bytes that have arrived, within a bound."""
 
     __slots__ = ("_pieces", "_size_bytes_max", "size_bytes")
 

@@ -1,7 +1,7 @@
-"""TCP connections to other nodes: addresses as text, and connecting to all that a name stands for.
+"""TCP connections to other nodes: addresses as text, and dialling all addresses of a name.
 
-The loops' own `create_connection` hides in one error which of several addresses was refused; that
-nobody listens must be told apart from everything else.
+The event loops' own `create_connection` merges the errors of several addresses into one; a refused
+connection (no process listens) must be distinguished from every other failure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 from typing import Any, Final
 
 ADDRESSES_MAX: Final = 8
-"""Of what a name resolves to, as many are tried."""
+"""Addresses of one name that are tried."""
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -44,7 +44,7 @@ def join_address(host: str, port: int) -> str:
 async def dial(host: str, port: int) -> socket.socket:
     """A connected socket, without delay of small writes. The caller bounds the time.
 
-    Raises ConnectionRefusedError if nobody listens at any address of `host`, OSError else.
+    Raises ConnectionRefusedError if every address of `host` refuses, else OSError.
     """
     failure: OSError | None = None
     for family, address in (await _resolve(host, port))[:ADDRESSES_MAX]:
@@ -52,7 +52,7 @@ async def dial(host: str, port: int) -> socket.socket:
             return await _connect(family, address)
         except OSError as error:
             if failure is None or isinstance(failure, ConnectionRefusedError):
-                # That one address is refused proves nothing while another one might not be.
+                # One refusal proves nothing while another address may still accept.
                 failure = error
     assert failure is not None
     raise failure
@@ -60,7 +60,7 @@ async def dial(host: str, port: int) -> socket.socket:
 
 async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
     try:
-        # Numbers need no resolver, whose threads may all be waiting for a name server.
+        # Numeric addresses need no resolver: its threads may all wait for a name server.
         version = ipaddress.ip_address(host).version if "%" not in host else 0
     except ValueError:
         version = 0
@@ -86,7 +86,7 @@ async def _connect(family: socket.AddressFamily, address: tuple[Any, ...]) -> so
         connected.close()
         raise
     if is_own:
-        # On loopback, TCP may join a socket to itself if its port is the one that is called.
+        # On loopback, TCP may connect a socket to itself if its own port is the dialled one.
         connected.close()
-        raise ConnectionRefusedError(f"nobody listens at port {address[1]}")
+        raise ConnectionRefusedError(f"connection refused at port {address[1]}")
     return connected

@@ -6,10 +6,10 @@ length, so that header, mask and system call are paid once for all of them:
     WebSocket header | mask, if a caller sends | (length: 4 bytes, big endian | message) ...
 
 Two rules
-1. Only what a node sends is understood: whole binary messages, masked by the caller and never by
-   the called, and a close. Anything else, fragments and pings included, is a `FrameError`, which
-   ends the connection: both ends are this code, and have proven so.
-2. What a peer can make us hold is one WebSocket message of at most `bytes_max`.
+1. A node reads only the frames that a node sends: whole binary messages, masked by the caller and
+   never by the called side, and a close. Anything else, fragments and pings included, is a
+   `FrameError`, which ends the connection: both ends run this code, and have proven so.
+2. A reader holds one WebSocket message of at most `bytes_max`, whatever the peer sends.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
-# The compiled masking is not exported by aiohttp's public modules (a test checks that it is there).
+# The compiled masking is not exported by aiohttp's public modules (a test checks for it).
 from aiohttp._websocket.helpers import websocket_mask
 
 from raftlog.world.network import MESSAGE_BYTES_MAX
 
 GATHER_BYTES_MAX: Final = 256 * 1024
-"""Messages are gathered until they are as long as this together."""
+"""Bound of messages gathered for one write."""
 LONG_BYTES: Final = 64 * 1024
-"""From here on, another write is cheaper than another copy."""
+"""From this size on, another write is cheaper than another copy."""
 FRAME_BYTES_MAX: Final = MESSAGE_BYTES_MAX + GATHER_BYTES_MAX
-"""Longest WebSocket message: a gathering just below its bound, and then the longest message."""
+"""Longest WebSocket message: gathered messages just below the bound, then the longest one."""
 
 BINARY: Final = 0x82
 """First byte of a whole binary message: FIN, no extension, opcode 2."""
@@ -42,18 +42,18 @@ _HEAD_16: Final = Struct("!BBH")
 _HEAD_64: Final = Struct("!BBQ")
 
 pack_length = _LENGTH.pack
-"""The length that precedes a message."""
+"""The length before a message."""
 
 
 class FrameError(Exception):
-    """The peer sent what a node does not send. The connection cannot go on."""
+    """Bytes of the peer that a node does not send. The connection must end."""
 
 
 def frame(pieces: Sequence[bytes], size: int, mask: bytes | None) -> Sequence[bytes | bytearray]:
-    """One WebSocket message of `pieces`, which are `size` bytes together: what to write, in order.
+    """The buffers to write, in order, for one WebSocket message of `pieces`, `size` bytes in all.
 
     `pieces` are lengths and messages in turn. `mask` is four unpredictable bytes if the caller
-    sends (RFC 6455, section 5.3), else None. What is long is copied once at most.
+    sends (RFC 6455, section 5.3), else None. Long messages are copied once at most.
     """
     if mask is None:
         head = _head(BINARY, size, 0)
@@ -67,7 +67,7 @@ def frame(pieces: Sequence[bytes], size: int, mask: bytes | None) -> Sequence[by
 
 
 def close_frame(mask: bytes | None) -> bytes:
-    """The WebSocket message that announces the end."""
+    """The WebSocket message for the end of the connection."""
     return bytes((CLOSE, 0)) if mask is None else bytes((CLOSE, MASKED)) + mask
 
 
@@ -87,11 +87,11 @@ class FrameReader:
     def __init__(self, *, is_masked: bool, bytes_max: int) -> None:
         self._is_masked = MASKED if is_masked else 0
         self.bytes_max = bytes_max
-        """Longest WebSocket message that is read. May be raised between messages."""
+        """Bound of a WebSocket message. May be raised between messages."""
         self.is_ended = False
-        """Whether the peer has announced the end: nothing it sent after that counts."""
-        # A message that has not arrived whole: how long it will be and where its content begins, or
-        # 0 while its head is not whole either.
+        """The peer has announced the end: later bytes do not count."""
+        # A message that has not arrived whole: its length and the start of its content, or 0 while
+        # its head is not whole either.
         self._rest = bytearray()
         self._rest_start = 0
         self._wanted_bytes = 0
@@ -105,7 +105,7 @@ class FrameReader:
         if self._rest:
             missing_bytes = self._wanted_bytes - len(self._rest)
             if missing_bytes > len(data):
-                # Looked at again only once it is complete: a long message comes in many pieces.
+                # Parsed again only when complete: a long message comes in many pieces.
                 self._rest += data
                 return messages
             if self._wanted_bytes:
@@ -117,7 +117,7 @@ class FrameReader:
         end = len(data)
         while position < end:
             if data[position] == CLOSE:
-                # Its reason is of no interest.
+                # The reason in a close frame has no use.
                 self.is_ended = True
                 break
             head = self._read_head(data, position)
@@ -160,7 +160,7 @@ class FrameReader:
             _split(bytes(payload), 0, len(payload), messages)
 
     def _read_head(self, data: bytes, position: int) -> tuple[int, int] | None:
-        """Where the content begins, and its size; None if the head has not arrived whole."""
+        """Start and size of the content; None if the head has not arrived whole."""
         first = data[position]
         if first != BINARY:
             raise FrameError(f"a WebSocket frame begins with 0x{first:02x}")

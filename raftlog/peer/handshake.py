@@ -1,6 +1,6 @@
 """The two sides of an opening, on their transports: bytes to steps, and in the end a `NodeSocket`.
 
-Each is its transport's protocol until the handshake (node_auth.py) is done, and everything happens
+Each is its transport's protocol until the handshake (auth.py) is done, and everything happens
 within the read callback. The called side begins behind HTTP's answer, the calling side with its own
 request; both hold at most one message of the handshake.
 """
@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from raftlog.peer.auth import STEP_BYTES_MAX, AuthError, Callee, Caller
 from raftlog.peer.dial import join_address
@@ -40,7 +40,7 @@ from raftlog.world.network import (
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 5.0
-"""What a caller has for the handshake, from the answer to its request on."""
+"""A caller's time for the handshake, from the answer to its request on."""
 
 SAME_SECRET: Final = (
     "Start every node of a cluster with the same secret: RAFTLOG_CLUSTER_SECRET, or the file "
@@ -48,42 +48,60 @@ SAME_SECRET: Final = (
 )
 
 
-class Owner(Protocol):
-    """Whom the sides of an opening tell: the network."""
+class Openings:
+    """The transports of one node's network, from their first bytes to their ends."""
 
-    def handshake_begun(self, side: CallerSide | CalleeSide) -> None:
-        """A transport is being opened."""
-        ...
+    def __init__(self, on_broken_invariant: Callable[[AssertionError], None] | None) -> None:
+        """`on_broken_invariant` gets the assertions that fail in receivers and acceptors."""
+        self.callees: set[CalleeSide] = set()
+        self.callers: set[CallerSide] = set()
+        self.sockets: set[NodeSocket] = set()
+        """Open connections."""
+        self.is_closed = False
+        self._on_broken_invariant = on_broken_invariant
 
-    def handshake_over(self, side: CallerSide | CalleeSide) -> None:
-        """It is open, or never will be. May be told more than once."""
-        ...
+    def begin(self, side: CallerSide | CalleeSide) -> None:
+        """Register a transport that is being opened; abort it if the network is closed."""
+        if self.is_closed:
+            side.abort()
+        if isinstance(side, CalleeSide):
+            self.callees.add(side)
+        else:
+            self.callers.add(side)
 
-    def socket_lost(self, socket: NodeSocket) -> None:
-        """An open connection has ended."""
-        ...
+    def end(self, side: CallerSide | CalleeSide) -> None:
+        """Unregister a transport that is open, or never will be. Harmless if done already."""
+        if isinstance(side, CalleeSide):
+            self.callees.discard(side)
+        else:
+            self.callers.discard(side)
 
-    def socket_open(self, socket: NodeSocket) -> None:
-        """A connection is open."""
-        ...
+    def report_failure(self, error: Exception) -> None:
+        """Report the failure of a receiver or an acceptor, after the end of its connection."""
+        if isinstance(error, AssertionError) and self._on_broken_invariant is not None:
+            self._on_broken_invariant(error)
 
-    def broken_invariant(self, error: Exception) -> None:
-        """A receiver or an acceptor has failed."""
-        ...
+    def close(self) -> None:
+        """End all transports, and open none any more. Harmless if done already."""
+        self.is_closed = True
+        for side in [*self.callees, *self.callers]:
+            side.abort()
+        for socket in list(self.sockets):
+            socket.close()
 
 
 class _Side(asyncio.Protocol):
-    """What both sides share: the transport, the reader, and the last step."""
+    """The parts that both sides share: the transport, the reader, and the last step."""
 
-    def __init__(self, owner: Owner, *, is_caller: bool) -> None:
-        self._owner = owner
+    def __init__(self, openings: Openings, *, is_caller: bool) -> None:
+        self._openings = openings
         self._is_caller = is_caller
         self._transport: asyncio.Transport | None = None
-        # The steps are read by the same reader as what follows, which may arrive with the last one.
+        # One reader for the steps and all later messages, which may arrive with the last step.
         self._reader = FrameReader(is_masked=not is_caller, bytes_max=STEP_BYTES_MAX + LENGTH_BYTES)
 
     def eof_received(self) -> bool:
-        """The peer has ended: so do we."""
+        """The peer has ended its half: close the transport."""
         return False
 
     def abort(self) -> None:
@@ -92,7 +110,7 @@ class _Side(asyncio.Protocol):
             self._transport.abort()
 
     def _begin(self, transport: asyncio.BaseTransport, first: bytes) -> asyncio.Transport:
-        # uvloop's transport is one in all but its class.
+        # uvloop's transport has the interface, but not the base class.
         self._transport = begun = cast(asyncio.Transport, transport)
         begun.write(first)
         return begun
@@ -114,12 +132,12 @@ class _Side(asyncio.Protocol):
         opened: Callable[[Connection], Receiver],
         on_lost: Callable[[BaseException | None], None],
     ) -> tuple[NodeSocket, Receiver]:
-        """Hand the connection to its owner. Raises what the owner raises."""
+        """Hand the connection to its owner. The owner's exceptions pass."""
         assert self._transport is not None
         assert hello is not None
 
         def lost(error: BaseException | None) -> None:
-            self._owner.socket_lost(socket)
+            self._openings.sockets.discard(socket)
             on_lost(error)
 
         socket = NodeSocket(
@@ -129,7 +147,7 @@ class _Side(asyncio.Protocol):
             address=address,
             is_caller=self._is_caller,
             on_lost=lost,
-            on_broken_invariant=self._owner.broken_invariant,
+            on_broken_invariant=self._openings.report_failure,
         )
         try:
             return socket, opened(socket)
@@ -138,21 +156,21 @@ class _Side(asyncio.Protocol):
             raise
 
     def _let_go(self, socket: NodeSocket, receiver: Receiver, rest: list[bytes]) -> None:
-        """From here on the transport is the socket's."""
+        """Make the socket the transport's protocol."""
         assert self._transport is not None
-        self._owner.socket_open(socket)
+        self._openings.sockets.add(socket)
         self._transport.set_protocol(socket)
         socket.start(receiver)
         socket.deliver(rest)
 
 
 class CallerSide(_Side):
-    """The calling side. `done` tells how it ended; once it has, this object has no more to do."""
+    """The calling side. `done` has the outcome; with `done`, this object's work is over."""
 
     def __init__(
-        self, owner: Owner, address: str, channel: str, caller: Caller, opened: Opened
+        self, openings: Openings, address: str, channel: str, caller: Caller, opened: Opened
     ) -> None:
-        super().__init__(owner, is_caller=True)
+        super().__init__(openings, is_caller=True)
         self.done: asyncio.Future[NodeSocket] = asyncio.get_running_loop().create_future()
         self._address = address
         self._caller = caller
@@ -162,17 +180,17 @@ class CallerSide(_Side):
         self._response: ResponseReader | None = ResponseReader(key)
 
     def give_up(self) -> None:
-        """Nobody waits for `done` any more."""
+        """End the opening: the caller has stopped waiting for `done`."""
         self.done.cancel()
         self.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask."""
+        """Send the request."""
         self._begin(transport, self._request)
-        self._owner.handshake_begun(self)
+        self._openings.begin(self)
 
     def data_received(self, data: bytes) -> None:
-        """Go on with the handshake."""
+        """Take the next steps of the handshake."""
         if self.done.done():
             return
         try:
@@ -183,12 +201,12 @@ class CallerSide(_Side):
         except (OpeningError, FrameError) as error:
             self._fail(NetworkError(f"{self._address} does not answer as a raftlog node: {error}"))
         except Exception as error:
-            # By the callee, or by whom the connection was offered to: for who waits for `done`.
+            # Raised by the callee, or by the connection's new owner: `done` passes it on.
             self._fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It was not to be."""
-        self._owner.handshake_over(self)
+        """The transport has ended before the connection opened."""
+        self._openings.end(self)
         self._fail(NetworkError(f"{self._address} ended the connection while it was opened"))
 
     def _fail(self, error: Exception) -> None:
@@ -216,7 +234,7 @@ class CallerSide(_Side):
             socket, receiver = self._offer(
                 self._caller.hello, self._address, self._opened, lambda _error: None
             )
-            self._owner.handshake_over(self)
+            self._openings.end(self)
             self.done.set_result(socket)
             self._let_go(socket, receiver, messages[index + 1 :])
             return
@@ -229,15 +247,15 @@ class CalleeSide(_Side):
 
     def __init__(
         self,
-        owner: Owner,
+        openings: Openings,
         callee: Callee,
         response: bytes,
         acceptor: Acceptor | None,
         *,
         on_lost: Callable[[BaseException | None], None],
     ) -> None:
-        """`on_lost` is told when the transport is gone. No `acceptor`: all callers are rejected."""
-        super().__init__(owner, is_caller=False)
+        """`on_lost` is called when the transport is gone; no `acceptor`: reject all callers."""
+        super().__init__(openings, is_caller=False)
         self._callee = callee
         self._response = response
         self._acceptor = acceptor
@@ -249,10 +267,10 @@ class CalleeSide(_Side):
         """Answer the caller's request."""
         begun = self._begin(transport, self._response)
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, begun.abort)
-        self._owner.handshake_begun(self)
+        self._openings.begin(self)
 
     def data_received(self, data: bytes) -> None:
-        """Go on with the handshake."""
+        """Take the next steps of the handshake."""
         if self._is_over:
             return
         try:
@@ -268,10 +286,10 @@ class CalleeSide(_Side):
             logger.exception("The opening by %s failed", self._peer())
             self._is_over = True
             self.abort()
-            self._owner.broken_invariant(error)
+            self._openings.report_failure(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It was not to be."""
+        """The transport has ended before the connection opened."""
         self._end()
         self._on_lost(exc)
 
@@ -292,7 +310,7 @@ class CalleeSide(_Side):
             socket, receiver = self._offer(
                 self._callee.hello, self._peer(), acceptor.opened, self._on_lost
             )
-            # Before anything the owner has sent already, which the socket holds back.
+            # Before the owner's first messages, which the socket holds back until `_let_go`.
             self._write(self._callee.welcome())
             self._end()
             self._let_go(socket, receiver, messages[index + 1 :])
@@ -301,7 +319,7 @@ class CalleeSide(_Side):
             self._close()
 
     def _close(self) -> None:
-        """End after what was written; the deadline stays, for peers that do not read it."""
+        """End once the written bytes have left; the deadline stays, for peers that do not read."""
         assert self._transport is not None
         self._is_over = True
         self._transport.close()
@@ -310,7 +328,7 @@ class CalleeSide(_Side):
         self._is_over = True
         if self._deadline is not None:
             self._deadline.cancel()
-        self._owner.handshake_over(self)
+        self._openings.end(self)
 
     def _peer(self) -> str:
         assert self._transport is not None
@@ -318,7 +336,7 @@ class CalleeSide(_Side):
 
 
 def peer_address(transport: asyncio.BaseTransport) -> str:
-    """Where the other end of a transport is, as `host:port`."""
+    """Address of a transport's other end, as `host:port`."""
     peer = transport.get_extra_info("peername")
     if not isinstance(peer, tuple) or len(peer) < 2:
         return "unknown"
@@ -331,7 +349,7 @@ def _rejected(what: str) -> RejectedError:
 
 
 def _refusal(address: str, status: int) -> Exception:
-    """What an answer other than 101 means."""
+    """The exception for an answer other than 101."""
     if status == HTTPStatus.UNAUTHORIZED:
         return _rejected(f"The node at {address} does not know this node's cluster secret.")
     if status == HTTPStatus.BAD_REQUEST:

@@ -1,8 +1,8 @@
-"""The hello that opens a connection on every channel, and its typed refusals. Pure.
+"""The first message of each side on every channel, and its typed refusals. Pure.
 
-Both sides send one. `Hello` has the facts that every channel needs; a protocol derives a struct of
-its own from it for more (`raft.hello.QuorumHello`, `replication.stream_protocol.StreamHello`).
-A hello is a JSON object: fields of a newer version that this one does not know are skipped.
+`Hello` has the facts for every channel; a protocol derives a struct of its own for more
+(`raft.hello.QuorumHello`, `replication.stream_protocol.StreamHello`). A hello is a JSON object;
+decoding skips unknown fields of a newer version.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class ProtocolError(Exception):
-    """Bytes, or a message at this moment, that a peer of the same protocol does not send."""
+    """Bytes, or a message out of order, that a peer of the same protocol does not send."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: Name | None
     """None: not known yet, before the node has joined."""
     peer_id: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    """Node id that the sender expects on the other side; None: any."""
+    """Node id expected on the other side; None: any."""
     software_version: Annotated[str, Meta(max_length=128)] = "unknown"
 
 
@@ -51,7 +51,7 @@ class _Front(msgspec.Struct):
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The hello as it is sent."""
+    """The bytes of a hello."""
     content = msgspec.json.encode(hello)
     assert len(content) <= HELLO_BYTES_MAX
     return content
@@ -100,7 +100,7 @@ def check_peer(theirs: Hello, mine: Hello) -> None:
 def is_passing(error: RejectedError) -> bool:
     """Whether time may lift the rejection; otherwise an operator has to act.
 
-    A node that does not serve the channel is one that is starting, if it is one of the cluster.
+    A node of the cluster that does not serve the channel is starting.
     """
     entry = ERROR_TABLE.get(error.code)
     return entry is not None and (entry.retriable or entry is NOT_FOUND)

@@ -1,7 +1,7 @@
 """The network between nodes over each node's own HTTP server.
 
-`connect` dials, asks for an upgrade of `/v1/internal/{channel}`, and goes through the handshake;
-`answer` is the other end of it, called by the route (node_route.py). Who holds the connection then
+`connect` dials, requests an upgrade of `/v1/internal/{channel}`, and goes through the handshake;
+`answer` is the called side, for the route (`http/peer_route.py`). The owner of the connection then
 has a `NodeSocket`.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 
 from raftlog.peer.auth import NONCE_BYTES, AuthError, Callee, Caller
 from raftlog.peer.dial import dial, parse_address
-from raftlog.peer.handshake import SAME_SECRET, CalleeSide, CallerSide
+from raftlog.peer.handshake import SAME_SECRET, CalleeSide, CallerSide, Openings
 from raftlog.peer.opening import (
     NONCE_HEADER,
     PROOF_HEADER,
@@ -39,11 +39,11 @@ from raftlog.world.network import Acceptor, NetworkError, Opened, RefusedError
 logger = logging.getLogger(__name__)
 
 HANDSHAKES_MAX: Final = 64
-"""Openings by callers in progress, whose first line was proven but might be a repeated one."""
+"""Openings by callers in progress: the first line is proven, but may be a replay."""
 CONNECTIONS_MAX: Final = 4_096
-"""Open connections that were accepted."""
+"""Open connections, accepted or dialled."""
 STRANGER_LOG_INTERVAL_S: Final = 10.0
-"""Callers without the secret are logged this often at most."""
+"""Shortest interval between two log lines about callers without the secret."""
 
 
 class HttpNetwork:
@@ -52,19 +52,15 @@ class HttpNetwork:
     def __init__(
         self, secret: bytes, *, on_broken_invariant: Callable[[AssertionError], None] | None = None
     ) -> None:
-        """`secret` is long and random. `on_broken_invariant` is told of assertions that failed in
+        """`secret` is long and random. `on_broken_invariant` gets the assertions that fail in
         receivers and acceptors. Raises ValueError for an empty secret.
         """
         if not secret:
             raise ValueError("the cluster's secret is empty")
         self._secret = secret
-        self._on_broken_invariant = on_broken_invariant
         self._acceptors: dict[str, Acceptor] = {}
-        self._sockets: set[NodeSocket] = set()
-        self._callees: set[CalleeSide] = set()
-        self._callers: set[CallerSide] = set()
+        self._openings = Openings(on_broken_invariant)
         self._stranger_log_due = 0.0
-        self._is_closed = False
 
     # Network
 
@@ -73,13 +69,13 @@ class HttpNetwork:
     ) -> None:
         """Open a connection to the node at `address` and hand it to `opened`.
 
-        Raises RefusedError, NetworkError, or RejectedError by either side; and what `opened`
-        raises.
+        Raises RefusedError, NetworkError, or RejectedError by either side; exceptions of `opened`
+        pass.
         """
-        if self._is_closed:
+        if self._openings.is_closed:
             raise NetworkError("this node is stopping")
         caller = Caller(self._secret, channel, hello, secrets.token_bytes(NONCE_BYTES))
-        side = CallerSide(self, address, channel, caller, opened)
+        side = CallerSide(self._openings, address, channel, caller, opened)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._dial(address, side)
@@ -91,7 +87,7 @@ class HttpNetwork:
         except BaseException:
             socket = _socket_of(side)
             if socket is not None:
-                # Whoever called has stopped waiting just now.
+                # The caller stopped waiting in the very turn in which the connection opened.
                 socket.close()
             side.give_up()
             raise
@@ -106,13 +102,14 @@ class HttpNetwork:
                 connected.close()
                 raise
         except ConnectionRefusedError:
-            raise RefusedError(f"nobody listens at {address}") from None
+            raise RefusedError(f"connection refused at {address}") from None
         except (OSError, ValueError) as error:
-            # Among them the operating system's own TimeoutError, which must not look like ours.
+            # OSError includes the operating system's TimeoutError, which must not pass for the
+            # one of `asyncio.timeout`.
             raise NetworkError(f"{address} cannot be reached: {error}") from None
 
     async def is_refused(self, address: str, *, timeout_s: float) -> bool:
-        """Whether nobody listens at `address`. False also if that cannot be found out in time."""
+        """Whether `address` refuses connections. False also if no answer comes in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 connected = await dial(*parse_address(address))
@@ -124,7 +121,7 @@ class HttpNetwork:
         return False
 
     def accept(self, channel: str, acceptor: Acceptor) -> None:
-        """Let other nodes open connections of that channel. Until then they are rejected."""
+        """Let other nodes open connections of that channel; rejected until then."""
         assert is_channel(channel), f"{channel!r} cannot name a channel"
         assert channel not in self._acceptors, f"{channel} has an acceptor"
         self._acceptors[channel] = acceptor
@@ -138,14 +135,14 @@ class HttpNetwork:
         address: str,
         on_lost: Callable[[BaseException | None], None],
     ) -> asyncio.Protocol:
-        """The protocol that goes on with a caller's request, on the transport it came by.
+        """The asyncio protocol that continues a caller's request on the request's transport.
 
-        `on_lost` is called when that transport is gone. Raises LogError: UNAUTHORIZED for everyone
-        who does not prove to hold the secret, whatever else is wrong with the request.
+        `on_lost` is called when that transport is gone. Raises LogError: UNAUTHORIZED for every
+        caller without a proof of the secret, whatever else is wrong with the request.
         """
         version = headers.get("Sec-WebSocket-Protocol", "")
         if version != SUBPROTOCOL and version.startswith(SUBPROTOCOL_FAMILY):
-            # What is no secret, and a node of another release must be told.
+            # The version is no secret, and a node of another release needs the reason.
             raise LogError(BAD_REQUEST, f"This node speaks {SUBPROTOCOL} only.")
         try:
             callee = Callee(
@@ -156,15 +153,16 @@ class HttpNetwork:
             raise LogError(UNAUTHORIZED, f"This path is for nodes. {SAME_SECRET}") from None
         if version != SUBPROTOCOL or not is_channel(channel) or not is_upgrade(headers):
             raise LogError(BAD_REQUEST, "This is not the request of a node.")
-        if self._is_closed:
+        if self._openings.is_closed:
             raise LogError(NOT_READY, "The node is stopping.")
-        if len(self._callees) >= HANDSHAKES_MAX or len(self._sockets) >= CONNECTIONS_MAX:
+        openings = self._openings
+        if len(openings.callees) >= HANDSHAKES_MAX or len(openings.sockets) >= CONNECTIONS_MAX:
             raise LogError(OVERLOADED, "Too many connections between nodes are being opened.")
         nonce = secrets.token_bytes(NONCE_BYTES)
         key = token(headers, "Sec-WebSocket-Key")
         response = response_head(key, nonce, callee.challenge(nonce))
         acceptor = self._acceptors.get(channel)
-        return CalleeSide(self, callee, response, acceptor, on_lost=on_lost)
+        return CalleeSide(openings, callee, response, acceptor, on_lost=on_lost)
 
     def _log_stranger(self, address: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -176,47 +174,12 @@ class HttpNetwork:
                 SAME_SECRET,
             )
 
-    # What the sides of openings tell
-
-    def handshake_begun(self, side: CallerSide | CalleeSide) -> None:
-        """A transport is being opened."""
-        if self._is_closed:
-            side.abort()
-        if isinstance(side, CalleeSide):
-            self._callees.add(side)
-        else:
-            self._callers.add(side)
-
-    def handshake_over(self, side: CallerSide | CalleeSide) -> None:
-        """It is open, or never will be."""
-        if isinstance(side, CalleeSide):
-            self._callees.discard(side)
-        else:
-            self._callers.discard(side)
-
-    def socket_open(self, socket: NodeSocket) -> None:
-        """A connection is open."""
-        self._sockets.add(socket)
-
-    def socket_lost(self, socket: NodeSocket) -> None:
-        """An open connection has ended."""
-        self._sockets.discard(socket)
-
-    def broken_invariant(self, error: Exception) -> None:
-        """A receiver or an acceptor has failed; its connection has been cut."""
-        if isinstance(error, AssertionError) and self._on_broken_invariant is not None:
-            self._on_broken_invariant(error)
-
     # The end
 
     async def close(self) -> None:
         """End all connections, and open none any more. Harmless if done already."""
-        self._is_closed = True
-        for side in [*self._callees, *self._callers]:
-            side.abort()
-        for socket in list(self._sockets):
-            socket.close()
-        # Transports tell of their end in the next turn of the event loop.
+        self._openings.close()
+        # Transports report their ends in the next turn of the event loop.
         await asyncio.sleep(0)
 
 

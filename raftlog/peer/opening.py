@@ -1,7 +1,7 @@
 """The HTTP exchange that opens a node-to-node connection, as text. No I/O.
 
 A WebSocket upgrade (RFC 6455, section 4) of `/v1/internal/{channel}`. Nonces and proofs travel in
-headers of it, in base64: so a stranger is answered as plain HTTP, before anything is upgraded.
+its headers, in base64: so a stranger gets a plain HTTP answer, before any upgrade.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 PATH: Final = "/v1/internal/"
 SUBPROTOCOL_FAMILY: Final = "raftlog.node."
 SUBPROTOCOL: Final = SUBPROTOCOL_FAMILY + "1"
-"""Names the version of handshake and framing; another one is refused with words, not as 401."""
+"""Version of handshake and framing; another one is refused with a reason, not as 401."""
 NONCE_HEADER: Final = "Raftlog-Nonce"
 PROOF_HEADER: Final = "Raftlog-Proof"
 HEAD_BYTES_MAX: Final = 8 * 1024
@@ -31,7 +31,7 @@ _TOKEN_CHARACTERS_MAX: Final = 128
 
 
 class OpeningError(Exception):
-    """What came is not an answer of a raftlog node. `str()` says what it is instead."""
+    """The answer is not one of a raftlog node. `str()` gives the difference."""
 
 
 def is_channel(name: str) -> bool:
@@ -57,7 +57,7 @@ def request_head(address: str, channel: str, key: bytes, nonce: bytes, proof: by
 
 
 def is_upgrade(headers: Mapping[str, str]) -> bool:
-    """Whether a request asks for WebSocket as a node does. `headers` ignores case."""
+    """Whether a request upgrades to WebSocket as a node's does. `headers` ignores case."""
     return (
         headers.get("Upgrade", "").lower() == "websocket"
         and headers.get("Connection", "").lower() == "upgrade"
@@ -67,7 +67,7 @@ def is_upgrade(headers: Mapping[str, str]) -> bool:
 
 
 def response_head(key: bytes, nonce: bytes, proof: bytes) -> bytes:
-    """The callee's answer to a caller that it goes on with."""
+    """The callee's answer to a caller with a valid first proof."""
     return (
         "HTTP/1.1 101 Switching Protocols\r\n"
         "Upgrade: websocket\r\n"
@@ -82,7 +82,7 @@ def response_head(key: bytes, nonce: bytes, proof: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """What the callee's answer says; with another status than 101, nothing."""
+    """The callee's answer; without nonce and proof unless the status is 101."""
 
     status: int
     nonce: bytes = b""
@@ -97,7 +97,7 @@ class ResponseReader:
         self._head = bytearray()
 
     def feed(self, data: bytes) -> tuple[Challenge, bytes] | None:
-        """The answer and the bytes after its head, once it is complete. Raises OpeningError."""
+        """The answer and the bytes after its head, or None if incomplete. Raises OpeningError."""
         self._head += data
         end = self._head.find(b"\r\n\r\n")
         if end > HEAD_BYTES_MAX or (end < 0 and len(self._head) > HEAD_BYTES_MAX):
@@ -126,14 +126,14 @@ def _challenge(head: bytes, key: bytes) -> Challenge:
         or headers.get("sec-websocket-protocol") != SUBPROTOCOL
         or "sec-websocket-extensions" in headers
     ):
-        raise OpeningError("its upgrade is not the one that was asked for")
+        raise OpeningError("its upgrade is not the requested one")
     return Challenge(
         code, token(headers, NONCE_HEADER.lower()), token(headers, PROOF_HEADER.lower())
     )
 
 
 def token(headers: Mapping[str, str], name: str) -> bytes:
-    """The bytes of a header in base64; none if it is missing or malformed."""
+    """The bytes of a base64 header; empty if missing or malformed."""
     text = headers.get(name, "")
     if len(text) > _TOKEN_CHARACTERS_MAX:
         return b""

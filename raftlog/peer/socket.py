@@ -1,8 +1,8 @@
 """An open connection between nodes: sends gathered, messages handed over as they are read.
 
-`NodeSocket` is the transport's protocol from the end of the handshake (node_handshake.py) on. No
-task and no future is involved: what arrives is given to the receiver from within the read callback,
-and what is sent within one turn of the event loop leaves in one write at its end.
+`NodeSocket` is the transport's protocol from the end of the handshake (handshake.py) on. Neither a
+task nor a future is involved: the read callback hands messages to the receiver, and all messages
+sent within one turn of the event loop leave in one write at the end of the turn.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 
 
 CLOSE_S: Final = 1.0
-"""What a closed connection has to send its last messages."""
+"""Time of a closed connection for its last messages."""
 
 
 class _State(Enum):
     OFFERED = auto()
-    """Not taken by an owner yet: what it sends is held back."""
+    """Without an owner yet: messages to the peer are held back."""
     OPEN = auto()
     ENDED = auto()
 
@@ -44,7 +44,7 @@ _OPEN: Final = _State.OPEN
 
 
 class NodeSocket(asyncio.Protocol):
-    """`Connection` over a transport whose handshake is done."""
+    """`Connection` over a transport, after its handshake."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class NodeSocket(asyncio.Protocol):
         on_lost: Callable[[BaseException | None], None],
         on_broken_invariant: Callable[[Exception], None],
     ) -> None:
-        """`on_lost` is called when the transport is gone, after the receiver was told."""
+        """`on_lost` is called when the transport is gone, after the receiver's `closed`."""
         self.hello = hello
-        """What the other side said of itself."""
+        """The other side's hello."""
         self.address = address
-        """Where the other side is, for logs."""
+        """The other side's address, for logs."""
         self._transport = transport
         self._reader = reader
         self._is_caller = is_caller
@@ -74,20 +74,20 @@ class NodeSocket(asyncio.Protocol):
         self._pieces_bytes = 0
         self._is_flush_due = False
 
-    # What the owner asks
+    # Calls of the owner
 
     @property
     def is_ended(self) -> bool:
-        """Whether either side has ended it; the owner may not have been told yet."""
+        """Whether either side has ended it; the owner's `closed` may still be due."""
         return self._state is _State.ENDED
 
     @property
     def queued_bytes(self) -> int:
-        """What was sent but not yet handed to the operating system."""
+        """Bytes sent but not yet handed to the operating system."""
         return self._pieces_bytes + self._transport.get_write_buffer_size()
 
     def send(self, message: bytes) -> None:
-        """Send a message, with all others of this turn of the event loop."""
+        """Send a message, together with all others of this turn of the event loop."""
         if self._state is _State.ENDED:
             return
         size = len(message)
@@ -104,7 +104,7 @@ class NodeSocket(asyncio.Protocol):
             self._loop.call_soon(self._flush_due)
 
     def close(self) -> None:
-        """End the connection. If the peer reads, it still gets what was sent; else that is lost."""
+        """End the connection. A peer that reads still gets all sent messages."""
         if self._state is _State.ENDED:
             return
         transport = self._transport
@@ -120,7 +120,7 @@ class NodeSocket(asyncio.Protocol):
         self._loop.call_later(CLOSE_S, transport.abort)
 
     def start(self, receiver: Receiver) -> None:
-        """The owner has taken the connection: let pass what it has sent meanwhile."""
+        """Begin for the connection's new owner: send the messages held back so far."""
         assert self._receiver is None, "a connection is taken once"
         self._receiver = receiver
         if self._state is _State.OFFERED:
@@ -131,15 +131,15 @@ class NodeSocket(asyncio.Protocol):
                 self.send(message)
 
     def withdraw(self) -> None:
-        """The owner has not taken the connection. The transport is left to the caller."""
+        """End without an owner. The transport stays with the caller."""
         assert self._receiver is None
         self._state = _State.ENDED
         self._forget_pieces()
 
-    # What the event loop tells
+    # Callbacks of the event loop
 
     def data_received(self, data: bytes) -> None:
-        """Hand over the messages that are complete."""
+        """Hand over all complete messages."""
         if self._state is not _OPEN:
             return
         try:
@@ -160,7 +160,7 @@ class NodeSocket(asyncio.Protocol):
                 if self.is_ended:
                     return
         except Exception as error:
-            logger.exception("What %s sent could not be taken", self.address)
+            logger.exception("the receiver of messages from %s failed", self.address)
             self._end("the receiver failed")
             self._on_broken_invariant(error)
             return
@@ -168,7 +168,7 @@ class NodeSocket(asyncio.Protocol):
             self.close()
 
     def eof_received(self) -> bool:
-        """The peer has ended: so do we."""
+        """The peer has ended its half: close the transport."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -180,7 +180,7 @@ class NodeSocket(asyncio.Protocol):
             if receiver is not None:
                 receiver.closed()
         except Exception as error:
-            logger.exception("The end of the connection to %s could not be taken", self.address)
+            logger.exception("closing the receiver of messages from %s failed", self.address)
             self._on_broken_invariant(error)
         finally:
             self._on_lost(exc)
@@ -192,7 +192,7 @@ class NodeSocket(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        """Give what is gathered to the transport; end if the peer takes nothing any more."""
+        """Write the gathered messages; end the connection if the peer does not read."""
         if self._state is not _OPEN:
             if self._pieces_bytes > QUEUED_BYTES_MAX:
                 self._end("too much was sent before the connection was taken")
@@ -215,7 +215,7 @@ class NodeSocket(asyncio.Protocol):
 
     def _end(self, reason: str) -> None:
         if self._state is not _State.ENDED:
-            logger.warning("The connection to %s is cut: %s", self.address, reason)
+            logger.warning("connection to %s ended: %s", self.address, reason)
             self._state = _State.ENDED
             self._forget_pieces()
             self._transport.abort()

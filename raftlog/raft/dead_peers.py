@@ -1,8 +1,9 @@
 """Peers that were lost: has their process ended, or only the connection?
 
-A process that was killed leaves a machine that refuses connections where it listened. That is known
-within milliseconds, and is proof, where silence takes a timeout and proves nothing. It holds for
-the process that was connected: so it counts only while nobody has connected as that node since.
+A killed process leaves a machine that refuses connections at the process' address. A refusal comes
+within milliseconds, and is proof, where silence takes a timeout and proves nothing. The proof holds
+for the process of the lost connection: a refusal counts only while no process has connected as the
+same node since.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from raftlog.world.network import Network
 PROBE_TIMEOUT_S: Final = 1.0
 PROBE_PAUSE_S: Final = 0.005
 """Before the second probe; doubles. The kernel closes a killed process' connections a moment
-before or after the socket that it listened on."""
+before or after its listening socket."""
 PROBES_S: Final = 0.5
-"""No probe begins later than that after the loss."""
+"""Latest start of a probe after the loss."""
 
 
 class DeadPeerProbe(Generic[SessionT]):
-    """The peers whose end was reported, until they are back or known to be dead."""
+    """Peers reported as lost, until connected again or proven dead."""
 
     def __init__(
         self,
@@ -39,25 +40,25 @@ class DeadPeerProbe(Generic[SessionT]):
         self._tasks = tasks
         self._on_dead = on_dead
         self._lost: dict[int, SessionT] = {}
-        """By their last connection."""
+        """Last session of each lost peer."""
         self._probes: dict[int, asyncio.Task[None]] = {}
 
     def find(self, node_id: int) -> SessionT | None:
-        """The last connection of a lost peer."""
+        """The last session of a lost peer."""
         return self._lost.get(node_id)
 
     def add(self, session: SessionT) -> None:
-        """Note that the end of a peer's connection was reported."""
+        """Note a lost peer, by its last session."""
         self._lost[session.peer_id] = session
         if len(self._lost) > PEERS_MAX:
             del self._lost[next(iter(self._lost))]
 
     def discard(self, node_id: int) -> None:
-        """The peer is back."""
+        """Forget a peer that is connected again."""
         self._lost.pop(node_id, None)
 
     def start_probe(self, node_id: int, address: str) -> None:
-        """Find out about a lost peer; it has no connection now."""
+        """Probe the address of a lost peer without a connection."""
         lost = self._lost.get(node_id)
         if lost is not None:
             assert node_id not in self._probes
@@ -66,15 +67,15 @@ class DeadPeerProbe(Generic[SessionT]):
             )
 
     def stop_probe(self, node_id: int) -> None:
-        """A connection of that node opens: what listened before does not matter any more."""
+        """End the probe: a connection of the node opens, so the old process no longer matters."""
         probe = self._probes.pop(node_id, None)
         if probe is not None:
             probe.cancel()
 
     def refused(self, lost: SessionT) -> None:
-        """Nobody listens where the peer did after `lost` had ended, and it is not connected."""
+        """The peer's address refuses connections since the end of `lost`; it is not connected."""
         node_id = lost.peer_id
-        # If it was up in between, nobody knows whether this was before or after that.
+        # If the node was up in between, the refusal may be older than its newer process.
         if self._lost.get(node_id) is lost:
             del self._lost[node_id]
             self._on_dead(node_id)
@@ -88,5 +89,5 @@ class DeadPeerProbe(Generic[SessionT]):
                 break
             await self._clock.sleep(pause_s)
             pause_s *= 2
-        # A probe that was stopped has been taken out already.
+        # `stop_probe` has removed a stopped probe already.
         del self._probes[lost.peer_id]

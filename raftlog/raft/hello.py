@@ -1,7 +1,7 @@
-"""What two nodes tell each other when a connection opens, and whether they may talk. Pure.
+"""The members' hello, its checks, and the voters to dial. Pure.
 
-Both sides make the same checks, each against what it knows itself. So a node that nobody calls
-still learns from the answer to its own call that it is not wanted, and why.
+Both sides make the same checks, each against its own knowledge. So a node that no other node dials
+still learns the reason of its rejection from the answer to its own call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class QuorumHello(Hello, frozen=True, kw_only=True):
     directory_id: Name
     """Identity of its data directory."""
     bootstrap_id: Name | None
-    """Digest of the list of voters that it was started with; None if it was given none."""
+    """Digest of the list of voters at the node's first start; None without a list."""
     address: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
     """`host:port` where other nodes reach it."""
     voters: VoterSet
@@ -45,12 +45,12 @@ def decode_quorum_hello(content: bytes, channel: str = CHANNEL) -> QuorumHello:
 
 
 def dial_targets(me: int, me_is_voter: bool, voters: VoterSet) -> tuple[Voter, ...]:
-    """The voters that node `me` calls, ascending by id.
+    """The voters that node `me` dials, ascending by id.
 
-    A voter calls the voters of lower id, everybody else calls every voter: so each pair that needs
-    a connection has one side that calls. While roles change the two may see them differently, and
-    both call, or neither for a moment; `channel.keeps_old` settles the former, the next change of
-    view the latter.
+    A voter dials the voters of lower id, every other node dials all voters: so each pair that needs
+    a connection has one dialling side. While roles change the two may see the roles differently,
+    and both dial, or neither for a moment; `channel.keeps_old` settles the former, the next change
+    of view the latter.
     """
     return tuple(
         voter
@@ -64,9 +64,9 @@ def check_hello(
 ) -> None:
     """Raise RejectedError(ILLEGAL_STATE) if these two nodes must not talk.
 
-    `pinned` is the data directory that the other's node id is known with here; what the newest
-    voter set says goes before it, as a voter may have been removed and added again while this node
-    was away. `live` is the data directory of a node of that id that is connected right now.
+    `pinned` is the data directory pinned here for the other's node id; the newest voter set goes
+    before the pin, as a voter may have been removed and added again while this node was away.
+    `live` is the data directory of the node that is connected right now under the same id.
     """
     check_protocol(theirs.protocol, mine.protocol, theirs.software_version)
     _check_cluster(mine, theirs)
@@ -125,7 +125,7 @@ def _check_directory(
             f"another id. {when_directory_is_lost(theirs.node_id)} If that was done while "
             f"node {mine.node_id} was away, and node {theirs.node_id} leads: transfer leadership."
         )
-    # The same of oneself, as the other sees it: who is only ever called would not be told.
+    # The same check of this node, as the other sees it, for nodes that never dial themselves.
     seen = theirs.voters.find(mine.node_id)
     if seen is not None and seen.directory_id not in (None, mine.directory_id):
         _reject(

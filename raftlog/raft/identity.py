@@ -1,12 +1,10 @@
-"""Which data directory each node id was seen with: trusted when first seen, and held to from then.
+"""The data directory of each node id: trusted on first use, and pinned from then on.
 
-A voter that comes back with an empty disk has forgotten its vote and what it acknowledged; counted
-as the one it was, it could help to elect a leader that lacks what was committed. So a node must not
-take another's directory for granted twice, over its own restarts too: what is noted here is durable
-before the first message is exchanged.
+A voter that comes back with an empty disk has forgotten its vote and its acknowledgements; counted
+as the same voter, it could help to elect a leader that lacks committed entries. So a node pins each
+peer's directory, over its own restarts too: the pin is durable before the first message passes.
 
-The file is JSON: `{"crc": CRC-32C of what stands under "peers", as it stands there, "peers": {node
-id: directory id}}`.
+The file is JSON: `{"crc": CRC-32C of the bytes under "peers", "peers": {node id: directory id}}`.
 """
 
 from __future__ import annotations
@@ -31,14 +29,14 @@ class _Content(msgspec.Struct):
 
 
 class KnownPeers:
-    """The noted directories, in memory and in their file. Made by `open`."""
+    """The pinned directories, in memory and in their file. Made by `open`."""
 
     def __init__(self, disk: Disk, path: str, peers: dict[int, str]) -> None:
         self._disk = disk
         self._path = path
         self._durable = peers
         self._wanted = dict(peers)
-        """As it shall be in the file; ahead of `_durable` while it is written."""
+        """Desired content of the file; ahead of `_durable` during a write."""
         self._writer: asyncio.Task[None] | None = None
 
     @classmethod
@@ -52,14 +50,14 @@ class KnownPeers:
         return cls(disk, path, {} if content is None else decode_peers(path, content))
 
     def directory_id(self, node_id: int) -> str | None:
-        """The directory of that node, also if it is only about to be durable."""
+        """The node's directory, also while its pin is not durable yet."""
         return self._wanted.get(node_id)
 
     async def pin(self, node_id: int, directory_id: str) -> None:
-        """Return once it is durable that this node has that directory.
+        """Pin a node's directory; return once the pin is durable.
 
-        The directory counts from the call on. Raises LogError: OVERLOADED if too many are known,
-        ILLEGAL_STATE if the node was forgotten or noted otherwise meanwhile; DiskError.
+        The pin counts from the call on. Raises LogError: OVERLOADED above the bound of nodes,
+        ILLEGAL_STATE if the node was forgotten or pinned otherwise meanwhile; DiskError.
         """
         if node_id not in self._wanted and len(self._wanted) >= PEERS_MAX:
             raise LogError(
@@ -73,24 +71,24 @@ class KnownPeers:
             await self._written()
 
     async def forget(self, node_id: int) -> None:
-        """Let that node come with another directory from now on; return once that is durable.
+        """Unpin a node, so that it may come with another directory; return once durable.
 
-        Raises DiskError: then it is forgotten until the next start only.
+        Raises DiskError: then the node is forgotten until the next start only.
         """
         self._wanted.pop(node_id, None)
         while node_id in self._durable and node_id not in self._wanted:
             await self._written()
 
     async def close(self) -> None:
-        """Wait for what is being written: the disk may be closed after that."""
+        """Wait for a write under way; the disk may be closed afterwards."""
         if self._writer is not None:
             await asyncio.wait([self._writer])
 
     async def _written(self) -> None:
-        """Wait for one writing of the file, which goes on if the waiter is cancelled."""
+        """Wait for one write of the file, which goes on if the waiter is cancelled."""
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write(), name="quorum-known-peers")
-            # If nobody waits any more, nobody needs to be told of a failure.
+            # Without a waiter left, a failure needs no report.
             self._writer.add_done_callback(lambda task: task.cancelled() or task.exception())
         writer = self._writer
         await asyncio.wait([writer])
@@ -102,7 +100,7 @@ class KnownPeers:
         try:
             await self._disk.run(lambda: self._disk.replace(self._path, content))
         except BaseException:
-            # Not relied upon, so not known. What was forgotten stays so.
+            # Without durability a pin must not count. Forgotten nodes stay forgotten.
             self._wanted = {
                 node_id: self._durable[node_id]
                 for node_id in self._wanted
@@ -120,7 +118,7 @@ def encode_peers(peers: dict[int, str]) -> bytes:
 
 
 def decode_peers(path: str, content: bytes) -> dict[int, str]:
-    """What `encode_peers` wrote. Raises LogError(STORAGE_FAILED) for anything else."""
+    """The content that `encode_peers` made. Raises LogError(STORAGE_FAILED) for anything else."""
     try:
         whole = msgspec.json.decode(content, type=_Content)
         if crc32c(bytes(whole.peers)) == whole.crc:

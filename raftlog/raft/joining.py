@@ -1,8 +1,8 @@
-"""How a node that knows nothing but an address finds its cluster: it asks any live node.
+"""Joining: a node that knows only addresses finds its cluster by a hello to any live node.
 
-The question is a hello and so is the answer, on a channel of its own: who only asks is no peer yet.
-The node that is asked makes the same checks as for a member, so that a wrong id or a wiped disk is
-told before anything begins.
+Request and answer are hellos, on a channel of their own: a joining node is no peer yet. The called
+node makes the same checks as for a member, so that a wrong id or a wiped disk is reported before
+the node starts.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from raftlog.world.network import (
 
 JOIN_CHANNEL: Final = "join"
 JOIN_ADDRESSES_MAX: Final = 64
-ASK_TIMEOUT_S: Final = 2.0
-"""For one node; the next is asked then."""
-ASK_PAUSE_S: Final = 0.2
+JOIN_TIMEOUT_S: Final = 2.0
+"""For one node; then comes the next address."""
+JOIN_PAUSE_S: Final = 0.2
 """Between rounds over all addresses."""
 JOINERS_MAX: Final = 64
-"""Open questions. Who asks ends the connection; of those that do not, the oldest go first."""
+"""Open connections of joining nodes. The caller ends each; above the bound, the oldest go."""
 
 
 def join_hello(hello: QuorumHello) -> QuorumHello:
@@ -42,40 +42,40 @@ def join_hello(hello: QuorumHello) -> QuorumHello:
 
 
 class _Silent:
-    """`Receiver` of a connection on which nothing is said but the hellos."""
+    """`Receiver` of a connection without messages after the hellos."""
 
     def __init__(self, ended: Callable[[], None] | None = None) -> None:
         self._ended = ended
 
     def received(self, message: bytes) -> None:
-        """Nothing that is expected."""
+        """Ignore the message."""
 
     def closed(self) -> None:
-        """Let it go."""
+        """Forget the connection."""
         if self._ended is not None:
             self._ended()
 
 
 class JoinAcceptor:
-    """`Acceptor` of the questions."""
+    """`Acceptor` of joining nodes."""
 
     def __init__(self, answer: Callable[[bytes], bytes]) -> None:
         self._answer = answer
         self._open: deque[Connection] = deque()
 
     def hello(self, hello: bytes) -> bytes:
-        """Answer. Raises RejectedError."""
+        """This node's hello. Raises RejectedError."""
         return self._answer(hello)
 
     def opened(self, connection: Connection) -> Receiver:
-        """Keep the connection until who asked has read the answer, and ends it."""
+        """Keep the connection until the caller has read the answer, and ends it."""
         if len(self._open) >= JOINERS_MAX:
             self._open.popleft().close()
         self._open.append(connection)
         return _Silent(lambda: self._forget(connection))
 
     def close(self) -> None:
-        """End what is open."""
+        """End all connections."""
         while self._open:
             self._open.popleft().close()
 
@@ -84,7 +84,7 @@ class JoinAcceptor:
             self._open.remove(connection)
 
 
-async def ask_cluster(
+async def find_cluster(
     network: Network,
     addresses: Sequence[str],
     hello: QuorumHello,
@@ -92,11 +92,11 @@ async def ask_cluster(
     clock: Clock,
     timeout_s: float,
 ) -> QuorumHello:
-    """Ask the nodes at `addresses`, in turns, until one tells its cluster's id and voters.
+    """Call the nodes at `addresses`, in turns, until one knows its cluster's id and voters.
 
-    Returns what that node says of itself. Raises LogError: at once if every address is answered by
-    a rejection that time will not change, with the first one's code and words; NOT_READY after
-    `timeout_s`, with what came from each address.
+    Returns the node's hello. Raises LogError: at once if every address answers with a rejection
+    that time will not lift, with the first one's code and message; NOT_READY after `timeout_s`,
+    with the outcome of each address.
     """
     assert 0 < len(addresses) <= JOIN_ADDRESSES_MAX
     deadline = clock.monotonic() + timeout_s
@@ -108,9 +108,9 @@ async def ask_cluster(
             if left_s <= 0:
                 break
             try:
-                return await _ask(network, address, hello, min(left_s, ASK_TIMEOUT_S))
+                return await _call(network, address, hello, min(left_s, JOIN_TIMEOUT_S))
             except RefusedError:
-                outcomes[address] = "nobody listens there"
+                outcomes[address] = "connection refused"
             except NetworkError as error:
                 outcomes[address] = str(error)
             except RejectedError as error:
@@ -121,15 +121,19 @@ async def ask_cluster(
             raise LogError(ERROR_TABLE.get(final[0].code, ILLEGAL_STATE), final[0].message)
         left_s = deadline - clock.monotonic()
         if left_s <= 0:
-            told = "; ".join(f"{address}: {outcome}" for address, outcome in outcomes.items())
-            raise LogError(
-                NOT_READY, f"No node of the cluster answered within {timeout_s:g} s. {told}"
+            all_outcomes = "; ".join(
+                f"{address}: {outcome}" for address, outcome in outcomes.items()
             )
-        await clock.sleep(min(left_s, ASK_PAUSE_S))
+            raise LogError(
+                NOT_READY, f"No node of the cluster answered within {timeout_s:g} s. {all_outcomes}"
+            )
+        await clock.sleep(min(left_s, JOIN_PAUSE_S))
 
 
-async def _ask(network: Network, address: str, hello: QuorumHello, timeout_s: float) -> QuorumHello:
-    """One node's answer. Raises RejectedError, NetworkError."""
+async def _call(
+    network: Network, address: str, hello: QuorumHello, timeout_s: float
+) -> QuorumHello:
+    """One node's hello. Raises RejectedError, NetworkError."""
     answers: list[QuorumHello] = []
     connections: list[Connection] = []
 

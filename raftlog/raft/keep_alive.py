@@ -1,10 +1,8 @@
-"""Keeping connections honest, and finding the cluster again after a long absence.
+"""Pings with the newest voter set, and finding the cluster again after a long absence.
 
-A connection that only the other side knows to have ended looks like a quiet one. So everybody says
-something on every connection now and then, and ends those on which the other has fallen silent.
-
-With each sign of life goes the sender's newest voter set: a member that has missed changes of the
-voters would else call those that have long gone, while the new ones do not know of it.
+The channel's keep-alive pings on every connection. Each ping carries the sender's newest voter set:
+a member that has missed changes of the voters would otherwise dial voters that have long gone,
+while the new voters do not know the member.
 """
 
 from __future__ import annotations
@@ -19,13 +17,13 @@ from raftlog.record.errors import LogError
 from raftlog.world import Clock
 
 LOOK_S: Final = 1.0
-"""Between looks for missing voters."""
-LONELY_S: Final = 2.0
-"""Without a leader for so long, a voter calls all others itself."""
+"""Interval of `run`."""
+ISOLATED_S: Final = 2.0
+"""A voter without a leader for so long dials all other voters itself."""
 
 
 class KeepAlive:
-    """Looks after the connections of one member."""
+    """Pings of one member, and the voters that it dials."""
 
     def __init__(self, core: RaftCore, peers: Peers, clock: Clock) -> None:
         self._core = core
@@ -33,46 +31,46 @@ class KeepAlive:
         self._clock = clock
         self._heard_at: dict[int, float] = {}
         self._due_at = 0.0
-        self._is_lonely = False
+        self._is_isolated = False
         self._heard = NO_VOTERS
         self._turn = 0
         self._committed: tuple[int, frozenset[int]] = (0, frozenset())
-        """The newest committed voter set that was looked at: its index, its voters."""
+        """Index and voters of the newest committed voter set seen by `forget_dropped_voters`."""
 
     def heard(self, node_id: int) -> None:
-        """Something has come from a peer."""
+        """Note a message from a peer."""
         self._heard_at[node_id] = self._clock.monotonic()
 
     def lost(self, node_id: int) -> None:
-        """The connection to a peer has ended."""
+        """Forget a peer after the end of its connection."""
         self._heard_at.pop(node_id, None)
 
     def heard_ago_s(self, node_id: int) -> float:
-        """Seconds since something came from a connected peer."""
+        """Seconds since the last message of a connected peer."""
         now = self._clock.monotonic()
         return now - self._heard_at.get(node_id, now)
 
-    def heard_of(self, node_id: int, ping: Ping) -> None:
-        """Remember whom a peer takes for the voters, if this member has no leader by its own."""
+    def learn_voters(self, node_id: int, ping: Ping) -> None:
+        """Keep a peer's voter set while this member is isolated by its own set."""
         try:
             voters = decode_voters(ping.voters)
         except LogError as error:
-            # The peer's fault, which says nothing of this member's log.
+            # The peer's mistake: no reason to distrust this member's own log.
             self._peers.disconnect(node_id, error.message)
             return
-        if self._is_lonely and ping.voters_index != self._core.log.voters_index:
+        if self._is_isolated and ping.voters_index != self._core.log.voters_index:
             self._heard = voters
 
     def is_due(self) -> bool:
-        """Whether it is time for `run`."""
+        """Whether `run` is due."""
         return self._clock.monotonic() >= self._due_at
 
     def run(self) -> None:
-        """Call other voters than usual while this member is isolated, or leads without some."""
+        """Dial other voters than usual while isolated, or while the leader lacks voters."""
         self._due_at = self._clock.monotonic() + LOOK_S
-        is_isolated = self._core.is_isolated(LONELY_S) or self._lacks_voters()
-        if is_isolated or self._is_lonely:
-            self._is_lonely = is_isolated
+        is_isolated = self._core.is_isolated(ISOLATED_S) or self._lacks_voters()
+        if is_isolated or self._is_isolated:
+            self._is_isolated = is_isolated
             self._turn += 1
             self.retarget()
         if not is_isolated:
@@ -84,10 +82,10 @@ class KeepAlive:
         return Ping(self._core.term, log.voters_index, encode_voters(log.voters))
 
     def _lacks_voters(self) -> bool:
-        """Whether this member leads, and a voter that is to follow it is not connected.
+        """Whether this member leads and some voter is not connected.
 
-        That one may not know that it should call: by the newest set in its log, of which the entry
-        is about to be replaced, this member may be none of the voters.
+        The voter may not know to dial: by the newest set in its log, of an entry that is about
+        to be replaced, this member may not be a voter.
         """
         core = self._core
         return core.is_leader and any(
@@ -95,7 +93,7 @@ class KeepAlive:
         )
 
     def forget_dropped_voters(self) -> None:
-        """A voter that a committed set drops may come back with another data directory."""
+        """Let voters dropped by a committed set come back with another data directory."""
         log = self._core.log
         index, known = self._committed
         if log.voters_index == index or log.voters_index > self._core.commit_index:
@@ -105,15 +103,15 @@ class KeepAlive:
             self._peers.forget(node_id)
 
     def retarget(self) -> None:
-        """Call those whom a member in this one's place calls.
+        """Dial the voters that a member with this role dials.
 
-        Voters wait to be called by those of higher ids. A voter that was removed while it was away
-        would wait for ever: nobody calls it any more, and nobody has told it. A leader does not
-        wait for voters that it lacks, either.
+        Voters wait for the calls of voters with higher ids. A voter that was removed while it was
+        away would wait for ever: no voter dials it any more, and no message has reached it. A
+        leader does not wait for missing voters, either.
         """
         log = self._core.log
-        waits = self._core.is_voter and not self._is_lonely
-        # Which of two sets is out of date, a member without a leader cannot know: not even a newer
-        # one of its own, whose entry may never be committed. So it tries them in turns.
-        tries_heard = self._is_lonely and self._heard.voters and self._turn % 2
+        waits = self._core.is_voter and not self._is_isolated
+        # A member without a leader cannot know which of two sets is out of date: even a newer one
+        # of its own may never be committed. So both have turns.
+        tries_heard = self._is_isolated and self._heard.voters and self._turn % 2
         self._peers.retarget(waits, self._heard if tries_heard else log.voters)

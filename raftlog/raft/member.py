@@ -513,7 +513,7 @@ class RaftMember(Generic[R]):
                 for handler in self._on_message:
                     handler(node_id, payload)
             case Ping():
-                self._keep_alive.heard_of(node_id, message)
+                self._keep_alive.learn_voters(node_id, message)
             case Forward():
                 self._router.handle_forwarded(node_id, message)
             case Forwarded():

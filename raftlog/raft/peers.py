@@ -1,13 +1,12 @@
-"""The connections to the other members: one for each, kept, replaced when lost.
+"""The connections to the other members, on the channel `quorum`: one for each peer.
 
-A connection opens with a hello from each side (hello.py). It counts, for the owner and for what is
-sent, once the other's data directory is durably noted (identity.py). What arrives before is held
-back, so that nothing is missing in between.
+A connection opens with a hello from each side (hello.py). It is up, for the handler and for `send`,
+once the peer's data directory is durably pinned (identity.py). Earlier messages are held back, so
+that none is missing in between.
 
-Per peer, the handler is told: `peer_up`, what is `received`, `peer_down`, and so on in turns. After
-a `peer_down` it may be told again that the peer *refuses* connections: then its process has ended.
-A node that vanished from the network is not noticed here; the owner, who knows what should have
-been heard, ends such a connection by `disconnect`.
+Per peer, the handler's calls are: `peer_up`, `received` as often as messages arrive, `peer_down`,
+and so on in turns. A second `peer_down` in a row means that the peer's address *refuses*
+connections: its process has ended.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from raftlog.world.network import (
 )
 
 REJECTIONS_MAX: Final = 256
-"""Kept; the oldest go first."""
+"""Rejections kept; the oldest go first."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,25 +55,25 @@ class PeersLimits(ChannelSettings):
     """Bounds and times. The defaults are right for all but tests."""
 
     rejected_redial_s: float = 2.0
-    """A rejection lasts until a person acts."""
+    """A rejection lasts until an operator acts."""
     early_frames_max: int = 64
     early_bytes_max: int = 1024 * 1024
-    """Held back until the peer's directory is durable; above, the connection is ended."""
+    """Messages held back until the peer's directory is durable; above, the connection ends."""
 
 
 class PeersHandler(Protocol):
-    """The owner of the connections. Called from the event loop; must not raise."""
+    """The user of the connections. Called from the event loop; must not raise."""
 
     def peer_up(self, node_id: int) -> None:
-        """A new connection is open. If there was an old one, its `peer_down` came before."""
+        """A new connection is up; `peer_down` of an old one came before."""
         ...
 
     def peer_down(self, node_id: int, *, refused: bool) -> None:
-        """The connection has ended; or, if `refused`, perhaps a second time: the process has."""
+        """The connection has ended; with `refused`, which may follow, the process has ended."""
         ...
 
     def received(self, node_id: int, frame: bytes) -> None:
-        """A message, in the order in which it was sent on this connection."""
+        """A message, in the order of sending on this connection."""
         ...
 
     def ping(self, node_id: int) -> None:
@@ -82,7 +81,7 @@ class PeersHandler(Protocol):
         ...
 
     def hello(self) -> QuorumHello:
-        """One's own, as of now. Its node id never changes."""
+        """This member's hello, as of now. The node id never changes."""
         ...
 
 
@@ -94,15 +93,15 @@ class Link(Session):
         self._owner = owner
         self.hello = hello
         self.is_up = False
-        """The handler was told of it, and not yet of its end."""
+        """The handler knows of the connection, and not yet of its end."""
         self.early: deque[bytes] = deque()
-        """What arrived before it was up."""
+        """Messages from before it was up."""
         self.early_bytes = 0
         self.greeting: asyncio.Task[None] | None = None
-        """What makes it count."""
+        """Pins the peer's directory."""
 
     def received(self, message: bytes) -> None:
-        """Hand on what has arrived."""
+        """Hand on a message."""
         self.has_heard = True
         self._owner.on_received(self, message)
 
@@ -112,34 +111,34 @@ class Link(Session):
             self._owner.on_ping(self)
 
     def on_ended(self, reason: str) -> None:
-        """Hand on that it is over."""
+        """Hand on the end."""
         self._owner.on_ended(self, reason)
 
 
 class Rejections:
-    """The present ones, by the other node's address."""
+    """Present rejections, by the other node's address: logged once, kept for the status."""
 
     def __init__(self) -> None:
         self.by_address: dict[str, RejectedError] = {}
-        # Two nodes may share what looks like one address; their reasons would take turns in it.
-        self._told: dict[str, None] = {}
+        # Two nodes may appear under one address; their reasons would replace each other there.
+        self._logged: dict[str, None] = {}
 
     def add(self, address: str, error: RejectedError) -> None:
-        """Note one; a reason is logged when it is new, not each time that it is met again."""
+        """Note a rejection; log a reason when it is new, not at each repetition."""
         self.by_address.pop(address, None)
         self.by_address[address] = error
-        if error.message not in self._told:
+        if error.message not in self._logged:
             logger.error("no connection with %s: %s", address, error.message)
-            self._told[error.message] = None
-        for noted in (self.by_address, self._told):
+            self._logged[error.message] = None
+        for noted in (self.by_address, self._logged):
             if len(noted) > REJECTIONS_MAX:
                 del noted[next(iter(noted))]
 
     def clear(self, address: str) -> None:
-        """That node is connected: if it is rejected again, that is news."""
+        """The node is connected: the next rejection is news again."""
         error = self.by_address.pop(address, None)
         if error is not None:
-            self._told.pop(error.message, None)
+            self._logged.pop(error.message, None)
 
 
 class _Opener:
@@ -193,7 +192,7 @@ class Peers:
             settings=self._limits,
         )
         self._links = self._channel.sessions
-        self._losses: DeadPeerProbe[Link] = DeadPeerProbe(
+        self._dead_peers: DeadPeerProbe[Link] = DeadPeerProbe(
             network, clock, self._tasks, self._on_dead
         )
         self._pin_failure = ""
@@ -201,11 +200,11 @@ class Peers:
         self._started = False
         self._closing = False
 
-    # What the owner does
+    # Calls of the owner
 
     @property
     def connected(self) -> dict[int, QuorumHello]:
-        """The connected peers and what they said when they connected, ascending by id."""
+        """The connected peers and their hellos, ascending by id."""
         return {
             node_id: self._links[node_id].hello
             for node_id in sorted(self._links)
@@ -214,11 +213,11 @@ class Peers:
 
     @property
     def rejections(self) -> dict[str, RejectedError]:
-        """Who was not let in, or did not let this node in, by address, until it is connected."""
+        """Rejections by either side, by the peer's address, until the peer is connected."""
         return self._rejections.by_address
 
     def start(self) -> None:
-        """Begin to call and to be called."""
+        """Begin to dial and to accept."""
         assert not self._started
         self._started = True
         self._channel.listen(_Opener(self, None))
@@ -226,7 +225,7 @@ class Peers:
         self._dial_targets()
 
     async def close(self) -> None:
-        """End all connections and tasks; the owner is told nothing more. Closes `known` too."""
+        """End all connections and tasks, without calls of the handler. Closes `known` too."""
         self._closing = True
         for link in self._links.values():
             link.is_up = False
@@ -236,9 +235,9 @@ class Peers:
         await self._known.close()
 
     def retarget(self, me_is_voter: bool, voters: VoterSet) -> None:
-        """Whom to call from now on: at the start, and whenever the newest voter set has changed.
+        """Set the voters to dial: at the start, and whenever the newest voter set has changed.
 
-        Connections stay, also to nodes that are no voters any more: they observe.
+        Connections stay, also those of former voters, which observe.
         """
         self._voters = voters
         targets = dial_targets(self._me, me_is_voter, voters)
@@ -247,7 +246,7 @@ class Peers:
             self._dial_targets()
 
     def send(self, node_id: int, frame: bytes) -> bool:
-        """Send to a peer; False if it is not connected. Nothing promises that it arrives."""
+        """Send to a peer; False if not connected. Delivery is not guaranteed."""
         assert len(frame) <= MESSAGE_BYTES_MAX
         link = self._links.get(node_id)
         if link is None or not link.is_up:
@@ -256,29 +255,29 @@ class Peers:
         return True
 
     def disconnect(self, node_id: int, reason: str) -> None:
-        """End the connection with a peer, if there is one: it is silent, or talks nonsense."""
+        """End the connection of a peer that breaks the protocol, if there is one."""
         link = self._links.get(node_id)
         if link is not None:
             link.end(reason)
 
     def forget(self, node_id: int, *, unless: str | None = None) -> None:
-        """Let a node come with another data directory than it is known with.
+        """Let a node come with another data directory than the pinned one.
 
-        A committed voter set dropped it, or the cluster forgot it. Nothing happens if it is known
-        with the directory `unless`.
+        A committed voter set dropped the node, or the cluster forgot it. No effect if the pinned
+        directory is `unless`.
         """
         if not self._closing and (unless is None or self._known.directory_id(node_id) != unless):
             self._tasks.spawn(self._forget(node_id), f"quorum-forget-{node_id}")
 
     def address(self, node_id: int) -> str | None:
-        """Where a voter is by the newest voter set, any other node by its last hello."""
+        """Address of a voter by the newest voter set, of any other node by its last hello."""
         voter = self._voters.find(node_id)
         if voter is not None:
             return voter.address
-        link = self._links.get(node_id) or self._losses.find(node_id)
+        link = self._links.get(node_id) or self._dead_peers.find(node_id)
         return None if link is None else link.hello.address
 
-    # Calling
+    # Dialling
 
     def _dial_targets(self) -> None:
         for node_id in sorted(self._dials.keys() - self._targets.keys()):
@@ -294,7 +293,7 @@ class Peers:
     async def _call(self, node_id: int, failures: int) -> float | None:
         """Call a voter once; see `Channel.keep_connected`."""
         target = self._targets[node_id]
-        lost = self._losses.find(node_id)
+        lost = self._dead_peers.find(node_id)
         try:
             await self._channel.connect(target.address, self.hello(), _Opener(self, target))
         except RejectedError as error:
@@ -310,17 +309,17 @@ class Peers:
                 )
             refused = isinstance(error, RefusedError) and target.node_id not in self._links
             if refused and lost is not None:
-                self._losses.refused(lost)
+                self._dead_peers.refused(lost)
         return None
 
-    # Being called, and what comes of both
+    # Opening, on either side
 
     def hello(self) -> QuorumHello:
         """This member's, as of now."""
         return self._handler.hello()
 
     def admit(self, content: bytes, target: Voter | None) -> QuorumHello:
-        """The hello of a node that may connect; `target` if this side called.
+        """The hello of a node that may connect; `target` if this side dialled.
 
         Raises RejectedError.
         """
@@ -343,14 +342,14 @@ class Peers:
         return theirs
 
     def on_opened(self, theirs: QuorumHello, target: Voter | None) -> Link:
-        """Take a new connection; `target` if this side called."""
+        """Take a new connection; `target` if this side dialled."""
         node_id = theirs.node_id
-        self._losses.stop_probe(node_id)
+        self._dead_peers.stop_probe(node_id)
         link = Link(self, theirs)
         self._rejections.clear(theirs.address)
         if target is not None:
             self._rejections.clear(target.address)
-        # Not from here: the connection is the network's until this has returned.
+        # In a task: until this returns, the connection belongs to the network.
         link.greeting = self._tasks.spawn(self._greet(link), f"quorum-greet-{node_id}")
         return link
 
@@ -359,7 +358,7 @@ class Peers:
         try:
             return decode_quorum_hello(content, channel)
         except RejectedError as error:
-            # Its address would be in what cannot be read.
+            # The address would be in the unreadable hello.
             self._rejections.add("an unknown address", error)
             raise
 
@@ -373,7 +372,7 @@ class Peers:
         )
 
     def _check_joiner(self, content: bytes) -> bytes:
-        """Answer a node that looks for its cluster. Raises RejectedError."""
+        """Answer a joining node. Raises RejectedError."""
         theirs = self._decode(content, JOIN_CHANNEL)
         try:
             self._check(theirs)
@@ -383,19 +382,19 @@ class Peers:
         return encode_hello(join_hello(self._handler.hello()))
 
     async def _greet(self, link: Link) -> None:
-        """Note the peer's directory durably, then let the connection count."""
+        """Pin the peer's directory durably, then take the connection as up."""
         try:
             await self._known.pin(link.peer_id, link.hello.directory_id)
         except (DiskError, LogError) as error:
             if str(error) != self._pin_failure:
                 self._pin_failure = str(error)
                 logger.error("node %d is not connected: %s", link.peer_id, error)
-            link.end("its data directory could not be noted")
+            link.end("its data directory could not be pinned")
             return
         if link.is_ended:
             return
         link.is_up = True
-        self._losses.discard(link.peer_id)
+        self._dead_peers.discard(link.peer_id)
         logger.info(
             "node %d connected: %s, raftlog %s",
             link.peer_id,
@@ -403,7 +402,7 @@ class Peers:
             link.hello.software_version,
         )
         self._handler.peer_up(link.peer_id)
-        # The handler may end the connection at any of these.
+        # The handler may end the connection at any message.
         while link.early and link.is_up:
             self._handler.received(link.peer_id, link.early.popleft())
 
@@ -420,7 +419,7 @@ class Peers:
             len(link.early) > self._limits.early_frames_max
             or link.early_bytes > self._limits.early_bytes_max
         ):
-            link.end("too much arrived before its data directory was noted")
+            link.end("too many messages before its data directory was pinned")
 
     def on_ping(self, link: Link) -> None:
         """A sign of life is due on a connection."""
@@ -429,32 +428,32 @@ class Peers:
     # Losing
 
     def on_ended(self, link: Link, reason: str) -> None:
-        """A connection has ended: tell the handler, and find out whether the process has, too."""
+        """A connection has ended: notify the handler, and probe whether the process has ended."""
         node_id = link.peer_id
         if link.greeting is not None:
             link.greeting.cancel()
         link.early.clear()
         if link.is_up:
             link.is_up = False
-            self._losses.add(link)
+            self._dead_peers.add(link)
             logger.info("node %d disconnected: %s", node_id, reason)
             self._handler.peer_down(node_id, refused=False)
         if link.is_replaced or self._closing:
             return
         address = self.address(node_id)
-        # The handler, told of the end, cannot have opened another one.
+        # The handler cannot have opened another one in `peer_down`.
         assert node_id not in self._links
         if address is not None:
-            self._losses.start_probe(node_id, address)
+            self._dead_peers.start_probe(node_id, address)
 
     def _on_dead(self, node_id: int) -> None:
         logger.info("node %d refuses connections: its process has ended", node_id)
         self._handler.peer_down(node_id, refused=True)
 
-    # Odds and ends
+    # Tasks
 
     async def _forget(self, node_id: int) -> None:
         try:
             await self._known.forget(node_id)
         except DiskError as error:
-            logger.warning("node %d is not forgotten durably: %s", node_id, error)
+            logger.warning("forgetting node %d is not durable: %s", node_id, error)

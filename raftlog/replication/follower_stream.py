@@ -1,7 +1,7 @@
-"""One open connection to a leader, as the follower holds it: handles, and what is to be said.
+"""One open connection to a leader, on the follower's side: handles, and messages due.
 
-What is said is gathered for a turn of the event loop: one sync mostly makes batches of many
-partitions durable, and one change of metadata has many of them asked for.
+Messages are gathered for a turn of the event loop: one flush mostly makes batches of many
+partitions durable, and one change of metadata subscribes many of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from raftlog.replication.stream_protocol import (
 
 
 class FollowerStream(Session):
-    """`Receiver` of one connection. It ends once, for whatever reason."""
+    """`Session` of one connection to a leader."""
 
     def __init__(
         self,
@@ -52,31 +52,31 @@ class FollowerStream(Session):
         self._handles: dict[int, ReplicaFetcher] = {}
         self._last_handle = 0
         self._restart: tuple[int, PieceBuffer] | None = None
-        """Handle and producers of a message that is not whole yet."""
-        # What is to be said at the end of this turn. The order is that of asking.
+        """Handle and producers of an incomplete `Restart`."""
+        # Due at the end of this turn, in the order of the calls.
         self._subscribe_due: dict[ReplicaFetcher, None] = {}
         self._acks_due: dict[ReplicaFetcher, None] = {}
         self._unsubscribe_due: list[int] = []
         self._is_flush_due = False
 
-    # What replicas ask
+    # Calls of replicas
 
     def subscribe_soon(self, replica: ReplicaFetcher) -> None:
-        """Ask for a partition with the next message."""
+        """Subscribe a partition with the next message."""
         self._subscribe_due[replica] = None
         self._flush_soon()
 
     def ack_soon(self, replica: ReplicaFetcher) -> None:
-        """Tell the leader of the replica's durable end with the next message."""
+        """Acknowledge the replica's durable end with the next message."""
         self._acks_due[replica] = None
         self._flush_soon()
 
     def drop(self, replica: ReplicaFetcher, handle: int) -> None:
-        """Say nothing more for the replica, hear nothing of its handle, and tell the leader soon.
+        """Forget the replica and its handle, and unsubscribe soon.
 
-        A handle of 0 is none: it was in line at most.
+        A handle of 0 is none: the subscription was due at most.
         """
-        # It may be on its way to another leader, where its next handle is another one's number.
+        # The replica may move to another leader, where the same handle is another replica.
         self._subscribe_due.pop(replica, None)
         self._acks_due.pop(replica, None)
         if self._handles.pop(handle, None) is not None:
@@ -86,7 +86,7 @@ class FollowerStream(Session):
     # Session
 
     def received(self, message: bytes) -> None:
-        """Take what the leader says."""
+        """Take a message of the leader."""
         if self.is_ended:
             return
         self.has_heard = True
@@ -106,7 +106,7 @@ class FollowerStream(Session):
         self._send(Ping())
 
     def on_ended(self, reason: str) -> None:
-        """Forget all handles, and tell the owner why."""
+        """Forget all handles, and report the reason to the owner."""
         self._handles.clear()
         self._restart = None
         self._subscribe_due.clear()
@@ -146,9 +146,9 @@ class FollowerStream(Session):
                         replica.on_refused(message)
 
     def _put_together(self, message: Restart) -> Restart | None:
-        """The whole of a message that comes in pieces; None if there are more to come."""
+        """The whole of a message in pieces; None before the last piece."""
         if self._restart is not None and self._restart[0] != message.handle:
-            # The other one is not wanted any more, or the leader would have gone on with it.
+            # A leader finishes one message before the next, unless the first handle was dropped.
             if self._restart[0] in self._handles:
                 raise ProtocolError(f"handle {self._restart[0]} was left in the middle")
             self._restart = None
@@ -161,7 +161,7 @@ class FollowerStream(Session):
         return msgspec.structs.replace(message, producers=bytes(producers))
 
     def _find(self, handle: int) -> ReplicaFetcher | None:
-        """Whom a handle names; None if it is not wanted any more."""
+        """The replica of a handle; None if dropped. Raises ProtocolError."""
         replica = self._handles.get(handle)
         if replica is None and handle > self._last_handle:
             raise ProtocolError(f"handle {handle} was never given")

@@ -1,7 +1,7 @@
-"""The follower's side of the streams: which partitions are followed, and from whom.
+"""The follower's side of the streams: the followed partitions and their leaders.
 
 One connection goes to each node that leads partitions followed here; each partition on it is a
-state machine of its own (follower_replica.py). `follow` and `unfollow` are called as metadata is
+state machine of its own (replica_fetcher.py). `follow` and `unfollow` are called as metadata is
 applied, and never wait.
 """
 
@@ -26,25 +26,25 @@ from raftlog.world.network import Network
 
 @dataclass(frozen=True, slots=True)
 class LinkStatus:
-    """The way to one leader, for metrics and status."""
+    """The connection to one leader, for metrics and status."""
 
     broker_id: BrokerId
     is_connected: bool
     replicas: int
     following: int
-    """Those of them whose subscription the leader has accepted."""
+    """Replicas with an accepted subscription."""
     failed: int
-    """Those whose storage failed."""
+    """Replicas with failed storage."""
     bytes_held: int
-    """Received and not appended yet."""
+    """Bytes received and not appended yet."""
     corrupt_count: int
-    """How often batches came that are damaged, or not those that belong there."""
+    """Batches that were damaged, or did not belong at their offsets."""
     rejection: str | None
-    """Why the leader does not let this node in."""
+    """The reason of the leader's present rejection."""
 
 
 class FollowerStreams:
-    """All that this node follows. Lives in the event loop; not for other threads."""
+    """All partitions that this node follows. Lives in the event loop; not for other threads."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class FollowerStreams:
         on_fatal: Callable[[str], None],
         settings: StreamSettings | None = None,
     ) -> None:
-        """`own_epoch`: this node's, None before it is registered; then nobody is called."""
+        """`own_epoch`: this node's; None before its registration: no leader is dialled."""
         self._randomness = randomness
         self._settings = settings or StreamSettings()
         self._tasks = TaskGroup(on_fatal)
@@ -79,13 +79,13 @@ class FollowerStreams:
         self._replicas: dict[tuple[TopicId, PartitionId], ReplicaFetcher] = {}
         self._is_closed = False
         self._bytes_received = 0
-        """On links that are no more."""
+        """On closed connections."""
 
     def follow(self, partition: Partition, leader: BrokerImage) -> None:
-        """Keep the replica up with its leader from now on.
+        """Fetch the replica's records from its leader from now on.
 
-        To be called whenever the leader, its epoch, or what is known of the leader's broker has
-        changed. Harmless if nothing has.
+        Call whenever the leader, its epoch, or the leader's broker has changed in the metadata.
+        Harmless without a change.
         """
         assert leader.broker_id != self._broker_id
         if self._is_closed:
@@ -98,7 +98,7 @@ class FollowerStreams:
         key = (partition.topic_id, partition.partition)
         replica = self._replicas.get(key)
         if replica is not None and replica.partition is not partition:
-            # Repaired: another log, and the old one's task is nobody's concern.
+            # Repaired: a new log; the old log's task ends by itself.
             self._unfollow(replica)
             replica = None
         if replica is None:
@@ -117,9 +117,9 @@ class FollowerStreams:
             link.add(replica)
 
     def unfollow(self, partition: Partition) -> None:
-        """Do not keep the replica up any more. Harmless if it is not followed.
+        """Stop fetching for the replica. Harmless if it is not followed.
 
-        A change of its log that is under way goes on to its end.
+        A change of its log under way goes on to its end.
         """
         replica = self._replicas.get((partition.topic_id, partition.partition))
         if replica is not None and replica.partition is partition:
@@ -136,18 +136,18 @@ class FollowerStreams:
         await self._tasks.close()
 
     def state_of(self, topic_id: TopicId, partition: PartitionId) -> FollowState | None:
-        """How a replica stands; None if it is not followed."""
+        """State of a replica; None if it is not followed."""
         replica = self._replicas.get((topic_id, partition))
         return None if replica is None or replica.is_stopped else replica.state
 
     def error_of(self, topic_id: TopicId, partition: PartitionId) -> str:
-        """Why a replica does not follow; empty if it does, or nothing went wrong yet."""
+        """The replica's last error; empty while it follows, or without an error."""
         replica = self._replicas.get((topic_id, partition))
         return "" if replica is None else replica.error
 
     @property
     def connected_count(self) -> int:
-        """Leaders that this node has a connection to."""
+        """Leaders with an open connection."""
         return sum(link.stream is not None for link in self._links.values())
 
     @property
@@ -203,7 +203,7 @@ class FollowerStreams:
     def _on_link_over(self, link: LeaderConnection) -> None:
         del self._links[link.leader.broker_id]
         self._bytes_received += link.bytes_received
-        link.close("nothing is followed there any more")
+        link.close("no partition is followed there")
 
     def _unfollow(self, replica: ReplicaFetcher) -> None:
         replica.stop()

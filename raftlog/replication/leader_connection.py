@@ -1,4 +1,4 @@
-"""The way to one leader: a connection that is kept for as long as partitions are followed there."""
+"""The connection to one leader, kept while this node follows partitions there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class LeaderConnection:
-    """The way to one leader. `Opener` of its connections."""
+    """The connection to one leader, dialled again when lost. `Opener` of the channel."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class LeaderConnection:
         replica_over: Callable[[ReplicaFetcher], None],
         link_over: Callable[[LeaderConnection], None],
     ) -> None:
-        """`hello`: this node's, as of now; None before it is registered. `replica_over`: the task
-        of a replica that is not followed any more has ended. `link_over`: nothing was followed here
-        for long; `close` must follow.
+        """`hello`: this node's, as of now; None before its registration. `replica_over`: the task
+        of a retired replica has ended. `link_over`: no partition was followed here for
+        `linger_s`; `close` must follow.
         """
         self.leader = leader
         self.settings = settings
@@ -48,52 +48,52 @@ class LeaderConnection:
         """The open connection."""
         self.replicas: dict[tuple[TopicId, PartitionId], ReplicaFetcher] = {}
         self.bytes_received = 0
-        """Of batches, over all connections."""
+        """Bytes of batches, over all connections."""
         self.held_bytes = 0
-        """Received and not appended yet."""
+        """Bytes received and not appended yet."""
         self.corrupt_count = 0
-        """How often batches came that are damaged, or not those that belong there."""
+        """Batches that were damaged, or did not belong at their offsets."""
         self.rejection: str | None = None
-        """Why the leader does not let this node in."""
+        """The reason of the leader's present rejection."""
         self._channel = channel
         self._tasks = tasks
         self._randomness = randomness
         self._hello = hello
         self._replica_over = replica_over
         self._link_over = link_over
-        self._told: dict[int, None] = {}
-        """Codes of errors that were logged since the connection opened."""
+        self._logged: dict[int, None] = {}
+        """Codes of errors logged since the connection opened."""
         self._linger: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._dial = self._start_dial()
-        self._rest()
+        self._linger_if_idle()
 
-    # What the owner asks
+    # Calls of the owner
 
     def add(self, replica: ReplicaFetcher) -> None:
-        """A partition is followed here."""
+        """Follow a partition here."""
         self.replicas[replica.key] = replica
-        self._rest()
+        self._linger_if_idle()
 
     def remove(self, replica: ReplicaFetcher) -> None:
-        """It is not any more."""
+        """Stop following a partition here."""
         self.replicas.pop(replica.key, None)
-        self._rest()
+        self._linger_if_idle()
 
     def retarget(self, leader: BrokerImage) -> None:
-        """The applied metadata says this of the leader. Calls it anew if need be."""
+        """Take the leader's row of the metadata. Dials again if address or epoch have changed."""
         old, self.leader = self.leader, leader
         has_moved = (leader.host, leader.port) != (old.host, old.port)
         stream = self.stream
         if stream is not None and (has_moved or stream.leader_broker_epoch < leader.broker_epoch):
             stream.end("the leader has started again")
         if has_moved or leader.broker_epoch != old.broker_epoch:
-            # It may wait before it tries again, or for an address where nobody is any more.
+            # The dial may wait for its next attempt, or for an abandoned address.
             self._dial.cancel()
             self._dial = self._start_dial()
 
     def close(self, reason: str) -> None:
-        """End the connection, and do not call again."""
+        """End the connection, and stop dialling."""
         self._is_closed = True
         self._dial.cancel()
         if self._linger is not None:
@@ -101,39 +101,39 @@ class LeaderConnection:
         if self.stream is not None:
             self.stream.end(reason)
 
-    # What replicas ask
+    # Calls of replicas
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Start a task."""
+        """Start a task; its failure ends the node."""
         return self._tasks.spawn(work, name)
 
     def jitter(self) -> float:
-        """In [0, 1]."""
+        """A random number in [0, 1], for a delay."""
         return self._randomness.uniform(0.0, 1.0)
 
     def forget(self, replica: ReplicaFetcher) -> None:
-        """The replica is not followed, and its task has ended."""
+        """Forget a retired replica, after the end of its task."""
         self._replica_over(replica)
 
     def hold(self, size_bytes: int) -> None:
-        """So many bytes were received and cannot be appended yet."""
+        """Count bytes received that cannot be appended yet."""
         self.held_bytes += size_bytes
         bytes_max = self.settings.window_bytes + self.settings.batch_bytes_max
         if self.held_bytes > bytes_max and self.stream is not None:
-            # More than a leader sends before it hears that it was taken.
+            # A leader sends no more without acknowledgements.
             self.stream.end(f"it has sent {self.held_bytes} bytes too early")
 
     def release(self, size_bytes: int) -> None:
-        """They were, or were dropped."""
+        """Uncount held bytes, appended or dropped."""
         self.held_bytes -= size_bytes
 
-    def tell(self, error: LogError) -> None:
-        """Log why a partition is not followed, unless such a thing was logged."""
+    def log_once(self, error: LogError) -> None:
+        """Log an error of a partition, once per code and connection."""
         if error.entry is CORRUPT_BATCH:
             self.corrupt_count += 1
-        if error.entry.code in self._told:
+        if error.entry.code in self._logged:
             return
-        self._told[error.entry.code] = None
+        self._logged[error.entry.code] = None
         serious = error.entry in (CORRUPT_BATCH, STORAGE_FAILED)
         logger.log(
             logging.ERROR if serious else logging.INFO,
@@ -153,26 +153,28 @@ class LeaderConnection:
         )
 
     async def _call(self, failures: int) -> float | None:
-        """Call the leader once; see `Channel.keep_connected`."""
+        """Dial the leader once; see `Channel.keep_connected`."""
         hello, leader = self._hello(), self.leader
         if hello is None:
-            # No failure of the leader's: it is called as soon as this node may.
+            # Not the leader's failure: dial as soon as this node is registered.
             return self.settings.redial_s_min
         try:
             await self._channel.connect(join_address(leader.host, leader.port), hello, self)
         except RejectedError as error:
             if error.message != self.rejection:
                 self.rejection = error.message
-                logger.info("broker %d does not let follow: %s", leader.broker_id, error.message)
+                logger.info(
+                    "broker %d rejected the replication stream: %s", leader.broker_id, error.message
+                )
         except NetworkError as error:
             if failures == 0:
-                logger.info("broker %d cannot be followed: %s", leader.broker_id, error)
+                logger.info("broker %d is unreachable for replication: %s", leader.broker_id, error)
         return None
 
     # Opener
 
     def admit(self, content: bytes) -> StreamHello:
-        """The leader's hello, if it is the leader. Raises RejectedError."""
+        """The hello, if sent by the leader of the applied metadata. Raises RejectedError."""
         theirs = decode_stream_hello(content)
         mine, leader = self._hello(), self.leader
         if (
@@ -195,8 +197,12 @@ class LeaderConnection:
         stream = FollowerStream(theirs.node_id, theirs.broker_epoch, self._on_ended)
         self.stream = stream
         self.rejection = None
-        self._told.clear()
-        logger.info("broker %d is followed at %s", self.leader.broker_id, connection.address)
+        self._logged.clear()
+        logger.info(
+            "replication stream from broker %d opened at %s",
+            self.leader.broker_id,
+            connection.address,
+        )
         for replica in self.replicas.values():
             replica.maybe_subscribe()
         return stream
@@ -204,12 +210,12 @@ class LeaderConnection:
     def _on_ended(self, stream: FollowerStream, reason: str) -> None:
         assert self.stream is stream
         self.stream = None
-        logger.info("broker %d is not followed any more: %s", self.leader.broker_id, reason)
+        logger.info("replication stream from broker %d ended: %s", self.leader.broker_id, reason)
         for replica in self.replicas.values():
             replica.stream_ended()
 
-    def _rest(self) -> None:
-        """See to it that the link ends some time after nothing is followed here any more."""
+    def _linger_if_idle(self) -> None:
+        """End the connection `linger_s` after the last partition has left."""
         if self._is_closed:
             return
         if self.replicas and self._linger is not None:

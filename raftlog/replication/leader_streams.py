@@ -1,8 +1,8 @@
-"""The leader's side of the streams: who may follow, and one session for each who does.
+"""The leader's side of the streams: admission of followers, and one session for each.
 
-A broker is known by its id and its epoch, which is one start of it. Only the start that the applied
-metadata names is let in: what an earlier one acknowledged says nothing about the disk of this one.
-A newer connection of a broker takes the place of the older one, which its caller must have lost.
+A broker is identified by its id and its epoch, which is one incarnation. Only the incarnation of
+the applied metadata is admitted: the acknowledgements of an earlier one say nothing about the disk
+of this one. A newer connection of a broker replaces the older one, which the broker must have lost.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class SessionStatus:
     broker_epoch: BrokerEpoch
     address: str
     feeds: int
-    """Partitions that it follows here."""
+    """Partitions followed here."""
     feeds_behind: int
-    """Those that are being read for it from the log."""
+    """Partitions read from the log for the follower to catch up."""
     bytes_sent: int
-    """Of batches, since the connection opened."""
+    """Bytes of batches, since the connection opened."""
     bytes_in_flight: int
-    """Of batches, sent and not acknowledged."""
+    """Bytes of batches, sent and not acknowledged."""
 
 
 def no_throttle() -> int:
@@ -67,9 +67,9 @@ class LeaderStreams:
         adding_bytes_per_s: Callable[[], int] = no_throttle,
         settings: StreamSettings | None = None,
     ) -> None:
-        """`own_epoch`: this node's, None before it is registered. `brokers` and `find` answer from
-        the applied metadata. `adding_bytes_per_s` bounds what replicas are sent that a reassignment
-        adds, all of them together; 0 is no bound.
+        """`own_epoch`: this node's, None before its registration. `brokers` and `find` answer from
+        the applied metadata. `adding_bytes_per_s` bounds the bytes sent to all replicas together
+        that a reassignment adds; 0 is no bound.
         """
         self._clock = clock
         self._broker_id = broker_id
@@ -90,19 +90,19 @@ class LeaderStreams:
             settings=self._settings,
         )
         self._bytes_sent = 0
-        """In sessions that are over."""
+        """In ended sessions."""
 
     def start(self) -> None:
-        """Let followers connect."""
+        """Accept followers."""
         self._channel.listen(self)
 
     async def close(self) -> None:
-        """End all sessions, and let nobody in any more. Harmless if done already."""
+        """End all sessions, and accept none any more. Harmless if done already."""
         self._channel.close("this node is stopping")
         await self._tasks.close()
 
     def broker_changed(self, broker_id: BrokerId) -> None:
-        """The applied metadata says something else of that broker than before."""
+        """The broker's row of the applied metadata has changed."""
         session = self._channel.sessions.get(broker_id)
         if session is not None:
             broker = self._brokers(broker_id)
@@ -111,7 +111,7 @@ class LeaderStreams:
 
     @property
     def session_count(self) -> int:
-        """Followers that are connected."""
+        """Connected followers."""
         return len(self._channel.sessions)
 
     @property
@@ -137,7 +137,7 @@ class LeaderStreams:
     # Listener
 
     def admit(self, content: bytes) -> StreamHello:
-        """A follower's hello. Raises RejectedError if that broker may not follow, or not now."""
+        """A follower's hello. Raises RejectedError if the broker may not follow, or not now."""
         own_epoch, cluster_id = self._own_epoch(), self._cluster_id()
         if own_epoch is None or cluster_id is None:
             raise RejectedError(NOT_READY.code, f"Broker {self._broker_id} starts, or stops.")
@@ -151,7 +151,7 @@ class LeaderStreams:
             )
         broker = self._brokers(BrokerId(theirs.node_id))
         if broker is None or theirs.broker_epoch > broker.broker_epoch:
-            # Its registration may be in the metadata that this node has not applied yet.
+            # The registration may be in metadata that this node has not applied yet.
             raise RejectedError(NOT_READY.code, f"{name} is not known here yet.")
         if theirs.broker_epoch < broker.broker_epoch:
             raise RejectedError(
@@ -179,7 +179,9 @@ class LeaderStreams:
 
     def opened(self, connection: Connection, theirs: StreamHello) -> StreamSession:
         """Serve a follower on its new connection."""
-        logger.info("broker %d follows from %s", theirs.node_id, connection.address)
+        logger.info(
+            "replication stream to broker %d opened from %s", theirs.node_id, connection.address
+        )
         return StreamSession(
             broker_id=BrokerId(theirs.node_id),
             broker_epoch=theirs.broker_epoch,

@@ -441,7 +441,7 @@ class ReplicaFetcher:
         if error.entry is STORAGE_FAILED:
             self.error = error.message
             self.state = FollowState.FAILED
-            self.link.tell(error)
+            self.link.log_once(error)
         else:
             self._failures += 1
             self._wait(error)
@@ -450,7 +450,7 @@ class ReplicaFetcher:
         """Subscribe again after a delay."""
         settings = self.link.settings
         self.error = error.message
-        self.link.tell(error)
+        self.link.log_once(error)
         if error.entry is NO_LEADER:
             self.state = FollowState.STALE
             delay_s = settings.stale_retry_s

@@ -1,35 +1,35 @@
-"""What follower and leader say to each other on a stream, and its bytes. Pure.
+"""The messages between follower and leader on a stream, and their bytes. Pure.
 
-The follower calls. It names each partition by a *handle*, a number that it counts up and never
-uses twice on a connection, so that what crosses on the way is told apart from what is meant now.
+The follower dials, and names each partition by a *handle*: a number that counts up and is never
+used twice on a connection: late messages of an old subscription cannot pass for a new one's.
 
 ==========  ========================  ===========================================================
-follower    `Subscribe`               from where on it wants partitions
-            `Unsubscribe`             not any more
-            `Acks`                    what is durable there
-leader      `Data`                    batches; also says that the subscription was accepted
-            `Marks`                   high watermark and log start; also says so
-            `Diverged`                not accepted: cut the log's end
-            `Restart`                 not accepted: begin at another offset, with these producers
+follower    `Subscribe`               partitions, each from an offset on
+            `Unsubscribe`             end subscriptions
+            `Acks`                    durable ends
+leader      `Data`                    batches; also accepts the subscription
+            `Marks`                   high watermark and log start; also accepts
+            `Diverged`                not accepted: truncate the log's end
+            `Restart`                 not accepted: start at another offset, with these producers
             `Refused`                 not accepted, or not any more: an error of the table
-both        `Ping`                    nothing, so as not to be silent
+both        `Ping`                    keep-alive
 ==========  ========================  ===========================================================
 
-`Data` is a fixed head and the batches as they stand in the log, so that what is long is copied once
-when it is sent and never when it arrives:
+`Data` is a fixed head and the batches as stored in the log, so that batches are copied once by the
+sender and never by the receiver:
 
     position  size  field
-           0     1  0xc1: no MessagePack value begins with that
+           0     1  0xc1: begins no MessagePack value
            1     1  flags: 1 more pieces of the same run follow, 2 continues the piece before
            2     4  handle
-           6     8  base offset: where the follower's log must end to take this
-          14     8  next offset: where it ends then
+           6     8  base offset: the follower's log end offset before the append
+          14     8  next offset: the log end offset after the append
           22     8  high watermark of the leader
           30     8  log start offset of the leader
           38     …  record batches; the first may begin behind the base offset, where compaction
-                    has removed what was between
+                    has removed records
 
-All others are one MessagePack array each: a number that names the kind, then the fields.
+All others are one MessagePack array each: the number of the kind, then the fields.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ ENTRIES_MAX: Final = 500
 """Partitions in one message."""
 HANDLE_MAX: Final = 2**32 - 1
 CONTROL_BYTES_MAX: Final = 256 * 1024
-"""A longer message that is not `Data` is refused unread: 500 entries take a fifth of it."""
+"""Bound of messages other than `Data`, refused unread above: 500 entries take a fifth."""
 PRODUCERS_PIECE_BYTES: Final = 128 * 1024
-"""Of what is told of producers, in one message."""
+"""Bytes of producers in one message."""
 PRODUCERS_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of all of it, for one partition: more than the storage remembers."""
+"""Bytes of producers of one partition: more than the storage remembers."""
 
 DATA: Final = 0xC1
 MORE: Final = 1
@@ -72,13 +72,13 @@ _Handle: TypeAlias = Annotated[int, Meta(ge=1, le=HANDLE_MAX)]
 
 
 class StreamHello(Hello, frozen=True, kw_only=True):
-    """A broker's facts when the connection opens; `node_id` is its broker id."""
+    """A broker's facts when the connection opens; `node_id` is the broker id."""
 
     channel: str = CHANNEL
     protocol: int = PROTOCOL
     cluster_id: Name
     broker_epoch: Annotated[BrokerEpoch, Meta(ge=0, le=2**62)]
-    """Its incarnation: what it acknowledges counts for this one only."""
+    """The incarnation: acknowledgements count for this one only."""
     directory_id: Name
     """Identity of its data directory."""
 
@@ -86,7 +86,7 @@ class StreamHello(Hello, frozen=True, kw_only=True):
 class Subscription(
     msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True
 ):
-    """One partition that is asked for. See `FetchPosition` for the fields behind `partition`."""
+    """One requested partition. See `FetchPosition` for the fields behind `partition`."""
 
     handle: _Handle
     topic_id: Annotated[TopicId, Meta(min_length=1, max_length=64)]
@@ -103,7 +103,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Subscribe(_Message, frozen=True, tag=1):
-    """Send these partitions from there on."""
+    """Send these partitions from their offsets on."""
 
     subscriptions: Annotated[list[Subscription], Meta(max_length=ENTRIES_MAX)]
 
@@ -121,7 +121,7 @@ class Acks(_Message, frozen=True, tag=3):
 
 
 class Diverged(_Message, frozen=True, tag=4):
-    """Not accepted: the leader's `epoch`, the largest not above the one asked for, ended there."""
+    """Not accepted: the leader's `epoch`, the largest not above the requested one, ended there."""
 
     handle: _Handle
     epoch: _Epoch
@@ -129,13 +129,13 @@ class Diverged(_Message, frozen=True, tag=4):
 
 
 class Restart(_Message, frozen=True, tag=5):
-    """Not accepted: the leader's log begins only there. It comes in pieces, one after the other."""
+    """Not accepted: the leader's log starts at a later offset. Comes in pieces, one by one."""
 
     handle: _Handle
     log_start_offset: _Number
     producers: Annotated[bytes, Meta(max_length=PRODUCERS_PIECE_BYTES)]
-    """What follows of producers from the records below, or a piece of it; see
-    `Log.producers_below`. Nobody can tell it from the records that are left."""
+    """Producer state of the records below, or a piece of it; see `Log.producers_below`. The
+    remaining records alone do not yield this state."""
     has_more: bool
     """Another piece follows."""
 
@@ -155,7 +155,7 @@ class Marks(_Message, frozen=True, tag=7):
 
 
 class Ping(_Message, frozen=True, tag=8):
-    """A sign of life."""
+    """Keep-alive."""
 
 
 FromFollower: TypeAlias = Subscribe | Unsubscribe | Acks | Ping
@@ -194,7 +194,7 @@ def encode_data(  # noqa: PLR0917 (the order is the layout)
     buffers: Iterable[Buffer],
     flags: int = 0,
 ) -> bytes:
-    """A `Data` message. The only place where batches are copied on their way out."""
+    """A `Data` message. The only copy of the batches on their way out."""
     head = _HEAD.pack(
         DATA, flags, handle, base_offset, next_offset, high_watermark, log_start_offset
     )
@@ -207,7 +207,7 @@ def is_data(message: bytes) -> bool:
 
 
 def decode_data(message: bytes) -> Data:
-    """The `Data` of these bytes, whose first is DATA. Raises ProtocolError."""
+    """The `Data` of a message for which `is_data` holds. Raises ProtocolError."""
     if len(message) <= HEADER_BYTES:
         raise ProtocolError("data without batches")
     _, flags, handle, base_offset, next_offset, high_watermark, log_start_offset = (
@@ -226,12 +226,12 @@ def decode_data(message: bytes) -> Data:
 
 
 def decode_from_follower(message: bytes) -> FromFollower:
-    """What a follower says. Raises ProtocolError."""
+    """A follower's message. Raises ProtocolError."""
     return _decode(_FROM_FOLLOWER, message)
 
 
 def decode_from_leader(message: bytes) -> FromLeader:
-    """What a leader says, if it is not `Data`. Raises ProtocolError."""
+    """A leader's message other than `Data`. Raises ProtocolError."""
     return _decode(_FROM_LEADER, message)
 
 

@@ -11,41 +11,40 @@ from raftlog.world.network import MESSAGE_BYTES_MAX
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings(ChannelSettings):
-    """All nodes of a cluster should be given the same. The defaults are right for all but tests."""
+    """Settings of both sides, the same on all nodes. The defaults are right for all but tests."""
 
     window_bytes: int = 16 << 20
-    """Sent to one follower and not yet durable there. Above it the leader waits for
-    acknowledgements; one batch that is longer than a chunk may go over it."""
+    """Bound of bytes sent to one follower and not yet durable there. Above, the leader waits for
+    acknowledgements; one batch longer than a chunk may exceed the bound."""
     chunk_bytes: int = 1 << 20
-    """Read at once for a follower that is behind."""
+    """Bytes of one read for a follower that catches up."""
     live_bytes_max: int = 4 << 20
-    """A longer append is read back from the log instead of being sent from memory."""
+    """Longer appends are read back from the log instead of being sent from memory."""
     piece_bytes: int = 4 << 20
-    """A batch that is longer goes in several messages."""
+    """Longer batches go in several messages."""
     queued_bytes_max: int = 8 << 20
-    """What was read from the log waits while more than that waits in the connection."""
+    """While more bytes wait in the connection, the bytes read from the log wait, too."""
     pace_s: float = 0.005
-    """How long they wait before they look again."""
+    """Interval of checks by a waiting read."""
     batch_bytes_max: int = 288 << 20
-    """Longest run of pieces that a follower puts together; above any `max.message.bytes`."""
+    """Longest body in pieces for a follower; above any `max.message.bytes`."""
     marks_s: float = 0.005
-    """Moved high watermarks are gathered for so long."""
+    """Time for which moved high watermarks are gathered."""
     ping_s: float = 0.5
     redial_s_min: float = 0.02
     retry_s_min: float = 0.02
     retry_s_max: float = 1.0
-    """Before a partition is asked for again that was refused, or could not be taken."""
+    """Back-off of a partition after a refusal, or after a failed append."""
     stale_retry_s: float = 2.0
-    """The same if the leader says that it does not lead. Newer metadata is what should come next;
-    this is for the case that it does not."""
+    """Back-off after NO_LEADER. Newer metadata should come first; this is for the case without
+    any."""
     linger_s: float = 5.0
-    """A connection that nothing is followed on stays open for so long."""
+    """Time for which a connection without partitions stays open."""
 
     def __post_init__(self) -> None:
+        ChannelSettings.__post_init__(self)
         assert 0 < self.chunk_bytes <= self.window_bytes
         assert 0 < self.piece_bytes <= MESSAGE_BYTES_MAX - HEADER_BYTES
         assert 0 < self.live_bytes_max <= self.piece_bytes
         assert self.chunk_bytes <= self.piece_bytes
-        assert 0 < self.redial_s_min <= self.redial_s_max
         assert 0 < self.retry_s_min <= self.retry_s_max
-        assert self.silent_pings_max >= 2

@@ -1,13 +1,13 @@
-"""The asking side of the channel `data`: requests passed to the node that leads a partition.
+"""The calling side of the channel `data`: requests forwarded to the leader of a partition.
 
-One connection for each node that is asked, dialled when it is first needed, closed when it was idle
-for long. Requests are told apart by ids, so none waits for another. What is promised:
+One connection goes to each called node, dialled on demand, closed after IDLE_S. Requests have ids,
+so none waits for another. Promises:
 
 - A future fails with NOT_READY if the request was certainly not carried out, or only reads; with
-  RETRIABLE if an append or a deletion may have been. Refusals of the other side come as they are.
-- It is settled within its timeout and ANSWER_SLACK_S. Whoever settles it before (a caller that is
-  cancelled, one that knows better) has the other side told.
-- Too much at once is refused (OVERLOADED), never queued.
+  RETRIABLE if an append or a deletion may have been. Errors of the other side pass unchanged.
+- A future is settled within its timeout and ANSWER_SLACK_S. If the caller settles it before (by
+  cancellation), the other side gets a `Cancel`.
+- Requests above the bounds are refused (OVERLOADED), never queued.
 """
 
 from __future__ import annotations
@@ -57,28 +57,27 @@ from raftlog.world import Clock
 from raftlog.world.network import Connection, Network, NetworkError, RejectedError
 
 BYTES_MAX: Final = 56 * 1024 * 1024
-"""Asked of one node at once, bodies and what reads may bring. Below the 64 MiB at which the network
-ends a connection."""
+"""Bytes in flight to one node: bodies, and the bounds of reads. Below the 64 MiB at which the
+network ends a connection."""
 SETTINGS: Final = ChannelSettings(connect_timeout_s=2.0)
 IDLE_S: Final = 60.0
 ANSWER_SLACK_S: Final = 0.5
-"""How much later than its own time a request is given up: the other side's answer, that the time is
-up, says more."""
+"""Delay of a request's expiry after its own timeout: the other side's timeout error says more."""
 SILENCE_S_MIN: Final = 2.0
-"""A connection on which nothing came for so long, when a request on it times out, is ended."""
+"""When a request times out, a connection silent for so long ends, too."""
 
 logger = logging.getLogger(__name__)
 
 
 class Reply(NamedTuple):
-    """What the other side answered."""
+    """The answer of the other side."""
 
     outcome: Outcome
     body: memoryview
 
 
 class Forwarder:
-    """Connections to the other nodes, by need. Lives in the event loop."""
+    """Requests to the other nodes. Lives in the event loop."""
 
     def __init__(
         self,
@@ -86,11 +85,11 @@ class Forwarder:
         *,
         clock: Clock,
         node_id: BrokerId,
-        cluster_id: Callable[[], str],
+        cluster_id: Callable[[], str | None],
         broker: Callable[[BrokerId], BrokerImage | None],
         on_fatal: Callable[[str], None],
     ) -> None:
-        """`broker` is asked where a node is, as the applied metadata has it."""
+        """`broker`: a node's row of the applied metadata."""
         self._tasks = TaskGroup(on_fatal)
         self._channel: Channel[_Link] = Channel(
             CHANNEL,
@@ -107,9 +106,9 @@ class Forwarder:
         self._links: dict[BrokerId, _Link] = {}
         self._closed = False
         self.requests = 0
-        """Asked of other nodes since the start."""
+        """Requests forwarded since the start."""
 
-    def ask(
+    def call(
         self,
         broker_id: BrokerId,
         operation: Operation,
@@ -117,7 +116,7 @@ class Forwarder:
         *,
         timeout_s: float,
     ) -> asyncio.Future[Reply]:
-        """Have a node carry out an operation. `body` must not change until it is answered.
+        """Have a node carry out an operation. `body` must not change before the answer.
 
         Raises LogError at once: NOT_READY, OVERLOADED, BODY_TOO_LARGE. The future fails with
         LogError only.
@@ -127,7 +126,7 @@ class Forwarder:
             raise LogError(NOT_READY, f"Node {broker_id} cannot be reached at the moment.")
         link = self._links.get(broker_id)
         if link is not None and not link.is_of(broker):
-            # It has been started again, or lives elsewhere now.
+            # Another incarnation of the node, or another address.
             link.end(f"node {broker_id} was started again")
             link = None
         if link is None:
@@ -137,10 +136,10 @@ class Forwarder:
                 self._channel, self._tasks, broker, hello, self._forget
             )
         self.requests += 1
-        return link.ask(operation, body, timeout_s)
+        return link.call(operation, body, timeout_s)
 
     def close(self) -> None:
-        """End all connections; what was asked fails. Harmless if done already."""
+        """End all connections; requests in flight fail. Harmless if done already."""
         self._closed = True
         for link in list(self._links.values()):
             link.end("this node is stopping")
@@ -151,8 +150,8 @@ class Forwarder:
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A request under way."""
+class _InFlight:
+    """A request in flight."""
 
     operation: Operation
     future: asyncio.Future[Reply]
@@ -161,19 +160,19 @@ class _Asked:
     begun_s: float
     is_sent: bool = False
     assembly: Assembly | None = None
-    """The answer's body, as far as it has come."""
+    """The answer's body, as far as received."""
 
 
 @dataclass(slots=True)
 class _Unsent:
-    """What was asked before the connection was open."""
+    """A request from before the connection opened."""
 
     request: Request
     body: Sequence[Buffer] = field(default=())
 
 
 class _Link(Session):
-    """One connection to one node: being dialled, then open, then over. Also its `Opener`."""
+    """One connection to one node: dialled, then open, then ended. Also its `Opener`."""
 
     def __init__(
         self,
@@ -189,7 +188,7 @@ class _Link(Session):
         self._hello = hello
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._asked: dict[int, _Asked] = {}
+        self._in_flight: dict[int, _InFlight] = {}
         self._unsent: dict[int, _Unsent] = {}
         self._last_id = 0
         self._waits = 0
@@ -199,7 +198,7 @@ class _Link(Session):
         self._dialling = tasks.spawn(self._dial(channel), f"forwarding-to-{self.broker_id}")
 
     def is_of(self, broker: BrokerImage) -> bool:
-        """Whether this connects to that start of the node, and where it is."""
+        """Whether this link goes to that incarnation of the node, at its address."""
         mine = self._broker
         return (mine.broker_epoch, mine.host, mine.port) == (
             broker.broker_epoch,
@@ -207,10 +206,10 @@ class _Link(Session):
             broker.port,
         )
 
-    def ask(
+    def call(
         self, operation: Operation, body: Sequence[Buffer], timeout_s: float
     ) -> asyncio.Future[Reply]:
-        """See `Forwarder.ask`."""
+        """See `Forwarder.call`."""
         body_bytes = sum(memoryview(buffer).nbytes for buffer in body)
         if body_bytes > BODY_BYTES_MAX:
             raise LogError(
@@ -227,7 +226,7 @@ class _Link(Session):
         self._last_id += 1
         number = self._last_id
         future: asyncio.Future[Reply] = self._loop.create_future()
-        self._asked[number] = _Asked(
+        self._in_flight[number] = _InFlight(
             operation,
             future,
             size_bytes,
@@ -247,24 +246,24 @@ class _Link(Session):
     # Session
 
     def on_ended(self, reason: str) -> None:
-        """All that was asked fails."""
+        """All requests in flight fail."""
         self._on_end(self)
         self._dialling.cancel()
         if self._idle is not None:
             self._idle.cancel()
-        for asked in list(self._asked.values()):
-            if not asked.future.done():
-                asked.future.set_exception(self._lost(asked, reason))
+        for pending in list(self._in_flight.values()):
+            if not pending.future.done():
+                pending.future.set_exception(self._lost(pending, reason))
 
     def received(self, message: bytes) -> None:
-        """Settle the request that is answered."""
+        """Settle the answered request."""
         if self.is_ended:
             return
         self._received_s = self._loop.time()
         try:
             self._take(message)
         except ProtocolError as error:
-            logger.error("node %d sent what is not understood: %s", self.broker_id, error)
+            logger.error("node %d broke the protocol of forwarding: %s", self.broker_id, error)
             self.end("its answer was malformed")
 
     def closed(self) -> None:
@@ -274,81 +273,81 @@ class _Link(Session):
     def _take(self, message: bytes) -> None:
         head, part = decode(message)
         if not isinstance(head, Answer | Piece):
-            raise ProtocolError(f"a {type(head).__name__} is not for the asking side")
-        asked = self._asked.get(head.id)
-        if asked is None:
-            # Given up here before the other side was told; ids are not used twice.
+            raise ProtocolError(f"a {type(head).__name__} is not for the calling side")
+        pending = self._in_flight.get(head.id)
+        if pending is None:
+            # Settled here before the `Cancel` arrived; ids are not used twice.
             if head.id > self._last_id:
                 raise ProtocolError("an answer to nothing")
             return
         if isinstance(head, Answer):
-            if asked.assembly is not None:
+            if pending.assembly is not None:
                 raise ProtocolError("two answers to one request")
-            asked.assembly = Assembly(head)
-        if asked.assembly is None:
+            pending.assembly = Assembly(head)
+        if pending.assembly is None:
             raise ProtocolError("a piece of nothing")
-        body = asked.assembly.take(part)
+        body = pending.assembly.take(part)
         if body is None:
             return
-        answer = asked.assembly.head
+        answer = pending.assembly.head
         assert isinstance(answer, Answer)
-        # From here on the other side has nothing to be told.
-        asked.is_sent = False
-        if asked.future.done():
+        # An answered request needs no `Cancel`.
+        pending.is_sent = False
+        if pending.future.done():
             return
         outcome = answer.outcome
         if isinstance(outcome, Failure):
             entry = ERROR_TABLE.get(outcome.code, INTERNAL)
-            asked.future.set_exception(LogError(entry, outcome.message))
+            pending.future.set_exception(LogError(entry, outcome.message))
         else:
-            asked.future.set_result(Reply(outcome, body))
+            pending.future.set_result(Reply(outcome, body))
 
     # Requests
 
     def _require_room(self, size_bytes: int, *, is_wait: bool) -> None:
         count, count_max = (
-            (self._waits, WAITS_MAX) if is_wait else (len(self._asked) - self._waits, REQUESTS_MAX)
+            (self._waits, WAITS_MAX)
+            if is_wait
+            else (len(self._in_flight) - self._waits, REQUESTS_MAX)
         )
-        # One alone may always be.
+        # A single request is always admitted.
         if count >= count_max or (self._bytes and self._bytes + size_bytes > BYTES_MAX):
-            raise LogError(
-                OVERLOADED, f"Too much is being passed on to node {self.broker_id} at the moment."
-            )
+            raise LogError(OVERLOADED, f"Too many requests are in flight to node {self.broker_id}.")
 
     def _send(self, connection: Connection, request: Request, body: Sequence[Buffer]) -> None:
-        self._asked[request.id].is_sent = True
+        self._in_flight[request.id].is_sent = True
         for message in encode(request, body):
             connection.send(message)
 
     def _settled(self, number: int) -> None:
-        """The future is done, whoever settled it."""
-        asked = self._asked.pop(number)
-        asked.timer.cancel()
-        self._bytes -= asked.size_bytes
-        self._waits -= isinstance(asked.operation, Wait)
+        """The future is done."""
+        pending = self._in_flight.pop(number)
+        pending.timer.cancel()
+        self._bytes -= pending.size_bytes
+        self._waits -= isinstance(pending.operation, Wait)
         self._unsent.pop(number, None)
         if self.is_ended:
             return
-        if asked.is_sent:
+        if pending.is_sent:
             for message in encode(Cancel(number)):
                 self.connection.send(message)
-        if not self._asked:
+        if not self._in_flight:
             self._idle = self._loop.call_later(IDLE_S, self.end, "it was idle")
 
     def _time_is_up(self, number: int) -> None:
-        asked = self._asked[number]
-        if asked.future.done():
+        pending = self._in_flight[number]
+        if pending.future.done():
             return
         now = self._loop.time()
         reason = "it did not answer in time"
-        asked.future.set_exception(self._lost(asked, reason))
-        if now - max(asked.begun_s, self._received_s) >= SILENCE_S_MIN:
-            # It may be gone without a word. If it is only slow, a new connection costs little.
+        pending.future.set_exception(self._lost(pending, reason))
+        if now - max(pending.begun_s, self._received_s) >= SILENCE_S_MIN:
+            # The node may have vanished. If it is only slow, a new connection costs little.
             self.end(reason)
 
-    def _lost(self, asked: _Asked, reason: str) -> LogError:
+    def _lost(self, pending: _InFlight, reason: str) -> LogError:
         lost = LogError(NOT_READY, f"Node {self.broker_id} leads the partition, but {reason}.")
-        return outcome_unknown_if_changing(asked.operation, lost) if asked.is_sent else lost
+        return outcome_unknown_if_changing(pending.operation, lost) if pending.is_sent else lost
 
     # Dialling
 
@@ -364,13 +363,13 @@ class _Link(Session):
     # Opener
 
     def admit(self, content: bytes) -> Hello:
-        """The other side's hello, if it is the node that was called. Raises RejectedError."""
+        """The other side's hello, if sent by the called node. Raises RejectedError."""
         if self.is_ended:
-            raise RejectedError(NOT_READY.code, "It is not wanted any more.")
+            raise RejectedError(NOT_READY.code, "The connection is no longer needed.")
         return check_hello(content, self._hello)
 
     def opened(self, connection: Connection, theirs: Hello) -> _Link:
-        """Send what has waited for the connection."""
+        """Send the requests that have waited for the connection."""
         unsent, self._unsent = self._unsent, {}
         for one in unsent.values():
             self._send(connection, one.request, one.body)

@@ -1,11 +1,11 @@
-"""What nodes say to each other on the channel `data`: requests of users, passed to the leader.
+"""The messages of the channel `data`: requests of users, forwarded to the leader.
 
 A message is the length of its head (u32, big endian), the head (msgpack), and raw bytes: record
 batches, or a part of them. A body over PIECE_BYTES comes in several messages: the first with the
-head that says how long the whole body is, then a Piece each.
+head with the length of the whole body, then a Piece each.
 
-The side that was called only answers. Every request has exactly one answer, unless it was cancelled
-or the connection has ended; answers come in any order.
+The called side only answers. Every request has exactly one answer, unless cancelled or ended with
+the connection; answers come in any order.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PROTOCOL: Final = 2
 PIECE_BYTES: Final = 4 * 1024 * 1024
 HEAD_BYTES_MAX: Final = 256 * 1024
 REQUESTS_MAX: Final = 1_000
-"""Under way from one node to another at once, apart from waits: neither side goes beyond it."""
+"""Requests in flight from one node to another, apart from waits; a bound on both sides."""
 WAITS_MAX: Final = 1_000
-"""Waits so: readers that wait must not keep writers out."""
+"""Waits in flight: waiting readers must not keep writers out."""
 BODY_BYTES_MAX: Final = 48 * 1024 * 1024
-"""Of one request or answer. A connection ends at 64 MiB that its peer has not read."""
+"""Bytes of one request or answer. A connection ends at 64 MiB that its peer has not read."""
 WANTS_MAX: Final = 1_000
-"""Partitions of one request that names many."""
+"""Partitions of one request for many."""
 
 _LENGTH: Final = Struct(">I")
 assert _LENGTH.size + HEAD_BYTES_MAX + PIECE_BYTES <= MESSAGE_BYTES_MAX
@@ -71,7 +71,7 @@ class Read(_Base, frozen=True, tag=2):
 
 
 class Bounds(_Base, frozen=True, tag=3):
-    """Ask for log start offset and high watermark."""
+    """Query log start offset and high watermark."""
 
     topic_id: _TopicId
     partition: _PartitionNumber
@@ -103,7 +103,7 @@ class Delete(_Base, frozen=True, tag=6):
 
 
 class BoundsOfMany(_Base, frozen=True, tag=7):
-    """Ask what can be read of many partitions."""
+    """Query the readable offsets of many partitions."""
 
     wants: Annotated[
         tuple[tuple[_TopicId, _PartitionNumber], ...], Meta(min_length=1, max_length=WANTS_MAX)
@@ -111,7 +111,7 @@ class BoundsOfMany(_Base, frozen=True, tag=7):
 
 
 class FindTimeInMany(_Base, frozen=True, tag=8):
-    """Find the first committed record at or after a time, of each partition its own."""
+    """Find the first committed record at or after a time, for many partitions and times."""
 
     wants: Annotated[
         tuple[tuple[_TopicId, _PartitionNumber, _Number], ...],
@@ -125,7 +125,7 @@ Operation: TypeAlias = (
 
 
 class Appended(_Base, frozen=True, tag=1):
-    """Of each batch: base offset, last offset, append time (-1: none), whether it is a repeat."""
+    """For each batch: base offset, last offset, append time (-1: none), is a duplicate."""
 
     results: tuple[tuple[_Number, _Number, int, bool], ...]
 
@@ -143,7 +143,7 @@ class Waited(_Base, frozen=True, tag=3):
 
 
 class FoundTime(_Base, frozen=True, tag=4):
-    """The record's offset and timestamp; None: no record is that young."""
+    """The record's offset and timestamp; None: all records are older."""
 
     found: tuple[_Number, int] | None
 
@@ -156,16 +156,16 @@ class Failure(_Base, frozen=True, tag=5):
 
 
 class MarksOfMany(_Base, frozen=True, tag=6):
-    """Of each partition: log start offset, high watermark, last stable offset; or an error's code.
+    """For each partition: log start offset, high watermark, last stable offset; or an error code.
 
-    No message: a thousand of them would not fit into a head.
+    Codes without messages: a thousand messages would not fit into a head.
     """
 
     rows: Annotated[tuple[tuple[_Number, _Number, _Number] | int, ...], Meta(max_length=WANTS_MAX)]
 
 
 class FoundTimes(_Base, frozen=True, tag=7):
-    """Of each partition: the record's offset and timestamp, None, or an error's code."""
+    """For each partition: the record's offset and timestamp, None, or an error code."""
 
     rows: Annotated[tuple[tuple[_Number, int] | int | None, ...], Meta(max_length=WANTS_MAX)]
 
@@ -178,25 +178,25 @@ class Request(_Base, frozen=True, tag=1):
 
     id: _Number
     remaining_ms: _Milliseconds
-    """How long the caller goes on waiting."""
+    """The rest of the caller's timeout."""
     operation: Operation
     body_bytes: _BodyBytes = 0
 
 
 class Cancel(_Base, frozen=True, tag=2):
-    """The caller does not wait any more. An append that has begun goes on all the same."""
+    """The caller no longer waits. An append that has begun goes on all the same."""
 
     id: _Number
 
 
 class Piece(_Base, frozen=True, tag=3):
-    """More of the body of that request or answer."""
+    """More of the body of a request or an answer."""
 
     id: _Number
 
 
 class Answer(_Base, frozen=True, tag=4):
-    """What became of a request."""
+    """The outcome of a request."""
 
     id: _Number
     outcome: Outcome
@@ -210,7 +210,7 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message, body: Sequence[Buffer] = ()) -> Iterator[bytes]:
-    """The messages that carry a head and its body, whose length the head tells. Copies it once."""
+    """The messages of a head and its body, of the length in the head. Copies the body once."""
     room = PIECE_BYTES
     parts: list[Buffer] = _head(message)
     for buffer in body:
@@ -228,7 +228,7 @@ def encode(message: Message, body: Sequence[Buffer] = ()) -> Iterator[bytes]:
 
 
 def decode(message: bytes) -> tuple[Message, memoryview]:
-    """The head, and the part of the body that came with it. Raises ProtocolError."""
+    """The head, and its part of the body. Raises ProtocolError."""
     view = memoryview(message)
     if view.nbytes < _LENGTH.size:
         raise ProtocolError(f"a message of {view.nbytes} bytes has no head")
@@ -254,7 +254,7 @@ def _id(message: Message) -> int:
 
 
 class Assembly:
-    """The body of a request or an answer that arrives in pieces. Holds what has arrived."""
+    """The body of a request or an answer, arriving in pieces."""
 
     __slots__ = ("_pieces", "head")
 
@@ -263,14 +263,14 @@ class Assembly:
         self._pieces = PieceBuffer(head.body_bytes)
 
     def take(self, part: memoryview) -> memoryview | None:
-        """Add a part; the whole body once it is there. Raises ProtocolError."""
+        """Add a part; returns the whole body with the last one. Raises ProtocolError."""
         pieces = self._pieces
         is_last = pieces.size_bytes + part.nbytes == self.head.body_bytes
         body = pieces.add(part, is_last=is_last)
         return None if body is None else memoryview(body)
 
 
-def own_hello(cluster_id: str, node_id: int, peer_id: int) -> Hello:
+def own_hello(cluster_id: str | None, node_id: int, peer_id: int) -> Hello:
     """This node's hello, for the node `peer_id`."""
     return Hello(
         channel=CHANNEL,

@@ -1,11 +1,11 @@
-"""The answering side of the channel `data`: carries out here what users asked of other nodes.
+"""The called side of the channel `data`: carries out requests forwarded by other nodes.
 
-Only as the partition's leader: anything else is refused with what this node knows (NO_LEADER, or
-NOT_READY while its metadata is behind the caller's). A caller has one connection; a second one from
-the same node means that it knows nothing of the first, which is ended.
+Only as the partition's leader: other requests are refused by this node's metadata (NO_LEADER, or
+NOT_READY while the metadata is behind the caller's). A caller has one connection; a second one from
+the same node replaces the first, which the caller must have lost.
 
-An append or a deletion that has begun is never broken off: whoever asked may be gone, the records
-may be written all the same. All else ends with the request or the connection.
+An append or a deletion that has begun is never cancelled: without its caller the records may be
+written all the same. Other operations end with the request or the connection.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ from raftlog.world import Clock
 from raftlog.world.network import Connection, Network
 
 ASSEMBLED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bodies of one caller that are held: it promises to send no more at once."""
+"""Bytes held of one caller's bodies; a caller sends no more at once."""
 UNSENT_BYTES_MAX: Final = 56 * 1024 * 1024
-"""Answers that a caller has not taken yet; reads above are refused. The network would end the
+"""Bytes of unsent answers to one caller; reads above are refused. The network would end the
 connection at 64 MiB."""
 SILENT_S_MAX: Final = 180.0
-"""A caller closes a connection that is idle for 60 s. One that has not is gone."""
+"""A caller closes a connection idle for 60 s; a caller silent for longer is gone."""
 SETTINGS: Final = ChannelSettings(ping_s=SILENT_S_MAX / 4, silent_pings_max=3)
-"""The fourth interval is the one in which the caller was heard last."""
+"""The fourth interval is the one of the caller's last message."""
 
 logger = logging.getLogger(__name__)
 
@@ -91,10 +91,10 @@ class ForwardingServer:
         network: Network,
         clock: Clock,
         node_id: BrokerId,
-        cluster_id: Callable[[], str],
+        cluster_id: Callable[[], str | None],
         on_fatal: Callable[[str], None],
     ) -> None:
-        """`on_fatal` is given the reason if an invariant broke while a request was carried out."""
+        """`on_fatal` gets the reason if an invariant breaks in a request."""
         self._replicas = replicas
         self._node_id = node_id
         self._cluster_id = cluster_id
@@ -109,20 +109,20 @@ class ForwardingServer:
             settings=SETTINGS,
         )
         self._requests = 0
-        """Of sessions that are over."""
+        """Of ended sessions."""
 
     @property
     def requests(self) -> int:
-        """Carried out for other nodes since the start."""
+        """Requests carried out for other nodes since the start."""
         sessions = self._channel.sessions.values()
         return self._requests + sum(session.requests for session in sessions)
 
     def start(self) -> None:
-        """Let other nodes connect."""
+        """Accept other nodes."""
         self._channel.listen(self)
 
     async def close(self) -> None:
-        """End all connections, and wait for what has begun."""
+        """End all connections, and wait for running appends and deletions."""
         sessions = list(self._channel.sessions.values())
         self._channel.close("this node is stopping")
         await asyncio.gather(*(session.finished() for session in sessions))
@@ -131,9 +131,9 @@ class ForwardingServer:
     # Listener
 
     def admit(self, content: bytes) -> Hello:
-        """A caller's hello, if it looks for this node. Raises RejectedError.
+        """A caller's hello, if meant for this node. Raises RejectedError.
 
-        The caller's own node id needs no check: it holds the cluster's secret.
+        The caller's own node id needs no check: the caller holds the cluster's secret.
         """
         return check_hello(content, own_hello(self._cluster_id(), self._node_id, 0))
 
@@ -168,7 +168,7 @@ class _Session(Session):
     ) -> None:
         super().__init__(node_id)
         self.requests = 0
-        """Begun for the caller."""
+        """Requests begun for the caller."""
         self._replicas = replicas
         self._on_fatal = on_fatal
         self._on_end = on_end
@@ -177,32 +177,32 @@ class _Session(Session):
         self._assembling: dict[int, Assembly] = {}
         self._waits = 0
         self._body_bytes = 0
-        """Of requests that run or are being received."""
+        """Of requests that run or are still arriving."""
         self._last_id = 0
 
     async def finished(self) -> None:
-        """Return once nothing runs any more."""
+        """Wait for the end of all running requests."""
         tasks = [running.task for running in self._running.values()]
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # Session
 
     def received(self, message: bytes) -> None:
-        """Begin what is asked, or break it off."""
+        """Take a message of the caller."""
         if self.is_ended:
             return
         self.has_heard = True
         try:
             self._take(message)
         except ProtocolError as error:
-            logger.error("node %d sent what is not understood: %s", self.peer_id, error)
+            logger.error("node %d broke the protocol of forwarding: %s", self.peer_id, error)
             self.end("it does not keep to the protocol")
 
     def on_ended(self, reason: str) -> None:
-        """Break off what need not be finished."""
+        """Cancel all requests but appends and deletions."""
         self._assembling.clear()
         for running in list(self._running.values()):
-            _break_off(running)
+            _cancel_unless_changing(running)
         self._on_end(self)
 
     def ping(self) -> None:
@@ -218,7 +218,7 @@ class _Session(Session):
                 self._last_id = head.id
                 self._body_bytes += head.body_bytes
                 if self._body_bytes > ASSEMBLED_BYTES_MAX:
-                    raise ProtocolError("it sends more at once than it may")
+                    raise ProtocolError("the bodies of its requests exceed the bound")
                 assembly = Assembly(head)
                 body = assembly.take(part)
                 if body is None:
@@ -236,12 +236,12 @@ class _Session(Session):
                     assert isinstance(request, Request)
                     self._begin(request, body)
             case Cancel():
-                # A body is sent as a whole before anything else of its request.
+                # All pieces of a body precede any other message of its request.
                 running = self._running.get(head.id)
                 if running is not None:
-                    _break_off(running)
+                    _cancel_unless_changing(running)
             case Answer():
-                raise ProtocolError("an answer, from the asking side")
+                raise ProtocolError("an answer, from the calling side")
             case _:
                 assert_never(head)
 
@@ -273,7 +273,7 @@ class _Session(Session):
         except LogError as error:
             outcome = Failure(error.entry.code, error.message)
         except Exception as error:
-            logger.exception("a request of node %d failed", self.peer_id)
+            logger.exception("a forwarded request of node %d failed", self.peer_id)
             if isinstance(error, AssertionError):
                 self._on_fatal(f"An invariant broke: {error}")
             outcome = Failure(INTERNAL.code, INTERNAL.message)
@@ -363,7 +363,7 @@ class _Session(Session):
         return self._replicas.partition(topic.name, partition)
 
 
-def _break_off(running: _Running) -> None:
+def _cancel_unless_changing(running: _Running) -> None:
     if not isinstance(running.operation, Append | Delete):
         running.task.cancel()
 

@@ -182,7 +182,7 @@ class PartitionRouter:
         if self.forwarder is None or leader in {NO_LEADER_ID, self.broker_id}:
             raise self.not_led_error(of[0])
         seen = [self.leadership(one.topic_id, one.partition) for one in of]
-        reply = self.forwarder.ask(leader, operation, body, timeout_s=timeout_s)
+        reply = self.forwarder.call(leader, operation, body, timeout_s=timeout_s)
         loop = asyncio.get_running_loop()
 
         def give_up() -> None:

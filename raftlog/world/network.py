@@ -1,12 +1,13 @@
 """The network between nodes: kept, authenticated connections of whole messages.
 
-A connection belongs to a *channel* (its purpose) and opens with a *hello* from each side: bytes
-that identify the node. The called side may reject the caller by a `RejectedError`, and so may the
-caller after reading the answer. By then both sides have proven possession of the cluster's secret.
+A connection belongs to a *channel* (its protocol's name) and opens with a *hello* from each side:
+bytes with the side's identity. The called side may reject the caller by a `RejectedError`, and so
+may the caller after reading the answer. By then both sides have proven to hold the cluster's
+secret.
 
-A connection promises whole messages, in order, none twice, none missing in between. Not promised:
-arrival of the last messages sent before its end, or notice of the end to either side soon. Only
-silence shows a vanished peer; to detect silence is the caller's task.
+A connection promises: messages arrive whole, in order, none twice, none missing in between. No
+promise: the last messages before the end may be lost, and either side may learn of the end late. A
+vanished peer shows only by its silence; `peer.channel` watches for that.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from typing import Final, Protocol, TypeAlias
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 """A longer message ends the connection, on either side."""
 QUEUED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Most unsent bytes of a connection; beyond, a connection whose peer does not read is ended."""
+"""Bound of bytes waiting to be sent; a connection with more ends: its peer does not read."""
 
 
 class NetworkError(Exception):
-    """No connection: no answer from the peer in time, or the path is broken."""
+    """No connection: no answer in time, or no route to the peer."""
 
 
 class RefusedError(NetworkError):
-    """No listener at the address: the machine is up, the process is not."""
+    """The address refuses connections: the machine is up, the process is not."""
 
 
 class RejectedError(Exception):
-    """The peer is there and does not want this connection. `code` is of the error table."""
+    """The peer is up and rejects the connection. `code` is of the error table."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -37,7 +38,7 @@ class RejectedError(Exception):
 
     @property
     def message(self) -> str:
-        """Why, for a person."""
+        """The reason, for the operator."""
         return str(self.args[0])
 
 
@@ -51,32 +52,32 @@ class Connection(Protocol):
 
     @property
     def address(self) -> str:
-        """Where the other side is, for logs."""
+        """The other side's address, for logs."""
         ...
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes sent but not yet passed to the operating system."""
+        """Bytes sent but not yet handed to the operating system."""
         ...
 
     def send(self, message: bytes) -> None:
-        """Send a message. Never blocks, never raises; does nothing on an ended connection."""
+        """Send a message. Never blocks, never raises; no effect on an ended connection."""
         ...
 
     def close(self) -> None:
-        """End the connection; unsent messages are lost. Harmless on an ended connection."""
+        """End the connection; messages that have not left are lost. Harmless if it has ended."""
         ...
 
 
 class Receiver(Protocol):
-    """The owner of a connection, called from the event loop. Must not raise."""
+    """The owner's callbacks of a connection, in the event loop. Must not raise."""
 
     def received(self, message: bytes) -> None:
         """A message has arrived."""
         ...
 
     def closed(self) -> None:
-        """The connection has ended, by either side. Called once; nothing is received afterwards."""
+        """The connection has ended, by either side. Called once, as the last callback."""
         ...
 
 
@@ -88,7 +89,7 @@ class Acceptor(Protocol):
     """The called side of a channel."""
 
     def hello(self, hello: bytes) -> bytes:
-        """Answer a caller's hello with the own one. Raises RejectedError."""
+        """This side's hello, in answer to a caller's. Raises RejectedError."""
         ...
 
     def opened(self, connection: Connection) -> Receiver:
@@ -97,22 +98,22 @@ class Acceptor(Protocol):
 
 
 class Network(Protocol):
-    """The way to the other nodes of the cluster."""
+    """Connections to and from the other nodes of the cluster."""
 
     async def connect(
         self, address: str, channel: str, hello: bytes, opened: Opened, *, timeout_s: float
     ) -> None:
-        """Open a connection to the node at `address` (`host:port`) and pass it to `opened`.
+        """Open a connection to the node at `address` (`host:port`) for `opened`.
 
-        `opened` is called before this returns, and before anything is received. Raises
-        RefusedError, NetworkError, or RejectedError by either side.
+        Calls `opened` before returning, and before the first message arrives. Raises RefusedError,
+        NetworkError, or RejectedError by either side.
         """
         ...
 
     async def is_refused(self, address: str, *, timeout_s: float) -> bool:
-        """Whether no process listens at `address`. False also if unknown in time."""
+        """Whether `address` refuses connections. False also if no answer comes in time."""
         ...
 
     def accept(self, channel: str, acceptor: Acceptor) -> None:
-        """Accept connections of other nodes on `channel`, which are rejected until then."""
+        """Let other nodes open connections of that channel; rejected until then."""
         ...

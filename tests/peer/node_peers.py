@@ -1,4 +1,4 @@
-"""Nodes that connect to each other over real loopback sockets, and what a test sees of them."""
+"""Nodes connected over real loopback sockets, as a test sees them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ CHANNEL = "quorum"
 
 
 def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run the test on asyncio's own loop and on uvloop's, whose transports differ."""
+    """Run the test on asyncio's own loop and on uvloop's: their transports differ."""
 
     def run_test(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         run(test())
 
-    # Not functools.wraps: pytest would look for the parameters of what is wrapped.
+    # Not functools.wraps: pytest would look for the wrapped function's parameters.
     run_test.__name__, run_test.__doc__ = test.__name__, test.__doc__
     mark: Callable[[Callable[..., None]], Callable[..., None]] = pytest.mark.parametrize(
         "run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"]
@@ -38,7 +38,7 @@ def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[...
 
 @dataclass
 class Recorder:
-    """A receiver that keeps everything."""
+    """A receiver with a record of all calls."""
 
     connection: Connection
     messages: list[bytes] = field(default_factory=list)
@@ -85,7 +85,7 @@ class FakeAcceptor:
 
 @dataclass
 class RunningNode:
-    """A node's server, its network, and what accepts its connections."""
+    """A node's server, its network, and the acceptor of its connections."""
 
     server: Server
     network: HttpNetwork
@@ -101,7 +101,7 @@ class RunningNode:
 
     @property
     def http_connections(self) -> int:
-        """Connections that count for HTTP's limits."""
+        """Connections under HTTP's limits."""
         return self.server._main.connections.connection_count
 
     @property
@@ -118,7 +118,7 @@ async def node(
     on_broken_invariant: Callable[[AssertionError], None] | None = None,
     **limits: Any,
 ) -> AsyncIterator[RunningNode]:
-    """A node on a free port. Nothing of it is left over at the end."""
+    """A node on a free port, checked for leftovers at the end."""
     network = HttpNetwork(secret, on_broken_invariant=on_broken_invariant)
     accepting = acceptor or FakeAcceptor()
     network.accept(CHANNEL, accepting)
@@ -130,7 +130,7 @@ async def node(
     finally:
         await server.close()
     assert (running.http_connections, running.handed_over) == (0, 0)
-    assert not network._callees | network._callers
+    assert not network._openings.callees | network._openings.callers
 
 
 async def connect(network: HttpNetwork, address: str, hello: bytes = b"hello") -> Recorder:

@@ -25,7 +25,7 @@ hellos = st.binary(max_size=200)
 
 
 class Exchange:
-    """One handshake between an honest caller and callee, and what was said in it."""
+    """One handshake between an honest caller and callee, with its messages."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class Exchange:
         self.said: list[bytes] = []
 
     def say(self, data: bytes) -> bytes:
-        """Something passes from one side to the other. Tests change it on its way."""
+        """A message passes from one side to the other. Tests change it on the way."""
         self.said.append(data)
         return data
 
     def run(self) -> tuple[bytes | None, bytes | None]:
-        """The hellos that the caller and the callee have of each other."""
+        """The hellos of both sides, each as received by the other."""
         opening = self.say(self.caller.opening())
         self.callee = Callee(self.callee_secret, self.channel, self.nonces[0], opening)
         challenge = self.say(self.callee.challenge(self.nonces[1]))
@@ -131,7 +131,7 @@ def test_nothing_recorded_in_another_handshake_gets_through(target: int, other: 
     honest = Exchange()
     honest.run()
     if recorded.said[target] == honest.said[target]:
-        Replaying().run()  # the first lines do not depend on what differs later
+        Replaying().run()  # the first lines do not depend on later differences
     else:
         with pytest.raises(AuthError):
             Replaying().run()

@@ -1,6 +1,6 @@
 """A channel: openings, the newest connection wins, redial, keep-alive, bodies in pieces.
 
-`Talk` is the smallest protocol that can stand on a channel: what a fourth one needs at most.
+`Talk` is the smallest protocol on a channel, the model for a new one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Talk:
         self.opened_count += 1
         return Conversation(self, theirs.node_id)
 
-    # What tests do
+    # Steps of tests
 
     def do(self, work: Callable[[], object]) -> None:
         self.process.context.copy().run(work)
@@ -215,7 +215,7 @@ def test_more_connections_than_the_bound_are_rejected() -> None:
         with pytest.raises(RejectedError) as caught:
             await three.call(2)
         assert caught.value.code == OVERLOADED.code
-        # The peer that has one may replace it.
+        # A connected peer may replace its own connection.
         await one.call(2)
 
     play(test, ChannelSettings(connections_max=1))
@@ -281,7 +281,7 @@ def test_calls_come_at_once_first_and_then_ever_less_often() -> None:
 
 @pytest.mark.parametrize("high_first", [True, False])
 def test_of_two_calls_at_once_both_sides_keep_that_of_the_higher_id(high_first: bool) -> None:
-    # Each side meets both connections, in either order: what is left must be the same.
+    # Each side meets both connections, in either order: the same one must be left.
     for me, other in ((1, 2), (2, 1)):
         high_is_mine = me > other
         first_is_mine = high_is_mine == high_first

@@ -1,4 +1,4 @@
-"""Framing: what goes in comes out, however it is cut, and everything else ends it."""
+"""Framing: messages come out as sent, however cut; all other bytes end the connection."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_callers_frame_must_be_masked() -> None:
 
 
 def test_long_message_is_not_copied_again_with_each_piece() -> None:
-    """Half of a message in small pieces: the reader must not have looked at it in between."""
+    """Half of a message in small pieces: the reader must not parse in between."""
     frames = reader(None)
     data = framed([bytes(MESSAGE_BYTES_MAX)], None)
     assert frames.feed(data[:100]) == []

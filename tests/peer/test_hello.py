@@ -48,7 +48,7 @@ def test_a_protocol_may_add_facts_of_its_own() -> None:
     longer = LongerHello(channel="a", protocol=7, node_id=1, cluster_id=None, epoch=5)
     content = encode_hello(longer)
     assert decode_hello(content, LongerHello, "a", 7) == longer
-    # A node that does not know them reads the rest.
+    # A node without the added facts reads the rest.
     assert decode_hello(content, Hello, "a", 7).node_id == 1
     with pytest.raises(RejectedError):
         decode_hello(encode_hello(HELLO), LongerHello, "a", 7)

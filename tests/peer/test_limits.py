@@ -74,7 +74,7 @@ async def test_reserve_for_nodes_serves_nobody_else() -> None:
             first = await peer()
             assert (await first.request("GET", "/nowhere")).status == 404
             user, stranger, silent = await peer(), await peer(), await peer()
-            # The reserve is taken by those two: this one is told at once.
+            # Those two take the reserve: this one is refused at once.
             assert (await silent.reply()).error_code == 42901
             assert (await user.request("GET", "/healthy")).error_code == 42901
             assert await user.is_closed()
@@ -91,7 +91,7 @@ async def test_openings_in_progress_are_bounded_in_number_and_time() -> None:
         patch.setattr(network, "HANDSHAKES_MAX", 3)
         patch.setattr(handshake, "HANDSHAKE_S", 0.3)
         async with node() as callee, AsyncExitStack() as stack:
-            # Openings that were proven, as by somebody who repeats recorded ones.
+            # Proven openings, as of an attacker with recorded ones.
             caller = Caller(SECRET, CHANNEL, b"h", bytes(32))
             head = request_head(callee.address, CHANNEL, bytes(16), caller.nonce, caller.opening())
             peers = [

@@ -1,4 +1,4 @@
-"""Connections between nodes, over real sockets: opening them, what they carry, how they end."""
+"""Connections between nodes, over real sockets: openings, messages, ends."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_nobody_listening_is_refused() -> None:
         address = gone.address
         assert not await gone.network.is_refused(address, timeout_s=PATIENCE_S)
     network = HttpNetwork(SECRET)
-    with pytest.raises(RefusedError, match="nobody listens at 127"):
+    with pytest.raises(RefusedError, match="connection refused at 127"):
         await connect(network, address)
     assert await network.is_refused(address, timeout_s=PATIENCE_S)
 
@@ -114,7 +114,7 @@ async def test_name_is_refused_only_if_all_its_addresses_are() -> None:
 
 @on_both_loops
 async def test_name_with_an_unreachable_address_is_not_refused() -> None:
-    """The process may be alive behind the address that could not be tried."""
+    """The process may be alive behind the untried address."""
     async with node() as gone:
         port = gone.port
     refused = (socket.AF_INET, ("127.0.0.1", port))
@@ -149,7 +149,7 @@ async def test_ipv6_literals_are_addresses() -> None:
 
 @on_both_loops
 async def test_machine_that_does_not_answer_is_a_network_error_and_not_refused() -> None:
-    # A full backlog drops what comes, as a machine that is gone does.
+    # A full backlog drops connections, like a vanished machine.
     listener = socket.create_server(("127.0.0.1", 0), backlog=0)
     port = listener.getsockname()[1]
     fillers = [socket.socket() for _ in range(4)]
@@ -173,7 +173,7 @@ async def test_peer_that_takes_the_connection_and_says_nothing_is_given_up() -> 
         with pytest.raises(NetworkError, match="did not answer within"):
             await network.connect(address, CHANNEL, b"h", never, timeout_s=0.2)
         assert not await network.is_refused(address, timeout_s=PATIENCE_S)
-        await eventually(lambda: not network._callers)
+        await eventually(lambda: not network._openings.callers)
 
 
 @pytest.mark.parametrize("address", ["", "host", "::1:80", "a b:80", "h:0", "h:99999", "h:1\n"])
@@ -221,7 +221,7 @@ async def test_caller_that_is_cancelled_leaves_nothing_behind() -> None:
             await asyncio.gather(task, return_exceptions=True)
             if not task.cancelled():
                 (await task).connection.close()
-        await eventually(lambda: not callee.handed_over and not network._sockets)
+        await eventually(lambda: not callee.handed_over and not network._openings.sockets)
         assert all(receiver.closed_count == 1 for receiver in callee.acceptor.receivers)
 
 
@@ -302,7 +302,7 @@ async def test_secret_is_never_told(caplog: pytest.LogCaptureFixture) -> None:
     assert "without this cluster's secret" in caplog.text
 
 
-# What connections carry
+# Messages
 
 
 @on_both_loops
@@ -358,7 +358,7 @@ async def test_too_long_a_message_ends_the_connection() -> None:
         assert theirs.messages == []
 
 
-# How they end
+# Ends
 
 
 @on_both_loops

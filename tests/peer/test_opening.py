@@ -1,4 +1,4 @@
-"""The HTTP heads that open a connection between nodes, and addresses as text."""
+"""The HTTP heads of an opening between nodes, and addresses as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members that are nothing but their connections, in the simulated world."""
+"""Members reduced to their connections, in the simulated world."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PING = b"ping"
 
 @dataclass
 class Event:
-    """What a handler was told, and when."""
+    """A call of the handler, with its time."""
 
     at: float
     node_id: int
@@ -59,12 +59,12 @@ class Member:
     voters: VoterSet
     is_voter: bool
     limits: PeersLimits | None = None
-    """Which machine it runs on is its node id, unless `machine_id` says otherwise."""
+    """The machine's number is the node id, unless `machine_id` is set."""
     machine_id: int = 0
     changes: dict[str, object] = field(default_factory=dict)
     """Of its hello."""
     on_up: list[bytes] = field(default_factory=list)
-    """Sent to every peer as soon as it is up."""
+    """Sent to every peer at `peer_up`."""
     events: list[Event] = field(default_factory=list)
     peers: Peers | None = None
     known: KnownPeers | None = None
@@ -109,7 +109,7 @@ class Member:
     def _fail(self, reason: str) -> None:
         raise AssertionError(reason)
 
-    # What tests do
+    # Steps of tests
 
     @property
     def live(self) -> Peers:
@@ -152,7 +152,7 @@ class Member:
             process.context.copy().run(self.peers.retarget, is_voter, voters)
 
     def told(self, node_id: int) -> list[str]:
-        """What it was told of a peer, without what was received."""
+        """The handler's calls for a peer, without messages."""
         return [
             event.what for event in self.events if event.node_id == node_id and event.what != "got"
         ]
@@ -167,7 +167,7 @@ class Member:
 
 
 def cluster(world: World, voters: int, observers: int = 0) -> dict[int, Member]:
-    """That many members, started: voters from 1 on, then observers."""
+    """So many members, started: voters from 1 on, then observers."""
     ids = range(1, voters + 1)
     members = {
         node_id: Member(world, node_id, voter_set(*ids), is_voter=node_id <= voters)
@@ -179,7 +179,7 @@ def cluster(world: World, voters: int, observers: int = 0) -> dict[int, Member]:
 
 
 async def until(world: World, condition: Callable[[], bool], *, within_s: float) -> None:
-    """Return once that holds; fail if it does not in so much virtual time."""
+    """Return once the condition holds; fail after so much virtual time."""
     deadline = world.loop.now + within_s
     while not condition():
         assert world.loop.now < deadline, f"not within {within_s} s"
@@ -187,7 +187,7 @@ async def until(world: World, condition: Callable[[], bool], *, within_s: float)
 
 
 def all_connected(members: dict[int, Member], voters: int) -> bool:
-    """Whether every pair with a voter in it is connected, as both sides see it."""
+    """Whether every pair with a voter is connected, as seen by both sides."""
     return all(
         member.peers is not None
         and member.connected

@@ -116,7 +116,7 @@ def test_nodes_of_different_clusters_may_not() -> None:
 def test_different_lists_of_voters_may_not_begin_a_cluster() -> None:
     one = hello_of(1, cluster_id=None, bootstrap_id="a")
     assert "different lists" in reason(one, hello_of(2, cluster_id=None, bootstrap_id="b"))
-    # A member of an old cluster and a node that is to begin another one.
+    # A member of an old cluster, and a node at the start of another one.
     assert "different lists" in reason(one, hello_of(2, bootstrap_id="b"))
     check_hello(one, hello_of(2, cluster_id=None, bootstrap_id="a"), None)
     check_hello(one, hello_of(2, cluster_id=None), None)

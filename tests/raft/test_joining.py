@@ -8,7 +8,7 @@ import pytest
 
 from raftlog.peer.hello import encode_hello
 from raftlog.raft.hello import QuorumHello
-from raftlog.raft.joining import JOIN_CHANNEL, JOINERS_MAX, ask_cluster, join_hello
+from raftlog.raft.joining import JOIN_CHANNEL, JOINERS_MAX, find_cluster, join_hello
 from raftlog.raft.voters import NO_VOTERS
 from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, NOT_READY, UNAUTHORIZED, LogError
 from raftlog.world.network import Connection, Receiver, RejectedError
@@ -33,7 +33,7 @@ async def ask(
     asker = world.start(9, idle)
     try:
         answer = await asker.run(
-            ask_cluster(asker.network, addresses, hello, clock=asker.clock, timeout_s=timeout_s)
+            find_cluster(asker.network, addresses, hello, clock=asker.clock, timeout_s=timeout_s)
         )
         assert not asker.ends, "the question is over"
         return answer
@@ -115,7 +115,7 @@ def test_without_any_answer_the_error_names_every_address_and_what_came_from_it(
         assert "within 7 s" in text
         assert "n1.test:8082: n1.test:8082 did not answer" in text
         assert "n2.test:8082: Node 2 does not know its cluster itself yet" in text
-        assert "n3.test:8082: nobody listens there" in text
+        assert "n3.test:8082: connection refused" in text
         assert "n4.test:8082: no such host" in text
 
     play(main)
@@ -169,7 +169,7 @@ def test_one_node_that_rejects_does_not_hide_another_that_answers() -> None:
 
 
 class _Answering:
-    """An acceptor that rejects with one code."""
+    """An acceptor with one rejection for all."""
 
     def __init__(self, code: int) -> None:
         self.code = code

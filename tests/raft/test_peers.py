@@ -58,7 +58,7 @@ def test_what_is_sent_arrives_in_order_also_at_once_after_the_start() -> None:
         frames = [b"%d" % number for number in range(20)]
         one = Member(world, 1, voter_set(1, 2), is_voter=True, on_up=frames)
         two = Member(world, 2, voter_set(1, 2), is_voter=True, on_up=frames)
-        # One is known here already and may send long before the other side has noted who it is.
+        # Node 1 is pinned already and may send long before the other side has pinned node 1.
         world.disk(1).times.slow = 40.0  # type: ignore[union-attr]
         one.start()
         two.start()
@@ -129,7 +129,7 @@ def test_a_closed_member_tells_nothing_more_and_leaves_no_task() -> None:
         members = cluster(world, voters=3)
         await until(world, lambda: all_connected(members, 3), within_s=3)
         two = members[2]
-        # In its second life it has nothing to note, so closing waits for its tasks alone.
+        # In its second life it has nothing to pin, so closing waits for its tasks alone.
         two.crash()
         two.start()
         await until(world, lambda: all_connected(members, 3), within_s=3)
@@ -252,7 +252,7 @@ def test_a_process_that_is_restarted_at_once_is_connected_again(seed: int, victi
             members[victim].start()
             await until(world, lambda: all_connected(members, 2), within_s=3)
         await asyncio.sleep(2)
-        # What every handler checks: nobody is called dead while, or since, it is connected.
+        # Every handler checks: no peer is reported dead while connected, or connected since.
         assert all_connected(members, 2)
 
     play(seed, main)
@@ -271,7 +271,7 @@ def test_a_silent_connection_is_ended_by_its_owner_and_opened_anew() -> None:
 
 
 class _LateNetwork:
-    """A network whose calls are answered by the test."""
+    """A network: the test answers its calls."""
 
     def __init__(self) -> None:
         self.acceptors: dict[str, Acceptor] = {}
@@ -291,7 +291,7 @@ class _LateNetwork:
 
 
 class _Call:
-    """A connection that was called for by node 1."""
+    """A connection dialled by node 1."""
 
     hello = encode_hello(hello_of(1))
     address = "n1.test:8082"
@@ -305,7 +305,7 @@ class _Call:
 
 
 class _Teller:
-    """A handler that remembers."""
+    """A handler with a record of its calls."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -327,7 +327,7 @@ class _Teller:
 
 
 class _HeldDisk(SimulatedDisk):
-    """Work waits until the test lets it go on."""
+    """Disk work waits for the test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -340,7 +340,7 @@ class _HeldDisk(SimulatedDisk):
 
 
 async def turns(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until that holds."""
+    """Let the loop turn until the condition holds."""
     for _ in range(1000):
         if condition():
             return
@@ -395,7 +395,7 @@ def test_two_sides_that_both_call_end_with_one_connection(seed: int) -> None:
     async def main(world: World) -> None:
         world.network.latency_s = world.random("latency").choice([0.001, 0.02, 0.2])
         voters = voter_set(1, 2)
-        # Node 1 takes itself for an observer: it calls 2, and 2 calls it.
+        # Node 1 takes itself for an observer: nodes 1 and 2 dial each other.
         one = Member(world, 1, voters, is_voter=False)
         two = Member(world, 2, voters, is_voter=True)
         one.start()
@@ -474,11 +474,11 @@ def test_a_voter_is_found_by_the_voter_set_and_an_observer_by_its_hello() -> Non
     play(0, main)
 
 
-# All of it
+# All faults together
 
 
 def one_trouble(world: World, members: dict[int, Member], chance: random.Random) -> None:
-    """Something that goes wrong, or right."""
+    """A fault, or a recovery."""
     one, other = chance.sample(sorted(members), 2)
     match chance.randrange(8):
         case 0 | 1:
@@ -502,7 +502,7 @@ def start_all(members: dict[int, Member]) -> None:
 
 
 def send_to_all(members: dict[int, Member]) -> None:
-    """Ends that never learn of a reset by themselves notice when they send."""
+    """Ends without news of a reset notice when sending."""
     for node_id, member in members.items():
         for peer in member.connected:
             member.world.processes[node_id].context.copy().run(member.live.send, peer, b"x")

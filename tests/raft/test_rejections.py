@@ -1,4 +1,4 @@
-"""Who is not let in, on either side, and what is said about it."""
+"""Rejections by either side, and their log lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_reason_is_logged_once_until_the_node_has_been_connected(
 ) -> None:
     rejections = Rejections()
     for _ in range(3):
-        # Two nodes that look like one.
+        # Two nodes behind one address.
         rejections.add("a:1", RejectedError(1, "one"))
         rejections.add("a:1", RejectedError(1, "other"))
     assert [record.getMessage() for record in caplog.records] == [
@@ -56,7 +56,7 @@ def test_a_wiped_disk_is_refused_on_both_sides_until_it_is_forgotten(wiped: int)
         victim.crash()
         world.disk(wiped).remove("peers.json")
         victim.changes = {"directory_id": "new"}
-        # Also over a restart of the other one: what it knows is on its disk.
+        # Also over a restart of the other one: its pins are on its disk.
         other.crash(power=True)
         other.start()
         victim.start()

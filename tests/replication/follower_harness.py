@@ -46,11 +46,11 @@ FAST = StreamSettings(retry_s_min=0.001, retry_s_max=0.002, redial_s_min=0.001, 
 
 REDIALS = StreamSettings(redial_s_min=0.001, redial_s_max=0.01, ping_s=3600)
 DELAYS_S = (0.001, 0.002, 0.004, 0.008, 0.01, 0.01, 0.01)
-"""Between calls that fail, by these settings."""
+"""Delays between failed calls, by these settings."""
 
 
 class Clock(SystemClock):
-    """Remembers what was slept."""
+    """Records its sleeps."""
 
     def __init__(self) -> None:
         self.slept_s: list[float] = []
@@ -87,7 +87,7 @@ class Connection:
 
 
 class Network:
-    """Opens every connection at once, unless told otherwise."""
+    """Opens every connection at once, unless set to fail."""
 
     def __init__(self) -> None:
         self.hello = THEIR_HELLO
@@ -120,7 +120,7 @@ class Network:
 
 
 class Stage:
-    """A node that follows some partitions of one leader."""
+    """A follower of some partitions of one leader."""
 
     def __init__(self, partitions: int = 1, settings: StreamSettings = FAST) -> None:
         self.network = Network()
@@ -164,7 +164,7 @@ class Stage:
         self.network.opened[-1][1].received(content)
 
     def take(self) -> list[FromFollower]:
-        """What it has said since the last time, without pings."""
+        """The messages since the last call, without pings."""
         if not self.network.opened:
             return []
         sent, self.connection.sent = self.connection.sent, []

@@ -1,4 +1,4 @@
-"""A follower's connection, and the leader's side of it, for the tests of feeds."""
+"""A follower's connection and the leader's session, for the tests of streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.replication.streams_world import TOPIC_ID, FakePartition, row
 
 
 class Connection:
-    """Keeps what is sent."""
+    """Keeps sent messages."""
 
     def __init__(self, hello: bytes = b"") -> None:
         self.hello = hello
@@ -48,7 +48,7 @@ class Connection:
 
 
 class Stage:
-    """One session, and the replicas that it finds."""
+    """One session with its replicas."""
 
     def __init__(self, partitions: int = 2, settings: StreamSettings | None = None) -> None:
         self.replicas = {

@@ -1,7 +1,7 @@
-"""Nodes that only replicate, in the simulated world, with replicas that live in memory.
+"""Replicating nodes in the simulated world, with replicas in memory.
 
 A replica's batches are `(base offset, next offset, epoch, content)` with a small head of their own,
-so that a follower can take apart what it was sent, and complain.
+so that a follower can parse and check its data.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def row(
 
 
 class FakePartition:
-    """Both roles, as the contract has them. Outlives the processes of its node, like a disk."""
+    """Both roles, by the contract. Outlives the processes of its node, like a disk."""
 
     def __init__(self, node_id: int, image: PartitionImage) -> None:
         self.node_id = node_id
@@ -92,24 +92,22 @@ class FakePartition:
         self.batches: list[Batch] = []
         self.start = 0
         self.empty_end = 0
-        """Where the log ends while it has no batches."""
+        """Log end offset of an empty log."""
         self.synced = 0
         self.high_watermark = Offset(0)
         self.feeds: dict[int, Feed] = {}
         self.ends: dict[int, tuple[int, int, int]] = {}
-        """By follower: broker epoch, durable end, log start: what it has acknowledged."""
+        """By follower: broker epoch, durable end, log start, as acknowledged."""
         self.on_durable: Callable[[], None] | None = None
         self.sync_s: float | None = SYNC_S
         """None: nothing becomes durable before `sync`."""
         self.append_s: float | None = None
-        """How long appends take; None: they are done at once."""
+        """Duration of appends; None: done at once."""
         self.failures: list[LogError] = []
-        """Raised by the next appends of what was fetched."""
+        """Raised by the next appends of fetched batches."""
         self.read_failures: list[LogError] = []
         self.reads = 0
         self.appends = 0
-        self.taken = 0
-        """Bytes that a read gives, at most, is what it is asked for; counted here."""
         self.truncations: list[int] = []
         self.restarts: list[int] = []
         self.producers = b""
@@ -174,7 +172,7 @@ class FakePartition:
         self.image = image
 
     def crash(self) -> None:
-        """The process is gone, and with it what was not synced."""
+        """The process is gone, and its unflushed data."""
         self.feeds, self.ends, self.on_durable, self.working = {}, {}, None, 0
         self.cut(self.synced)
 
@@ -386,7 +384,7 @@ class FakePartition:
 
 
 def fail(reason: str) -> None:
-    """An `on_fatal` that fails the run."""
+    """An `on_fatal`: fail the run."""
     raise AssertionError(reason)
 
 
@@ -488,7 +486,7 @@ class Node:
 
 
 class Cluster:
-    """Nodes, and metadata that all of them apply at once, unless a test holds it back."""
+    """Nodes, and metadata applied by all at once, unless held back by a test."""
 
     def __init__(
         self,
@@ -538,7 +536,7 @@ class Cluster:
                 node.do(node.follow_all)
 
     def lead(self, leader: int, epoch: int, number: int = 0, nodes: Sequence[int] = ()) -> None:
-        """Have the nodes (all, if none are named) apply that leadership."""
+        """Apply a leadership on the nodes (all, if none are named)."""
         self.rows[number] = row(leader, epoch, number=number)
         for node_id in nodes or self.nodes:
             self.apply(node_id, number)
@@ -578,7 +576,7 @@ class Cluster:
 
 
 async def until(world: World, condition: Callable[[], bool], *, within_s: float) -> None:
-    """Return once that holds; fail if it does not in so much virtual time."""
+    """Return once the condition holds; fail after so much virtual time."""
     deadline = world.loop.now + within_s
     while not condition():
         assert world.loop.now < deadline, f"not within {within_s} s"

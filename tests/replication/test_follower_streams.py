@@ -1,4 +1,4 @@
-"""The follower's side alone: what it makes of what a leader says, however wrong."""
+"""The follower's side alone, against any messages of a leader, however wrong."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_data_that_does_not_belong_is_dropped_and_asked_for_anew(wrong: li
         stage.say(message)
     assert stage.state() is FollowState.BACKOFF
     assert stage.streams.error_of(TOPIC_ID, PartitionId(0)) != ""
-    # What still comes for the old handle is not heard.
+    # Late messages for the old handle have no effect.
     stage.say(data(1, 0, 1, batch(0)))
     stage.say(Marks([(1, 1, 0)]))
     stage.say(Refused(1, NOT_READY.code, "late"))
@@ -275,7 +275,7 @@ async def test_a_timer_of_the_time_before_sets_nothing_off() -> None:
 async def test_a_hole_in_the_log_is_not_taken_for_what_compaction_left_out(
     append_s: float | None,
 ) -> None:
-    """The log has lost its end since it was asked for: what comes does not belong behind it."""
+    """The log has lost its end since the subscription: the data does not fit behind."""
     stage = Stage()
     replica = stage.replicas[0]
     await stage.follow()
@@ -307,7 +307,7 @@ async def test_an_error_of_a_task_that_served_a_lost_connection_is_nobodys() -> 
     stage.network.opened[-1][1].closed()
     await stage.until(lambda: stage.network.has_opened(2))
     assert replica.failures, "the task has not failed yet"
-    # Without a pause for what the task met: on the new connection nothing was wrong.
+    # Without a back-off for the task's error: the new connection had none.
     await stage.until(lambda: stage.subscribed() == [1, 1])
     assert replica.failures == []
     assert stage.state() is FollowState.SUBSCRIBING

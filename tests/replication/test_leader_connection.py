@@ -1,4 +1,4 @@
-"""Whom a follower calls, whom it takes for its leader, and what it does when that changes."""
+"""The follower's connection: the dialled leader, its checks, and changes of both."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_replica_that_changes_leaders_is_asked_for_at_the_new_one_only()
     await stage.until(lambda: len(stage.network.opened) == 2 and stage.take())
     stage.heard.clear()
     first.sent.clear()
-    # In one turn: it is asked for anew, has something to acknowledge, and moves on.
+    # In one turn: subscribed again, an acknowledgement due, and moved on.
     replica.update(row(1, 2))
     stage.streams.follow(replica, LEADER)
     assert replica.on_durable is not None

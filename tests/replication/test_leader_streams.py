@@ -1,4 +1,4 @@
-"""The leader's side alone: what it makes of what a follower says, however wrong."""
+"""The leader's side alone, against any messages of a follower, however wrong."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_a_long_restart_goes_in_pieces_as_the_connection_takes_them() -> N
     assert [piece.has_more for piece in pieces if isinstance(piece, Restart)] == [True, True, False]
     whole = b"".join(piece.producers for piece in pieces if isinstance(piece, Restart))
     assert whole == replica.producers
-    # Nothing of it is in flight, and the follower is fed when it asks again.
+    # No bytes stay in flight, and a new subscription gets data.
     assert stage.session.bytes_in_flight == 0
     stage.say(Subscribe([asks(2, offset=7)]))
     assert stage.connection.take() == [Marks([(2, 0, 7)])]
@@ -144,7 +144,7 @@ async def test_a_feed_that_ends_is_refused_and_its_bytes_are_not_in_flight() -> 
     assert isinstance(refused, Refused)
     assert (refused.handle, refused.code) == (1, NO_LEADER.code)
     assert stage.session.bytes_in_flight == in_flight // 2
-    # What crosses with it is nobody's fault.
+    # Messages that cross with the end are no protocol errors.
     stage.say(Acks([(1, 1, 0), (2, 1, 0)]))
     stage.say(Unsubscribe([1]))
     assert not stage.connection.is_closed
@@ -173,11 +173,11 @@ async def test_acknowledgements_free_the_window_and_reach_the_replica() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Acks([(1, 4, 0)]),  # above what was sent
-        Acks([(1, 1, 0)]),  # below what was acknowledged
-        Acks([(9, 1, 0)]),  # a handle that was never given
+        Acks([(1, 4, 0)]),  # above the sent end
+        Acks([(1, 1, 0)]),  # below the acknowledged end
+        Acks([(9, 1, 0)]),  # an unknown handle
         Unsubscribe([9]),
-        Subscribe([asks(1, 1)]),  # a handle that was
+        Subscribe([asks(1, 1)]),  # a used handle
         Subscribe([asks(8, 1), asks(8, 1)]),
         Subscribe([asks(8, 1, offset=0, durable_end=1)]),
     ],
@@ -194,7 +194,7 @@ async def test_what_a_follower_cannot_mean_ends_the_session(message: FromFollowe
     assert stage.ended == [stage.session]
     assert stage.replicas[0].feeds == {}
     assert stage.replicas[0].ends == {2: (5, 2, 0)}, "nothing was believed"
-    # What it says after that is not heard, and the end is told once.
+    # Later messages have no effect, and the end is reported once.
     stage.say(Acks([(1, 3, 0)]))
     stage.session.closed()
     assert stage.ended == [stage.session]

@@ -1,4 +1,4 @@
-"""Who is let in as a follower, and what becomes of its connection."""
+"""Admission of followers, and the ends of their connections."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_a_newer_connection_of_a_broker_ends_the_older_one() -> None:
     assert not newer.is_closed
     assert replica.feeds == {}
     second.received(encode(Subscribe([asks(1)])))
-    # The older one's end, told late, is not the newer one's.
+    # The late end of the older one does not end the newer one.
     first.closed()
     assert len(replica.feeds) == 1
     assert len(feeds.describe()) == 1

@@ -1,4 +1,4 @@
-"""The bytes of the streams: what goes in comes out, and what is not ours is refused as such."""
+"""The bytes of the streams: round trips, and typed refusals of all other bytes."""
 
 from __future__ import annotations
 

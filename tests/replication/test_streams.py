@@ -189,7 +189,7 @@ def test_both_sides_end_a_silent_connection_and_the_follower_calls_again(seed: i
         if one_way != 2:
             world.network.block(2, 1)
         cluster.append(b"unheard")
-        # The pings that it has sent to no avail are not counted as heard.
+        # Its own undelivered pings do not count as messages of the peer.
         await until(world, lambda: not cluster[1].leader.describe(), within_s=4 if one_way else 3)
         await until(world, lambda: not cluster[2].follower.describe()[0].is_connected, within_s=3)
         world.network.heal()
@@ -249,7 +249,7 @@ def test_several_cuts_if_the_histories_part_more_than_once(seed: int) -> None:
         one, two = leader_and_follower(cluster)
         await until(world, lambda: cluster[2].streams is not None, within_s=1)
         world.network.partition([1], [2])
-        # Epochs 1, 3 and 5 were led by the one, 2 and 4 by the other; neither heard of it.
+        # Node 1 led epochs 1, 3 and 5, node 2 led 2 and 4; each missed the epochs of the other.
         for epoch in range(1, 6):
             node = 1 if epoch % 2 else 2
             cluster.lead(node, epoch, nodes=[node])
@@ -292,7 +292,7 @@ def test_marks_move_without_data() -> None:
         await until(world, lambda: two.high_watermark == 10, within_s=0.05)
         cluster[1].do(one.delete_before, 4)
         await until(world, lambda: two.log_start_offset == 4, within_s=0.05)
-        # And the leader hears of it.
+        # And the leader gets the acknowledgement.
         await until(world, lambda: one.ends[2][2] == 4, within_s=0.05)
 
     play(1, main)
@@ -472,7 +472,7 @@ def test_a_leader_that_returns_is_followed_soon() -> None:
     play(0, main)
 
 
-# Who may follow
+# Admission
 
 
 def test_an_earlier_start_of_a_broker_is_not_let_in() -> None:
@@ -480,13 +480,13 @@ def test_an_earlier_start_of_a_broker_is_not_let_in() -> None:
         cluster = Cluster(world)
         await connected(cluster)
         (before,) = cluster[1].leader.describe()
-        # Registered anew by somebody else; this process does not know.
+        # Registered again by another process; this one does not know.
         follower = cluster[2]
         epoch = follower.epoch
         follower.epoch = epoch + 1
         cluster[1].do(cluster[1].leader.broker_changed, 2)
         assert cluster[1].leader.describe() == []
-        # It learns of it in time: the next call names the new epoch.
+        # After the new metadata the next call has the new epoch.
         await asyncio.sleep(2)
         (after,) = cluster[1].leader.describe()
         assert (before.broker_epoch, after.broker_epoch) == (epoch, epoch + 1)

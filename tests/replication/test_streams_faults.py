@@ -1,4 +1,4 @@
-"""What goes wrong on a stream that is connected, and what becomes of it."""
+"""Faults of a connected stream, and their outcomes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.replication.streams_world import (
 from tests.replication.test_streams import SEEDS, SMALL, connected, leader_and_follower
 from tests.simulation.world import World
 
-# What cannot be taken
+# Failed appends
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -132,7 +132,7 @@ def test_a_failed_storage_is_left_alone_until_there_is_another() -> None:
         assert node.follower.describe()[0].failed == 1
         node.do(node.follow, follower)
         assert node.state() is FollowState.FAILED
-        # Repaired: the files are set aside, and an empty log is opened.
+        # Repaired: the files are quarantined, and an empty log is opened.
         node.replicas[0] = FakePartition(2, follower.image)
         node.do(node.follow, node.replicas[0])
         assert follower.on_durable is None
@@ -190,7 +190,7 @@ def test_a_truncation_that_fails_is_tried_again_and_one_that_does_nothing_is_not
         cluster.append(b"3")
         await until(world, cluster.agree, within_s=5)
         assert follower.truncations == [1]
-        # Now a follower that cuts nothing, whatever it is told.
+        # Now a follower that never truncates.
         world.network.partition([1], [2])
         cluster.lead(2, 4, nodes=[2])
         cluster.append(b"4")
@@ -205,7 +205,7 @@ def test_a_truncation_that_fails_is_tried_again_and_one_that_does_nothing_is_not
     play(0, main)
 
 
-# What has to wait
+# Waits
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -246,7 +246,7 @@ def test_a_subscription_waits_for_the_task_of_the_one_before(seed: int, how: str
         for number in range(3, 10):
             cluster.append(b"%d" % number)
         await until(world, lambda: follower.working > 0, within_s=0.1)
-        # The fake's `position` fails the run if it is asked for while the log is being changed.
+        # The fake's `position` fails the run during a change of the log.
         if how == "epoch":
             cluster.lead(1, 2)
         elif how == "leader":
@@ -395,7 +395,7 @@ def test_no_more_is_held_than_a_leader_may_send() -> None:
     play(0, main)
 
 
-# What is added by a reassignment
+# Replicas added by a reassignment
 
 
 def test_replicas_that_are_added_get_no_more_than_their_share() -> None:
@@ -419,7 +419,7 @@ def test_replicas_that_are_added_get_no_more_than_their_share() -> None:
         assert first < 50
         await asyncio.sleep(1)
         assert 40_000 <= (added.log_end_offset - first) * 1000 <= 60_000
-        # Without a bound it is done at once.
+        # Without a bound all bytes pass at once.
         cluster[1].adding_bytes_per_s = 0
         await until(world, cluster.agree, within_s=1)
         assert world.loop.now - began < 2
@@ -427,12 +427,12 @@ def test_replicas_that_are_added_get_no_more_than_their_share() -> None:
     play(0, main)
 
 
-# All of it
+# All faults together
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_replicas_agree_in_the_end_whatever_happens(seed: int) -> None:
-    """Leaders change to whoever has all that was committed; nothing committed is ever lost."""
+    """Leaders change to replicas with all committed records; no committed record is ever lost."""
 
     async def main(world: World) -> None:  # noqa: PLR0912 - a line or two for each event
         chance = random.Random(seed)
@@ -447,7 +447,7 @@ def test_replicas_agree_in_the_end_whatever_happens(seed: int) -> None:
                 committed[number] = known
 
         def everywhere(number: int) -> int:
-            """All replicas have that much durably."""
+            """Durable end of all replicas."""
             leader = cluster.leader(number)
             ends = [
                 leader.ends[each][1] if each in leader.ends else 0

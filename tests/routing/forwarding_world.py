@@ -1,4 +1,4 @@
-"""Three nodes that pass requests on, over the simulated network; their partitions are lists."""
+"""Three forwarding nodes on the simulated network; their partitions are lists."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def batch(*values: bytes, sequence: int = -1, producer_id: int = -1) -> RecordBa
 
 @dataclass
 class Records:
-    """What all replicas of the partition hold."""
+    """The records of all replicas."""
 
     batches: list[bytes] = field(default_factory=list)
     results: list[AppendResult] = field(default_factory=list)
@@ -83,24 +83,24 @@ class Records:
 
 
 class FakePartition:
-    """One node's replica: it leads if the node's own metadata says so."""
+    """One node's replica; leads by the node's own metadata."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.topic, self.topic_id, self.partition = TOPIC, TOPIC_ID, PartitionId(0)
         self.log = type("Log", (), {"config": LogConfig(max_message_bytes=MAX_MESSAGE_BYTES)})()
         self.errors: list[LogError] = []
-        """Raised by the next operations, before they do anything."""
+        """Raised by the next operations, before any effect."""
         self.late_errors: list[LogError] = []
         """Raised by the next appends, after the records were written."""
         self.calls: list[str] = []
         self.gate: asyncio.Event | None = None
-        """Operations wait for it."""
+        """Gate before operations."""
         self.after: asyncio.Event | None = None
-        """Appends that have written wait for it."""
+        """Gate of appends after their write."""
         self.is_closed = False
         self.known_end: int | None = None
-        """As a follower: how much it has, all of it committed."""
+        """As a follower: its records, all committed."""
         self.waiters: dict[int, tuple[int, Callable[[], None]]] = {}
 
     @property
@@ -185,7 +185,7 @@ class FakePartition:
 
 
 class FakeReplicas:
-    """What a node has, by its own metadata."""
+    """A node's replicas, by its own metadata."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -265,7 +265,7 @@ class Node:
         return self.replicas.mine
 
     def learn(self, leader: int, epoch: int) -> None:
-        """Have the node apply that its partition is led so."""
+        """Apply a leader and an epoch on the node."""
         image = self.replicas.image
         for number in NODES:
             host, _, port = self.cluster.world.address(number).rpartition(":")
@@ -304,7 +304,7 @@ class Node:
         return self.partitions.find(TOPIC, 0, any_replica=any_replica)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have the node do that."""
+        """Run work on the node."""
         return await self.process.run(work)
 
     async def append(self, *batches: RecordBatch, timeout_s: float = 5.0) -> list[AppendResult]:
@@ -324,7 +324,7 @@ class Node:
 
 
 class Cluster:
-    """The nodes, all of which know that node 1 leads in epoch 1."""
+    """The nodes; all know node 1 as the leader of epoch 1."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -344,7 +344,7 @@ class Cluster:
                 self.nodes[number].process.context.run(self.nodes[number].learn, leader, epoch)
 
     async def restart(self, number: int) -> None:
-        """A node whose process is down comes back, as another incarnation."""
+        """Start a stopped node again, as another incarnation."""
         self.broker_epochs[number] += 1
         self.world.start(number, self.nodes[number].main)
         await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""The channel between nodes: many requests on one connection, and how each of them may end."""
+"""Forwarding: many requests on one connection, and the ways in which each may end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def ask(
     node: Node, operation: Operation, body: bytes = b"", *, timeout_s: float = 5.0
 ) -> Reply:
     async def asking() -> Reply:
-        return await node.forwarder.ask(
+        return await node.forwarder.call(
             BrokerId(1), operation, [body] if body else [], timeout_s=timeout_s
         )
 
@@ -69,7 +69,7 @@ async def settled(cluster: Cluster) -> None:
     await asyncio.sleep(0.1)
     for node in cluster.nodes.values():
         for link in node.forwarder._links.values():
-            assert (link._asked, link._unsent, link._bytes, link._waits) == ({}, {}, 0, 0)
+            assert (link._in_flight, link._unsent, link._bytes, link._waits) == ({}, {}, 0, 0)
         for session in node.server._channel.sessions.values():
             assert (session._running, session._assembling) == ({}, {})
             assert (session._body_bytes, session._waits) == (0, 0)
@@ -232,7 +232,7 @@ def test_a_caller_that_comes_again_has_forgotten_its_first_connection() -> None:
         reading = asyncio.ensure_future(ask(cluster.nodes[2], READ))
         await asyncio.sleep(0.1)
         (old,) = leader.server._channel.sessions.values()
-        # Nothing tells the leader that the caller has lost its power.
+        # No event tells the leader of the caller's power loss.
         cluster.world.crash(2, power=True)
         await asyncio.gather(reading, return_exceptions=True)
         await cluster.restart(2)
@@ -295,7 +295,7 @@ def test_too_many_bytes_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         cluster.nodes[1].mine.gate.set()
         await asyncio.gather(*reads)
         large = Read(TOPIC_ID, 0, 0, 5_000, None)
-        await ask(node, large)  # alone it may be
+        await ask(node, large)  # admitted alone
         assert (await refusal(node, APPEND, bytes(10_001))).entry is BODY_TOO_LARGE
         await settled(cluster)
 
@@ -339,7 +339,7 @@ def test_answers_that_nobody_takes_do_not_pile_up(monkeypatch: pytest.MonkeyPatc
             patch.setattr(forwarding_server, "UNSENT_BYTES_MAX", 500)
             assert (await refusal(node, READ)).entry is OVERLOADED
         with monkeypatch.context() as patch:
-            # No later try can bring that one.
+            # No retry can deliver this batch.
             patch.setattr(forwarding_server, "BODY_BYTES_MAX", 500)
             assert (await refusal(node, READ)).entry is UNSUPPORTED_FORMAT
         await ask(node, READ)

@@ -1,4 +1,4 @@
-"""Messages between nodes: what is encoded is what is decoded, and nothing else is."""
+"""Messages of forwarding: round trips, and refusals of all other bytes."""
 
 from __future__ import annotations
 

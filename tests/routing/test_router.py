@@ -417,7 +417,7 @@ def test_a_wait_that_there_is_no_room_for_says_so() -> None:
         def refuse(*_: object, **__: object) -> None:
             raise LogError(OVERLOADED)
 
-        node.forwarder.ask = refuse  # type: ignore[assignment, method-assign]
+        node.forwarder.call = refuse  # type: ignore[assignment, method-assign]
         with pytest.raises(LogError) as caught:
             await node.run(node.find().wait_for_data(Offset(0), 30.0))
         assert caught.value.entry is OVERLOADED
