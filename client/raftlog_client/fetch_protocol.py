@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from enum import Enum, auto
 from struct import Struct
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from raftlog.record.frames import TOPIC_BYTES_MAX, FetchFrame
 from raftlog.record.types import Offset, PartitionId
@@ -36,6 +36,39 @@ FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
 REFUSAL_BYTES_MAX: Final = 64 * 1024
 IDLE_PER_NODE_MAX: Final = 4
 _HTTP_OK: Final = 200
+
+
+class BufferPool:
+    """Memory for received data, used again once no view of it is left.
+
+    New memory costs more than to fill it: the kernel clears it page by page.
+    """
+
+    __slots__ = ("_buffers", "_buffers_max")
+
+    def __init__(self, buffers_max: int) -> None:
+        self._buffers: list[bytearray] = []
+        """The newest, `buffers_max` at most."""
+        self._buffers_max = buffers_max
+
+    def get(self, size: int, size_max: int | None = None) -> bytearray:
+        """A buffer of at least `size` bytes; of at most `size_max`, if it is not new."""
+        for buffer in self._buffers:
+            fits = len(buffer) >= size and (size_max is None or len(buffer) <= size_max)
+            if fits and _is_free(buffer):
+                return buffer
+        buffer = bytearray(size)
+        self._buffers = [buffer, *self._buffers[: self._buffers_max - 1]]
+        return buffer
+
+
+def _is_free(buffer: bytearray) -> bool:
+    """Whether there is no view of it: with one, it refuses to change its size."""
+    try:
+        buffer.append(buffer.pop())
+    except BufferError:
+        return False
+    return True
 
 
 class FrameSink(Protocol):
@@ -368,8 +401,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is there."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not asserted: uvloop's transports are not asyncio's, by type.
+        self._transport = cast(asyncio.Transport, transport)
         self.is_open = True
 
     def get_buffer(self, sizehint: int) -> memoryview:

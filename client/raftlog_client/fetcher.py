@@ -28,7 +28,7 @@ from raftlog_client.errors import (
     TopicNotFoundError,
     server_error,
 )
-from raftlog_client.fetch_protocol import FetchConnectionPool
+from raftlog_client.fetch_protocol import BufferPool, FetchConnectionPool
 from raftlog_client.metadata import ClusterMetadata
 from raftlog_client.offsets import offsets_query
 from raftlog_client.record_buffer import RecordBuffer
@@ -39,6 +39,10 @@ from raftlog_client.types import PartitionOffsets, TopicPartition
 
 FETCHES_PER_NODE_MAX: Final = 2
 PARTITIONS_PER_FETCH_MAX: Final = 1_000
+POOLED_BYTES_MIN: Final = 64 * 1024
+"""Frames from this size on are received into memory that is used again."""
+POOLED_MAX: Final = 16
+"""Buffers to be used again. A node's frames are about 256 KiB, so this is a few MiB."""
 BROKEN_ATTEMPTS_MAX: Final = 40
 """A leader whose storage failed is followed by another, if the partition is replicated: try this
 often (about 10 s) before the reader is told."""
@@ -79,6 +83,7 @@ class FetchInFlight:
     """With the generation of each when the request was made."""
     take: Callable[[PartitionState, FetchFrame], None]
     """Called with each frame that is still wanted."""
+    buffers: BufferPool
     call: LeaderCall = field(init=False)
     task: asyncio.Task[None] | None = None
 
@@ -89,7 +94,12 @@ class FetchInFlight:
 
     def begin(self, frame: FetchFrame, size_bytes: int) -> memoryview:
         """Memory for a frame's data. Satisfies `FrameSink`."""
-        return memoryview(bytearray(size_bytes))
+        if size_bytes < POOLED_BYTES_MIN:
+            return memoryview(bytearray(size_bytes))
+        # Rounded up, so that frames of about the same size share buffers.
+        size_max = -(-size_bytes // POOLED_BYTES_MIN) * POOLED_BYTES_MIN
+        buffer = self.buffers.get(size_max, 2 * size_max)
+        return memoryview(buffer)[:size_bytes]
 
     def end(self, frame: FetchFrame, data: memoryview) -> None:
         """The frame is whole."""
@@ -117,6 +127,7 @@ class Fetcher:
         self._buffer = buffer
         self._settings = settings
         self._leaders = LeaderCalls(metadata)
+        self._buffers = BufferPool(POOLED_MAX)
         self._on_data = on_data
         """Told when the buffer has something new, or a position became known."""
         self._nodes: dict[NodeAddress, NodeFetches] = {}
@@ -241,6 +252,7 @@ class Fetcher:
                 request = FetchInFlight(
                     {state.source: (state, state.generation) for state in states},
                     self._take_frame,
+                    self._buffers,
                 )
                 request.call = self._leaders.follow(
                     node.address,

@@ -32,7 +32,7 @@ from raftlog_client.errors import (
     TopicNotFoundError,
     server_error,
 )
-from raftlog_client.fetch_protocol import FetchConnectionPool
+from raftlog_client.fetch_protocol import BufferPool, FetchConnectionPool
 from raftlog_client.metadata import UNKNOWN_TOPIC_ATTEMPTS, ClusterMetadata
 from raftlog_client.routing import SLOW_S, LeaderCalls
 from raftlog_client.transport import NodeAddress
@@ -62,43 +62,12 @@ class RangeChunk(NamedTuple):
     """All records of the range below it have been given."""
 
 
-class _Buffers:
-    """Memory of chunks, used again once nobody holds a view of it any more.
-
-    New memory costs more than to fill it: the kernel clears it page by page.
-    """
-
-    __slots__ = ("_buffers",)
-
-    def __init__(self) -> None:
-        self._buffers: list[bytearray] = []
-        """The newest, BUFFERS_KEPT_MAX at most."""
-
-    def get(self, size: int) -> bytearray:
-        """One of at least so many bytes."""
-        for buffer in self._buffers:
-            if len(buffer) >= size and _is_free(buffer):
-                return buffer
-        buffer = bytearray(size)
-        self._buffers = [buffer, *self._buffers[: BUFFERS_KEPT_MAX - 1]]
-        return buffer
-
-
-def _is_free(buffer: bytearray) -> bool:
-    """Whether there is no view of it: with one, it refuses to change its size."""
-    try:
-        buffer.append(buffer.pop())
-    except BufferError:
-        return False
-    return True
-
-
 class _Buffer:
     """Where the data of one answer's frames is put, next to each other."""
 
     __slots__ = ("_buffers", "_bytes_max", "_data", "_taken")
 
-    def __init__(self, buffers: _Buffers, first_bytes: int, bytes_max: int) -> None:
+    def __init__(self, buffers: BufferPool, first_bytes: int, bytes_max: int) -> None:
         self._buffers = buffers
         self._data = memoryview(buffers.get(first_bytes))
         self._bytes_max = bytes_max
@@ -188,7 +157,7 @@ class RangeReader:
         self._topic_id = topic_id
         self._chunk_bytes = chunk_bytes
         self._buffer_bytes = min(FIRST_BUFFER_BYTES, chunk_bytes)
-        self._buffers = _Buffers()
+        self._buffers = BufferPool(BUFFERS_KEPT_MAX)
         self._is_stale = False
         self._times_changed = 0
         """Looks at the metadata in a row that had no such topic, or another one."""

@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import msgspec
-from raftlog_client import Admin, NodeInfo, RaftlogClientError, ServerError
+from raftlog_client import Admin, RaftlogClientError, ServerError
 
+from raftlog.api.cluster import NodeInfo, QuorumInfo
+from raftlog.api.common import ErrorBody
 from raftlog.cluster.errors import ClusterError
 from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND
 
@@ -149,15 +151,6 @@ REASON_CHARACTERS_MAX: Final = 200
 NO_ANSWER: Final = "does not answer"
 
 
-class QuorumView(msgspec.Struct, frozen=True):
-    """The part of GET /v1/quorum that tells who leads."""
-
-    node_id: int
-    leader_id: int | None
-    term: int
-    is_active: bool
-
-
 class Probes:
     """Asks nodes by address. Use it as a context manager, in one event loop."""
 
@@ -183,17 +176,23 @@ class Probes:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return NO_ANSWER
         try:
-            return str(msgspec.json.decode(body)["message"])[:REASON_CHARACTERS_MAX]
-        except (msgspec.DecodeError, KeyError, TypeError):
+            return msgspec.json.decode(body, type=ErrorBody).message[:REASON_CHARACTERS_MAX]
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return body[:REASON_CHARACTERS_MAX].decode(errors="replace")
 
-    async def quorum(self, address: str) -> QuorumView | None:
+    async def quorum(self, address: str) -> QuorumInfo | None:
         """What the node says of the quorum; None if it says nothing."""
         try:
             async with self._session.get(f"http://{address}/v1/quorum") as response:
-                body: Any = await response.content.read(ANSWER_BYTES_MAX)
-            return msgspec.json.decode(body, type=QuorumView)
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+                body = await response.content.read(ANSWER_BYTES_MAX)
+            return msgspec.json.decode(body, type=QuorumInfo)
+        except (
+            aiohttp.ClientError,
+            TimeoutError,
+            OSError,
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+        ):
             return None
 
     async def controller(self, *addresses: str) -> int | None:
