@@ -1,14 +1,14 @@
 """raftlog_client: the asyncio client of raftlog: produce, consume and administer, fully typed.
 
-Purpose: give a Python program the log at the speed of its whole batches, in the shape that users
-of aiokafka know: `Producer`, `Consumer`, `Admin`, each an async context manager.
+Purpose: give a Python program the log at the speed of whole batches, in the shape known from
+aiokafka: `Producer`, `Consumer`, `Admin`, each an async context manager.
 
-Rules: of raftlog it imports only `raftlog.record` (the batch format, the wire frames, the error
-table) and `raftlog.api` (the wire shapes). Every buffer, wait and retry has a named bound. No
-record is ever reported written that was not acknowledged, and an error says whether the outcome is
+Rules: of raftlog, the client imports only `raftlog.record` (the batch format, the wire frames, the
+error table) and `raftlog.api` (the wire shapes). Every buffer, wait and retry has a named bound. No
+record is reported written without an acknowledgement, and an error says whether the outcome is
 known.
 
-It must not know: how a node stores, replicates or elects; it knows addresses, leaders and errors.
+Must not know: how a node stores, replicates or elects; only addresses, leaders and errors.
 """
 
 from raftlog.api.cluster import ClusterSettings, NodeInfo, QuorumInfo, QuorumMember

@@ -1,8 +1,8 @@
-"""Where records gather into batches before they are sent, within one bound for all of memory.
+"""Gathers records into batches before they are sent, within one bound for all of memory.
 
-Records are encoded straight into the open batch of their partition. A batch is closed when the next
-record does not fit, and leaves then, or before that when its linger time is over, when somebody
-flushes, or when the buffer is full.
+Records are encoded straight into the open batch of their partition. A batch is closed, and leaves,
+when the next record does not fit; earlier when its linger time is over, on a flush, or when the
+buffer is full.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from raftlog_client.raw_batch import RawBatchBuilder, RawBatchSend
 from raftlog_client.types import TopicDescription, TopicPartition
 
 RECORD_OVERHEAD_BYTES: Final = 24
-"""What a record costs in its batch besides key, value and headers: varints of usual sizes."""
+"""Bytes of a record in its batch besides key, value and headers: varints of usual sizes."""
 FUTURE_BYTES: Final = 200
-"""What the future of an awaited record costs, and its place in the lists."""
+"""Memory of an awaited record's future, and of its place in the lists."""
 
 BULK_LINGER_S: Final = 0.005
-"""Batches of bulk work may fill at least this long: more records are coming, and nobody waits for
-a single one."""
+"""Batches of bulk work may fill at least this long: more records are coming, and no caller waits
+for a single one."""
 
 
 class TopicQueues:
-    """The partitions of one topic, and which of them takes the records without a key."""
+    """The partitions of one topic, and the one for records without a key."""
 
     __slots__ = ("_turn", "name", "queues", "sticky", "times_missing", "topic_id")
 
@@ -41,13 +41,13 @@ class TopicQueues:
         self.topic_id = description.topic_id
         self.queues: list[PartitionQueue] = []
         self.times_missing = 0
-        """Metadata answers in a row that did not know the topic."""
+        """Metadata answers in a row without the topic."""
         self.grow(description, is_idempotent=is_idempotent)
         self._turn = random.randrange(len(self.queues))
         self.sticky = self.queues[self._turn]
 
     def grow(self, description: TopicDescription, *, is_idempotent: bool) -> None:
-        """Take over partitions that were added, and a topic made anew under the same name."""
+        """Take over new partitions, and a topic created again under the same name."""
         for partition in range(len(self.queues), len(description.partitions)):
             self.queues.append(
                 PartitionQueue(TopicPartition(self.name, partition), is_idempotent=is_idempotent)
@@ -58,7 +58,7 @@ class TopicQueues:
                 queue.forget_identity()
 
     def next_sticky(self) -> PartitionQueue:
-        """Move on to the next partition, passing over those that cannot be sent to now."""
+        """Move on to the next partition, passing over partitions in back-off."""
         queues = self.queues
         for _ in queues:
             self._turn = (self._turn + 1) % len(queues)
@@ -79,7 +79,7 @@ class TopicQueues:
 
 
 class Accumulator:
-    """All batches that are not settled, and the room they take."""
+    """All batches without an outcome yet, and their share of the buffer."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Accumulator:
         self.buffered_bytes = 0
         self.buffer_bytes_max = buffer_bytes_max
         self.unsettled: dict[PendingBatch, PartitionQueue] = {}
-        """In the order they were opened. Bounded by the buffer."""
+        """In the order of opening. Bounded by the buffer."""
         self._compression = compression
         self._batch_bytes_max = batch_bytes_max
         self._linger_s = linger_s
@@ -127,12 +127,12 @@ class Accumulator:
         return batch
 
     def add_encoded(self, queue: PartitionQueue, records: RawBatchBuilder) -> asyncio.Future[int]:
-        """Send a batch that is full already; the future tells its base offset, -1 if unknown."""
+        """Send a full batch; the future gives its base offset, -1 if unknown."""
         self.close_batch(queue)
         listener = RawBatchSend()
         batch = PendingBatch(
             queue.target,
-            # Of its parts, should it have to be split.
+            # Of its parts, if the batch is split.
             compression=records.header.compression,
             size_bytes_max=len(records.build()),
             deadline=asyncio.get_running_loop().time() + self._delivery_timeout_s,
@@ -149,7 +149,7 @@ class Accumulator:
         return listener.future
 
     def close_batch(self, queue: PartitionQueue) -> None:
-        """Close the partition's open batch, if there is one: it may leave."""
+        """Close the partition's open batch, if there is one, so that it may leave."""
         if queue.open is not None:
             if queue.open.linger_timer is not None:
                 queue.open.linger_timer.cancel()
@@ -158,7 +158,7 @@ class Accumulator:
                 self._on_ready(queue)
 
     def discard_empty(self, queue: PartitionQueue) -> None:
-        """Take back an open batch whose first record proved to be unfit."""
+        """Take back an open batch after the refusal of its first record."""
         batch = queue.open
         if batch is not None and not batch.record_count:
             queue.open = None
@@ -167,7 +167,7 @@ class Accumulator:
             del self.unsettled[batch]
 
     def reserve(self, batch: PendingBatch, size_bytes: int) -> None:
-        """Count bytes that the batch takes of the buffer."""
+        """Charge the batch's bytes to the buffer."""
         batch.reserved_bytes += size_bytes
         self.buffered_bytes += size_bytes
 
@@ -195,7 +195,7 @@ class Accumulator:
         finally:
             timer.cancel()
             self.waiters.remove(waiter)
-            # Runs after this sender has taken its room: the next one sees what is left.
+            # Runs after this sender has taken its room, so the next one sees the rest.
             loop.call_soon(self._wake)
 
     def hurry(self) -> None:
@@ -204,7 +204,7 @@ class Accumulator:
             self._linger_over(queue, batch)
 
     def close(self, error: RaftlogClientError) -> None:
-        """Let nobody wait any more."""
+        """Fail all waiting senders."""
         self._closed = error
         for waiter in self.waiters:
             if not waiter.done():
@@ -226,11 +226,11 @@ class Accumulator:
             self._wake()
 
     def _wake(self) -> None:
-        """Let the first in line in, if there is room. It leaves the line when it runs."""
+        """Wake the first sender in line, if there is room; it leaves the line when it runs."""
         if not self.waiters:
             return
         if self.buffered_bytes >= self.buffer_bytes_max:
-            # Nothing may linger while somebody waits for its room.
+            # No batch may linger while a sender waits for its room.
             self.hurry()
         else:
             waiter = self.waiters[0]

@@ -58,9 +58,9 @@ from raftlog_client.types import (
 ConfigValue = str | int | float | bool
 
 LEADER_PATIENCE_S: Final = 2.0
-"""How long to wait for what only the quorum's leader knows, if it is said to be elsewhere."""
+"""How long to wait for the quorum's leader, if another node answered for the quorum."""
 REPLICAS_PATIENCE_S: Final = 2.0
-"""A partition leader that is silent for longer is left out of `describe_replicas`."""
+"""A partition leader's answer that takes longer is left out of `describe_replicas`."""
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Admin(Startable):
     """Administers a cluster; an async context manager.
 
     Reads are tried on one node after another until `request_timeout_ms`. A change is repeated only
-    if the try before it certainly reached no node; otherwise the error says `outcome_unknown`.
+    if the last attempt certainly reached no node; otherwise the error says `outcome_unknown`.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Admin(Startable):
     async def start(self, *, needs_ready_node: bool = True) -> None:
         """Connect. Raises ConnectionLostError if no node answers.
 
-        Without `needs_ready_node` nobody is asked yet: `describe_quorum` and `describe_nodes` are
-        answered even by nodes that wait for a quorum, which answer nothing else.
+        Without `needs_ready_node` no node is called yet: nodes without a quorum answer
+        `describe_quorum` and `describe_nodes`, and nothing else.
         """
         if self._is_started:
             return
@@ -127,7 +127,7 @@ class Admin(Startable):
         replication_factor: int | None = None,
         configs: Mapping[str, ConfigValue] | None = None,
     ) -> TopicDescription:
-        """Create a topic; the cluster's defaults fill what is left out.
+        """Create a topic; the cluster's defaults fill the rest.
 
         Raises ServerError (TOPIC_EXISTS, INVALID_TOPIC, INVALID_PARTITIONS, INVALID_CONFIG).
         """
@@ -138,7 +138,7 @@ class Admin(Startable):
 
     async def create_topics(self, topics: Iterable[NewTopic]) -> list[TopicDescription]:
         """Create topics one after the other. Raises as `create_topic` does, at the first failure;
-        the topics before it are created."""
+        earlier topics stay created."""
         return [
             await self.create_topic(
                 topic.name,
@@ -154,8 +154,8 @@ class Admin(Startable):
         await self._change("DELETE", self._path("topics", name))
 
     async def delete_topics(self, names: Iterable[str]) -> None:
-        """Delete topics one after the other. Raises TopicNotFoundError at the first that is not
-        there; those before it are deleted."""
+        """Delete topics one after the other. Raises TopicNotFoundError at the first unknown
+        one; earlier topics stay deleted."""
         for name in names:
             await self.delete_topic(name)
 
@@ -169,7 +169,7 @@ class Admin(Startable):
         return (await self.describe_topics((name,)))[0]
 
     async def describe_topics(self, names: Iterable[str] | None = None) -> list[TopicDescription]:
-        """These topics, or all of them, by name. Raises TopicNotFoundError."""
+        """These topics, or all topics, by name. Raises TopicNotFoundError."""
         self._require_started()
         if names is None:
             view = await self._metadata.refresh(None)
@@ -213,7 +213,7 @@ class Admin(Startable):
             await self._change("POST", path, ConfigChanges(changes))
 
     async def create_partitions(self, topic: str, total: int) -> None:
-        """Let a topic have `total` partitions; they can only become more.
+        """Grow a topic to `total` partitions; the number never shrinks.
 
         Records of a key may go to another partition from then on. Raises TopicNotFoundError,
         ServerError (INVALID_PARTITIONS).
@@ -223,10 +223,10 @@ class Admin(Startable):
     async def offsets(
         self, topics: Iterable[str], *, at_hand_after_ms: float | None = None
     ) -> dict[TopicPartition, PartitionOffsets]:
-        """The offsets that can be read, of all partitions of these topics.
+        """Readable offsets of all partitions of these topics.
 
-        With `at_hand_after_ms`, those that are known after this time; partitions that nobody leads
-        are left out then. Raises TopicNotFoundError, ServerError(NO_LEADER).
+        With `at_hand_after_ms`, the offsets known after this time; partitions without a leader are
+        left out then. Raises TopicNotFoundError, ServerError(NO_LEADER).
         """
         self._require_started()
         at_hand_after_s = None if at_hand_after_ms is None else at_hand_after_ms / 1000
@@ -235,7 +235,7 @@ class Admin(Startable):
     async def delete_records(
         self, offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Delete the records of each partition below an offset; -1 means all that can be read.
+        """Delete the records of each partition below an offset; -1 means all readable ones.
 
         Returns where the partitions begin now. Raises the first partition's error, if any, once all
         were tried.
@@ -249,11 +249,11 @@ class Admin(Startable):
         return (await self._metadata.refresh(())).cluster_info()
 
     async def describe_nodes(self) -> tuple[NodeInfo, ...]:
-        """Every node of the cluster: where it is, whether it votes, whether it is fenced."""
+        """Every node of the cluster: its address, its vote, its fencing."""
         return (await self._read("/v1/nodes", NodeList)).nodes
 
     async def describe_quorum(self) -> QuorumInfo:
-        """The metadata quorum, as its leader sees it, or any node if the leader does not answer."""
+        """The metadata quorum, as its leader sees it; else as any node does."""
         info = await self._read("/v1/quorum", QuorumInfo)
         leader = next((voter for voter in info.voters if voter.is_leader), None)
         if leader is None or leader.node_id == info.node_id or not (leader.host and leader.port):
@@ -270,27 +270,27 @@ class Admin(Startable):
             return info
 
     async def add_voter(self, node_id: int) -> None:
-        """Give a vote to a node that follows the metadata log. Raises ServerError(ILLEGAL_STATE)
-        if that is not possible; see `raftlog quorum describe`."""
+        """Give a vote to a connected observer. Raises ServerError(ILLEGAL_STATE) if the node is
+        none; see `raftlog quorum describe`."""
         await self._change("POST", "/v1/quorum/voters", NewVoter(node_id))
 
     async def remove_voter(self, node_id: int) -> None:
-        """Take a node's vote. Raises ServerError(ILLEGAL_STATE) if it has none, or the only one."""
+        """Take a node's vote. Raises ServerError(ILLEGAL_STATE) for no vote, or the last."""
         await self._change("DELETE", f"/v1/quorum/voters/{int(node_id)}")
 
     async def remove_node(self, node_id: int) -> None:
-        """Have the cluster forget a node that is gone for good: another one, with an empty data
-        directory, may then join under its id. Raises ServerError: NOT_FOUND, or ILLEGAL_STATE
-        while it is alive, has a vote, or holds replicas."""
+        """Unregister a node that is gone for good: another one, with an empty data directory, may
+        then join under its id. Raises ServerError: NOT_FOUND, or ILLEGAL_STATE while the node is
+        alive, has a vote, or holds replicas."""
         await self._change("DELETE", f"/v1/nodes/{int(node_id)}")
 
     async def decommission_node(self, node_id: int) -> None:
-        """Have everything that a node holds moved to others; see `describe_decommission`. Harmless
-        to repeat. Raises ServerError: NOT_FOUND, or ILLEGAL_STATE if the others are too few."""
+        """Move all replicas of a node to other nodes; see `describe_decommission`. Harmless to
+        repeat. Raises ServerError: NOT_FOUND, or ILLEGAL_STATE if the others are too few."""
         await self._change("POST", f"/v1/nodes/{int(node_id)}/decommission")
 
     async def cancel_decommission(self, node_id: int) -> None:
-        """Let a node keep what it still holds. Raises ServerError(NOT_FOUND)."""
+        """Cancel a decommission: the remaining replicas stay. Raises ServerError(NOT_FOUND)."""
         await self._change("DELETE", f"/v1/nodes/{int(node_id)}/decommission")
 
     async def describe_decommission(self, node_id: int) -> DecommissionProgress:
@@ -298,25 +298,25 @@ class Admin(Startable):
         return await self._read(f"/v1/nodes/{int(node_id)}/decommission", DecommissionProgress)
 
     async def set_maintenance(self, node_id: int, *, enabled: bool) -> None:
-        """Have a node lead only what nobody else can, or end that; lasts over its restarts. Raises
-        ServerError(NOT_FOUND)."""
+        """Begin or end a node's maintenance: it leads only partitions without another leader. Lasts
+        over restarts. Raises ServerError(NOT_FOUND)."""
         method = "PUT" if enabled else "DELETE"
         await self._change(method, f"/v1/nodes/{int(node_id)}/maintenance")
 
     async def elect_leader(
         self, topic: str, partition: int, broker: int | None = None, *, unclean: bool = False
     ) -> None:
-        """Let a replica lead a partition; None: the best other one than the present leader.
+        """Elect a replica as leader; None: the best one but the present leader.
 
-        `unclean`: also one that is not in sync, if nobody else can: what it lacks of the committed
-        records is lost for good. Raises TopicNotFoundError, ServerError(ILLEGAL_STATE).
+        `unclean`: also a replica that is not in sync, if no other can lead: the committed records
+        that it lacks are lost for good. Raises TopicNotFoundError, ServerError(ILLEGAL_STATE).
         """
         path = f"/v1/topics/{quote(topic, safe='')}/partitions/{int(partition)}/leader"
         await self._change("POST", path, LeaderElection(broker, unclean))
 
     async def describe_replicas(self, topic: str) -> dict[int, PartitionStatus]:
-        """By partition, how far its replicas are; what nobody can tell at the moment is left out.
-        Raises TopicNotFoundError."""
+        """Progress of the replicas, by partition; partitions without an answer of the leader
+        are left out. Raises TopicNotFoundError."""
         partitions = [
             TopicPartition(topic, info.partition)
             for info in (await self.describe_topic(topic)).partitions
@@ -336,7 +336,7 @@ class Admin(Startable):
         return found
 
     async def describe_reassignments(self) -> ReassignmentList:
-        """The partitions whose replicas are being moved."""
+        """Partitions under reassignment."""
         return await self._read("/v1/reassignments", ReassignmentList)
 
     async def reassign(self, replicas: Mapping[TopicPartition, Sequence[int]]) -> None:
@@ -352,31 +352,31 @@ class Admin(Startable):
         await self._change("POST", "/v1/reassignments", NewReassignments(moves))
 
     async def cancel_reassignment(self, topic: str, partition: int) -> None:
-        """Leave a partition to the nodes that held it. Raises TopicNotFoundError, ServerError
-        (ILLEGAL_STATE: it is not being moved)."""
+        """Cancel a partition's reassignment. Raises TopicNotFoundError, ServerError (ILLEGAL_STATE:
+        there is none)."""
         path = f"/v1/reassignments/{quote(topic, safe='')}/{int(partition)}"
         await self._change("DELETE", path)
 
     async def transfer_leadership(self, node_id: int | None = None) -> None:
-        """Let that voter lead the quorum, or any other than the present leader. Raises
+        """Transfer the quorum's leadership to a voter, by default to any other one. Raises
         ServerError(ILLEGAL_STATE)."""
         await self._change("POST", "/v1/quorum/transfer", LeadershipTransfer(node_id))
 
     async def describe_cluster_settings(self, *, fresh: bool = False) -> ClusterSettings:
-        """Topic configs that are set for the whole cluster, as some node has applied them.
+        """Topic configs set for the whole cluster, as applied by some node.
 
-        `fresh`: with every change that was acknowledged before this call; fails without a quorum.
+        `fresh`: with every change acknowledged before this call; fails without a quorum.
         """
         path = "/v1/cluster/settings" + ("?fresh=true" if fresh else "")
-        # A fresh answer takes the quorum, and so as long as that takes to have a leader.
+        # A fresh answer takes the quorum, and so the time of an election.
         patience_s = self._metadata.request_timeout_s if fresh else METADATA_PATIENCE_S
         return await self._read(path, ClusterSettings, patience_s=patience_s)
 
     async def alter_cluster_settings(
         self, values: Mapping[str, ConfigValue] | None = None, *, unset: Iterable[str] = ()
     ) -> ClusterSettings:
-        """Set topic configs for all topics that do not set them, and return those of `unset` to
-        their defaults: all or none. Returns the settings after it. ServerError(INVALID_CONFIG).
+        """Set topic configs below those of the topics, and return those of `unset` to their
+        defaults: all or none. Returns the new settings. ServerError(INVALID_CONFIG).
         """
         texts = {name: config_text(value) for name, value in (values or {}).items()}
         self._require_started()
@@ -425,5 +425,5 @@ def _is_unknown_path(error: RaftlogClientError) -> bool:
 
 
 def config_text(value: ConfigValue) -> str:
-    """A config's value as the cluster writes it: true and false are lower case."""
+    """A config's value as the cluster writes values: true and false are lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,7 +1,7 @@
-"""One record batch on its way: the records gathered, who waits for them, and what became of them.
+"""One record batch on its way: its records, their futures, their outcome.
 
-Life: open (takes records) → sealed (takes no more) → stamped (has producer id and sequence; once it
-may be written its bytes never change, for a node recognises a repeat by them) → settled
+Life: open (takes records) → sealed (takes no more) → stamped (has producer id and sequence; once
+possibly written, its bytes never change, for a node recognises a repeat by its sequence) → settled
 (acknowledged or failed), once. A batch that proves too large is split, and its halves go on.
 """
 
@@ -25,18 +25,21 @@ from raftlog_client.types import (
 )
 
 NO_OFFSET = -1
-"""The offset of a record that was acknowledged without one (acks=0)."""
+"""The offset of a record acknowledged without one (acks=0)."""
 
 
 class ProducerIdentity(NamedTuple):
-    """What a node recognises repeats by. A partition gets a new one after a batch was given up."""
+    """Producer id and epoch, by which a node recognises repeats.
+
+    A partition gets a new identity after a batch with unknown outcome was given up.
+    """
 
     producer_id: ProducerId
     producer_epoch: ProducerEpoch
 
 
 class Acknowledged(NamedTuple):
-    """A node's word that a frame of batches is written as far as `acks` asks."""
+    """A frame of batches is written as far as `acks` requires."""
 
     base_offset: int
     last_offset: int
@@ -44,10 +47,10 @@ class Acknowledged(NamedTuple):
 
 
 class BulkListener(Protocol):
-    """Whoever waits for whole batches instead of single records."""
+    """Listener for the outcome of whole batches."""
 
     def batch_acknowledged(self, batch: PendingBatch, base_offset: int) -> None:
-        """The batch is written; base_offset is -1 if nobody knows where."""
+        """The batch is written; base_offset is -1 if unknown."""
         ...
 
     def batch_failed(self, batch: PendingBatch, error: RaftlogClientError) -> None:
@@ -96,7 +99,7 @@ class PendingBatch:
         on_change: Callable[[PendingBatch, Sequence[PendingBatch]], None],
         builder: BatchBuilder | None = None,
     ) -> None:
-        """`builder` is given if it holds records already."""
+        """`builder` is given if records are in it already."""
         self.target = target
         self.builder = builder or BatchBuilder(compression, size_bytes_max)
         self.append = self.builder.append
@@ -106,17 +109,17 @@ class PendingBatch:
         self.futures: list[asyncio.Future[RecordMetadata]] = []
         self.timestamps: list[int] = []
         self.reserved_bytes = 0
-        """What the batch takes of the send buffer."""
+        """The batch's share of the send buffer."""
         self.is_due = False
         """Whether the batch may travel before it is full."""
         self.linger_timer: asyncio.TimerHandle | None = None
         self.identity: ProducerIdentity | None = None
         self.base_sequence = NO_SEQUENCE
         self.outcome_unknown = False
-        """Whether an attempt ended so that it may have written the batch. Never forgotten."""
+        """Whether an attempt may have written the batch. Never reset."""
         self.last_error: RaftlogClientError | None = None
         self.is_settled = False
-        """Whether the batch is done with. Its parts, if it was split, may not be."""
+        """Whether the batch has an outcome. After a split its parts may have none yet."""
         self._waiters: list[asyncio.Future[None]] = []
         self._parts: Sequence[PendingBatch] = ()
         self._compression = compression
@@ -130,14 +133,14 @@ class PendingBatch:
 
     @property
     def was_sent(self) -> bool:
-        """Whether the batch ever left, whatever became of it."""
+        """Whether the batch was ever sent."""
         return self.last_error is not None or self._data is not None
 
     def stamp(self, identity: ProducerIdentity, base_sequence: int) -> None:
-        """Give the batch what a node recognises repeats by.
+        """Stamp producer identity and sequence, by which a node recognises repeats.
 
-        Stamping again is allowed only while the batch is certainly not written: otherwise it could
-        be written twice.
+        Allowed again only while the batch is certainly not written: otherwise a repeat could be
+        written twice.
         """
         assert not self.outcome_unknown, "a batch that may be written must stay recognisable"
         if (identity, base_sequence) == (self.identity, self.base_sequence):
@@ -194,7 +197,7 @@ class PendingBatch:
         return self._data
 
     def size_bytes(self) -> int:
-        """Size of the batch, compressed if it is built already."""
+        """Size of the batch; once built, of its compressed bytes."""
         return len(self._data) if self._data is not None else self.builder.size_bytes
 
     def acknowledge(self, base_offset: int, log_append_time_ms: int = -1) -> None:

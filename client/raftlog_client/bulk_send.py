@@ -1,8 +1,8 @@
 """`Producer.send_many`: many records by one call, without a future for each.
 
 Records without key or partition, the common case of bulk work, go straight from a generator into
-`BatchBuilder.append_many`; all others one by one. Between two batches the loop gets a turn, so that
-what is ready leaves while the next batch is being filled.
+`BatchBuilder.append_many`; all others one by one. Between two batches the loop gets a turn, so
+ready batches leave while the next one fills.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raftlog_client.types import (
 )
 
 RECORDS_PER_TURN_MAX: Final = 10_000
-"""Plain records taken from the caller before the loop gets a turn, however small they are."""
+"""Plain records taken from the caller before the loop gets a turn, however small."""
 BYTES_PER_TURN_MAX: Final = 1024 * 1024
 """Bytes of other records taken before the loop gets a turn: the buffer overflows by no more."""
 
@@ -35,11 +35,11 @@ _NOTHING: Final = object()
 
 
 class BulkResult:
-    """Adds up what became of the batches of one `send_many`."""
+    """Sums up the outcomes of the batches of one `send_many`."""
 
     def __init__(self) -> None:
         self.pending: dict[PendingBatch, None] = {}
-        """Batches that are not settled. Bounded by the send buffer."""
+        """Batches without an outcome. Bounded by the send buffer."""
         self.error: RaftlogClientError | None = None
         """The first failure."""
         self.outcome_unknown = False
@@ -77,7 +77,7 @@ class BulkResult:
         self.pending.update(dict.fromkeys(parts))
 
     def summary(self) -> SendSummary:
-        """What is acknowledged so far."""
+        """The acknowledged records so far."""
         return SendSummary(self.count, dict(sorted(self._ranges.items())))
 
 
@@ -98,10 +98,10 @@ class BulkSend:
         self._encoder = encoder
         self._fixed = None if partition is None else topic.queue(partition)
         self._held: Any = _NOTHING
-        """The item that ended a stretch of plain or of other records; the next begins with it."""
+        """First item of the next stretch of plain, or of other, records."""
 
     async def run(self, records: Iterable[Any] | AsyncIterable[Any]) -> SendSummary:
-        """Send all records, wait for their outcome, and tell it. Raises SendManyError."""
+        """Send all records, await and return their outcome. Raises SendManyError."""
         result = self._result
         try:
             if isinstance(records, AsyncIterable):
@@ -109,7 +109,7 @@ class BulkSend:
             else:
                 await self._feed(iter(records))
         except Exception as error:
-            # The iterable or one of its records is at fault. What went before it is on its way,
+            # The iterable or one of its records is at fault. Earlier records are on their way,
             # and its outcome belongs to the answer.
             await self._settle()
             error.add_note(f"send_many: {result.count} records before this were written.")
@@ -144,7 +144,7 @@ class BulkSend:
                 await self._feed_others(records)
 
     async def _feed_plain(self, records: Iterator[Any]) -> None:
-        """Send records that are values only, until the first that is not, or the end."""
+        """Send plain records (values only), up to the first other one or the end."""
         stream = self._plain_tuples(self._held, records)
         self._held = _NOTHING
         rest: RecordTuple | None = None
@@ -166,7 +166,7 @@ class BulkSend:
             await self._turn()
 
     def _plain_tuples(self, first: Any, records: Iterator[Any]) -> Iterator[RecordTuple]:
-        """Plain records as the codec takes them. What ends them is left in `_held`."""
+        """Plain records as the codec takes records. The first other item is left in `_held`."""
         encoder = self._encoder
         encode = encoder.value
         is_raw = encoder.value_serializer is None
@@ -185,7 +185,7 @@ class BulkSend:
         self._held = _END
 
     async def _feed_others(self, records: Iterator[Any]) -> None:
-        """Send records one by one, until the first that is plain, or the end."""
+        """Send records one by one, up to the first plain one or the end."""
         item = self._held
         room = BYTES_PER_TURN_MAX
         append = self._append
@@ -208,9 +208,9 @@ class BulkSend:
                 return
 
     def _append(self, item: Any) -> int:
-        """Add one record of any kind; return what it costs of the turn.
+        """Add one record of any kind; return its cost, in bytes of the turn.
 
-        A full batch costs a whole turn: it is time for it to leave.
+        A full batch costs a whole turn, so that the loop sends the batch.
         """
         encoder = self._encoder
         partition = timestamp_ms = header_list = None
@@ -252,7 +252,7 @@ class BulkSend:
         return self._encoder.queue(self._topic, partition, key, value)
 
     def _batch(self, queue: PartitionQueue) -> PendingBatch:
-        """The partition's open batch, if it is this call's own; else a new one."""
+        """The partition's open batch, if this call opened the batch; else a new one."""
         batch = queue.open
         if batch is None or batch.bulk is not self._result:
             batch = self._accumulator.open_batch(queue, self._result)
@@ -260,14 +260,14 @@ class BulkSend:
         return batch
 
     def _discard_empty(self, queue: PartitionQueue) -> None:
-        """Take back a batch whose first record was refused, or never came."""
+        """Take back a batch without a first record: refused, or never there."""
         batch = queue.open
         if batch is not None and not batch.record_count:
             self._result.pending.pop(batch, None)
             self._accumulator.discard_empty(queue)
 
     def _is_plain(self, item: Any) -> bool:
-        """Whether the record is a value only, and nobody needs to be asked where it goes."""
+        """Whether the record is a value only, and takes the sticky partition."""
         return (
             item.__class__ is not tuple
             and item.__class__ is not ProducerRecord
@@ -275,7 +275,7 @@ class BulkSend:
         )
 
     async def _turn(self) -> None:
-        """Count what was added, let the loop send what is ready, wait while the buffer is full."""
+        """Charge the added bytes, give the loop a turn to send, wait while the buffer is full."""
         accumulator = self._accumulator
         for batch in self._result.pending:
             accumulator.reserve(batch, batch.builder.size_bytes - batch.reserved_bytes)

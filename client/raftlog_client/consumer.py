@@ -29,20 +29,20 @@ class Consumer(Startable, Generic[K, V]):
 
     Meaning of the settings:
 
-    - `auto_offset_reset`: where to begin without a position, or with one that is out of range:
-      "latest", "earliest", or "none": raise. A partition that appears while its topic is
-      subscribed is read from its beginning, so that "latest" misses nothing.
+    - `auto_offset_reset`: where to begin without a position, or with one out of range: "latest",
+      "earliest", or "none": raise. A partition added while its topic is subscribed is read from
+      its beginning, so "latest" misses nothing.
     - `fetch_max_bytes`, `max_partition_fetch_bytes`: sizes of an answer, and of one partition's
-      share. A single batch that is larger is fetched all the same.
+      share. A single larger batch is fetched all the same.
     - `fetch_min_bytes`, `fetch_max_wait_ms`: a node waits for so much data, or so long.
-    - `max_poll_records`: most records that one `getmany` returns; None: what is at hand.
+    - `max_poll_records`: most records in one `getmany`; None: all at hand.
     - `buffer_bytes_max`: data fetched ahead of the application.
-    - `decompressed_bytes_max`: a batch that would grow larger is refused.
-    - `key_deserializer`, `value_deserializer`: from bytes to what records hold. None stays None.
+    - `decompressed_bytes_max`: a batch with more is refused.
+    - `key_deserializer`, `value_deserializer`: from bytes to keys and values. None stays None.
     - `check_crcs`: verify every batch; damage is raised as CorruptDataError, never served.
     - `metadata_max_age_ms`: how soon new partitions and topics are noticed, at the latest.
 
-    Raises ValueError for a setting that makes no sense.
+    Raises ValueError for a setting out of bounds.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class Consumer(Startable, Generic[K, V]):
     async def start(self) -> None:
         """Connect, and find where to begin.
 
-        Once it returns, "latest" is fixed: a record written from now on is read. Raises
-        TopicNotFoundError for a topic that does not exist, ConnectionLostError without a cluster.
+        After the return, "latest" is fixed: a record written from then on is read. Raises
+        TopicNotFoundError for an unknown topic, ConnectionLostError without a cluster.
         """
         if self._is_started:
             return
@@ -177,12 +177,12 @@ class Consumer(Startable, Generic[K, V]):
             if unit is None:
                 await self._wait_for_data(None)
                 continue
-            # A bare loop over a list iterator: nothing is done per record but to hand it out.
+            # A bare loop over a list iterator: no other work is done per record.
             for record in unit.iterator:
                 yield record
 
     async def getone(self) -> Record[K, V]:
-        """The next record; waits for it. Raises as `getmany` does."""
+        """Wait for the next record. Raises as `getmany` does."""
         while True:
             self._require_started()
             unit = self._buffer.next_unit()
@@ -200,8 +200,8 @@ class Consumer(Startable, Generic[K, V]):
     ) -> dict[TopicPartition, list[Record[K, V]]]:
         """The records at hand, by partition; waits up to `timeout_ms` if there are none.
 
-        `partitions` limits which are asked. Without `max_records` (or `max_poll_records`) each
-        partition gives what was fetched together, about `max_partition_fetch_bytes` at most.
+        `partitions` limits the answer to these. Without `max_records` (or `max_poll_records`) each
+        partition gives the records of one fetch, about `max_partition_fetch_bytes` at most.
 
         Raises CorruptDataError, OffsetOutOfRangeError, NoOffsetError, SerializationError,
         TopicNotFoundError or another RaftlogClientError of a partition; reading goes on with the
@@ -225,21 +225,21 @@ class Consumer(Startable, Generic[K, V]):
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions, and no others. Ends a subscription.
 
-        Partitions that were assigned before keep their positions. May be called before `start`.
+        Partitions assigned before keep their positions. May be called before `start`.
         """
         self._subscription = Subscription(())
         self._assign(dict.fromkeys(TopicPartition(*one) for one in partitions), self._reset)
 
     def assignment(self) -> set[TopicPartition]:
-        """The partitions that are read."""
+        """The assigned partitions."""
         return set(self._states)
 
     async def subscribe(
         self, topics: Iterable[str] = (), *, pattern: str | re.Pattern[str] | None = None
     ) -> None:
-        """Read all partitions of these topics, or of all topics whose whole name matches a pattern.
+        """Read all partitions of these topics, or of all topics matching a pattern as a whole.
 
-        Replaces what was subscribed or assigned before; partitions in both keep their positions.
+        Replaces an earlier subscription or assignment; partitions in both keep their positions.
         Raises TopicNotFoundError, ValueError.
         """
         self._require_started()
@@ -249,7 +249,7 @@ class Consumer(Startable, Generic[K, V]):
         await self._fix_positions()
 
     def subscription(self) -> set[str]:
-        """The topics that are subscribed; with a pattern, those that match at present."""
+        """The subscribed topics; with a pattern, the present matches."""
         return self._subscription.topics(self._metadata.view)
 
     async def unsubscribe(self) -> None:
@@ -296,19 +296,19 @@ class Consumer(Startable, Generic[K, V]):
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """The first offset that can be read, of each partition."""
+        """The first readable offset of each partition."""
         self._require_started()
         offsets = await partition_offsets(self._metadata, partitions)
         return {one: found.beginning_offset for one, found in offsets.items()}
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset after the last record that can be read, of each partition."""
+        """The offset after the last readable record, of each partition."""
         self._require_started()
         offsets = await partition_offsets(self._metadata, partitions)
         return {one: found.end_offset for one, found in offsets.items()}
 
     async def position(self, partition: TopicPartition) -> int:
-        """The offset of the next record that the application will be given."""
+        """The offset of the next record for the application."""
         self._require_started()
         state = self._state(partition)
         if state.reset is not None and state.error is None:
@@ -322,7 +322,7 @@ class Consumer(Startable, Generic[K, V]):
         return self._state(partition).high_watermark
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Give no more records of these partitions; positions stay, what is buffered is kept."""
+        """Give no more records of these partitions; positions and buffered records are kept."""
         for partition in partitions:
             state = self._state(partition)
             state.is_paused = True
@@ -338,7 +338,7 @@ class Consumer(Startable, Generic[K, V]):
         self._wake()
 
     def paused(self) -> set[TopicPartition]:
-        """The partitions that are paused."""
+        """The paused partitions."""
         return {source for source, state in self._states.items() if state.is_paused}
 
     async def topics(self) -> set[str]:
@@ -376,7 +376,7 @@ class Consumer(Startable, Generic[K, V]):
                 if name not in view.topics:
                     # Asks again: a new topic may not be known on every node yet.
                     await self._metadata.topic(name)
-        # What appears later was written after the subscription: all of it is wanted.
+        # All records of a later partition were written after the subscription.
         reset = self._reset if is_first else _reset_of_new(self._reset)
         self._assign(subscription.partitions(self._metadata.view), reset)
 
@@ -401,7 +401,7 @@ class Consumer(Startable, Generic[K, V]):
                 await self._fetcher.positions_known(partitions)
         except TimeoutError:
             raise ConnectionLostError(
-                "No node told where the partitions begin and end within request_timeout_ms.",
+                "No leader answered with the partitions' offsets within request_timeout_ms.",
                 outcome_unknown=False,
             ) from self._fetcher.position_error
 

@@ -1,21 +1,21 @@
-"""The order and the repeats of one partition's batches: what is sent next, what an answer means.
+"""Order and repeats of one partition's batches: the next frame, the meaning of an answer.
 
 Decisions only, without I/O. A partition's share of a request is a frame of one or more batches,
 which a node writes whole or not at all. The rules:
 
 1. One frame of a partition is in flight at a time. Requests on different connections may overtake
-   each other, so a second one could arrive first. Nothing is lost in throughput: what gathers while
-   one frame is under way travels in the next, and the node syncs them as one, too.
-2. A frame that may be written is repeated as it was: the same batches, bytes, producer id and
-   sequences. So a node that has it answers with its offsets instead of writing it again.
-3. A frame that is certainly not written gives its sequences back, and may be made up anew. So only
-   the frame in flight, or in doubt, has any; and whatever comes next, the sequence has no gap.
+   each other, so a second one could arrive first. Nothing is lost in throughput: records gathered
+   while one frame is in flight travel in the next, and the node syncs both frames as one, too.
+2. A frame that may be written is repeated unchanged: the same batches, bytes, producer id and
+   sequences. So a node with the frame answers with its offsets instead of writing a second copy.
+3. A frame that is certainly not written gives its sequences back, and may be composed again. So
+   only the frame in flight, or with unknown outcome, has any; the sequence never has a gap.
 4. A node remembers the last five batches of a producer, so an idempotent frame has at most five.
-5. Given up is final. If a frame in doubt is given up, nobody knows what the node expects next: the
-   partition takes a new identity, and begins with sequence 0.
-6. A node that has forgotten the producer (idle for long, or displaced by many others) refuses the
-   next sequence. A frame that is certainly not written then begins anew, under a new identity.
-7. A frame that is too large for the topic is taken apart: into batches, then each into halves.
+5. Given up is final. After a frame with unknown outcome is given up, the node's next expected
+   sequence is unknown, too: the partition takes a new identity, and begins with sequence 0.
+6. A node without the producer's state (idle for long, or displaced by many others) refuses the next
+   sequence. A frame that is certainly not written then restarts at 0, under a new identity.
+7. A frame too large for the topic is split: into batches, then each into halves.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from raftlog_client.errors import (
 from raftlog_client.types import TopicPartition
 
 BATCHES_REMEMBERED: Final = 5
-"""Batches of one producer in one partition that a node can recognise."""
+"""Batches of one producer in one partition that a node recognises."""
 BATCHES_PER_FRAME_MAX: Final = 100
-"""Batches in a frame that need not be recognised."""
+"""Batches in a frame of a producer without idempotence."""
 SEQUENCE_MASK: Final = 2**31 - 1
 """Sequence numbers go on from 0 after 2^31 - 1."""
 
 
 class Settlement(NamedTuple):
-    """What an answer asks to be done for the partition."""
+    """Next steps for the partition after an answer."""
 
     must_retry: bool = False
     must_refresh: bool = False
 
 
 class PartitionQueue:
-    """Batches of one partition that are not settled yet, in order."""
+    """Batches of one partition without an outcome, in order."""
 
     __slots__ = (
         "_alone_count",
@@ -85,24 +85,24 @@ class PartitionQueue:
         self.target = target
         self.is_idempotent = is_idempotent
         self.open: PendingBatch | None = None
-        """The batch that takes records."""
+        """The batch for new records."""
         self.sealed: deque[PendingBatch] = deque()
-        """Batches that wait for their first or next attempt. Bounded by the send buffer."""
+        """Batches before their first or next attempt. Bounded by the send buffer."""
         self.in_flight: Sequence[PendingBatch] = ()
         self.is_queued = False
         """Whether the sender has the partition in its list of those to send."""
         self.is_waiting = False
         """Whether the partition pauses before its next attempt."""
         self.attempts = 0
-        """Attempts in a row that led to nothing."""
+        """Failed attempts in a row."""
         self.identity: ProducerIdentity | None = None
         self._next_sequence = 0
         self._repeat_count = 0
-        """How many of the sealed batches are a frame that may be written, and travels as it is."""
+        """Sealed batches that are a frame with unknown outcome, and are repeated unchanged."""
         self._alone_count = 0
         """How many of the sealed batches travel in frames of their own."""
         self.batch_bytes_max = BATCH_LENGTH_MAX
-        """What the topic takes, as far as it was found out."""
+        """The topic's limit, as far as refusals have shown it."""
 
     @property
     def has_due(self) -> bool:
@@ -123,8 +123,8 @@ class PartitionQueue:
     def take(self, bytes_max: int, *, identity: ProducerIdentity | None) -> list[PendingBatch]:
         """The batches of the next frame, stamped; at least one, and more up to `bytes_max`.
 
-        `identity` is the producer's present one, for a partition that has none. The batches count
-        as in flight until `settle` is told what became of them.
+        `identity` is the producer's present one, for a partition without any. The batches count as
+        in flight until `settle` gets their outcome.
         """
         assert not self.in_flight
         if not self.sealed and self.open is not None and self.open.is_due:
@@ -165,7 +165,7 @@ class PartitionQueue:
         batches, self.in_flight = self.in_flight, ()
         assert batches
         if isinstance(outcome, ServerError) and outcome.entry is DUPLICATE_SEQUENCE:
-            # It is written, so long ago that its place is forgotten.
+            # Written, so long ago that the node has forgotten the offsets.
             outcome = Acknowledged(NO_OFFSET, NO_OFFSET)
         if isinstance(outcome, Acknowledged):
             self._acknowledge(batches, outcome)
@@ -190,9 +190,9 @@ class PartitionQueue:
         )
 
     def expire(self, now: float) -> None:
-        """Give up the batches whose time is over. Those in flight get their answer first.
+        """Give up batches past their deadline. Batches in flight get their answer first.
 
-        A frame that may be written is given up as a whole: its batches can travel only together.
+        A frame that may be written is given up as a whole: its batches travel only together.
         """
         assert not self.in_flight
         if self.open is not None and self.open.deadline <= now:
@@ -206,7 +206,7 @@ class PartitionQueue:
             self._give_up([self.sealed.popleft()], None)
 
     def fail_all(self, error: RaftlogClientError) -> None:
-        """Give up all that is not in flight."""
+        """Give up all batches not in flight."""
         self.seal()
         self._repeat_count = 0
         while self.sealed:
@@ -215,7 +215,7 @@ class PartitionQueue:
         self.identity = None
 
     def forget_identity(self) -> None:
-        """Begin anew in a topic that is another one of the same name."""
+        """Restart in another topic of the same name."""
         if not self.in_flight and not self._repeat_count:
             self.identity = None
 
@@ -238,7 +238,7 @@ class PartitionQueue:
             batch.fail(timed_out(batch) if refusal is None else with_known_outcome(refusal, batch))
 
     def _part(self, batches: Sequence[PendingBatch]) -> None:
-        """Make smaller frames of one that was too large: first of single batches, then of halves.
+        """Split a frame that was too large: first into single batches, then each into halves.
 
         New batches of the partition are kept to the size of a half from then on.
         """
@@ -252,7 +252,7 @@ class PartitionQueue:
 
     def _may_retry(self, error: RaftlogClientError, *, may_be_written: bool) -> bool:
         if may_be_written and not self.is_idempotent:
-            # Nobody would recognise the repeat.
+            # No node would recognise the repeat.
             return False
         if isinstance(error, ServerError):
             if error.entry is OUT_OF_ORDER_SEQUENCE:
@@ -262,7 +262,7 @@ class PartitionQueue:
 
 
 def base_offsets(batches: Sequence[PendingBatch], outcome: Acknowledged) -> list[int]:
-    """Where each batch of an acknowledged frame begins; NO_OFFSET where nobody knows."""
+    """Where each batch of an acknowledged frame begins; NO_OFFSET where unknown."""
     counts = [batch.record_count for batch in batches]
     if outcome.base_offset == NO_OFFSET:
         return [NO_OFFSET] * len(batches)
@@ -293,9 +293,9 @@ def _can_be_parted(batches: Sequence[PendingBatch]) -> bool:
 
 
 def is_stale(error: RaftlogClientError) -> bool:
-    """Whether the error suggests that the leader is another node by now."""
+    """Whether the error suggests another leader."""
     if isinstance(error, ServerError):
-        # A node that starts or stops does not lead for long.
+        # A starting or stopping node does not lead for long.
         return error.entry.refresh_metadata or error.entry is NOT_READY
     return isinstance(error, ConnectionLostError)
 
@@ -305,7 +305,7 @@ def _name(batch: PendingBatch) -> str:
 
 
 def timed_out(batch: PendingBatch) -> DeliveryTimeoutError:
-    """The error of a batch that is given up because its time is over: what is known of it."""
+    """The error of a batch given up at its deadline, with its known outcome."""
     if batch.outcome_unknown:
         what = "it may or may not be written"
     elif batch.was_sent:
@@ -338,13 +338,13 @@ def with_known_outcome(error: RaftlogClientError, batch: PendingBatch) -> Raftlo
 
 def _in_doubt(error: RaftlogClientError, batch: PendingBatch) -> RaftlogClientError:
     words = f"{_name(batch)}: not acknowledged; it may or may not be written. {error}"
-    told: RaftlogClientError
+    worded: RaftlogClientError
     if isinstance(error, ServerError):
-        told = type(error)(error.entry, words)
+        worded = type(error)(error.entry, words)
     elif isinstance(error, ConnectionLostError):
-        told = ConnectionLostError(words, outcome_unknown=True)
+        worded = ConnectionLostError(words, outcome_unknown=True)
     else:
-        # The client's own: they say it.
+        # The client's own errors name their outcome.
         return error
-    told.__cause__ = error
-    return told
+    worded.__cause__ = error
+    return worded

@@ -1,8 +1,8 @@
-"""Exceptions of the client: few, typed, and each says two things a caller needs.
+"""Exceptions of the client: few, typed, each with two facts for the caller.
 
 `retriable`: the same call may succeed later without any change.
 `outcome_unknown`: a write may or may not have happened; without idempotence a repeat may duplicate.
-What a node answered is a `ServerError`, made from the one table in `raftlog.record.errors`.
+An error answer is a `ServerError`, made from the one table in `raftlog.record.errors`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from raftlog_client.types import SendSummary
 
 
 class RaftlogClientError(Exception):
-    """Base of all that the client raises on its own account."""
+    """Base of all exceptions of the client."""
 
     def __init__(
         self, message: str, *, retriable: bool = False, outcome_unknown: bool = False
@@ -51,7 +51,7 @@ class ServerError(RaftlogClientError):
 
 
 class TopicNotFoundError(ServerError):
-    """The topic, or the partition of it, does not exist."""
+    """The topic, or its partition, does not exist."""
 
 
 class OffsetOutOfRangeError(ServerError):
@@ -68,7 +68,7 @@ class ConnectionLostError(RaftlogClientError):
 class DeliveryTimeoutError(RaftlogClientError):
     """Not acknowledged within `delivery_timeout_ms`.
 
-    With `outcome_unknown` the record may have been written; otherwise it was certainly not.
+    With `outcome_unknown` the record may have been written; otherwise it certainly was not.
     """
 
 
@@ -77,7 +77,7 @@ class BufferFullError(RaftlogClientError):
 
 
 class RecordTooLargeError(RaftlogClientError):
-    """The record is larger than a request may be. It was never sent."""
+    """The record is larger than a request may be, and was never sent."""
 
 
 class SerializationError(RaftlogClientError):
@@ -85,7 +85,7 @@ class SerializationError(RaftlogClientError):
 
 
 class CorruptDataError(RaftlogClientError):
-    """A fetched batch is damaged: it is not served.
+    """A fetched batch is damaged, and not served.
 
     Reading stays at the damaged batch; `seek` past it to go on without its records.
     """
@@ -98,7 +98,7 @@ class CorruptDataError(RaftlogClientError):
 
 
 class RecordsGoneError(RaftlogClientError):
-    """Records that are to be read were deleted: the partition begins at `log_start_offset` now."""
+    """Records of the range were deleted: the partition begins at `log_start_offset` now."""
 
     def __init__(
         self, message: str, *, topic: str, partition: int, offset: int, log_start_offset: int
@@ -111,7 +111,7 @@ class RecordsGoneError(RaftlogClientError):
 
 
 class TopicChangedError(RaftlogClientError):
-    """The topic that was meant is gone: `found_id` is that of another one of its name, if any."""
+    """The topic of this id is gone: `found_id` is another topic's of its name, if any."""
 
     def __init__(self, message: str, *, topic: str, topic_id: str, found_id: str | None) -> None:
         super().__init__(message)
@@ -129,9 +129,9 @@ class ClientClosedError(RaftlogClientError):
 
 
 class SendManyError(RaftlogClientError):
-    """A `send_many` that could not write everything.
+    """A `send_many` with records not written.
 
-    `summary` holds what is acknowledged, `failed_count` the records known or feared not written;
+    `summary` has the acknowledged records, `failed_count` the others, not or perhaps not written;
     the first failure is chained as the cause.
     """
 
@@ -151,9 +151,9 @@ _SPECIAL: dict[int, type[ServerError]] = {
 
 
 def server_error(code: int, message: str | None = None) -> ServerError:
-    """The exception for an error code that a node answered.
+    """The exception for a node's error code.
 
-    A code that this client does not know (a newer node's) is judged by its HTTP status: a 5xx may
+    An unknown code (a newer node's) is judged by its HTTP status: a 5xx may
     have happened and may pass, anything else is final.
     """
     entry = ERROR_TABLE.get(code)

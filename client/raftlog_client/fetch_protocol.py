@@ -1,7 +1,7 @@
-"""`/v1/fetch` at the speed of memory: the socket's bytes go straight to where they are wanted.
+"""`/v1/fetch` at the speed of memory: bytes go from the socket straight to their destination.
 
-A general HTTP client copies a body several times on its way; at a GB/s that is a core. Here the
-kernel writes record batches into the caller's buffer, and only heads are looked at. `FetchResponse`
+A general HTTP client copies a body several times on its way: a whole core, at a GB/s. Here the
+kernel writes record batches into the caller's buffer, and only heads are parsed. `FetchResponse`
 is the protocol alone, without I/O: HTTP/1.1 (RFC 9112, whole or chunked) around the frames of
 `raftlog.record.frames`. No more of HTTP than nodes use.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from enum import Enum, auto
 from struct import Struct
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from raftlog.record.frames import TOPIC_BYTES_MAX, FetchFrame
 from raftlog.record.types import Offset, PartitionId
@@ -26,27 +26,60 @@ from raftlog_client.transport import (
 
 FETCH_FRAME_HEAD: Final = Struct(">HiiqqqI")
 """Topic length, partition, error code, high watermark, log start offset, next offset, data length
-(raftlog.record.frames). Unpacked here so that data need not pass through a parser."""
+(raftlog.record.frames). Unpacked here, so data does not pass through a parser."""
 SCRATCH_BYTES: Final = 16 * 1024
-"""Received at once while it is not known where it belongs: what is copied after all."""
+"""Received at once while the destination is unknown; these bytes are copied."""
 HEAD_BYTES_MAX: Final = 32 * 1024
 """Of a response's head, or one line."""
 FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
-"""One partition's data in a fetch answer: a node may exceed what was asked by one batch."""
+"""One partition's data in a fetch answer: a node may exceed the request by one batch."""
 REFUSAL_BYTES_MAX: Final = 64 * 1024
 IDLE_PER_NODE_MAX: Final = 4
 _HTTP_OK: Final = 200
+
+
+class BufferPool:
+    """Memory for received data, used again once no view of a buffer is left.
+
+    New memory costs more than its filling: the kernel clears it page by page.
+    """
+
+    __slots__ = ("_buffers", "_buffers_max")
+
+    def __init__(self, buffers_max: int) -> None:
+        self._buffers: list[bytearray] = []
+        """The newest, `buffers_max` at most."""
+        self._buffers_max = buffers_max
+
+    def get(self, size: int, size_max: int | None = None) -> bytearray:
+        """A buffer of at least `size` bytes; of at most `size_max`, unless new."""
+        for buffer in self._buffers:
+            fits = len(buffer) >= size and (size_max is None or len(buffer) <= size_max)
+            if fits and _is_free(buffer):
+                return buffer
+        buffer = bytearray(size)
+        self._buffers = [buffer, *self._buffers[: self._buffers_max - 1]]
+        return buffer
+
+
+def _is_free(buffer: bytearray) -> bool:
+    """Whether the buffer has no view: with one, any change of its size fails."""
+    try:
+        buffer.append(buffer.pop())
+    except BufferError:
+        return False
+    return True
 
 
 class FrameSink(Protocol):
     """Takes the frames of one answer."""
 
     def begin(self, frame: FetchFrame, size_bytes: int) -> memoryview:
-        """A frame begins, whose data is so long: where it shall go. `frame.data` is empty."""
+        """A frame begins: return memory for its data, of that size. `frame.data` is empty."""
         ...
 
     def end(self, frame: FetchFrame, data: memoryview) -> None:
-        """The frame's data is there, where `begin` has said."""
+        """The frame's data is complete, in the memory from `begin`."""
         ...
 
 
@@ -74,22 +107,22 @@ class FetchResponse:
         self._sink = sink
         self._state = _State.HEAD
         self._line = bytearray()
-        """The start of a head or line that is not whole."""
+        """The start of a head or line, until its end comes."""
         self._is_chunked = False
         self._left = 0
         """Bytes to come of the present chunk, or of the whole body."""
         self._frame_head = bytearray()
         self._frame: FetchFrame | None = None
         self._data = self._room = memoryview(b"")
-        """Where the present frame's data goes, and the part of it that is to be filled."""
+        """Memory of the present frame's data, and its part not filled yet."""
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it is there."""
+        """Whether the response is complete."""
         return self._state is _State.DONE
 
     def room(self) -> memoryview | None:
-        """Where the next bytes belong, if nothing needs to be looked at in them."""
+        """Memory for the next bytes, if none of these need parsing."""
         if self._state is not _State.BODY or not self._room:
             return None
         return self._room[: self._left]
@@ -100,7 +133,7 @@ class FetchResponse:
         self._consumed(size)
 
     def feed(self, data: memoryview) -> None:
-        """Take bytes of which it is not known what they are."""
+        """Parse bytes of any kind."""
         while data:
             if self._state is _State.DONE:
                 raise MalformedResponseError("there is more than the answer")
@@ -263,9 +296,9 @@ class FetchConnectionPool:
     async def fetch(
         self, address: NodeAddress, body: bytes, sink: FrameSink, timeout_s: float
     ) -> None:
-        """One fetch request. Returns once `sink` has all of the answer.
+        """Send one fetch request. Returns once `sink` has all of the answer.
 
-        Raises ConnectionLostError, ServerError; what is whole by then, `sink` has.
+        Raises ConnectionLostError, ServerError; `sink` then has the frames received before.
         """
         request = (
             f"POST /v1/fetch HTTP/1.1\r\nHost: {address}\r\nUser-Agent: {self._client_id}\r\n"
@@ -292,7 +325,7 @@ class FetchConnectionPool:
             raise refusal(response.status, bytes(response.refusal), address)
 
     def close(self) -> None:
-        """End all connections that are idle; the others end with their requests."""
+        """End all idle connections; the others end with their requests."""
         for connections in self._idle.values():
             for connection in connections:
                 connection.abort()
@@ -368,8 +401,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is there."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not asserted: uvloop's transports are not asyncio's, by type.
+        self._transport = cast(asyncio.Transport, transport)
         self.is_open = True
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -379,10 +412,10 @@ class _Connection(asyncio.BufferedProtocol):
         return self._scratch if room is None else room
 
     def buffer_updated(self, nbytes: int) -> None:
-        """They are there."""
+        """The next bytes are in the buffer."""
         response = self._response
         if response is None:
-            # Nobody has asked.
+            # Bytes without a request.
             self.abort()
             return
         try:

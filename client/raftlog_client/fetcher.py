@@ -1,8 +1,8 @@
-"""Keeps the buffer filled: asks each node for its partitions' next batches, ahead of the reader.
+"""Keeps the buffer filled: fetches each node's partitions ahead of the reader.
 
-Each partition is in at most one request. One that has enough buffered is not asked for until some
-is taken. A node gets up to `FETCHES_PER_NODE_MAX` requests at once, so that partitions that are
-read do not wait behind a long poll for idle ones.
+Each partition is in at most one request. With enough buffered, a partition is not fetched until
+some is taken. A node gets up to `FETCHES_PER_NODE_MAX` requests at once, so that busy partitions do
+not wait behind a long poll for idle ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raftlog_client.errors import (
     TopicNotFoundError,
     server_error,
 )
-from raftlog_client.fetch_protocol import FetchConnectionPool
+from raftlog_client.fetch_protocol import BufferPool, FetchConnectionPool
 from raftlog_client.metadata import ClusterMetadata
 from raftlog_client.offsets import offsets_query
 from raftlog_client.record_buffer import RecordBuffer
@@ -39,18 +39,22 @@ from raftlog_client.types import PartitionOffsets, TopicPartition
 
 FETCHES_PER_NODE_MAX: Final = 2
 PARTITIONS_PER_FETCH_MAX: Final = 1_000
+POOLED_BYTES_MIN: Final = 64 * 1024
+"""Frames from this size on are received into pooled memory."""
+POOLED_MAX: Final = 16
+"""Buffers to be used again. A node's frames are about 256 KiB, so this is a few MiB."""
 BROKEN_ATTEMPTS_MAX: Final = 40
-"""A leader whose storage failed is followed by another, if the partition is replicated: try this
-often (about 10 s) before the reader is told."""
+"""After a storage failure another replica is elected, if the partition has one: attempts
+(about 10 s) before the reader gets the error."""
 UNKNOWN_ATTEMPTS_MAX: Final = 3
-"""A new topic may not be known on every node yet: ask so often before the reader is told."""
+"""A new topic may not be known on every node yet: attempts before the reader gets the error."""
 
 logger = logging.getLogger("raftlog_client")
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """What a fetch request asks for."""
+    """Limits of a fetch request."""
 
     max_bytes: int
     partition_max_bytes: int
@@ -63,22 +67,23 @@ class FetchSettings:
 
 @dataclass(slots=True)
 class NodeFetches:
-    """What is wanted from one node, and under way."""
+    """Partitions due at one node, and its requests under way."""
 
     address: NodeAddress
     wanted: dict[PartitionState, None] = field(default_factory=dict)
-    """In the order in which they became wanted: who was served last asks last."""
+    """In the order of becoming due: the partition served last comes last."""
     requests: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 @dataclass(eq=False, slots=True)
 class FetchInFlight:
-    """One request under way, and the partitions that still want its answer."""
+    """One request under way, and the partitions still waiting for its answer."""
 
     states: dict[TopicPartition, tuple[PartitionState, int]]
     """With the generation of each when the request was made."""
     take: Callable[[PartitionState, FetchFrame], None]
-    """Called with each frame that is still wanted."""
+    """Called with each frame still wanted."""
+    buffers: BufferPool
     call: LeaderCall = field(init=False)
     task: asyncio.Task[None] | None = None
 
@@ -89,7 +94,12 @@ class FetchInFlight:
 
     def begin(self, frame: FetchFrame, size_bytes: int) -> memoryview:
         """Memory for a frame's data. Satisfies `FrameSink`."""
-        return memoryview(bytearray(size_bytes))
+        if size_bytes < POOLED_BYTES_MIN:
+            return memoryview(bytearray(size_bytes))
+        # Rounded up, so frames of about the same size share buffers.
+        size_max = -(-size_bytes // POOLED_BYTES_MIN) * POOLED_BYTES_MIN
+        buffer = self.buffers.get(size_max, 2 * size_max)
+        return memoryview(buffer)[:size_bytes]
 
     def end(self, frame: FetchFrame, data: memoryview) -> None:
         """The frame is whole."""
@@ -101,7 +111,7 @@ class FetchInFlight:
 
 
 class Fetcher:
-    """Fetches for the partitions it is told to want."""
+    """Fetches the assigned partitions."""
 
     def __init__(
         self,
@@ -117,23 +127,24 @@ class Fetcher:
         self._buffer = buffer
         self._settings = settings
         self._leaders = LeaderCalls(metadata)
+        self._buffers = BufferPool(POOLED_MAX)
         self._on_data = on_data
-        """Told when the buffer has something new, or a position became known."""
+        """Called when the buffer has new data, or a position became known."""
         self._nodes: dict[NodeAddress, NodeFetches] = {}
         self._assigned: Mapping[TopicPartition, PartitionState] = {}
         self._asked_bytes = 0
-        """What requests under way may bring."""
+        """Bytes that requests under way may bring."""
         self._resetting: asyncio.Task[None] | None = None
         self._offsets = offsets_query(metadata)
         self._positions_asked = asyncio.Event()
-        """Set, and replaced, each time that positions were asked for."""
+        """Set, and replaced, after each query for positions."""
         self.position_error: RaftlogClientError | None = None
         """Why some partition has no position yet."""
         self._is_scheduled = False
         self._is_running = False
 
     def start(self) -> None:
-        """Begin to fetch what is assigned already. Call it inside the event loop."""
+        """Begin to fetch the assigned partitions. Call it inside the event loop."""
         self._is_running = True
         self.assign(self._assigned)
 
@@ -154,7 +165,7 @@ class Fetcher:
             self.want(state)
 
     def want(self, state: PartitionState) -> None:
-        """The partition may have reason to be asked for: look, and do it soon."""
+        """Fetch the partition soon, if it is due."""
         if not self._is_running or self._assigned.get(state.source) is not state:
             return
         if state.reset is not None:
@@ -188,9 +199,9 @@ class Fetcher:
         self._schedule()
 
     def abandon(self, state: PartitionState) -> None:
-        """The partition has jumped, or is read no more: do not wait for what was asked before.
+        """The partition has jumped, or is read no more: drop its part of the request under way.
 
-        A request that nobody waits for any more is ended: it may be a long poll.
+        A request without partitions is cancelled: it may be a long poll.
         """
         request = state.in_flight
         state.in_flight = None
@@ -241,6 +252,7 @@ class Fetcher:
                 request = FetchInFlight(
                     {state.source: (state, state.generation) for state in states},
                     self._take_frame,
+                    self._buffers,
                 )
                 request.call = self._leaders.follow(
                     node.address,
@@ -359,7 +371,7 @@ class Fetcher:
             is_lagging = (
                 isinstance(error, TopicNotFoundError) and state.attempts < UNKNOWN_ATTEMPTS_MAX
             )
-            # A node that starts or stops, or whose storage failed, does not lead for long.
+            # A node that starts, stops, or has failed storage does not lead for long.
             is_leaving = error.entry is NOT_READY or (
                 error.entry is STORAGE_FAILED
                 and self._metadata.is_replicated(*state.source)
@@ -381,7 +393,7 @@ class Fetcher:
             self._park(state)
             return
         if state.has_records:
-            # What is buffered was read in time: it is served before the position jumps.
+            # Buffered records were read in time: they are served before the position jumps.
             self._park(state)
             return
         logger.warning(
@@ -397,7 +409,7 @@ class Fetcher:
         self._want_position()
 
     def _tell(self, state: PartitionState, error: RaftlogClientError) -> None:
-        """Let the reader have the error, after the records that came before it."""
+        """Give the reader the error, after the records before it."""
         state.error = error
         self._buffer.refresh(state)
         self._on_data()
@@ -431,7 +443,7 @@ class Fetcher:
                 attempt += 1
 
     async def _ask_positions(self, lacking: Sequence[PartitionState]) -> bool:
-        """Ask once where to begin; False if it may help to ask again."""
+        """Query positions once; False if a repeat may help."""
         self.position_error = None
         asked: dict[TopicPartition, tuple[PartitionState, int]] = {}
         for state in lacking:

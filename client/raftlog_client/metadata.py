@@ -1,10 +1,10 @@
 """Cluster metadata: nodes, topics, leaders; refreshed when it proves stale. Calls to any node.
 
-A view may always be out of date; the request that it misleads is refused, and the caller then
-calls `refresh`. Concurrent refreshes share one request. A partition's leader epoch never goes back:
-the node that answers may be behind the others.
+A view may always be out of date; a misled request is refused, and its caller then calls `refresh`.
+Concurrent refreshes share one request. A partition's leader epoch never goes back: the answering
+node may be behind the others.
 
-A node that could not be reached, or was silent, is *suspect* for a while: others are tried first.
+An unreachable or silent node is *suspect* for a while: others are tried first.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ from raftlog_client.types import BrokerInfo, ClusterInfo, PartitionInfo, TopicDe
 TOPICS_PER_REQUEST_MAX: Final = 50
 """Names in one query: request lines have a limit, and names may have 249 characters."""
 METADATA_PATIENCE_S: Final = 2.0
-"""Nodes answer this from memory: one that is silent for so long is in trouble, another is not."""
+"""Nodes answer from memory: after so long a silence a node is in trouble, and the next is tried."""
 REFRESH_PATIENCE_S: Final = 0.5
-"""The same for who leads what: requests wait for it. Doubles when all nodes have been asked."""
+"""The same for partition leaders: requests wait for these. Doubles with each round of nodes."""
 SUSPECT_S: Final = 10.0
-"""How long other nodes are asked first."""
+"""How long other nodes are tried first."""
 UNKNOWN_TOPIC_ATTEMPTS: Final = 3
-"""A topic just created may not be known on every node yet: look this often before it counts as
-unknown."""
+"""A topic just created may not be known on every node yet: refreshes before it is unknown."""
 JITTER: Final = 0.2
-"""Each pause is up to a fifth shorter or longer than its nominal length, so that many clients do
-not return in step."""
+"""Each pause is up to a fifth shorter or longer than its nominal length: many clients must not
+return in step."""
 DOUBLINGS_MAX: Final = 16
 """From here on the pause cannot grow, whatever its bound: keeps the shift small."""
 
@@ -79,14 +78,14 @@ class ClusterView:
 
 
 class Leadership(NamedTuple):
-    """Who leads a partition (None: nobody), and in which epoch."""
+    """A partition's leader (None: no leader) and leader epoch."""
 
     leader: int | None
     epoch: int
 
 
 class ClusterMetadata:
-    """Keeps a `ClusterView` and answers where to send what."""
+    """Keeps a `ClusterView`; knows each partition's leader and its address."""
 
     def __init__(
         self, transport: Transport, bootstrap: Sequence[NodeAddress], backoff: Backoff
@@ -115,7 +114,7 @@ class ClusterMetadata:
         return None if leader is None else self._addresses.get(leader)
 
     def leadership(self, topic: str, partition: int) -> Leadership | None:
-        """Who leads the partition; None if there is no such partition, as far as known."""
+        """The partition's leader and epoch; None for a partition not known."""
         description = self.view.topics.get(topic)
         if description is None or not 0 <= partition < len(description.partitions):
             return None
@@ -123,7 +122,7 @@ class ClusterMetadata:
         return Leadership(info.leader, info.leader_epoch)
 
     def has_moved(self, topic: str, partition: int, seen: Leadership | None) -> bool:
-        """Whether there is a leader that is not the one that was `seen`, or in another epoch."""
+        """Whether there is a leader, and another one, or in another epoch, than `seen`."""
         present = self.leadership(topic, partition)
         return present is not None and present != seen and present.leader is not None
 
@@ -135,20 +134,20 @@ class ClusterMetadata:
         return len(description.partitions[partition].replicas) > 1
 
     def suspect(self, address: NodeAddress) -> None:
-        """The node could not be reached, or is silent: ask others for a while, if there are any."""
+        """The node could not be reached, or is silent: try others first for a while, if any."""
         self._suspects[address] = asyncio.get_running_loop().time() + SUSPECT_S
 
     def may_ask_others(self, address: NodeAddress) -> bool:
-        """Whether there is a node besides that one that is worth asking."""
+        """Whether there is any other node to call."""
         return any(other != address for other in self.addresses())
 
     def has_partition(self, topic: str, partition: int) -> bool:
-        """Whether there is that partition, as far as known."""
+        """Whether the partition exists, as far as known."""
         description = self.view.topics.get(topic)
         return description is not None and 0 <= partition < len(description.partitions)
 
     async def topic(self, name: str) -> TopicDescription:
-        """A topic, from memory if it is there. Raises TopicNotFoundError if it does not exist."""
+        """A topic, from memory if possible. Raises TopicNotFoundError if unknown."""
         for attempt in range(UNKNOWN_TOPIC_ATTEMPTS):
             known = self.view.topics.get(name)
             if known is None:
@@ -160,7 +159,7 @@ class ClusterMetadata:
         raise TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {name!r} does not exist.")
 
     async def check_partition(self, topic: str, partition: int) -> TopicDescription:
-        """The topic, once it is known to have that partition. Raises TopicNotFoundError."""
+        """The topic, once known to have the partition. Raises TopicNotFoundError."""
         description = await self.topic(topic)
         if partition >= len(description.partitions):
             description = (await self.refresh((topic,))).topics.get(topic, description)
@@ -172,9 +171,9 @@ class ClusterMetadata:
         return description
 
     async def refresh(self, topics: Iterable[str] | None) -> ClusterView:
-        """Ask a node about these topics (None: all; empty: only nodes) and return the new view.
+        """Fetch metadata of these topics (None: all; empty: only nodes); return the new view.
 
-        Topics that do not exist vanish from the view. Raises RaftlogClientError if no node answers.
+        Unknown topics vanish from the view. Raises RaftlogClientError if no node answers.
         """
         wanted = None if topics is None else frozenset(topics)
         task = self._refreshing.get(wanted)
@@ -195,10 +194,10 @@ class ClusterMetadata:
         is_idempotent: bool = True,
         patience_s: float = math.inf,
     ) -> T:
-        """A request that any node can answer: tried on one after another, with pauses.
+        """Send a request to any node: one after another, with pauses, until one answers.
 
-        What is not idempotent is tried again only if it certainly reached nobody. Another node is
-        tried when one has been silent for `patience_s`. Gives up, with the last error, after the
+        A request that is not idempotent is repeated only if it certainly reached no node. The next
+        node is tried after `patience_s` of silence. Gives up, with the last error, after the
         request timeout.
         """
         loop = asyncio.get_running_loop()
@@ -216,7 +215,7 @@ class ClusterMetadata:
                 if isinstance(error, ConnectionLostError):
                     self.suspect(address)
                 may_repeat = error.retriable and (is_idempotent or not error.outcome_unknown)
-                # Each known node gets one try at once; only then is it time to wait.
+                # Each known node gets one attempt at once; only then comes a pause.
                 attempt += 1
                 rounds = attempt // len(self.addresses())
                 delay_s = self.backoff.delay_s(rounds - 1) if rounds else 0.0
@@ -254,7 +253,7 @@ class ClusterMetadata:
     def _next_address(self) -> NodeAddress:
         addresses = self.addresses()
         now = asyncio.get_running_loop().time()
-        # Those of nodes that are gone from the metadata go, too.
+        # Nodes gone from the metadata are dropped, too.
         self._suspects = {
             one: until for one, until in self._suspects.items() if until > now and one in addresses
         }
@@ -299,12 +298,12 @@ class ClusterMetadata:
 
 
 def node_address(host: str, port: int) -> NodeAddress:
-    """`host:port`, with the brackets that an IPv6 address needs in a URL."""
+    """`host:port`, with the brackets of an IPv6 address in a URL."""
     return NodeAddress(f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}")
 
 
 def _newest(known: TopicDescription | None, fresh: TopicDescription) -> TopicDescription:
-    """What is newest of each partition: the node that answered may be behind the others."""
+    """The newest row of each partition: the answering node may be behind the others."""
     if known is None or known.topic_id != fresh.topic_id:
         return fresh
     rows = [

@@ -305,7 +305,7 @@ async def _by_any_node(
 
 
 def _may_pass(error: ServerError) -> bool:
-    # A leader whose storage failed is followed by another, if there is one.
+    # After a storage failure another replica is elected, if there is one.
     return error.retriable or error.entry.refresh_metadata or error.entry is STORAGE_FAILED
 
 

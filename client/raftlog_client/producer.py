@@ -35,7 +35,7 @@ BATCH_BYTES_MIN: Final = 1_024
 
 
 class _Lookup:
-    """A topic that is being looked up, and the calls that wait for it in line."""
+    """A lookup of a topic under way, and the calls waiting in line."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -50,22 +50,22 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
 
     Meaning of the settings:
 
-    - `acks`: "all" (or -1): durable on every in-sync replica; 1: the leader has it; 0: no promise.
-    - `linger_ms`: how long an open batch may wait for more records. With 0 it leaves at the end of
-      the present turn of the event loop, or when the request before it is answered.
+    - `acks`: "all" (or -1): durable on every in-sync replica; 1: on the leader; 0: no promise.
+    - `linger_ms`: how long an open batch may wait for more records. With 0 the batch leaves at the
+      end of the present turn of the event loop, or after the answer to the request before.
     - `batch_bytes_max`: size at which a batch is closed, before compression. The topic's
       `max.message.bytes` must allow it.
-    - `buffer_bytes_max`: memory for records that are not acknowledged; when it is full, `send`
-      waits, and after `delivery_timeout_ms` raises BufferFullError.
+    - `buffer_bytes_max`: memory for records without acknowledgement; when full, `send` waits,
+      and after `delivery_timeout_ms` raises BufferFullError.
     - `request_bytes_max`: size up to which batches of many partitions share a request.
     - `in_flight_requests_max`: requests under way to one node at once.
     - `delivery_timeout_ms`: from `send` to the last word about a record, all retries included.
     - `idempotent`: retries are recognised by the node and never written twice. Off, or with acks=0,
-      a request whose outcome is unknown is not repeated, but fails.
-    - `key_serializer`, `value_serializer`: from what `send` takes to bytes. None stays None.
-    - `partitioner`: for records whose sender names no partition.
+      a request with unknown outcome is not repeated, but fails.
+    - `key_serializer`, `value_serializer`: from keys and values to bytes. None stays None.
+    - `partitioner`: for records sent without a partition.
 
-    Raises ValueError for a setting that makes no sense.
+    Raises ValueError for a setting out of bounds.
     """
 
     def __init__(
@@ -140,10 +140,10 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         self._metadata_max_age_s = metadata_max_age_ms / 1000
         self._topics = self._sender.topics
         self._lookups: dict[str, _Lookup] = {}
-        """Topics that calls wait for, or have waited for until a moment ago."""
+        """Lookups with calls waiting, or until a moment ago."""
         self._refresher: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The loop that the producer runs in; None before `start` and after `close`."""
+        """The producer's event loop; None before `start` and after `close`."""
 
     async def start(self) -> None:
         """Connect to the cluster. Raises RaftlogClientError if no node answers."""
@@ -161,10 +161,10 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         self._refresher = asyncio.ensure_future(self._keep_fresh())
 
     async def close(self, *, timeout_ms: float = CLOSE_TIMEOUT_MS) -> None:
-        """Send what is buffered, for at most `timeout_ms`, then close the connections.
+        """Send buffered records, for at most `timeout_ms`, then close the connections.
 
-        Records that are not acknowledged by then fail: their futures say whether the outcome is
-        known. Nothing is raised for them here. Closing twice is allowed.
+        Records without acknowledgement by then fail: their futures say whether the outcome is
+        known; `close` raises nothing. Closing twice is allowed.
         """
         if self._loop is None:
             return
@@ -191,7 +191,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
     ) -> asyncio.Future[RecordMetadata]:
-        """Put a record into its partition's batch; the future tells where it was written.
+        """Put a record into its partition's batch; the future gives its offset.
 
         Waits only while the topic is not known yet or the buffer is full. The future raises
         RaftlogClientError; the call itself TopicNotFoundError, SerializationError,
@@ -230,7 +230,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
                     break
                 is_full = True
                 accumulator.close_batch(queue)
-                # Without a key, it is the next partition's turn.
+                # Without a key: the next partition's turn.
                 queue = encoder.queue(queues, partition, key_bytes, value_bytes)
         except LogError as error:
             accumulator.discard_empty(queue)
@@ -257,7 +257,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
     ) -> RecordMetadata:
-        """Send a record and wait until it is acknowledged. Raises as `send` and its future do."""
+        """Send a record and await its acknowledgement. Raises as `send` and its future do."""
         return await (await self.send(topic, value, key, partition, timestamp_ms, headers))
 
     async def send_many(
@@ -269,13 +269,13 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
     ) -> SendSummary:
         """Send many records and wait until all are acknowledged.
 
-        Each is a value, a (key, value) tuple, or a ProducerRecord; `partition` is for those that
-        name none themselves. The iterable is read as fast as the buffer allows; one that blocks
+        Each is a value, a (key, value) tuple, or a ProducerRecord; `partition` is for records
+        without one of their own. The iterable is read as fast as the buffer allows; a blocking one
         blocks the event loop, so give an async iterable for slow sources.
 
-        Raises SendManyError if a batch was given up: it says what was written. No record is taken
-        from the iterable after the failure is known, but up to a buffer of them may have been.
-        What the iterable itself raises comes through, with a note of how much was written.
+        Raises SendManyError, with the acknowledged records, if a batch was given up. No record is
+        taken from the iterable after the failure is known, but up to a buffer of records may have
+        been. The iterable's own exceptions come through, with a note of how much was written.
         """
         if self._loop is None:
             raise ClientClosedError("The producer is closed, or was never started.")
@@ -287,12 +287,12 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         )
 
     async def send_batch(self, topic: str, partition: int, data: bytearray) -> asyncio.Future[int]:
-        """Send one whole record batch (format v2) that the caller has encoded.
+        """Send one whole record batch (format v2), encoded by the caller.
 
-        The producer stamps it with its own id and sequence, and so changes `data`, which is its
-        own from now on. The future tells the base offset (-1 if nobody knows it). It and the call
-        raise as `send` and its future do; SerializationError if `data` is not one batch. Order is
-        kept with what else is sent to the partition.
+        The producer owns `data` from now on, and stamps its own id and sequence into the batch. The
+        future gives the base offset (-1 if unknown). Future and call raise as those of `send`;
+        SerializationError if `data` is not one batch. Order is kept with all other records to the
+        partition.
         """
         if self._loop is None:
             raise ClientClosedError("The producer is closed, or was never started.")
@@ -323,7 +323,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         return set(range(len((await self._load(topic, None)).queues)))
 
     async def _load(self, topic: str, partition: int | None) -> TopicQueues:
-        """The queues of a topic that is not known yet, or not with that many partitions.
+        """The queues of a topic not known yet, or not with so many partitions.
 
         Calls that wait for the same topic go on in their order, and before any later one.
         """
@@ -345,14 +345,14 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         queues = self._topics.get(topic)
         is_idempotent = self._sender.is_idempotent
         if queues is None:
-            # Bounded by the topics that the application names and that exist.
+            # Bounded by the existing topics named by the application.
             queues = self._topics[topic] = TopicQueues(description, is_idempotent=is_idempotent)
         else:
             queues.grow(description, is_idempotent=is_idempotent)
         return queues
 
     async def _drain(self, timeout_s: float | None) -> bool:
-        """Wait until all batches of this moment are settled; whether they were in time."""
+        """Await the outcome of all batches of this moment; False if the time was too short."""
         self._accumulator.hurry()
         try:
             async with asyncio.timeout(timeout_s):

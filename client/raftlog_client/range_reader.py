@@ -1,7 +1,7 @@
-"""Reads one range of one partition as the bytes that are stored: for who decodes batches himself.
+"""Reads one range of one partition as stored bytes, for callers with a decoder of their own.
 
-What is read is always the same: the records from `start` up to, not including, `end`, wherever the
-partition is led meanwhile. Each chunk begins where the one before it ended. The first and the last
+A range always gives the same: the records from `start` up to, not including, `end`, wherever the
+partition is led meanwhile. Each chunk begins at the end of the one before. The first and the last
 batch are whole, so records outside of the range may come with them.
 """
 
@@ -32,19 +32,19 @@ from raftlog_client.errors import (
     TopicNotFoundError,
     server_error,
 )
-from raftlog_client.fetch_protocol import FetchConnectionPool
+from raftlog_client.fetch_protocol import BufferPool, FetchConnectionPool
 from raftlog_client.metadata import UNKNOWN_TOPIC_ATTEMPTS, ClusterMetadata
 from raftlog_client.routing import SLOW_S, LeaderCalls
 from raftlog_client.transport import NodeAddress
 from raftlog_client.types import TopicPartition
 
 WAIT_MS: Final = 500
-"""How long a node waits for records that are wanted and not there: they were committed once, so a
-new leader is about to find out."""
+"""How long a node waits for missing records of the range: these were committed once, so a new
+leader is about to learn so."""
 WAIT_SHARE_MAX: Final = 0.5
-"""Of the time that is left."""
+"""Of the remaining time."""
 ATTEMPT_S_MIN: Final = 1.0
-"""The last try, too, gets the time that an answer takes: its error is what the caller is told."""
+"""The last attempt, too, gets the time of an answer: the caller gets its error."""
 FIRST_BUFFER_BYTES: Final = 256 * 1024
 GROWTH: Final = 4
 BUFFERS_KEPT_MAX: Final = 3
@@ -54,43 +54,12 @@ logger = logging.getLogger("raftlog_client")
 
 
 class RangeChunk(NamedTuple):
-    """Whole batches, one after the other, as they are stored."""
+    """Whole batches, one after the other, as stored."""
 
     data: memoryview
     """May be empty: compaction leaves offsets without records."""
     next_offset: int
-    """All records of the range below it have been given."""
-
-
-class _Buffers:
-    """Memory of chunks, used again once nobody holds a view of it any more.
-
-    New memory costs more than to fill it: the kernel clears it page by page.
-    """
-
-    __slots__ = ("_buffers",)
-
-    def __init__(self) -> None:
-        self._buffers: list[bytearray] = []
-        """The newest, BUFFERS_KEPT_MAX at most."""
-
-    def get(self, size: int) -> bytearray:
-        """One of at least so many bytes."""
-        for buffer in self._buffers:
-            if len(buffer) >= size and _is_free(buffer):
-                return buffer
-        buffer = bytearray(size)
-        self._buffers = [buffer, *self._buffers[: BUFFERS_KEPT_MAX - 1]]
-        return buffer
-
-
-def _is_free(buffer: bytearray) -> bool:
-    """Whether there is no view of it: with one, it refuses to change its size."""
-    try:
-        buffer.append(buffer.pop())
-    except BufferError:
-        return False
-    return True
+    """All records of the range below this offset have been given."""
 
 
 class _Buffer:
@@ -98,7 +67,7 @@ class _Buffer:
 
     __slots__ = ("_buffers", "_bytes_max", "_data", "_taken")
 
-    def __init__(self, buffers: _Buffers, first_bytes: int, bytes_max: int) -> None:
+    def __init__(self, buffers: BufferPool, first_bytes: int, bytes_max: int) -> None:
         self._buffers = buffers
         self._data = memoryview(buffers.get(first_bytes))
         self._bytes_max = bytes_max
@@ -113,11 +82,11 @@ class _Buffer:
         return len(self._data)
 
     def allocate(self, size: int) -> memoryview:
-        """Room for the next frame's data. What was given before it is full."""
+        """Memory for the next frame's data. Memory given before is full."""
         end = self._taken + size
         if end > len(self._data):
-            # Rare: a chunk after the first begins with what the one before has needed. The
-            # last batch may go beyond what was asked for, by as much as it likes.
+            # Rare: a chunk after the first begins with the size of the one before. The
+            # last batch may exceed the request by any size.
             size_bytes = max(end + end // 8, min(GROWTH * end, self._bytes_max))
             grown = memoryview(self._buffers.get(size_bytes))
             grown[: self._taken] = self._data[: self._taken]
@@ -132,7 +101,7 @@ class _Buffer:
 
 
 class _Answer:
-    """What has come of one fetch: it may end early, and what is whole counts all the same."""
+    """Frames of one fetch; if the answer is cut off, its whole frames count all the same."""
 
     def __init__(self, offset: int, buffer: _Buffer) -> None:
         self.buffer = buffer
@@ -157,7 +126,7 @@ class _Answer:
             self.next_offset = max(self.next_offset, frame.next_offset)
 
     def chunk(self) -> RangeChunk | None:
-        """What there is; None if that is nothing."""
+        """The received frames as a chunk; None without progress."""
         if self.next_offset <= self.offset:
             return None
         return RangeChunk(self.buffer.first(self.size_bytes), self.next_offset)
@@ -179,7 +148,7 @@ class RangeReader:
     ) -> None:
         """`chunk_bytes`: about how much a chunk holds; more only if one batch alone is larger."""
         self.offset = start
-        """What is given next."""
+        """Start of the next chunk."""
         self._end = end
         self._fetcher = fetcher
         self._metadata = metadata
@@ -188,16 +157,16 @@ class RangeReader:
         self._topic_id = topic_id
         self._chunk_bytes = chunk_bytes
         self._buffer_bytes = min(FIRST_BUFFER_BYTES, chunk_bytes)
-        self._buffers = _Buffers()
+        self._buffers = BufferPool(BUFFERS_KEPT_MAX)
         self._is_stale = False
         self._times_changed = 0
-        """Looks at the metadata in a row that had no such topic, or another one."""
+        """Metadata answers in a row without the topic, or with another one of its name."""
 
     async def next(self) -> RangeChunk | None:
         """The next chunk; None at the end of the range.
 
-        Tries again for as long as the request timeout while the partition has no leader, or that
-        does not answer. Raises RecordsGoneError, TopicChangedError, or the last error.
+        Tries again for as long as the request timeout while the partition has no leader, or the
+        leader does not answer. Raises RecordsGoneError, TopicChangedError, or the last error.
         """
         if self.offset >= self._end:
             return None
@@ -225,7 +194,7 @@ class RangeReader:
         address = self._metadata.leader_address(topic, partition)
         if address is None:
             raise ConnectionLostError(
-                f"Nobody leads {topic}-{partition} at the moment.", outcome_unknown=False
+                f"{topic}-{partition} has no leader at the moment.", outcome_unknown=False
             )
         answer = _Answer(self.offset, _Buffer(self._buffers, self._buffer_bytes, self._chunk_bytes))
         error: RaftlogClientError | None = None
@@ -255,7 +224,7 @@ class RangeReader:
         raise error
 
     async def _look(self) -> None:
-        """See that the metadata has the topic that is meant."""
+        """Check the topic id in the metadata, after a refresh if stale."""
         topic = self._source.topic
         if self._is_stale or topic not in self._metadata.view.topics:
             self._is_stale = False
@@ -274,11 +243,11 @@ class RangeReader:
                 topic_id=self._topic_id,
                 found_id=found,
             )
-        # The node that was asked may be behind the others.
+        # The answering node may be behind the others.
         raise TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {topic!r} of that id is not known.")
 
     async def _fetch(self, address: NodeAddress, answer: _Answer, timeout_s: float) -> None:
-        """Fill the answer. A node that sends nothing is left once another one leads."""
+        """Fill the answer. A silent node is abandoned once another one leads."""
         part = FetchPartition(
             self._source.topic,
             self._source.partition,
@@ -303,7 +272,7 @@ class RangeReader:
             await self._fetcher.fetch(address, msgspec.json.encode(request), answer, timeout_s)
 
     def _check_start(self, chunk: RangeChunk, answer: _Answer) -> None:
-        """Records that retention took between two looks of the node at its log are no gap."""
+        """Raise if retention deleted records of the range during the fetch: these are no gap."""
         first = self.offset
         if chunk.data:
             try:
@@ -338,7 +307,7 @@ class RangeReader:
             return (
                 error.retriable
                 or error.entry.refresh_metadata
-                # A leader that was deposed and does not know it has less than was committed since.
+                # A deposed leader, not aware of its successor, lacks the records committed since.
                 or error.entry is OFFSET_OUT_OF_RANGE
                 or (error.entry is STORAGE_FAILED and self._metadata.is_replicated(*self._source))
             )

@@ -1,7 +1,7 @@
-"""Record batches that were encoded elsewhere, on the same way as all others: `Producer.send_batch`.
+"""Record batches encoded by the caller, on the same way as all others: `Producer.send_batch`.
 
-For who makes batches faster than records can be handed over one by one. They are stamped with
-producer id and sequence like the producer's own, so that repeats are recognised all the same.
+For callers that make batches faster than records can be handed over one by one. Such batches are
+stamped with producer id and sequence like the producer's own, so repeats are recognised, too.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from raftlog_client.errors import RaftlogClientError, SerializationError
 
 
 class RawBatchBuilder(BatchBuilder):
-    """A builder that is full: its batch is there already, and takes no more records."""
+    """A full builder: its batch is built already, and takes no more records."""
 
     __slots__ = ("_data", "header")
 
     def __init__(self, data: bytearray) -> None:
         """`data` is the producer's from now on. Raises SerializationError unless it is one batch.
 
-        Its CRC need not be right before it is stamped.
+        Its CRC may be wrong until `set_producer_state`.
         """
         try:
             header = parse_header(data)
@@ -57,13 +57,13 @@ class RawBatchBuilder(BatchBuilder):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the batch, as compressed as it is."""
+        """Size of the batch, compressed or not."""
         return len(self._data)
 
     def set_producer_state(
         self, producer_id: ProducerId, producer_epoch: ProducerEpoch, base_sequence: int
     ) -> None:
-        """Stamp the batch, and give it the CRC that belongs to it."""
+        """Stamp the batch, and compute its CRC."""
         self.header = sealed(
             self._data,
             self.header._replace(
@@ -79,7 +79,7 @@ class RawBatchBuilder(BatchBuilder):
 
 
 class RawBatchSend:
-    """Waits for one batch, or for all that it is split into. Satisfies `BulkListener`."""
+    """Awaits one batch, or all parts of a split one. Satisfies `BulkListener`."""
 
     __slots__ = ("_base_offset", "_error", "_pending", "future")
 

@@ -1,8 +1,8 @@
-"""What is fetched and not yet handed out: decoded batch by batch, fair over the partitions.
+"""Fetched records not taken yet: decoded batch by batch, fair over the partitions.
 
 The application takes records from the present *unit*: a list of one partition's records and an
-iterator over it. The iterator itself knows how far the application has come, so that taking a
-record costs no bookkeeping; the position is worked out when somebody asks.
+iterator over it. The iterator itself knows the application's progress, so a record costs no
+bookkeeping; the position is computed on request.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RecordBuffer:
         self.buffered_bytes = 0
         self._unpacker = unpacker
         self._on_taken = on_taken
-        """Told when a partition has given data away: there may be room to fetch more."""
+        """Called when a partition has given data away: there may be room to fetch more."""
         self._ready: deque[PartitionState] = deque()
         self._unit: Unit | None = None
 
@@ -62,7 +62,7 @@ class RecordBuffer:
         return not self._ready and (self._unit is None or not self._unit.remaining)
 
     def refresh(self, state: PartitionState) -> None:
-        """The partition may have become ready to be served: it got data, an error, or resumed."""
+        """Serve the partition, if ready: it got data, an error, or resumed."""
         if state.has_data and not state.is_ready and not state.is_paused:
             state.is_ready = True
             self._ready.append(state)
@@ -84,9 +84,9 @@ class RecordBuffer:
     def take_many(
         self, records_max: int | None, only: Collection[TopicPartition]
     ) -> dict[TopicPartition, list[AnyRecord]]:
-        """Records of every partition that has some: one unit of each, or as many as may be.
+        """Records of every ready partition: one unit of each, or up to `records_max` in all.
 
-        Raises a partition's error if there is nothing else to give; otherwise next time.
+        Raises a partition's error if there are no records; otherwise next time.
         """
         self._put_back_unit()
         taken: dict[TopicPartition, list[AnyRecord]] = {}
@@ -111,7 +111,7 @@ class RecordBuffer:
         return taken
 
     def position(self, state: PartitionState) -> int:
-        """The next offset that the application will be given; -1 if not known yet."""
+        """The application's next offset; -1 if not known yet."""
         unit = self._unit
         if unit is not None and unit.state is state and (remaining := unit.remaining):
             return unit.records[-remaining].offset
@@ -139,7 +139,7 @@ class RecordBuffer:
             self._ready.remove(state)
 
     def _put_back_unit(self) -> None:
-        """Return what is left of the present unit to its partition, to be served first."""
+        """Return the rest of the present unit to its partition, to be served first."""
         unit, self._unit = self._unit, None
         if unit is not None and (rest := list(unit.iterator)):
             unit.state.decoded = rest + unit.state.decoded
@@ -150,7 +150,7 @@ class RecordBuffer:
     def _take(self, state: PartitionState) -> list[AnyRecord]:
         """Records of the first partition in line, which goes to the end of it.
 
-        Empty if what was buffered held none. Raises the partition's error.
+        Empty if the buffered batches held none. Raises the partition's error.
         """
         assert self._ready[0] is state
         self._ready.popleft()

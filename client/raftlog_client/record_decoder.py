@@ -23,9 +23,9 @@ from raftlog_client.types import CREATE_TIME, LOG_APPEND_TIME, Record, TopicPart
 def gc_paused() -> Iterator[None]:
     """Pause automatic collection during synchronous work of a few milliseconds.
 
-    Decoding a batch makes thousands of codec objects that the collector tracks, and that die by
-    reference count moments later. Their mere number sets off collections of everything the process
-    has: measured with a few libraries loaded, that took three times as long as the decoding itself.
+    Decoding a batch makes thousands of codec objects; the collector tracks them, and moments later
+    they die by reference count. Their mere number sets off collections of the whole process:
+    measured with a few libraries loaded, these took three times as long as the decoding itself.
     """
     if not gc.isenabled():
         yield
@@ -71,8 +71,8 @@ class RecordDecoder:
         except LogError as error:
             raise record_decoding_error(error, source, batch.header.base_offset) from error
         if batch.header.base_offset < start:
-            # A fetch begins with the batch that contains its offset. What is skipped is not even
-            # deserialized: it may be the very record that nobody can.
+            # A fetch begins with the batch around its offset. Skipped records are not even
+            # deserialized: one may be the very record without a valid value.
             decoded = [record for record in decoded if record.offset >= start]
         topic, partition = source
         timestamp_type = LOG_APPEND_TIME if batch.header.is_log_append_time else CREATE_TIME
@@ -122,7 +122,7 @@ class RecordDecoder:
 
 
 class Unreadable(Exception):  # noqa: N818 (caught on the next floor: it never reaches a user)
-    """A record that cannot be deserialized, and the good ones before it."""
+    """A deserializer refused a record; has the good records before."""
 
     def __init__(
         self, error: SerializationError, records: list[Record[Any, Any]], offset: int
@@ -136,7 +136,7 @@ class Unreadable(Exception):  # noqa: N818 (caught on the next floor: it never r
 def record_decoding_error(
     error: LogError, source: TopicPartition, offset: int
 ) -> RaftlogClientError:
-    """What a refused batch is to the reader."""
+    """The reader's exception for a refused batch."""
     topic, partition = source
     if error.entry is RECORD_TOO_LARGE:
         return RecordTooLargeError(

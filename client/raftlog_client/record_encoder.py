@@ -1,4 +1,8 @@
-"""From what the application sends to bytes and a partition."""
+"""From keys and values to bytes and a partition; serializers and deserializers.
+
+These are ready-made ones: bytes, text, JSON. Any callable of the shape will do. None never reaches
+a serializer: a missing key, and a tombstone's value, stay None in both directions.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ def string_deserializer(data: bytes) -> str:
 
 
 def json_serializer(value: Any) -> bytes:
-    """Anything that orjson knows (dataclasses, datetimes and UUIDs too), as JSON."""
+    """Any object known to orjson (dataclasses, datetimes and UUIDs too), as JSON."""
     return orjson.dumps(value)
 
 
@@ -56,8 +60,8 @@ def json_deserializer(data: bytes) -> Any:
 class Partitioner(Protocol):
     """Chooses a partition in [0, partition_count), or None: the producer's sticky choice.
 
-    The sticky choice stays on one partition until its batch is on its way, and then takes the next
-    partition that has a leader, so that records without a key travel in few, large batches.
+    The sticky choice stays on one partition until its batch leaves, and then takes the next
+    partition with a leader, so that records without a key travel in few, large batches.
     """
 
     def __call__(
@@ -111,7 +115,7 @@ class RecordEncoder:
     def queue(
         self, topic: TopicQueues, partition: int | None, key: bytes | None, value: bytes | None
     ) -> PartitionQueue:
-        """Where the record goes. Raises TopicNotFoundError for a partition that does not exist."""
+        """The record's partition. Raises TopicNotFoundError for an unknown one."""
         if partition is not None:
             return topic.queue(partition)
         if self.is_default:
@@ -126,7 +130,7 @@ class RecordEncoder:
         return topic.sticky if topic.sticky.open is not None else topic.next_sticky()
 
     def size(self, key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
-        """About what the record takes in a batch. Raises RecordTooLargeError."""
+        """About the record's size in a batch. Raises RecordTooLargeError."""
         size = RECORD_OVERHEAD_BYTES
         if key is not None:
             size += len(key)
@@ -155,5 +159,5 @@ class RecordEncoder:
             raise SerializationError(
                 f"The {what} is {type(value).__name__}, not bytes: give a {what}_serializer."
             )
-        # A bytearray may change under us before it is copied; a record never does.
+        # A bytearray may change before the codec copies it; a record never does.
         return value if isinstance(value, bytes) else bytes(value)

@@ -1,16 +1,15 @@
-"""Calls to partition leaders: find the leader, notice that it moved, back off, retry.
+"""Calls to partition leaders: find the leader, follow it when it moves, back off, retry.
 
-The parts that every caller shares, whatever it asks of a leader:
+The parts shared by all callers:
 
-- **follow** one request: while its node is silent, other nodes are asked for the leader, every
+- **follow** one request: while its node is silent, the leader is looked up at other nodes, every
   `SLOW_S`. Once another node leads, or the same one in another leader epoch, the request is
-  abandoned. A node that hangs answers nothing, and to wait for the request timeout would be the
-  outage.
+  abandoned. A hanging node never answers, and waiting for the request timeout would be the outage.
 - **park** a partition between two attempts: it resumes after its back-off, or as soon as the
   metadata names another leader or epoch.
-- **refresh** metadata soon: requests for it are coalesced.
+- **refresh** metadata soon: concurrent requests are coalesced.
 - **query** many partitions: split by leader, sent to all leaders at once, merged; repeated for the
-  partitions whose leader moved, died or is unknown, until the timeout.
+  partitions with a moved, dead or unknown leader, until the timeout.
 
 The leader of a partition of an internal topic is the coordinator of its groups and transactional
 ids, so a call to a coordinator is a call to a leader.
@@ -38,7 +37,7 @@ from raftlog_client.types import TopicPartition
 
 SLOW_S: Final = 0.5
 """Silence after which a node may have died without closing its connections, and the interval at
-which other nodes are then asked for the leader."""
+which the leader is then looked up at other nodes."""
 PARTITIONS_PER_QUERY_MAX: Final = 1_000
 """Partitions in one request; a leader of more gets one request after the other."""
 SILENCE_SHARE: Final = 0.5
@@ -189,7 +188,7 @@ class LeaderCalls:
         self._refresh_names: set[str] = set()
         self._refreshing: asyncio.Task[None] | None = None
         self._stale: set[str] = set()
-        """Topics whose leaders a query has found elsewhere than the metadata says."""
+        """Topics with other leaders than in the metadata, as queries have shown."""
         self._is_closed = False
 
     async def close(self) -> None:
@@ -269,7 +268,7 @@ class LeaderCalls:
     ) -> None:
         """Call `resume` after the back-off of so many failed attempts, or once the leader moved.
 
-        An `owner` that is parked already waits anew.
+        An `owner` already parked starts its wait again.
         """
         if (before := self._parked.pop(owner, None)) is not None:
             before.timer.cancel()
@@ -279,8 +278,7 @@ class LeaderCalls:
         self._parked[owner] = _Parked(partition, seen, timer, resume)
 
     def resume_moved(self) -> None:
-        """Resume what waits for a leader that has moved: its last failure says nothing of the new
-        one."""
+        """Resume partitions with a new leader: the last failure says nothing about it."""
         for owner, parked in list(self._parked.items()):
             if self.metadata.has_moved(*parked.partition, parked.seen):
                 parked.timer.cancel()
@@ -294,7 +292,7 @@ class LeaderCalls:
     # Metadata
 
     def refresh_soon(self, topic: str) -> None:
-        """Refresh the topic's metadata in the background, with the others that are wanted."""
+        """Refresh the topic's metadata in the background, together with other requested topics."""
         self._refresh_names.add(topic)
         if not self._is_closed and (self._refreshing is None or self._refreshing.done()):
             self._refreshing = asyncio.ensure_future(self._refresh_wanted())

@@ -1,6 +1,6 @@
 """Carries due batches to their leaders: many partitions to a request, several requests at once.
 
-delivery.py decides what to send next and what an answer means, routing.py follows the leaders;
+delivery.py decides the next frame and the meaning of an answer, routing.py follows the leaders;
 here is the I/O between them: which node, how many requests, when to get a producer id.
 """
 
@@ -35,14 +35,14 @@ from raftlog_client.transport import NodeAddress, Part, Transport
 
 PRODUCE_FRAME_HEAD: Final = Struct(">HiI")
 """Topic length, partition, data length (raftlog.record.frames). Packed here so that batches go to
-the socket from where they are: `encode_produce_frames` would copy them into one body."""
+the socket without a copy: `encode_produce_frames` would copy all into one body."""
 SERVER_TIMEOUT_SHARE: Final = 0.9
-"""Of the request timeout, how much a node may wait for its replicas: it should answer before we
-stop listening."""
+"""Of the request timeout, how much a node may wait for its replicas: the answer should come
+before the client stops listening."""
 IDENTITY_PATIENCE_SHARE: Final = 0.5
-"""Of the request timeout, how long a node may take for a producer id before another is asked."""
+"""Of the request timeout, how long a node may take for a producer id before the next is tried."""
 TIMES_MISSING_MAX: Final = 3
-"""Metadata answers in a row without the topic, after which it is believed to be gone."""
+"""Metadata answers in a row without the topic, after which the topic counts as deleted."""
 
 logger = logging.getLogger("raftlog_client")
 
@@ -51,7 +51,7 @@ Outcome = Acknowledged | RaftlogClientError
 
 @dataclass(slots=True)
 class NodeState:
-    """What is queued for one node and under way to it."""
+    """Partitions queued for one node, and requests under way."""
 
     address: NodeAddress
     request_bytes_max: int
@@ -61,7 +61,7 @@ class NodeState:
 
 
 class Sender:
-    """Sends what the accumulator gathers. `start` before use, `close` after."""
+    """Sends the accumulator's batches. `start` before use, `close` after."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Sender:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Get a producer id, which also shows that the cluster answers."""
+        """Get a producer id; this also proves the cluster reachable."""
         if self.is_idempotent:
             self._identity = await self._allocate_identity()
 
@@ -124,24 +124,24 @@ class Sender:
         self._schedule()
 
     def apply_metadata(self) -> None:
-        """Take over partitions that were added to known topics, and leaders that are new."""
+        """Take over added partitions of known topics, and new leaders."""
         self._view_changed(())
         self._leaders.resume_moved()
 
-    def _view_changed(self, asked: Collection[str]) -> None:
-        """The metadata has a new view, after a refresh of the topics `asked`."""
+    def _view_changed(self, names: Collection[str]) -> None:
+        """The metadata has a new view, after a refresh of the topics `names`."""
         topics = self._metadata.view.topics
         for name, topic in self.topics.items():
             description = topics.get(name)
             if description is not None:
                 topic.times_missing = 0
                 topic.grow(description, is_idempotent=self.is_idempotent)
-        for name in asked:
+        for name in names:
             if name not in topics and name in self.topics:
                 self._topic_is_missing(self.topics[name])
 
     def _schedule(self) -> None:
-        """Send soon: at the end of this turn of the loop, with all that it still adds."""
+        """Send at the end of this turn of the loop, with all records of the turn."""
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._send_queued)
@@ -196,7 +196,7 @@ class Sender:
 
         Its frames are sent again to the new leaders, which recognise a repeat if the old leader
         wrote them. Without idempotence a repeat is not recognised: the frames count as lost, so
-        only a request whose partitions have all moved is abandoned.
+        a request is abandoned only once all its partitions have moved.
         """
         count_min = 1 if self.is_idempotent else len(queues)
         return self._leaders.follow(
@@ -239,7 +239,7 @@ class Sender:
     def _request_error(
         self, error: RaftlogClientError, node: NodeState, queues: Sequence[PartitionQueue]
     ) -> RaftlogClientError:
-        """What the failure of a whole request means for each of its frames."""
+        """The outcome of each frame of a failed request."""
         if isinstance(error, ConnectionLostError):
             self._metadata.suspect(node.address)
         is_too_large = isinstance(error, ServerError) and error.entry is BODY_TOO_LARGE
@@ -264,7 +264,7 @@ class Sender:
         self._schedule()
 
     def _judged(self, queue: PartitionQueue, outcome: Outcome) -> Outcome:
-        """A leader whose storage failed is like one that is gone, if others hold the partition."""
+        """A leader with failed storage counts as lost, if other nodes hold the partition."""
         if (
             isinstance(outcome, ServerError)
             and outcome.entry is STORAGE_FAILED
@@ -294,9 +294,9 @@ class Sender:
         self._check_identity(queue, identity)
 
     def _check_identity(self, queue: PartitionQueue, before: ProducerIdentity | None) -> None:
-        """If the partition gave up its identity, see that it gets another one.
+        """Get another identity, if the partition gave up the present one.
 
-        The sequence begins again at 0: under the same identity the batches would seem repeats.
+        The sequence restarts at 0: under the same identity the batches would count as repeats.
         """
         if before is not None and queue.identity is None and before == self._identity:
             self._identity = None
@@ -330,14 +330,14 @@ class Sender:
         self._schedule()
 
     def _expire_queued(self) -> None:
-        """Give up what is too old, among all that waits for a producer id."""
+        """Give up expired batches, among those waiting for a producer id."""
         now = asyncio.get_running_loop().time()
         for node in self._nodes.values():
             for queue in node.queued:
                 self._expire(queue, now)
 
     async def _allocate_identity(self) -> ProducerIdentity:
-        # An id that was allocated for a lost answer is merely never used.
+        # The id of a lost answer is merely never used.
         patience_s = self._metadata.request_timeout_s * IDENTITY_PATIENCE_SHARE
         answer = await self._metadata.call_any(
             "POST", "/v1/producer-ids", AllocatedIdentity, Empty(), patience_s=patience_s
@@ -352,7 +352,7 @@ def outcomes_of(
 ) -> list[Outcome]:
     """One outcome per frame of a produce answer, whose results stand in the frames' order.
 
-    An answer that does not fit leaves every outcome unknown.
+    An answer for other frames leaves every outcome unknown.
     """
     if [(result.topic, result.partition) for result in results] != [
         queue.target for queue in queues

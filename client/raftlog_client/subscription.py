@@ -1,10 +1,9 @@
-"""One assigned partition of a consumer: where it reads, and what it holds already.
+"""A consumer's subscription, and the state of each assigned partition.
 
-Three offsets: `fetch_offset` is asked for next; `position` is the next to leave the buffer; what
-the application sees as its position may be behind that, by the records it was handed and has not
-taken yet (record_buffer.py).
+Three offsets: `fetch_offset` is the next to fetch; `position` the next to leave the buffer; the
+application's position may be behind, by records of its present unit (record_buffer.py).
 
-Which topics a consumer follows: some by name, or all whose name matches a pattern.
+A subscription is some topics by name, or all whose name matches a pattern.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from raftlog_client.types import Record, TopicPartition
 
 
 class OffsetReset(Enum):
-    """Where to begin without a position, or with one that is out of range."""
+    """Where to begin without a position, or with one out of range."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -31,19 +30,19 @@ class OffsetReset(Enum):
 
 
 class Chunk:
-    """Fetched batches that are not decoded yet."""
+    """Fetched batches, before decoding."""
 
     __slots__ = ("batches", "next_offset", "size_bytes")
 
     def __init__(self, data: Buffer, next_offset: int, *, check_crc: bool) -> None:
         self.batches: Iterator[RecordBatch] = iterate_batches(data, check_crc=check_crc)
         self.next_offset = next_offset
-        """The first offset after the chunk; compaction may have left nothing before it."""
+        """The first offset after the chunk; compaction may have left a gap before."""
         self.size_bytes = len(data)
 
 
 class PartitionState:
-    """Positions and buffered data of one partition. Bounded by what the fetcher asks for."""
+    """Positions and buffered data of one partition. Bounded by the fetcher's limits."""
 
     __slots__ = (
         "attempts",
@@ -72,11 +71,11 @@ class PartitionState:
         self.position = -1
         self.fetch_offset = -1
         self.generation = 0
-        """Grows with every jump: what was asked for before is not wanted after."""
+        """Grows with every jump: data requested before a jump is dropped after."""
         self.chunks: deque[Chunk] = deque()
         self.buffered_bytes = 0
         self.decoded: list[Record[Any, Any]] = []
-        """Records that were decoded, but not handed out."""
+        """Decoded records, not handed out yet."""
         self.error: RaftlogClientError | None = None
         """Raised when its turn to be read comes."""
         self.high_watermark: int | None = None
@@ -89,34 +88,34 @@ class PartitionState:
         self.is_waiting = False
         """Whether the partition pauses after a failure."""
         self.in_flight: object | None = None
-        """The request that the partition is in."""
+        """The partition's fetch request under way."""
         self.attempts = 0
         """Failures in a row."""
 
     @property
     def has_data(self) -> bool:
-        """Whether there is something to serve, be it an error."""
+        """Whether there are records, or an error, to serve."""
         return self.has_records or self.error is not None
 
     @property
     def has_records(self) -> bool:
-        """Whether there are records to serve, or what may hold some."""
+        """Whether there are records, or chunks, to serve."""
         return bool(self.decoded or self.chunks)
 
     def jump(self, offset: int) -> None:
-        """Read from `offset` on; what was fetched before is forgotten."""
+        """Read from `offset` on; drop data fetched before."""
         self.forget()
         self.position = self.fetch_offset = offset
         self.reset = None
 
     def jump_by(self, reset: OffsetReset) -> None:
-        """Find a new position; what was fetched before is forgotten."""
+        """Find a new position; drop data fetched before."""
         self.forget()
         self.position = self.fetch_offset = -1
         self.reset = reset
 
     def forget(self) -> None:
-        """Drop what is buffered, and what is on its way."""
+        """Drop buffered data and requests under way."""
         self.generation += 1
         self.chunks.clear()
         self.buffered_bytes = 0
@@ -147,13 +146,13 @@ class Subscription:
         return self.names if self._pattern is None else None
 
     def topics(self, view: ClusterView) -> set[str]:
-        """The subscribed topics; with a pattern, those of the view that match."""
+        """The subscribed topics; with a pattern, the matches in the view."""
         if self._pattern is None:
             return set(self.names)
         return {name for name in view.topics if self._pattern.fullmatch(name)}
 
     def partitions(self, view: ClusterView) -> list[TopicPartition]:
-        """All partitions of the subscribed topics that exist."""
+        """All existing partitions of the subscribed topics."""
         return [
             TopicPartition(name, info.partition)
             for name in sorted(self.topics(view))

@@ -1,7 +1,7 @@
 """HTTP to the nodes over kept connections, and nothing above it: no retries, no routing.
 
-Every failure leaves here as a `ServerError` (a node answered so) or a `ConnectionLostError`, whose
-`outcome_unknown` says whether the request can have reached a node.
+Every failure is raised as a `ServerError` (the node's answer) or a `ConnectionLostError`; its
+`outcome_unknown` says whether the request may have reached a node.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ Part: TypeAlias = bytes | bytearray | memoryview
 JSON_TYPE: Final = "application/json"
 PORT_DEFAULT: Final = 8082
 CONNECT_TIMEOUT_S: Final = 5.0
-"""A node that does not accept a connection in this time is taken for unreachable."""
+"""A node without an accepted connection in this time counts as unreachable."""
 KEEP_ALIVE_S: Final = 30.0
-"""Below the nodes' own limit, so that it is us who close an idle connection: a node that closes one
-at the moment of reuse makes a request fail with an unknown outcome."""
+"""Below the nodes' own limit, so the client closes idle connections: a node's close at the moment
+of reuse would fail a request with an unknown outcome."""
 READ_BUFFER_BYTES: Final = 1024 * 1024
 """How far a connection reads ahead of its reader; twice this much pauses the socket."""
 JOINED_BYTES_MAX: Final = 32 * 1024
 """A body up to this size is joined after all: one packet is cheaper than several small ones."""
 WRITE_PIECE_BYTES: Final = 256 * 1024
-"""Bodies are handed to the socket in pieces of this size, with backpressure between them."""
+"""Bodies go to the socket in pieces of this size, with backpressure in between."""
 JSON_ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """A JSON answer over this is refused instead of held."""
 URLS_MAX: Final = 1_024
-"""Parsed URLs kept; paths with names of topics in them could be many."""
+"""Parsed URLs kept; paths with topic names could be many."""
 _HTTP_ERROR_MIN: Final = 400
 
 
 class Startable(ABC):
-    """An async context manager that starts on entry and closes on exit, however that comes."""
+    """An async context manager that starts on entry and closes on any exit."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -73,7 +73,7 @@ class Startable(ABC):
 
 
 class PartsPayload(aiohttp.Payload):
-    """A body made of parts that are never joined: batches go from their buffers to the socket."""
+    """A body of parts, never joined: batches go from their buffers to the socket."""
 
     def __init__(self, parts: Sequence[Part], size_bytes: int, content_type: str) -> None:
         super().__init__(parts, content_type=content_type)
@@ -81,7 +81,7 @@ class PartsPayload(aiohttp.Payload):
         self._size = size_bytes
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The body as text: aiohttp wants it for debugging."""
+        """The body as text, for aiohttp's debugging."""
         return b"".join(self._parts).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
@@ -116,7 +116,7 @@ class Transport:
         self._urls: dict[tuple[NodeAddress, str], URL] = {}
 
     def start(self) -> None:
-        """Make the session. Call it inside the event loop that will use it."""
+        """Make the session. Call it inside its event loop."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
@@ -127,7 +127,7 @@ class Transport:
                 skip_auto_headers=("Content-Type",),
             )
             # aiohttp would repeat a DELETE by itself when a kept connection breaks. Whether a
-            # request may be repeated is decided above, where it is known what it does.
+            # request may be repeated is decided above, by the caller.
             self._session._retry_connection = False
 
     async def close(self) -> None:
@@ -235,7 +235,7 @@ class Transport:
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body, if it is not absurdly large."""
+    """The whole body, up to JSON_ANSWER_BYTES_MAX."""
     chunks: list[bytes] = []
     size = 0
     async for chunk in response.content.iter_any():
@@ -247,9 +247,9 @@ async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def decoded(answer: bytes, kind: type[T], address: NodeAddress) -> T:
-    """Decode a JSON answer of type `kind`; fields that a newer node adds are ignored.
+    """Decode a JSON answer of type `kind`; a newer node's fields are ignored.
 
-    Raises ConnectionLostError if it is not JSON, RaftlogClientError if it is of another shape.
+    Raises ConnectionLostError for other bytes than JSON, RaftlogClientError for another shape.
     """
     try:
         return msgspec.json.decode(answer, type=kind)

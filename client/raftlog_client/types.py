@@ -1,8 +1,7 @@
-"""The plain values that cross the client's surface. All are immutable.
+"""Plain, immutable values of the client's public interface.
 
-Values that exist once per record are `msgspec.Struct(gc=False)`: they hold only bytes, text and
-numbers, so they can be in no cycle, and keeping them from the garbage collector saves its pauses
-when millions are alive.
+Values made once per record are `msgspec.Struct(gc=False)`: with only bytes, text and numbers they
+are in no cycle, and without tracking by the garbage collector millions of records cost no pauses.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing_extensions import TypeVar
 
 K = TypeVar("K", default=bytes | None)
 V = TypeVar("V", default=bytes | None)
-"""Types of a record's key and value as it is read: what the deserializers return."""
+"""Types of a record's key and value when read: the deserializers' results."""
 
 Headers = Sequence[tuple[str, bytes | None]]
 """Record headers: names, which may repeat, with values, in order."""
@@ -35,8 +34,8 @@ class TopicPartition(NamedTuple):
 class Record(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
     """One record as it is read.
 
-    `timestamp` is in milliseconds since the Unix epoch; `timestamp_type` is 0 if the producer set
-    it, 1 if the leader did when it appended the record. A `value` of None is a tombstone.
+    `timestamp` is in milliseconds since the Unix epoch; `timestamp_type` is 0 for the
+    producer's time, 1 for the leader's time of the append. A `value` of None is a tombstone.
     """
 
     topic: str
@@ -50,12 +49,12 @@ class Record(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """The partition that the record was read from."""
+        """The record's partition."""
         return TopicPartition(self.topic, self.partition)
 
 
 class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
-    """Where an acknowledged record stands. `offset` is -1 with acks=0: nobody has told it."""
+    """Place of an acknowledged record. `offset` is -1 (unknown) with acks=0."""
 
     topic: str
     partition: int
@@ -65,7 +64,7 @@ class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """The partition that the record was written to."""
+        """The record's partition."""
         return TopicPartition(self.topic, self.partition)
 
 
@@ -81,7 +80,7 @@ class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """What one `send_many` wrote to one partition.
+    """Records of one `send_many` in one partition.
 
     Other producers' records may stand between the first and the last offset.
     """
@@ -93,7 +92,7 @@ class PartitionRange:
 
 @dataclass(frozen=True, slots=True)
 class SendSummary:
-    """What a `send_many` has written: acknowledged records only."""
+    """The acknowledged records of a `send_many`."""
 
     count: int = 0
     partitions: Mapping[TopicPartition, PartitionRange] = field(default_factory=dict)
@@ -108,7 +107,7 @@ class OffsetAndTimestamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionOffsets:
-    """The offsets that can be read: from `beginning_offset` up to, not including, `end_offset`."""
+    """Readable offsets: from `beginning_offset` up to, not including, `end_offset`."""
 
     beginning_offset: int
     end_offset: int
@@ -117,7 +116,7 @@ class PartitionOffsets:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition as the cluster's metadata has it. `leader` is None while there is none."""
+    """A partition in the cluster's metadata. `leader` is None while there is none."""
 
     topic: str
     partition: int
@@ -129,7 +128,7 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A node of the cluster and where it listens."""
+    """A node of the cluster and its address."""
 
     broker_id: int
     host: str
@@ -157,7 +156,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create; the cluster's defaults fill what is None."""
+    """A topic to create; the cluster's defaults replace None."""
 
     name: str
     partitions: int | None = None
@@ -169,8 +168,8 @@ class NewTopic:
 class ConfigEntry:
     """One configuration value of a topic.
 
-    `source` says where it comes from, in the words of Kafka's admin interface
-    (DYNAMIC_TOPIC_CONFIG, STATIC_BROKER_CONFIG, DEFAULT_CONFIG); `is_default` if nobody has set it.
+    `source` names its origin in the words of Kafka's admin interface (DYNAMIC_TOPIC_CONFIG,
+    STATIC_BROKER_CONFIG, DEFAULT_CONFIG); `is_default` if no setting overrides the default.
     """
 
     name: str

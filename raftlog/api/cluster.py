@@ -39,7 +39,7 @@ class MetadataPartition(msgspec.Struct, frozen=True):
 
 
 class MetadataTopic(msgspec.Struct, frozen=True):
-    """A topic, or the error code that says why there is none of that name."""
+    """A topic, or the error code for an unknown name."""
 
     name: str
     topic_id: str | None = None
@@ -48,7 +48,7 @@ class MetadataTopic(msgspec.Struct, frozen=True):
 
 
 class MetadataResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes and partition leaders, as one node has applied them."""
+    """Nodes and partition leaders, as applied by one node."""
 
     cluster_id: str
     controller_id: int = -1
@@ -66,7 +66,8 @@ class LeaderElection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     broker: NodeNumber | None = None
     """A replica; null: the best one, but for the present leader."""
     unclean: bool = False
-    """Whether a replica may lead that lacks records, if no other can: they are lost for good."""
+    """Whether a replica with missing records may lead, if no other can: those records are lost for
+    good."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True):
@@ -114,7 +115,7 @@ class NewReassignments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reassignment(msgspec.Struct, frozen=True):
-    """A partition that is being moved."""
+    """A partition under reassignment."""
 
     topic: str
     partition: int
@@ -122,13 +123,13 @@ class Reassignment(msgspec.Struct, frozen=True):
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     adding: tuple[int, ...]
-    """Nodes that are still to join the ISR."""
+    """Nodes still to join the ISR."""
     removing: tuple[int, ...]
     """Nodes that leave once the added ones are in sync."""
 
 
 class ReassignmentList(msgspec.Struct, frozen=True):
-    """Partitions that are being moved, by topic and number; of `total` as many as fit."""
+    """Partitions under reassignment, by topic and number; of `total` as many as fit."""
 
     total: int
     reassignments: tuple[Reassignment, ...]
@@ -140,14 +141,14 @@ class DecommissionProgress(msgspec.Struct, frozen=True):
     node_id: int
     decommissioning: bool
     partitions_left: int
-    """Partitions that the node still holds; at 0 it may be stopped and removed."""
+    """Partitions with a replica still on the node; at 0 the node may be stopped and removed."""
     partitions_moving: int
-    """Of those: partitions that are being copied to other nodes."""
+    """Of those: partitions in copy to other nodes."""
     is_empty: bool
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the cluster. Null: not known to the node that answers."""
+    """A node of the cluster. Null: not known to the answering node."""
 
     node_id: int
     host: str | None
@@ -155,20 +156,20 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     rack: str | None
     directory_id: str | None
     broker_epoch: int | None
-    """Of its last start; null if it never registered."""
+    """Of its last start; null before its registration."""
     fenced: bool | None
-    """Whether the controller keeps it from leading partitions; null if it never registered."""
+    """Whether the controller keeps the node from leading partitions; null before registration."""
     maintenance: bool | None = None
-    """Whether it leads only partitions without another leader; null if it never registered."""
+    """Whether the node leads only partitions without another leader; null before registration."""
     can_write: bool | None = None
     """Whether its disk takes writes: while it is full or stalled, other nodes lead its partitions
-    if they can. Null if the node never registered."""
+    if they can. Null before the node's registration."""
     decommissioning: bool | None = None
-    """Whether all its replicas are to move to other nodes; null if it never registered."""
+    """Whether all its replicas are to move to other nodes; null before its registration."""
     led: int | None = None
-    """Partitions that it leads."""
+    """Partitions led by the node."""
     held: int | None = None
-    """Partitions of which it has a replica."""
+    """Partitions with a replica on the node."""
     is_voter: bool
     is_controller: bool
     connected: bool
@@ -182,7 +183,7 @@ class NodeList(msgspec.Struct, frozen=True):
 
 
 class QuorumMember(msgspec.Struct, frozen=True):
-    """A member of the metadata quorum. Null: not known to the node that answers."""
+    """A member of the metadata quorum. Null: not known to the answering node."""
 
     node_id: int
     host: str | None
@@ -191,13 +192,13 @@ class QuorumMember(msgspec.Struct, frozen=True):
     """Identity of its data directory."""
     is_leader: bool
     connected: bool
-    """Whether the node that answers is connected to it; true for that node itself."""
+    """Whether the answering node is connected to the member; true for itself."""
     match_index: int | None
     """Newest entry of the metadata log known to be durable on the member."""
     lag: int | None
     """Entries of the metadata log not known to be durable on the member."""
     last_heard_ms: int | None
-    """Milliseconds since its last message; 0 for the node that answers."""
+    """Milliseconds since its last message; 0 for the answering node."""
 
 
 class QuorumInfo(msgspec.Struct, frozen=True):
@@ -214,11 +215,11 @@ class QuorumInfo(msgspec.Struct, frozen=True):
     applied_index: int
     voters: tuple[QuorumMember, ...]
     observers: tuple[QuorumMember, ...]
-    """Members without a vote that this node is connected to, and itself if it has none."""
+    """Connected members without a vote, and this node itself without one."""
 
 
 class NewVoter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The node to get a vote. It must be connected, as an observer."""
+    """The node to get a vote. Must be connected, as an observer."""
 
     node_id: NodeNumber
 

@@ -1,4 +1,4 @@
-"""Bounded numbers and the bodies that every call shares: errors, health, empty answers."""
+"""Bounded numbers and bodies shared by all calls: errors, health, empty answers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class ErrorBody(msgspec.Struct, frozen=True):
     """The body of every error answer."""
 
     error_code: int
-    """HTTP status and two digits; they never change their meaning."""
+    """HTTP status and two digits; codes never change their meaning."""
     message: str
-    """What went wrong, and where it helps, what to do."""
+    """The cause, and where possible the next step."""
 
 
 class Empty(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class Empty(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The answer of `/health` and `/ready` of a node that is well."""
+    """The answer of `/health` and `/ready` of a healthy node."""
 
     status: str
     node_id: int

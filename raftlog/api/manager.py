@@ -26,7 +26,7 @@ class AddNode(msgspec.Struct, frozen=True, tag="add_node"):
 
 
 class ReplaceNode(msgspec.Struct, frozen=True, tag="replace_node"):
-    """Put a new, empty node in the place of one whose data is lost."""
+    """Put a new, empty node in the place of one with lost data."""
 
     node_id: int
 
@@ -40,7 +40,7 @@ class StopNode(msgspec.Struct, frozen=True, tag="stop_node"):
 
 
 class StartNode(msgspec.Struct, frozen=True, tag="start_node"):
-    """Start a node that was stopped."""
+    """Start a stopped node."""
 
     node_id: int
 

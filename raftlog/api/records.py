@@ -25,7 +25,7 @@ NO_TIMESTAMP: Final = -1
 
 
 class LeaderAddress(msgspec.Struct, frozen=True):
-    """A node that leads, and its address."""
+    """A leader and its address."""
 
     node_id: int
     host: str
@@ -38,7 +38,7 @@ class ProduceResult(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     base_offset: int = NO_OFFSET
-    """Offset of the frame's first record; of a repeated batch: where it was written first."""
+    """Offset of the frame's first record; of a repeated batch: of its first copy."""
     last_offset: int = NO_OFFSET
     log_append_time: int = NO_TIMESTAMP
     """Milliseconds since the Unix epoch; -1: the records keep their producer's timestamps."""
@@ -48,7 +48,7 @@ class ProduceResult(msgspec.Struct, frozen=True):
     leader: LeaderAddress | msgspec.UnsetType = msgspec.UNSET
     """With error 50301: the partition's leader, as far as this node knows."""
     leader_epoch: int | msgspec.UnsetType = msgspec.UNSET
-    """With error 50301: the newest leader epoch that this node knows."""
+    """With error 50301: the newest leader epoch known to this node."""
 
 
 class ProduceResults(msgspec.Struct, frozen=True):
@@ -67,9 +67,9 @@ class FetchPartition(
     offset: OffsetNumber
     max_bytes: Annotated[int, Meta(ge=1, le=INT32_MAX)] = PARTITION_BYTES_DEFAULT
     end_offset: OffsetNumber | None = None
-    """No batch that begins at or after it is sent. One that holds records on both sides is."""
+    """No batch with a base offset from here on is sent. A batch with records on both sides is."""
     topic_id: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    """Which topic of that name is meant: 40401 if it is another one by now."""
+    """Which topic of that name is meant: 40401 for another one."""
 
 
 class FetchRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -80,11 +80,11 @@ class FetchRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     min_bytes: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 1
     max_wait_ms: Annotated[int, Meta(ge=0, le=INT64_MAX)] = MAX_WAIT_MS_DEFAULT
     any_replica: bool = False
-    """Whether this node may answer from a replica that follows, up to its high watermark."""
+    """Whether this node may answer from a follower replica, up to its high watermark."""
 
 
 class TailError(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Stands in a tail for a record that the format cannot hold."""
+    """Replaces a record in a tail that the format cannot express."""
 
     error_code: int
     message: str
@@ -93,19 +93,19 @@ class TailError(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ProducerIdentity(msgspec.Struct, frozen=True):
-    """A producer id that no other producer ever gets, and its first epoch."""
+    """A producer id, unique in the cluster, and its first epoch."""
 
     producer_id: int
     producer_epoch: int
 
 
 class OffsetsRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Partitions whose offsets are wanted: all of each topic, or some of each."""
+    """A request for the offsets of partitions: all of each topic, or some of each."""
 
     topics: list[str] | dict[str, list[PartitionNumber]]
     any_node: bool = False
-    """Whether this node asks the leaders of partitions that it does not lead. Then each partition
-    may have an error of its own, instead of one for all."""
+    """Whether this node forwards to the leaders of other partitions. Then each partition may have
+    an error of its own, instead of one for all."""
 
 
 class ReadableOffsets(msgspec.Struct, frozen=True):
@@ -113,11 +113,11 @@ class ReadableOffsets(msgspec.Struct, frozen=True):
 
     beginning_offset: Offset
     end_offset: Offset
-    """Offset after the last record that can be read."""
+    """Offset after the last readable record."""
     high_watermark: Offset
-    """First offset that is not committed yet; readers go no further."""
+    """First offset not committed yet; readers go no further."""
     last_stable_offset: Offset
-    """First offset that may belong to an open transaction: the end for readers of committed
+    """First offset possibly in an open transaction: the end for readers of committed
     transactions. At most the high watermark."""
     error_code: int | msgspec.UnsetType = msgspec.UNSET
     message: str | msgspec.UnsetType = msgspec.UNSET
@@ -141,8 +141,8 @@ class TimesRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
     timestamps: dict[str, dict[str, Annotated[int, Meta(ge=0, le=INT64_MAX)]]]
     any_node: bool = False
-    """Whether this node asks the leaders of partitions that it does not lead. Then each partition
-    may have an error of its own, instead of one for all."""
+    """Whether this node forwards to the leaders of other partitions. Then each partition may have
+    an error of its own, instead of one for all."""
 
 
 class FoundOffset(msgspec.Struct, frozen=True):
@@ -160,7 +160,7 @@ class TimesResponse(msgspec.Struct, frozen=True):
 
     offsets: dict[str, dict[str, FoundOffset | None]]
     topic_ids: dict[str, str]
-    """Of each topic: the id of the topic that the offsets belong to."""
+    """Of each topic: the id of the topic with these offsets."""
 
 
 class DeleteRecords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

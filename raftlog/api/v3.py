@@ -1,7 +1,7 @@
 """Shapes of the v3 admin convention: objects with `kind` and `metadata`, lists with `data`.
 
-As the Confluent REST Proxy's API v3 shapes it, as far as raftlog has the thing: links are given
-only to paths that a node serves.
+As the Confluent REST Proxy's API v3 shapes it, as far as raftlog has the objects: links are given
+only to served paths.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Listing(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """The cluster that this node belongs to."""
+    """This node's cluster."""
 
     kind: str
     metadata: Metadata
@@ -89,7 +89,7 @@ class Synonym(msgspec.Struct, frozen=True):
 
 
 class TopicConfig(msgspec.Struct, frozen=True):
-    """One config of a topic: the value in force, and where it comes from."""
+    """One config of a topic: the value in force, and its origin."""
 
     kind: str
     metadata: Metadata
@@ -164,13 +164,13 @@ class NewTopic(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
 
 class TopicChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A topic to grow: `partitions_count` is the number it shall have in all."""
+    """A topic to grow: `partitions_count` is the new total."""
 
     partitions_count: int
 
 
 class NewConfigValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The value to give to the config that the path names."""
+    """The new value of the config in the path."""
 
     value: str
 
@@ -184,7 +184,7 @@ class ConfigChange(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
 
 class ConfigChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Configs to change at once: all of them, or none."""
+    """Configs to change at once: all or none."""
 
     data: list[ConfigChange]
     validate_only: bool = False

@@ -1,7 +1,7 @@
 """`python -m raftlog.cluster DIRECTORY PLAN`: the detached manager; commands.spawn starts it.
 
-PLAN is a `Plan` as JSON. On stdout it says what it does as control.py's answers, the last one when
-the cluster serves or cannot; then it closes stdout. Its log is stderr.
+PLAN is a `Plan` as JSON. Stdout carries control.py's answers, the last one once the cluster serves
+or fails; then stdout is closed. The log is stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ARGUMENTS = 3
 
 
 def main(arguments: list[str]) -> int:
-    """Manage the cluster until told to stop; return the process's exit code."""
+    """Manage the cluster until a stop signal; return the exit code."""
     if len(arguments) != ARGUMENTS:
         _log("usage: python -m raftlog.cluster DIRECTORY PLAN")
         return EXIT_FAILED
@@ -58,7 +58,7 @@ async def _run(directory: Path, plan: Plan) -> int:
 
 
 class _Starter:
-    """Whoever started the manager and waits at the other end of stdout, for as long as it does."""
+    """The starting command at the other end of stdout, for as long as it listens."""
 
     def __init__(self) -> None:
         self._descriptor = 1
@@ -69,7 +69,7 @@ class _Starter:
         try:
             os.write(self._descriptor, answer_line(answer))
         except OSError:
-            # It has gone away; the cluster is not to suffer for it.
+            # The command has ended; the cluster goes on.
             self.close()
 
     def close(self) -> None:

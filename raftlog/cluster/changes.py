@@ -1,9 +1,9 @@
-"""A node added, a node replaced: the steps, in the order that keeps the cluster safe, each told.
+"""Changes of the cluster's nodes (add, replace, forget): the steps in their safe order.
 
-A step that fails ends the change; what was done stays done, and the error says how to go on by
-hand. The order of a replacement: the lost node's vote is taken before a new voter comes, because
-votes are changed one at a time and a dead voter counts against the majority; its replicas are moved
-to the new node before the cluster forgets it, because what it held must have another holder first.
+A failed step ends the change; earlier steps stay done, and the error names the next step by hand.
+The order of a replacement: the lost node's vote is removed before a new voter is added, because
+votes change one at a time and a dead voter counts against the majority; its replicas are moved to
+the new node before the lost one is unregistered, because each must have another holder first.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
     from raftlog.cluster.manifest import NodeEntry
 
 STALL_TIMEOUT_S: Final = 600.0
-"""So long without a replica having been moved, and there is a reason that a person must find. A
-large one takes minutes to be copied."""
+"""So long without a moved replica needs an operator. The copy of a large one takes minutes."""
 LOST_TIMEOUT_S: Final = 10.0
-"""So long without anything left to copy from: nobody else will come up with it."""
+"""So long without any source to copy from: no other node will appear with the data."""
 NAMED_MAX: Final = 10
 """Partitions named in a message."""
 
 
 async def add_node(cluster: LocalCluster, *, voter: bool = False) -> int:
-    """Add an empty node that joins; return its id once it serves. Raises ClusterError."""
+    """Add an empty node; return its id once the node serves. Raises ClusterError."""
     await _require_controller(cluster)
     entry = cluster.add_entry()
     await _start_new(cluster, entry)
@@ -45,17 +44,17 @@ async def add_node(cluster: LocalCluster, *, voter: bool = False) -> int:
 
 
 async def forget_node(cluster: LocalCluster, node_id: int) -> None:
-    """Stop a node for good: take it out of the manifest, and its data directory out of the way.
+    """Stop a node for good: drop its manifest entry, move its data directory to `lost/`.
 
-    Of the cluster itself nothing is changed. Raises ClusterError.
+    The cluster's metadata is not changed. Raises ClusterError.
     """
     await _drop(cluster, node_id)
 
 
 async def replace_node(cluster: LocalCluster, node_id: int) -> int:
-    """Put a new, empty node in the place of one whose data is lost; return its id.
+    """Put a new, empty node in the place of one with lost data; return its id.
 
-    The new node takes over vote and replicas. The old data directory is moved aside, never
+    The new node takes over vote and replicas. The old data directory is moved to `lost/`, never
     deleted. Raises ClusterError.
     """
     cluster.manifest.node(node_id)
@@ -110,17 +109,17 @@ async def _start_new(cluster: LocalCluster, entry: NodeEntry) -> None:
 async def _require_controller(cluster: LocalCluster) -> None:
     if await cluster.controller() is None:
         raise ClusterError(
-            "the cluster has no active controller, so nobody can change who belongs to it",
+            "the cluster has no active controller, so its nodes cannot change",
             "`raftlog quorum describe` shows which voters are missing.",
         )
 
 
 async def _check_majority(cluster: LocalCluster, node_id: int) -> bool:
-    """Whether the node has a vote. Raises ClusterError if the rest cannot go on without it."""
+    """Whether the node has a vote. Raises ClusterError if the others have no majority."""
     others = [other for other in cluster.node_ids if other != node_id]
     if not others:
         raise ClusterError(
-            f"node {node_id} is the only one: nobody has what it lost",
+            f"node {node_id} is the only one: no other node has its data",
             "A cluster of one begins anew in an empty directory: `raftlog cluster up --dir …`.",
         )
     addresses = [cluster.address(other) for other in others]
@@ -128,7 +127,7 @@ async def _check_majority(cluster: LocalCluster, node_id: int) -> bool:
         async with membership.admin_of(addresses) as admin:
             voters = await membership.voter_ids(admin)
     except RaftlogClientError as error:
-        raise ClusterError(f"no other node tells who votes: {error}") from error
+        raise ClusterError(f"no other node answers with the voters: {error}") from error
     answering = [
         voter
         for voter in sorted(voters - {node_id})
@@ -145,7 +144,7 @@ async def _check_majority(cluster: LocalCluster, node_id: int) -> bool:
 
 
 async def _hand_over(cluster: LocalCluster, admin: Admin, node_id: int) -> None:
-    """Have what a dead node held moved to others, and wait for it. Raises ClusterError."""
+    """Move a dead node's replicas to other nodes, and wait. Raises ClusterError."""
     later = (
         f"When nothing is left to move (`raftlog cluster decommission {node_id} --wait`), "
         f"`raftlog cluster remove-node {node_id}` ends the replacement."

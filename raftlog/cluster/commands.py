@@ -1,4 +1,4 @@
-"""What a command does about a cluster of which it is not the manager: start one, ask, stop."""
+"""Commands to a cluster managed by another process: start a manager, send requests, stop."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def start_detached(layout: Layout, plan: Plan, tell: Tell) -> ClusterStatu
 
 
 async def request(layout: Layout, what: ControlRequest, tell: Tell) -> Any:
-    """Ask the manager, which must run; its result. Raises ClusterError, OSError."""
+    """Send the running manager a request; return the result. Raises ClusterError, OSError."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + LISTEN_TIMEOUT_S
     while True:
@@ -84,7 +84,7 @@ async def request(layout: Layout, what: ControlRequest, tell: Tell) -> Any:
         try:
             return await _result(ask(layout.control, what), tell)
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            # It is just starting, or just ending.
+            # The manager is just starting, or just ending.
             if loop.time() >= deadline_s:
                 raise ClusterError(
                     f"the manager of {layout.root} (process {manager_pid(layout)}) does not listen",
@@ -94,9 +94,9 @@ async def request(layout: Layout, what: ControlRequest, tell: Tell) -> Any:
 
 
 async def stop(layout: Layout, tell: Tell) -> bool:
-    """Stop the cluster and wait until it has ended; False if nothing ran.
+    """Stop the cluster and wait for its end; False if nothing ran.
 
-    Raises ClusterError if its end does not come, OSError.
+    Raises ClusterError after a deadline, OSError.
     """
     if layout.load_manifest() is None and manager_pid(layout) is None:
         layout.require_manifest()
@@ -114,7 +114,7 @@ async def stop(layout: Layout, tell: Tell) -> bool:
             if manager_pid(layout) is not None:
                 raise
         except OSError as error:
-            # It may be just starting; before it has said who it is there is nobody to signal.
+            # The manager may be just starting; no signal before its pid is in the lock file.
             if loop.time() >= listen_by_s and pid:
                 tell(f"the manager does not listen ({error}); telling process {pid} to stop")
                 os.kill(pid, signal.SIGTERM)
@@ -159,7 +159,7 @@ def status_unmanaged(layout: Layout) -> ClusterStatus:
 
 
 def status_from(document: Any) -> ClusterStatus:
-    """A status as the manager told it. Raises ClusterError."""
+    """The status in a manager's answer. Raises ClusterError."""
     try:
         return msgspec.convert(document, ClusterStatus)
     except msgspec.ValidationError as error:
@@ -179,7 +179,7 @@ async def _result(said: AsyncIterator[ControlAnswer], tell: Tell) -> Any:
 
 
 async def _stop_left_behind(layout: Layout, tell: Tell) -> bool:
-    """Stop the nodes of a manager that was killed."""
+    """Stop the nodes of a killed manager."""
     if not _left_behind(layout):
         return False
     lock = ManagerLock(layout)

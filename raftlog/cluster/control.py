@@ -1,8 +1,8 @@
-"""How commands talk to the manager: lines of JSON over a Unix socket in the cluster's directory.
+"""Control protocol of the manager: lines of JSON over a Unix socket in the cluster's directory.
 
-A connection is one request and its answers: steps as they are made, then `Done` or `Failed`. Lines
-have a greatest length, connections a greatest number. A socket whose manager is gone is no harm: it
-refuses connections, and the next manager replaces it; who is the manager the lock decides.
+A connection is one request and its answers: `Step`s during the work, then `Done` or `Failed`. Line
+length and connections are bounded. The socket of a dead manager is harmless: it refuses
+connections, and the next manager replaces it; only the lock decides which process manages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONNECTIONS_MAX: Final = 16
 REQUEST_TIMEOUT_S: Final = 5.0
 STEPS_QUEUED_MAX: Final = 1_000
 PATH_BYTES_MAX: Final = 100
-"""What fits into an address of a Unix socket (108 bytes), and a little room."""
+"""Limit of a Unix socket's address (108 bytes), less a little room."""
 CLOSE_TIMEOUT_S: Final = 2.0
 
 
@@ -43,7 +43,7 @@ _ANSWER: Final = msgspec.json.Decoder(ControlAnswer)
 
 
 class ControlServer:
-    """Answers commands. What `tell` is given goes to everyone who waits for an answer."""
+    """Answers commands. Every waiting command gets the texts given to `tell`."""
 
     def __init__(self, handle: Handler) -> None:
         self._handle = handle
@@ -51,7 +51,7 @@ class ControlServer:
         self._listeners: dict[asyncio.Task[None], asyncio.Queue[str]] = {}
 
     async def start(self, path: Path) -> None:
-        """Listen. Only the manager may: it replaces a socket left behind. Raises OSError."""
+        """Listen, in place of any socket left behind: for the lock's holder. Raises OSError."""
         listening = _listening(path)
         try:
             self._server = await asyncio.start_unix_server(
@@ -62,7 +62,7 @@ class ControlServer:
             raise
 
     async def close(self, path: Path) -> None:
-        """Listen no more, and let answers that are being written go out."""
+        """Stop listening, and finish answers under way."""
         if self._server is None:
             return
         self._server.close()
@@ -74,9 +74,9 @@ class ControlServer:
             await asyncio.gather(*late, return_exceptions=True)
 
     def tell(self, text: str) -> None:
-        """Tell everyone who waits for an answer."""
+        """Send a step to every waiting command."""
         for queue in self._listeners.values():
-            # Nobody reads so slowly that it matters; and if so, the log has it.
+            # A command that reads so slowly loses steps; the log has all.
             with suppress(asyncio.QueueFull):
                 queue.put_nowait(text)
 
@@ -91,7 +91,7 @@ class ControlServer:
             self._listeners[task] = queue
             await self._converse(reader, writer, queue)
         except (OSError, asyncio.CancelledError) as error:
-            # Whoever asked has gone, or the manager ends; what was begun is not undone by it.
+            # The command has ended, or the manager ends; work under way is not undone.
             logger.debug("a command went away: %r", error)
         finally:
             self._listeners.pop(task, None)
@@ -109,7 +109,7 @@ class ControlServer:
         except (TimeoutError, ValueError, msgspec.DecodeError) as error:
             await _write(writer, Failed(f"the manager does not understand the request: {error}"))
             return
-        # On its own: a change that has begun must not end because its spectator leaves.
+        # A task of its own: a change under way must not end with its command.
         work = asyncio.ensure_future(self._answer(request))
         saying = asyncio.ensure_future(self._say(writer, steps))
         try:
@@ -141,9 +141,9 @@ class ControlServer:
 
 
 async def ask(path: Path, request: ControlRequest) -> AsyncIterator[ControlAnswer]:
-    """Send the manager a request; its answers, the last of which is Done or Failed.
+    """Send the manager a request; yield its answers, the last one Done or Failed.
 
-    Raises OSError if nobody listens, and ClusterError if the manager ends without an answer.
+    Raises OSError without a listener, and ClusterError if the manager ends without an answer.
     """
     with _address(path) as address:
         reader, writer = await asyncio.open_unix_connection(address, limit=LINE_BYTES_MAX)
@@ -157,7 +157,7 @@ async def ask(path: Path, request: ControlRequest) -> AsyncIterator[ControlAnswe
 
 
 async def answers(reader: asyncio.StreamReader) -> AsyncIterator[ControlAnswer]:
-    """The answers on a stream, the last of which is Done or Failed. Raises ClusterError."""
+    """The answers on a stream, the last one Done or Failed. Raises ClusterError."""
     while True:
         try:
             line = await reader.readline()
@@ -175,7 +175,7 @@ async def answers(reader: asyncio.StreamReader) -> AsyncIterator[ControlAnswer]:
 
 
 def answer_line(answer: ControlAnswer) -> bytes:
-    """An answer as a line. Steps are cut to what a line may hold."""
+    """An answer as a line. Steps are cut to the line length."""
     line = msgspec.json.encode(answer) + b"\n"
     if len(line) < LINE_BYTES_MAX:
         return line
@@ -204,7 +204,7 @@ def _listening(path: Path) -> socket.socket:
 
 
 def _remove(path: Path) -> None:
-    # One that is left behind does no harm.
+    # A socket left behind does no harm.
     with suppress(OSError):
         path.unlink(missing_ok=True)
 

@@ -1,10 +1,10 @@
-"""What the manager of a local cluster cannot do, in words for whoever asked."""
+"""Failures of the local cluster manager, worded for the command's user."""
 
 from __future__ import annotations
 
 
 class ClusterError(Exception):
-    """`str()` says what is wrong, `hint` what to do next."""
+    """`str()` names the cause, `hint` the next step."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -12,7 +12,7 @@ class ClusterError(Exception):
 
 
 class AlreadyManagedError(ClusterError):
-    """Another process manages this directory's cluster: `pid`, or 0 if it has not said so yet."""
+    """Another process manages this directory's cluster: `pid`, or 0 if not known yet."""
 
     def __init__(self, directory: str, pid: int) -> None:
         super().__init__(

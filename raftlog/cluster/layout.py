@@ -1,18 +1,16 @@
-"""The cluster's directory: where things are in it, and the lock that makes a process its manager.
+"""The cluster's directory: its files, the manager's lock, the nodes' logs.
 
 ```
 cluster.json      the manifest            node-N/      data directory of node N
 cluster.secret    the nodes' secret       logs/        node-N.log, manager.log, older ones .1 to .3
-manager.lock      held by the manager,    lost/        data directories of nodes that were replaced
+manager.lock      held by the manager,    lost/        data directories of replaced nodes
                   holds its process id    processes.json  which processes run, for the next manager
-control.sock      the manager's ear
+control.sock      the control socket
 ```
 
-The nodes' logs: files that the processes append to, kept short from outside.
-
-A process writes to its file itself, not through the manager: so it lives on, and is not stopped by
-a full pipe, when the manager is killed. The price is the way of rotation: a file that has grown is
-copied and cut, as `logrotate copytruncate` does; a line written between both is lost.
+A node appends to its log file itself, not through the manager: so the node outlives a killed
+manager, and no full pipe stops the node. The price is the way of rotation: a long file is copied
+and truncated, as `logrotate copytruncate` does; a line written between both is lost.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ from raftlog.cluster.manifest import Manifest, NodeEntry
 SECRET_BYTES: Final = 32
 FILE_BYTES_MAX: Final = 256 * 1024
 LOCK_PATIENCE_S: Final = 0.5
-"""Whoever looks whether the lock is held, holds it for a moment."""
+"""A process that checks the lock takes the lock for a moment."""
 LOCK_RETRY_S: Final = 0.02
 BEGUN_FILE: Final = "directory.json"
-"""In a node's data directory: who it is, written before anything else counts."""
+"""In a node's data directory: its identity, written before all else."""
 _OWNER_ONLY: Final = 0o600
 
 
@@ -63,7 +61,7 @@ class Layout:
 
     @property
     def lock(self) -> Path:
-        """Locked by the manager as long as it lives."""
+        """Locked by the manager as long as it runs."""
         return self.root / "manager.lock"
 
     @property
@@ -78,7 +76,7 @@ class Layout:
 
     @property
     def manager_log(self) -> Path:
-        """What a detached manager says."""
+        """Log of a detached manager."""
         return self.root / "logs" / "manager.log"
 
     def data_dir(self, entry: NodeEntry) -> Path:
@@ -86,11 +84,11 @@ class Layout:
         return self.root / entry.directory
 
     def log(self, node_id: int) -> Path:
-        """What a node's processes said, one life after the other."""
+        """Log of a node's processes, one after the other."""
         return self.root / "logs" / f"node-{node_id}.log"
 
     def has_begun(self, entry: NodeEntry) -> bool:
-        """Whether a node's data directory says who it is, so that it alone is enough to start."""
+        """Whether a node's data directory has its identity, and so suffices to start the node."""
         return (self.data_dir(entry) / BEGUN_FILE).exists()
 
     def prepare(self) -> None:
@@ -123,9 +121,9 @@ class Layout:
             replace_file(self.secret, secrets.token_hex(SECRET_BYTES).encode() + b"\n")
 
     def put_aside(self, entry: NodeEntry) -> Path | None:
-        """Move a node's data directory out of the way, and say where to; None: there is none.
+        """Move a node's data directory to `lost/`; return its new path, None without one.
 
-        Nothing is ever deleted: what is on a damaged disk may be all that is left of something.
+        Data is never deleted: a damaged disk may have the last copy of a record.
         """
         source = self.data_dir(entry)
         if not source.exists():
@@ -142,7 +140,7 @@ class Layout:
 
 
 class ManagerLock:
-    """Held by the process that manages the cluster; the system releases it when that ends."""
+    """Held by the managing process; released by the system at its end."""
 
     def __init__(self, layout: Layout) -> None:
         """Take the lock. Raises AlreadyManagedError, OSError."""
@@ -169,20 +167,20 @@ class ManagerLock:
 
 
 def manager_pid(layout: Layout) -> int | None:
-    """The manager's process; 0 if it has not said so yet, None if there is none. Raises OSError."""
+    """The manager's process id; 0 if not known yet, None without a manager. Raises OSError."""
     try:
         descriptor = os.open(layout.lock, os.O_RDWR)
     except FileNotFoundError:
         return None
     try:
-        # Shared: two who look must not take each other for a manager.
+        # Shared: two checks must not take each other for a manager.
         return None if _flock(descriptor, fcntl.LOCK_SH, 0) else _pid_in(layout.lock)
     finally:
         os.close(descriptor)
 
 
 def read_file(path: Path) -> bytes | None:
-    """A small file's content; None if it is missing. Raises OSError."""
+    """A small file's content; None without one. Raises OSError."""
     try:
         with path.open("rb") as file:
             return file.read(FILE_BYTES_MAX)
@@ -242,7 +240,7 @@ COPY_BYTES: Final = 1024 * 1024
 
 
 def tail(path: Path, lines: int) -> list[str]:
-    """The last lines of a file, as far as they are in its last 16 KiB; none if it is missing."""
+    """The last lines of a file, within its last 16 KiB; none without a file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -254,9 +252,9 @@ def tail(path: Path, lines: int) -> list[str]:
 
 
 def rotate(path: Path, size_max: int) -> bool:
-    """Keep a log that has grown too long as `….1`, and let it begin anew. Raises OSError.
+    """Rotate a log over its limit to `….1`, and truncate the file. Raises OSError.
 
-    Returns whether it did. Blocks. The file keeps its inode: processes have it open to append.
+    Returns whether a rotation was due. Blocks. The file keeps its inode: processes append to it.
     """
     try:
         if path.stat().st_size <= size_max:
@@ -268,7 +266,7 @@ def rotate(path: Path, size_max: int) -> bool:
         if newer.exists():
             newer.replace(_old(path, number))
     with path.open("r+b") as source, _old(path, 1).open("wb") as target:
-        # To the end as it is by then: what comes while we copy is copied, too.
+        # To the end as of then: lines written during the copy are copied, too.
         while chunk := source.read(COPY_BYTES):
             target.write(chunk)
         target.flush()

@@ -1,4 +1,4 @@
-"""`LocalCluster`: a cluster of processes on this machine, managed by this object while it lives.
+"""`LocalCluster`: a cluster of processes on this machine, managed by this object.
 
 ```
 async with LocalCluster(directory, nodes=3, base_port=0) as cluster:   # starts it, waits
@@ -6,7 +6,7 @@ async with LocalCluster(directory, nodes=3, base_port=0) as cluster:   # starts 
     await cluster.kill(2)             # SIGKILL; stays down until
     await cluster.start_node(2)
 ```
-Leaving it stops the nodes in order. The directory stays, and starts the same cluster again.
+Its exit stops the nodes in order. The directory stays, and starts the same cluster again.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class LocalCluster:
         arguments: Sequence[str] | None = None,
         tell: Callable[[str], None] = logger.info,
     ) -> None:
-        """Nothing is done yet. What is None is as it was, or the default; see `Plan`.
+        """Starts nothing yet. None means unchanged, or the default; see `Plan`.
 
-        `arguments` are given to every node's `raftlog serve`; `tell` is told what happens.
+        Every node's `raftlog serve` gets `arguments`; `tell` is called with each event.
         """
         self.layout = Layout.at(directory)
         self.plan = Plan(
@@ -95,11 +95,11 @@ class LocalCluster:
     ) -> None:
         await self.stop()
 
-    # What there is
+    # Reads
 
     @property
     def manifest(self) -> Manifest:
-        """The cluster as it is to be."""
+        """The cluster's nodes and settings."""
         assert self._manifest is not None, "the cluster has not been opened"
         return self._manifest
 
@@ -121,7 +121,7 @@ class LocalCluster:
 
     @property
     def servers(self) -> str:
-        """The addresses as `bootstrap_servers` and RAFTLOG_SERVERS take them."""
+        """The addresses in the form of `bootstrap_servers` and RAFTLOG_SERVERS."""
         return ",".join(self.addresses)
 
     def address(self, node_id: int) -> str:
@@ -129,7 +129,7 @@ class LocalCluster:
         return self.manifest.address(self.manifest.node(node_id))
 
     def pid(self, node_id: int) -> int | None:
-        """A node's process; None while it has none. Raises ClusterError."""
+        """A node's process; None without one. Raises ClusterError."""
         process = self._supervisor(node_id).process
         return None if process is None else process.pid
 
@@ -138,7 +138,7 @@ class LocalCluster:
         return await self.probes.controller(*self.addresses)
 
     async def status(self) -> ClusterStatus:
-        """Every node, and whether it is ready."""
+        """Every node, with its readiness."""
         entries = self.manifest.nodes
         reasons = await asyncio.gather(
             *(self.probes.why_not_ready(self.manifest.address(entry)) for entry in entries)
@@ -164,7 +164,7 @@ class LocalCluster:
             raise
 
     async def open(self) -> None:
-        """Become the manager, and start the processes, or take over those that run.
+        """Become the manager; start the processes, or adopt running ones.
 
         Raises AlreadyManagedError, ClusterError, OSError.
         """
@@ -177,7 +177,7 @@ class LocalCluster:
         manifest = self.new_manifest() if known is None else manifests.revised(known, self.plan)
         alive = self._left_behind(manifest)
         to_start = [e for e in manifest.nodes if not e.stopped and e.node_id not in alive]
-        # Before anything is touched: processes that serve must not suffer for a port of another.
+        # Before any start or stop: serving processes must not suffer for another one's port.
         require_free(
             manifest.host,
             (entry.port for entry in to_start),
@@ -192,7 +192,7 @@ class LocalCluster:
         for entry in manifest.nodes:
             self._supervise(entry)
         for node_id, record in alive.items():
-            # Until it is started again it keeps what it was started with.
+            # Until its next start a node keeps its settings.
             process = NodeProcess.adopt(record)
             if process is not None:
                 self.tell(f"node {node_id} runs already, as process {process.pid}")
@@ -204,10 +204,10 @@ class LocalCluster:
     async def wait_ready(
         self, *node_ids: int, timeout_s: float = READY_TIMEOUT_S, patient: bool = False
     ) -> list[int]:
-        """Wait until a controller is active and these nodes (all that are to run) are ready.
+        """Wait until a controller is active and these nodes (default: all not stopped) are ready.
 
-        Returns those that are not ready in time, if the cluster serves without them and all were
-        meant, which is told. Raises ClusterError otherwise. `patient`: also if a node keeps dying.
+        Without `node_ids`, returns the nodes not ready in time if the cluster serves without these,
+        and reports each. Raises ClusterError otherwise. `patient`: wait even if a node keeps dying.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
@@ -217,7 +217,7 @@ class LocalCluster:
             controller = await self.controller()
             if not reasons and controller is not None:
                 return []
-            # Those that keep dying will not be ready if we wait longer.
+            # Nodes that keep dying do not become ready by waiting.
             hopeless = not patient and all(
                 self._supervisor(node_id).is_failing for node_id in reasons
             )
@@ -254,7 +254,7 @@ class LocalCluster:
         await asyncio.gather(*(each.kill() for each in list(self._supervisors.values())))
 
     async def release(self) -> None:
-        """Manage no more. Nodes that still run are left to the next manager."""
+        """Release the lock. Running nodes are left to the next manager."""
         if self._rotating is not None:
             self._rotating.cancel()
             await asyncio.gather(self._rotating, return_exceptions=True)
@@ -272,12 +272,12 @@ class LocalCluster:
     # One node
 
     async def start_node(self, node_id: int, *, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Start a node that was stopped or killed; wait until it is ready. Raises ClusterError."""
+        """Start a stopped or killed node; wait until ready. Raises ClusterError."""
         self.launch(node_id)
         await self.wait_ready(node_id, timeout_s=timeout_s)
 
     def launch(self, node_id: int) -> None:
-        """Start a node that was stopped or killed; do not wait. Raises ClusterError, OSError."""
+        """Start a stopped or killed node, without waiting. Raises ClusterError, OSError."""
         supervisor = self._supervisor(node_id)
         if supervisor.process is None:
             entry = self.manifest.node(node_id)
@@ -287,13 +287,13 @@ class LocalCluster:
         supervisor.start()
 
     async def stop_node(self, node_id: int, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop a node cleanly; it stays down until `start_node`. Raises ClusterError."""
+        """Stop a node cleanly, until `start_node`. Raises ClusterError."""
         supervisor = self._supervisor(node_id)
         self._note_stopped(node_id, stopped=True)
         await supervisor.stop(timeout_s)
 
     async def restart(self, node_id: int, *, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Stop a node cleanly, start it again, wait until it is ready. Raises ClusterError."""
+        """Stop a node cleanly, start the node again, wait until ready. Raises ClusterError."""
         await self._supervisor(node_id).stop()
         await self.start_node(node_id, timeout_s=timeout_s)
 
@@ -306,8 +306,8 @@ class LocalCluster:
     ) -> None:
         """Send a node's process a signal. Raises ClusterError.
 
-        `stays_down`, with SIGKILL: return when it has ended; it is down until `launch` or
-        `start_node`. Otherwise it is started again at once, as after any death.
+        `stays_down`, with SIGKILL: return after its end; the node is down until `launch` or
+        `start_node`. Otherwise the node is started again at once, as after any death.
         """
         supervisor = self._supervisor(node_id)
         if number is signal.SIGKILL and stays_down:
@@ -316,14 +316,14 @@ class LocalCluster:
             supervisor.signal(number)
 
     def pause(self, node_id: int) -> None:
-        """Stop the time of a node: it holds its connections and answers nobody."""
+        """Pause a node: its connections stay open, without any answer."""
         self._supervisor(node_id).signal(signal.SIGSTOP)
 
     def resume(self, node_id: int) -> None:
-        """Let a paused node go on. Harmless if it is not paused."""
+        """Resume a paused node. Harmless for others."""
         self._supervisor(node_id).signal(signal.SIGCONT)
 
-    # Who belongs to it
+    # Membership
 
     def add_entry(self) -> NodeEntry:
         """A new node in the manifest; its process is not started yet. Raises ClusterError."""
@@ -335,9 +335,9 @@ class LocalCluster:
         return entry
 
     async def drop_entry(self, node_id: int) -> Path | None:
-        """Take a node out of the manifest; return where its data directory was moved to, if any.
+        """Drop a node from the manifest; return the new path of its data directory, if any.
 
-        Its process is stopped if it runs. Raises ClusterError, OSError.
+        Stops its process. Raises ClusterError, OSError.
         """
         entry = self.manifest.node(node_id)
         manifest = manifests.without_node(self.manifest, node_id)
@@ -365,7 +365,7 @@ class LocalCluster:
     # Inside
 
     def _left_behind(self, manifest: Manifest) -> dict[int, ProcessRecord]:
-        """Processes that a manager left behind when it was killed. They have served ever since."""
+        """Processes left behind by a killed manager, serving ever since."""
         records = load_records(self.layout.processes)
         return {
             entry.node_id: records[entry.node_id]
@@ -417,7 +417,7 @@ class LocalCluster:
         try:
             save_records(self.layout.processes, pids)
         except OSError as error:
-            # Needed only if this process is killed; then the ports will tell that nodes run.
+            # Needed only if this process is killed; then taken ports reveal running nodes.
             self.tell(f"{self.layout.processes} cannot be written: {error}")
 
     async def _not_ready(self, node_ids: Iterable[int]) -> dict[int, str]:

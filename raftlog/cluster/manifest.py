@@ -1,7 +1,7 @@
-"""The manifest: which nodes a local cluster has, where they listen, and how they are started. Pure.
+"""The manifest: a local cluster's nodes, their addresses and their command lines. Pure.
 
-It is the only thing that says so: processes come and go, and a cluster that is down is started
-again from it. Ids are never given twice, because the metadata may remember a node that is gone.
+The only source of these: processes come and go, and a stopped cluster starts again from the
+manifest. Ids are never used twice, because the metadata may remember a removed node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raftlog.cluster.errors import ClusterError
 
 FORMAT_VERSION: Final = 1
 NODES_MAX: Final = 32
-"""On one machine: what `--join` and a list of servers may name."""
+"""On one machine: the limit of `--join` and of server lists."""
 BASE_PORT_DEFAULT: Final = 8082
 HOST_DEFAULT: Final = "127.0.0.1"
 NODES_DEFAULT: Final = 3
@@ -25,7 +25,7 @@ MANAGED_FLAGS: Final = (
     "--data-dir", "--node-id", "--listen", "--advertised", "--voters", "--join",
     "--cluster-secret", "--cluster-secret-file", "--flush", "--show-settings", "--health-port",
 )  # fmt: skip
-"""Settings of a node that are the manager's business, or cannot be the same for all."""
+"""Settings of a node reserved for the manager, or different for each node."""
 
 Flush = Literal["sync", "async"]
 Port = Annotated[int, Meta(ge=1, le=65_535)]
@@ -39,13 +39,13 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory: str
     """Name of its data directory, within the cluster's."""
     joined: bool = False
-    """Whether it joined the cluster; else it is one of the voters that began it."""
+    """Whether the node joined the cluster; else it is one of the first voters."""
     stopped: bool = False
-    """Whether somebody stopped it on purpose, so that it is not started with the others."""
+    """Whether the operator stopped the node: it is then not started with the others."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The cluster, as it is to be."""
+    """The cluster's nodes and settings."""
 
     created: str
     host: str
@@ -53,13 +53,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arguments: tuple[str, ...]
     """Further arguments of `raftlog serve`, the same for every node."""
     voters: str
-    """The voters that began the cluster, as `raftlog serve --voters` takes them."""
+    """The first voters, in the form of `raftlog serve --voters`."""
     nodes: Annotated[tuple[NodeEntry, ...], Meta(min_length=1, max_length=NODES_MAX)]
     next_node_id: int
     version: Literal[1] = FORMAT_VERSION
 
     def node(self, node_id: int) -> NodeEntry:
-        """The node of that id. Raises ClusterError."""
+        """The node of this id. Raises ClusterError."""
         for entry in self.nodes:
             if entry.node_id == node_id:
                 return entry
@@ -72,12 +72,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the nodes are reached, those that are to run first."""
+        """The nodes' addresses, stopped nodes last."""
         return tuple(self.address(entry) for entry in sorted(self.nodes, key=lambda e: e.stopped))
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `up` is asked for. None: as the cluster is, or the default for a new one."""
+    """Options of `up`. None: unchanged, or the default for a new cluster."""
 
     nodes: int | None = None
     base_port: int | None = None
@@ -87,7 +87,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     arguments: tuple[str, ...] | None = None
 
     def check(self) -> None:
-        """Raise ClusterError, in words for who gave them, if these cannot be."""
+        """Raise ClusterError, worded for the command's user, for invalid options."""
         if self.nodes is not None and not 1 <= self.nodes <= NODES_MAX:
             raise ClusterError(f"a local cluster has 1 to {NODES_MAX} nodes, not {self.nodes}")
         if self.base_port is not None and not 0 <= self.base_port <= 65_535:
@@ -101,7 +101,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def new_manifest(plan: Plan, ports: Sequence[int], created: str) -> Manifest:
-    """A cluster that begins with one voter for each of the ports."""
+    """A new cluster, with one voter for each of the ports."""
     host = plan.host or HOST_DEFAULT
     nodes = tuple(
         NodeEntry(node_id, port, directory_name(node_id))
@@ -120,7 +120,7 @@ def new_manifest(plan: Plan, ports: Sequence[int], created: str) -> Manifest:
 
 
 def revised(manifest: Manifest, plan: Plan) -> Manifest:
-    """An existing cluster, with what `up` may change of it. Raises ClusterError for the rest."""
+    """An existing cluster with the changes of `up`. Raises ClusterError for forbidden ones."""
     if plan.nodes is not None and plan.nodes != len(manifest.nodes):
         raise ClusterError(
             f"the cluster has {len(manifest.nodes)} nodes, not {plan.nodes}",
@@ -145,7 +145,7 @@ def revised(manifest: Manifest, plan: Plan) -> Manifest:
 
 
 def with_new_node(manifest: Manifest, port: int) -> tuple[Manifest, NodeEntry]:
-    """The cluster with one more node, which joins it. Raises ClusterError."""
+    """The cluster with one more, joining, node. Raises ClusterError."""
     if len(manifest.nodes) >= NODES_MAX:
         raise ClusterError(f"a local cluster has at most {NODES_MAX} nodes")
     node_id = manifest.next_node_id
@@ -181,7 +181,7 @@ def serve_arguments(
 ) -> list[str]:
     """The command line of `raftlog serve` for a node.
 
-    A node that has begun knows from its data directory who it is and where it belongs.
+    A node with an identity in its data directory needs neither voters nor join.
     """
     own = ["--data-dir", data_dir, "--flush", manifest.flush, *manifest.arguments]
     if has_begun:
@@ -200,7 +200,7 @@ def serve_arguments(
 
 
 def encoded(manifest: Manifest) -> bytes:
-    """The manifest as a file holds it: JSON that a person can read."""
+    """The manifest's file content: indented JSON."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 

@@ -1,9 +1,9 @@
-"""Changes of who belongs to the cluster, by its HTTP interface, each carried through to its end.
+"""Membership changes by the HTTP interface, each repeated until done; probes of single nodes.
 
-A change that was asked for may have happened though the answer was lost (the controller may die
-over it). So each of these looks first, asks, and looks again, until it is so or time is over.
+A change may have succeeded though its answer was lost (the controller may die meanwhile). So each
+of these reads the state, requests the change, and reads again, until done or past the deadline.
 
-What nodes say of themselves over HTTP, without a client that would retry elsewhere.
+Probes call one node over HTTP, without a client's retries at other nodes.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import msgspec
-from raftlog_client import Admin, NodeInfo, RaftlogClientError, ServerError
+from raftlog_client import Admin, RaftlogClientError, ServerError
 
+from raftlog.api.cluster import NodeInfo, QuorumInfo
+from raftlog.api.common import ErrorBody
 from raftlog.cluster.errors import ClusterError
 from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND
 
 CHANGE_TIMEOUT_S: Final = 30.0
 MOVE_TIMEOUT_S: Final = 3_600.0
-"""Replicas are copied in the background meanwhile; who does not want to wait may leave."""
+"""Replicas are copied in the background; an impatient command may end earlier."""
 REQUEST_TIMEOUT_MS: Final = 5_000
 RETRY_S: Final = 0.2
 MOVE_POLL_S: Final = 0.5
@@ -30,7 +32,7 @@ MOVE_POLL_S: Final = 0.5
 
 @asynccontextmanager
 async def admin_of(addresses: Sequence[str]) -> AsyncIterator[Admin]:
-    """An admin client that talks to nodes that are not ready, too."""
+    """An admin client that calls nodes not ready, too."""
     admin = Admin(bootstrap_servers=list(addresses), request_timeout_ms=REQUEST_TIMEOUT_MS)
     await admin.start(needs_ready_node=False)
     try:
@@ -40,12 +42,12 @@ async def admin_of(addresses: Sequence[str]) -> AsyncIterator[Admin]:
 
 
 async def voter_ids(admin: Admin) -> set[int]:
-    """Who has a vote. Raises RaftlogClientError."""
+    """The voters' ids. Raises RaftlogClientError."""
     return {voter.node_id for voter in (await admin.describe_quorum()).voters}
 
 
 async def give_vote(admin: Admin, node_id: int) -> None:
-    """See to it that a node has a vote. Raises ClusterError."""
+    """Give a node a vote, and wait until done. Raises ClusterError."""
 
     async def is_so() -> bool:
         return node_id in await voter_ids(admin)
@@ -54,7 +56,7 @@ async def give_vote(admin: Admin, node_id: int) -> None:
 
 
 async def take_vote(admin: Admin, node_id: int) -> None:
-    """See to it that a node has no vote. Raises ClusterError."""
+    """Remove a node's vote, and wait until done. Raises ClusterError."""
 
     async def is_so() -> bool:
         return node_id not in await voter_ids(admin)
@@ -65,7 +67,7 @@ async def take_vote(admin: Admin, node_id: int) -> None:
 
 
 async def forget(admin: Admin, node_id: int) -> None:
-    """See to it that the cluster does not know a node any more, which is stopped and has no vote.
+    """Unregister a stopped node without a vote, and wait until done.
 
     Raises ClusterError: in particular if the node still holds replicas.
     """
@@ -88,7 +90,7 @@ async def forget(admin: Admin, node_id: int) -> None:
 
 
 async def forget_if_empty(admin: Admin, node_id: int) -> bool:
-    """Have the cluster forget a node; False if it refuses: the node holds something.
+    """Unregister a node; False on a refusal: the node still holds replicas.
 
     Raises ClusterError.
     """
@@ -98,7 +100,7 @@ async def forget_if_empty(admin: Admin, node_id: int) -> bool:
         return known is None or known.fenced is not False
 
     async def wait() -> None:
-        """A session timeout passes before it is found dead."""
+        """The node is found dead after its session timeout."""
 
     await _carry_through(f"node {node_id} is not found dead", is_so, wait)
     try:
@@ -111,7 +113,7 @@ async def forget_if_empty(admin: Admin, node_id: int) -> bool:
 
 
 async def node(admin: Admin, node_id: int) -> NodeInfo | None:
-    """What the cluster knows of a node. Raises RaftlogClientError."""
+    """A node as the cluster knows it; None without one. Raises RaftlogClientError."""
     nodes = await admin.describe_nodes()
     return next((known for known in nodes if known.node_id == node_id), None)
 
@@ -130,7 +132,7 @@ async def _carry_through(
                 return
             await ask()
         except RaftlogClientError as error:
-            # A refusal may be for the moment (another change is under way, it has not caught up).
+            # A refusal may be temporary (another change is under way, the node has not caught up).
             reason = error
             if not (error.retriable or error.outcome_unknown or _is_refusal(error)):
                 raise ClusterError(f"{what}: {error}") from error
@@ -149,23 +151,14 @@ REASON_CHARACTERS_MAX: Final = 200
 NO_ANSWER: Final = "does not answer"
 
 
-class QuorumView(msgspec.Struct, frozen=True):
-    """The part of GET /v1/quorum that tells who leads."""
-
-    node_id: int
-    leader_id: int | None
-    term: int
-    is_active: bool
-
-
 class Probes:
-    """Asks nodes by address. Use it as a context manager, in one event loop."""
+    """Calls nodes by address, within one event loop. `close` after use."""
 
     def __init__(self) -> None:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
-            # A node that was killed and started again must not be asked on its old connection.
+            # A restarted node must not be called on its old connection.
             connector=aiohttp.TCPConnector(force_close=True),
         )
 
@@ -174,7 +167,7 @@ class Probes:
         await self._session.close()
 
     async def why_not_ready(self, address: str) -> str | None:
-        """None if the node at this address is ready, else why not."""
+        """The reason why the node at this address is not ready; None if ready."""
         try:
             async with self._session.get(f"http://{address}/ready") as response:
                 if response.status == 200:
@@ -183,21 +176,27 @@ class Probes:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return NO_ANSWER
         try:
-            return str(msgspec.json.decode(body)["message"])[:REASON_CHARACTERS_MAX]
-        except (msgspec.DecodeError, KeyError, TypeError):
+            return msgspec.json.decode(body, type=ErrorBody).message[:REASON_CHARACTERS_MAX]
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return body[:REASON_CHARACTERS_MAX].decode(errors="replace")
 
-    async def quorum(self, address: str) -> QuorumView | None:
-        """What the node says of the quorum; None if it says nothing."""
+    async def quorum(self, address: str) -> QuorumInfo | None:
+        """The quorum as the node sees it; None without an answer."""
         try:
             async with self._session.get(f"http://{address}/v1/quorum") as response:
-                body: Any = await response.content.read(ANSWER_BYTES_MAX)
-            return msgspec.json.decode(body, type=QuorumView)
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+                body = await response.content.read(ANSWER_BYTES_MAX)
+            return msgspec.json.decode(body, type=QuorumInfo)
+        except (
+            aiohttp.ClientError,
+            TimeoutError,
+            OSError,
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+        ):
             return None
 
     async def controller(self, *addresses: str) -> int | None:
-        """The node that is the active controller by its own word, in the highest term."""
+        """The node with the highest term that claims to be the active controller."""
         views = await asyncio.gather(*map(self.quorum, addresses))
         active = [
             (view.term, view.node_id) for view in views if view is not None and view.is_active

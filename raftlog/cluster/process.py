@@ -1,9 +1,7 @@
-"""One process of a node: started or taken over, signalled, and its end heard of.
+"""A node's process: started or adopted, signalled, and its end observed. Free ports.
 
-By pidfd: a signal through it cannot hit another process that has been given the same number, and
-the end of a process is heard of that is not our child, because the manager that started it is gone.
-
-Ports for nodes: free ones found, taken ones named.
+By pidfd: a signal cannot hit another process with a reused pid, and the end of an adopted process,
+not a child of this one, is observed, too.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ class _Records(msgspec.Struct, frozen=True):
 
 
 class Ended(NamedTuple):
-    """The end of a process. `code` is None if only its parent could have learned it."""
+    """The end of a process. `code` is None if known to its parent only."""
 
     code: int | None
 
@@ -61,7 +59,7 @@ class Ended(NamedTuple):
 
 
 class NodeProcess:
-    """A process that runs or has ended. Belongs to one event loop."""
+    """A process, running or ended. Belongs to one event loop."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
@@ -74,14 +72,14 @@ class NodeProcess:
 
     @classmethod
     def launch(cls, command: Sequence[str], log: Path, *, new_session: bool = True) -> NodeProcess:
-        """Start a command that appends what it says to a file. Raises OSError."""
+        """Start a command with its output appended to a file. Raises OSError."""
         pid = spawn(command, stdout=log, stderr=log, new_session=new_session)
-        # Nobody waits for it but we, below: until then the number cannot mean another process.
+        # Only this object reaps the process, below: until then its pid is not reused.
         return cls(pid, os.pidfd_open(pid))
 
     @classmethod
     def adopt(cls, record: ProcessRecord) -> NodeProcess | None:
-        """Take over a process that an earlier manager started; None if it has ended."""
+        """Adopt an earlier manager's process; None if ended."""
         try:
             pidfd = os.pidfd_open(record.pid)
         except OSError:
@@ -94,7 +92,7 @@ class NodeProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended; a paused one runs."""
+        """Whether the process has not ended; a paused one runs."""
         return not self._ended.done()
 
     def send(self, number: signal.Signals) -> None:
@@ -111,12 +109,12 @@ class NodeProcess:
             self.is_paused = False
 
     async def ended(self) -> Ended:
-        """How the process ended, once it has."""
+        """The end of the process; None while running."""
         return await asyncio.shield(self._ended)
 
     async def stop(self, timeout_s: float) -> bool:
-        """End it by SIGTERM, or by SIGKILL after the timeout; return whether the first did."""
-        # Also for one that an earlier manager, or somebody else, has paused.
+        """End the process by SIGTERM, or by SIGKILL after the timeout; whether SIGTERM sufficed."""
+        # Also for a process paused by an earlier manager, or by a user.
         self.send(signal.SIGCONT)
         self.send(signal.SIGTERM)
         try:
@@ -129,7 +127,7 @@ class NodeProcess:
         return True
 
     def let_go(self) -> None:
-        """Hear no more of the process, which goes on if it runs."""
+        """Stop observing the process; if running, it goes on."""
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -150,10 +148,11 @@ class NodeProcess:
 def spawn(
     command: Sequence[str], *, stdout: Path | int, stderr: Path, new_session: bool = True
 ) -> int:
-    """Start a process, in a session of its own by default, without our environment's settings.
+    """Start a process, by default in a session of its own, without settings from this environment.
 
-    So Ctrl-C at our terminal, and its end, are ours to tell it of. Output is appended to files, or
-    goes to a descriptor. Not `subprocess`, which wants to see its children end. Raises OSError.
+    So Ctrl-C at this terminal, and the terminal's end, do not reach the process. Output is appended
+    to files, or goes to a descriptor. Not `subprocess`: that reaps its children itself. Raises
+    OSError.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     error = os.open(stderr, flags, _LOG_MODE)
@@ -179,9 +178,9 @@ def spawn(
 
 
 def _inheritable() -> list[int]:
-    """Descriptors that whoever started us left open: a lock, say, that a script holds."""
+    """Descriptors inherited from the starting program: a script's lock, say."""
     found = []
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - not a path that is used as one
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - not used as a path
         with suppress(OSError):
             if int(name) > 2 and os.get_inheritable(int(name)):
                 found.append(int(name))
@@ -189,14 +188,14 @@ def _inheritable() -> list[int]:
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without settings: those of whoever starts the cluster are not the node's."""
+    """An environment without settings: the starting user's are not the node's."""
     return {
         name: value for name, value in environment.items() if not name.startswith(SETTINGS_PREFIX)
     }
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process started, in ticks since the machine did; None if it is gone."""
+    """Start of the process, in ticks since boot; None after its end."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
         fields = text.rpartition(")")[2].split()
@@ -217,20 +216,20 @@ def save_records(path: Path, pids: Mapping[int, int]) -> None:
 
 
 def load_records(path: Path) -> dict[int, ProcessRecord]:
-    """What `save_records` wrote last, if it was since the machine started."""
+    """The records of the last `save_records` since boot."""
     content = read_file(path)
     if content is None:
         return {}
     try:
         records = msgspec.json.decode(content, type=_Records)
     except msgspec.DecodeError:
-        # It is there to save a restart; without it, a port that is taken will tell.
+        # The file only saves a restart; without records, a taken port shows a running node.
         return {}
     return records.nodes if records.boot_id == _boot_id() else {}
 
 
 def is_alive(record: ProcessRecord) -> bool:
-    """Whether that very process still runs."""
+    """Whether this very process still runs."""
     return start_ticks(record.pid) == record.start_ticks
 
 
@@ -242,16 +241,16 @@ def _boot_id() -> str:
 
 
 FREE_PORTS: Final = range(20_000, 32_000)
-"""Below what Linux gives to outgoing connections: a port whose node is down must stay free."""
+"""Below what Linux gives to outgoing connections: a stopped node's port must stay free."""
 SEARCH_MAX: Final = 200
 PORT_MAX: Final = 65_535
 
 
 def why_taken(host: str, port: int) -> str | None:
-    """Why nobody can listen there; None: the port is free."""
+    """The reason why no process can listen there; None: the port is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        # As servers do: a port that only waits for old connections to be forgotten is free.
+        # As servers do: a port with old connections in TIME_WAIT only is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -261,7 +260,7 @@ def why_taken(host: str, port: int) -> str | None:
 
 
 def require_free(host: str, ports: Iterable[int], hint: str) -> None:
-    """Raise ClusterError, naming the port, if one of them is taken."""
+    """Raise ClusterError, naming the port, if one is taken."""
     for port in ports:
         reason = why_taken(host, port)
         if reason is not None:
@@ -278,7 +277,7 @@ def consecutive(base_port: int, count: int) -> list[int]:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """So many ports that were free a moment ago. Raises ClusterError."""
+    """So many ports, free a moment ago. Raises ClusterError."""
     found: list[int] = []
     for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
         if len(found) == count:
@@ -291,7 +290,7 @@ def free_ports(host: str, count: int) -> list[int]:
 
 
 def next_port(host: str, used: Collection[int]) -> int:
-    """The first free port after those that the cluster uses. Raises ClusterError."""
+    """The first free port after the cluster's ports. Raises ClusterError."""
     first = max(used) + 1
     for port in range(first, min(first + SEARCH_MAX, PORT_MAX + 1)):
         if why_taken(host, port) is None:

@@ -1,7 +1,7 @@
-"""When a node that ended by itself is started again. Pure.
+"""Restart policy for dead node processes. Pure.
 
-At once at first, because most deaths are single; then later and later, because a node that cannot
-live should not keep the machine busy; and never given up, because what kept it down may pass.
+At once at first, because most deaths are single; then with growing back-off, because a node in a
+crash loop should not keep the machine busy; never given up, because the cause may pass.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ DELAY_MAX_S: Final = 10.0
 DEATHS_MAX: Final = 5
 """So many deaths within the window, and the node counts as failing."""
 WINDOW_S: Final = 60.0
-"""A life as long as this makes all deaths before it forgotten."""
+"""After a life this long, all earlier deaths are forgotten."""
 FAILING_DELAY_S: Final = 30.0
 _DOUBLINGS_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """What follows from a death."""
+    """Consequence of a death."""
 
     delay_s: float
     is_failing: bool
-    """Whether it has died so often that a person should know."""
+    """Whether the node is in a crash loop: an operator should know."""
 
 
 class RestartPolicy:
-    """The deaths of one node, and what follows from each."""
+    """The deaths of one node, and the consequence of each."""
 
     def __init__(self) -> None:
         self._recent_s: deque[float] = deque(maxlen=DEATHS_MAX)
@@ -38,9 +38,9 @@ class RestartPolicy:
         self._is_failing = False
 
     def died(self, now_s: float, lived_s: float, *, is_hopeless: bool = False) -> Restart:
-        """The node has ended at `now_s`, `lived_s` after its start, without having been told to.
+        """The node died at `now_s`, `lived_s` after its start, without a request to stop.
 
-        `is_hopeless`: what it said leaves no doubt that the next one will end the same way.
+        `is_hopeless`: by its exit code, the next process will end the same way.
         """
         if lived_s >= WINDOW_S:
             self._recent_s.clear()
@@ -50,7 +50,7 @@ class RestartPolicy:
         doublings = min(self._short_lives, _DOUBLINGS_MAX)
         self._short_lives += 1
         is_often = len(self._recent_s) == DEATHS_MAX and now_s - self._recent_s[0] <= WINDOW_S
-        # It stays so: five deaths 30 s apart are not within the window, and no better.
+        # Failing stays failing: five deaths 30 s apart are not within the window, and no better.
         self._is_failing = self._is_failing or is_often or is_hopeless
         if self._is_failing:
             return Restart(FAILING_DELAY_S, is_failing=True)

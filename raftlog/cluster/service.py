@@ -1,4 +1,4 @@
-"""The manager as a process: the cluster, its control socket, and the signals that end it."""
+"""The manager as a process: the cluster, its control socket, and its stop signals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ManagerService:
-    """Runs a cluster until it is told to stop, by a signal or a command."""
+    """Runs a cluster until a stop signal or command."""
 
     def __init__(self, directory: Path, plan: Plan, tell: Callable[[str], None]) -> None:
         self._told = tell
@@ -54,16 +54,16 @@ class ManagerService:
         self._change: asyncio.Future[Any] | None = None
 
     def tell(self, text: str) -> None:
-        """Tell the log, and every command that waits."""
-        # A terminal that is gone, or a full disk, must not end the care for the nodes.
+        """Report an event to the log, and to every waiting command."""
+        # A closed terminal, or a full disk, must not end the manager.
         with suppress(OSError):
             self._told(text)
         self._control.tell(text)
 
     async def run(self, on_ready: Callable[[ClusterStatus], None]) -> None:
-        """Start the cluster, tell when it serves, and stop it in order when told to.
+        """Start the cluster, call `on_ready` once serving, stop in order on request.
 
-        Raises ClusterError or OSError if it cannot be started; then nothing runs.
+        Raises ClusterError or OSError if the start fails; then nothing runs.
         """
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
@@ -71,7 +71,7 @@ class ManagerService:
         layout = self.cluster.layout
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
-            # A path that nobody can listen on should fail before anything runs, but only the
+            # An unusable socket path should fail before anything runs, but only the
             # holder of the lock may replace the socket.
             await self.cluster.open()
             await self._control.start(layout.control)
@@ -99,7 +99,7 @@ class ManagerService:
         try:
             await asyncio.wait({stopping, killing}, return_when=asyncio.FIRST_COMPLETED)
             if not stopping.done():
-                self.tell("told to stop once more: killing the nodes")
+                self.tell("second request to stop: killing the nodes")
                 await self.cluster.kill_nodes()
             await stopping
         finally:
@@ -155,7 +155,7 @@ class ManagerService:
         return msgspec.to_builtins(await self.cluster.status())
 
     async def _alone(self, change: Coroutine[Any, Any, Any]) -> Any:
-        """Carry out one change; two at a time would each spoil what the other has looked at."""
+        """Run one change at a time: two would invalidate each other's checks."""
         if self._change is not None and not self._change.done():
             change.close()
             raise ClusterError(

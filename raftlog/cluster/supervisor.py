@@ -1,4 +1,4 @@
-"""One node kept alive: started, started again when it dies, stopped when asked to."""
+"""Keeps one node alive: starts, restarts after its death, stops on request."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ logger = logging.getLogger(__name__)
 
 LOG_LINES_SHOWN: Final = 8
 STOP_TIMEOUT_S: Final = 20.0
-"""A node that stops hands over first (2 s) and syncs what it has; what takes longer is stuck."""
+"""A stopping node transfers leadership (2 s) and syncs its logs; one that takes longer is stuck."""
 
 USAGE_EXIT_CODE: Final = 2
-"""Of `raftlog serve` whose settings are wrong."""
+"""Of `raftlog serve` with wrong settings."""
 
 State = Literal["running", "paused", "restarting", "failing", "stopped"]
 
 
 class Supervisor:
-    """Keeps one node as it is wanted: running or not."""
+    """Keeps one node in its desired state: running or not."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Supervisor:
     ) -> None:
         self.node_id = node_id
         self.restarts = 0
-        """Times that it was started again because it had died."""
+        """Restarts after a death."""
         self.last_end: Ended | None = None
         self.process: NodeProcess | None = None
         self._launch = launch
@@ -51,7 +51,7 @@ class Supervisor:
 
     @property
     def state(self) -> State:
-        """What it is doing."""
+        """The node's state."""
         if self.process is not None:
             return "paused" if self.process.is_paused else "running"
         if not self._is_wanted:
@@ -60,13 +60,13 @@ class Supervisor:
 
     @property
     def is_failing(self) -> bool:
-        """Whether it died so often that there must be a reason."""
+        """Whether the node is in a crash loop."""
         return self._is_failing
 
     def start(self, running: NodeProcess | None = None) -> None:
-        """Keep the node running from now on, beginning with the process given, if any.
+        """Keep the node running from now on, beginning with the given process, if any.
 
-        Harmless if it does already. Raises OSError if the process cannot be started.
+        Harmless to repeat. Raises OSError if the process cannot be started.
         """
         if self._task is not None and not self._task.done():
             return
@@ -79,7 +79,7 @@ class Supervisor:
         self._task.add_done_callback(_report)
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop the node, and keep it stopped."""
+        """Stop the node, and keep the node stopped."""
         self._is_wanted = False
         process = self.process
         if process is not None and not await process.stop(timeout_s):
@@ -90,7 +90,7 @@ class Supervisor:
         await self._finish()
 
     async def kill(self) -> None:
-        """End the node at once, and keep it down."""
+        """Kill the node, and keep the node down."""
         self._is_wanted = False
         if self.process is not None:
             self.process.send(signal.SIGKILL)
@@ -98,7 +98,7 @@ class Supervisor:
         await self._finish()
 
     async def let_go(self) -> None:
-        """Care for the node no more; its process, if it runs, is left running."""
+        """Stop supervising; a running process is left running."""
         process, self.process = self.process, None
         if self._task is not None:
             self._task.cancel()
@@ -108,12 +108,12 @@ class Supervisor:
             process.let_go()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the process a signal, if there is one. If it dies of it, it is started again."""
+        """Send the process, if any, a signal. After a deadly signal the node is restarted."""
         if self.process is not None:
             self.process.send(number)
 
     async def _finish(self) -> None:
-        """Let the task see that the process has ended, or stop waiting to start another."""
+        """Wake the task: the process has ended, or the back-off is cut short."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -151,7 +151,7 @@ class Supervisor:
         try:
             self.process = self._launch()
         except OSError as error:
-            # No process, no memory, no file: the machine may recover. It counts as a death.
+            # No process, no memory, no file: the machine may recover. Counts as a death.
             self.last_end = None
             self._tell(f"node {self.node_id} cannot be started: {error}")
             return
@@ -167,6 +167,6 @@ class Supervisor:
 
 
 def _report(task: asyncio.Task[None]) -> None:
-    # A mistake of ours; without this nobody would learn that a node is not watched any more.
+    # A bug here: without this log line a node would be unsupervised unnoticed.
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("a node is not watched any more", exc_info=error)

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+import uvloop
 from raftlog_client import (
     ClientClosedError,
     ConnectionLostError,
@@ -52,6 +53,17 @@ def append(partition: FakePartition, *values: bytes, compression: str = "none") 
 async def take(reader: Consumer[Any, Any], count: int) -> list[bytes | None]:
     async with asyncio.timeout(5):
         return [(await reader.getone()).value for _ in range(count)]
+
+
+def test_consumer_reads_under_uvloop() -> None:
+    async def read() -> list[bytes | None]:
+        async with FakeCluster(1) as cluster:
+            append(cluster.create_topic("t", 1).partitions[0], b"1", b"2" * 100_000)
+            async with consumer(cluster, "t") as reader:
+                return await take(reader, 2)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(read()) == [b"1", b"2" * 100_000]
 
 
 @pytest.mark.parametrize(

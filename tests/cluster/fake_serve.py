@@ -13,6 +13,15 @@ from pathlib import Path
 from typing import Any
 
 CONTROLLER = 2
+QUORUM = {
+    "cluster_id": "c",
+    "term": 1,
+    "last_index": 0,
+    "commit_index": 0,
+    "applied_index": 0,
+    "voters": [],
+    "observers": [],
+}
 
 
 def main(arguments: list[str]) -> None:
@@ -33,10 +42,14 @@ def main(arguments: list[str]) -> None:
         def do_GET(self) -> None:
             if self.path == "/ready":
                 busy = (directory / "busy").exists()
-                self._answer(503 if busy else 200, {"message": "I am busy." if busy else ""})
+                self._answer(
+                    503 if busy else 200,
+                    {"error_code": 50304, "message": "I am busy." if busy else ""},
+                )
             else:
-                view = {"node_id": node_id, "leader_id": CONTROLLER, "term": 1}
-                self._answer(200, {**view, "is_active": node_id == CONTROLLER})
+                active = node_id == CONTROLLER
+                view = {"node_id": node_id, "leader_id": CONTROLLER, "is_active": active}
+                self._answer(200, QUORUM | view)
 
         def _answer(self, status: int, document: Any) -> None:
             body = json.dumps(document).encode()
