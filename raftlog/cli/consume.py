@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 import click
 from raftlog_client import Admin, Consumer, TopicPartition
 
-from raftlog.cli.options import (
+from raftlog.cli.offsets import (
     LATEST,
     POSITION_HELP,
     Anchor,
     Position,
-    partition_numbers,
     position_option,
     resolve,
-    servers_option,
 )
+from raftlog.cli.options import partition_numbers, servers_option
 from raftlog.cli.session import run
 from raftlog.cli.template import (
     TEMPLATE_HELP,

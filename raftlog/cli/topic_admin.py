@@ -10,16 +10,8 @@ from raftlog_client import Admin, Consumer, ServerError, TopicDescription, Topic
 
 from raftlog.cli import output
 from raftlog.cli.errors import CommandError, ExitCode
-from raftlog.cli.options import (
-    POSITION_HELP,
-    Position,
-    config_pairs,
-    format_option,
-    partition_numbers,
-    position_option,
-    resolve,
-    servers_option,
-)
+from raftlog.cli.offsets import POSITION_HELP, Position, position_option, resolve
+from raftlog.cli.options import config_pairs, format_option, partition_numbers, servers_option
 from raftlog.cli.session import run
 from raftlog.record.errors import TOPIC_EXISTS, UNKNOWN_TOPIC
 

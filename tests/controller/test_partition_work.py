@@ -72,7 +72,7 @@ def test_all_partitions_are_looked_at_when_a_reign_begins_and_never_again_withou
     assert image.partition("t", 1).replicas == (1,)
     set_row(image, "t", leader=NO_LEADER_ID)
     assert list(work.due(image, 0.0)) == []
-    work.everything()
+    work.mark_all_due()
     assert len(take(work, image)) == 1
 
 

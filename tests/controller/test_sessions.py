@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from raftlog.controller.messages import HEARTBEAT_S
 from raftlog.controller.sessions import (
-    DEPARTURES_MAX,
+    DEAD_BROKERS_MAX,
     Action,
     DeadBrokers,
     Decision,
@@ -64,10 +64,10 @@ class Table:
     def commit_bound(self, seconds: float) -> None:
         """The proposal of a lease bound is applied, and the controller knows it."""
         self.alter(*lease_bound_change(seconds))
-        self.sessions.bound_changed(self.image, self.now)
+        self.sessions.lease_bound_applied(self.image, self.now)
 
     def bound_change(self) -> float | None:
-        return self.sessions.take_bound_change(self.image, self.now)
+        return self.sessions.due_lease_bound(self.image, self.now)
 
     def epoch(self, number: int) -> BrokerEpoch:
         return self.image.brokers[BrokerId(number)].broker_epoch
@@ -94,7 +94,7 @@ class Table:
         self, number: int, *, applied_index: int | None = None, stopping: bool = False
     ) -> None:
         index = self.image.applied_index if applied_index is None else applied_index
-        self.sessions.heard(
+        self.sessions.heartbeat_received(
             BrokerId(number),
             self.epoch(number),
             applied_index=index,
@@ -105,7 +105,7 @@ class Table:
 
     def lost(self, number: int, epoch: int | None = None) -> None:
         broker_epoch = self.epoch(number) if epoch is None else BrokerEpoch(epoch)
-        self.sessions.lost(BrokerId(number), broker_epoch, self.image, self.now)
+        self.sessions.proven_dead(BrokerId(number), broker_epoch, self.image, self.now)
 
     def passes(self, seconds: float, *heard: int) -> None:
         """Time passes, and these brokers are heard often enough."""
@@ -431,12 +431,12 @@ def test_node_that_is_back_is_not_dead() -> None:
 
 def test_oldest_are_forgotten_first() -> None:
     departures = DeadBrokers()
-    for number in range(1, DEPARTURES_MAX + 2):
+    for number in range(1, DEAD_BROKERS_MAX + 2):
         departures.ended(BrokerId(number), FIRST)
         departures.refused(BrokerId(number), FIRST)
     assert not departures.is_dead(BrokerId(1), FIRST)
     assert departures.is_dead(BrokerId(2), FIRST)
-    assert departures.is_dead(BrokerId(DEPARTURES_MAX + 1), FIRST)
+    assert departures.is_dead(BrokerId(DEAD_BROKERS_MAX + 1), FIRST)
 
 
 # -- Changes of the session timeout
