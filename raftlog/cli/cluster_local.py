@@ -41,7 +41,7 @@ FILE_FLAG = "--config"
 
 
 def directory_option(command: _Command) -> _Command:
-    """`--dir`: the directory that holds all of a local cluster."""
+    """`--dir`: the directory of a local cluster."""
     return click.option(
         "-d",
         "--dir",
@@ -131,7 +131,7 @@ def up(
 
 
 async def _join(layout: Layout, plan: Plan) -> ClusterStatus:
-    """The status of a cluster that runs already, once it serves."""
+    """The status of a running cluster, once it serves."""
     asked = manifest.revised(layout.require_manifest(), plan)
     pid = manager_pid(layout)
     document = await commands.request(layout, AwaitReady(), output.message)
@@ -162,7 +162,7 @@ def down(directory: Path, output_format: str) -> None:
 def status(directory: Path, output_format: str) -> int:
     """Show the processes of a cluster that `up` started.
 
-    The exit code is 0 if all of them are ready, 1 if not, or if the cluster does not run.
+    The exit code is 0 if all of them are ready, else 1, also for a stopped cluster.
     """
     layout = Layout.at(directory)
 
@@ -197,10 +197,10 @@ def add_node(directory: Path, voter: bool, output_format: str) -> None:
 @directory_option
 @format_option
 def replace_node(node: int, directory: Path, output_format: str) -> None:
-    """Put a new, empty node in the place of node NODE, whose data is lost or damaged.
+    """Replace node NODE, whose data is lost or damaged, by a new, empty node.
 
-    It is given NODE's vote, and copies of all that NODE held; then the cluster forgets NODE. What
-    is left of NODE's data directory is moved aside, never deleted.
+    The new node gets NODE's vote and copies of NODE's replicas; then the cluster forgets NODE. The
+    rest of NODE's data directory is moved away, never deleted.
     """
     _change_nodes(directory, ReplaceNode(node), output_format)
 
@@ -211,10 +211,10 @@ def replace_node(node: int, directory: Path, output_format: str) -> None:
 @directory_option
 @format_option
 def stop_node(node: int, forget: bool, directory: Path, output_format: str) -> None:
-    """Stop node NODE, until `start-node`. The others take over what it leads.
+    """Stop node NODE, until `start-node`. Other nodes take over its leaderships.
 
-    --forget is for a node that was decommissioned. Its data directory is moved aside, not deleted;
-    `raftlog cluster remove-node` has the other nodes forget it, too.
+    --forget is for a decommissioned node. Its data directory is moved away, not deleted; `raftlog
+    cluster remove-node` unregisters the node.
     """
     _ask(directory, StopNode(node, forget))
     _tell_node(node, output_format, is_running=False)
@@ -225,7 +225,7 @@ def stop_node(node: int, forget: bool, directory: Path, output_format: str) -> N
 @directory_option
 @format_option
 def start_node(node: int, directory: Path, output_format: str) -> None:
-    """Start node NODE, which was stopped, and wait until it is ready."""
+    """Start the stopped node NODE, and wait until it is ready."""
     _ask(directory, StartNode(node))
     _tell_node(node, output_format, is_running=True)
 
@@ -268,7 +268,7 @@ def _tell_ready(found: ClusterStatus, output_format: str) -> None:
                 else f"node {node.node_id} at {node.address}: {node.state}, not ready"
             )
         click.echo(_export(found.servers))
-    # Whoever reads from a pipe is told now, not when the cluster ends.
+    # A reader of the pipe needs the line now, not at the end of the cluster.
     sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""Positions in a topic as people write them, and the offsets they mean in each partition."""
+"""Positions in a topic as people write them, and their offsets in each partition."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<digits>\d{1,19})")
 
 
 class Anchor(Enum):
-    """What a position is counted from."""
+    """The base of a position."""
 
     OFFSET = auto()
     BEGINNING = auto()
@@ -59,7 +59,7 @@ _WORDS = {"earliest": EARLIEST, "start": EARLIEST, "latest": LATEST, "end": LATE
 
 
 def parse_position(text: str) -> Position:
-    """The position that `text` means, in the grammar of POSITION_HELP; ValueError otherwise."""
+    """The position of a text in the grammar of POSITION_HELP; raises ValueError."""
     if text in _WORDS:
         return _WORDS[text]
     if text.startswith("@"):
@@ -86,7 +86,7 @@ class _PositionType(click.ParamType[Position]):
 
 
 def position_option(*names: str, **settings: Any) -> Callable[[Any], Any]:
-    """A click option whose value is a Position."""
+    """A click option with a Position as its value."""
     return click.option(*names, type=_PositionType(), metavar="POSITION", **settings)
 
 
@@ -97,10 +97,10 @@ async def resolve(
     partitions: Iterable[int] | None,
     position: Position,
 ) -> dict[TopicPartition, int]:
-    """The offset that a position means in each partition, within what the partition has.
+    """The offset of a position in each partition, within the partition's range.
 
-    Only an explicit offset is left as it is, so that the node refuses one that is out of range
-    instead of something else being read. Raises ServerError, and LogError for an unknown partition.
+    An explicit offset stays unchanged, so that the node rejects one out of range instead of reading
+    other records. Raises ServerError, and LogError for an unknown partition.
     """
     known = await admin.offsets(topics)
     if partitions is not None:

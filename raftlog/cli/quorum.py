@@ -25,8 +25,8 @@ _NODE = click.IntRange(1, 2**31 - 1)
 def describe(servers: str, output_format: str) -> None:
     """Show leader, term and log, and every member with its lag.
 
-    The leader is asked if it can be reached: only it knows how far the others are. Without a leader
-    any node shows whom it reaches.
+    The reachable leader answers: only the leader knows the progress of the others. Without a leader
+    any node shows its connections.
     """
 
     async def ask() -> QuorumInfo:
@@ -66,7 +66,7 @@ def describe(servers: str, output_format: str) -> None:
 def add_voter(node: int, servers: str, output_format: str) -> None:
     """Give node NODE a vote.
 
-    It must have joined (`raftlog serve --join`) and be connected. Votes are changed one at a time.
+    The node must have joined (`raftlog serve --join`) and be connected. Votes change one at a time.
     """
 
     async def change() -> None:
@@ -82,9 +82,9 @@ def add_voter(node: int, servers: str, output_format: str) -> None:
 @servers_option
 @format_option
 def remove_voter(node: int, servers: str, output_format: str) -> None:
-    """Take the vote of node NODE, alive or dead.
+    """Remove the vote of node NODE, alive or dead.
 
-    If it runs, it goes on as an observer, with all its partitions.
+    A running node goes on as an observer, with all its partitions.
     """
 
     async def change() -> None:

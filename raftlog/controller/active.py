@@ -328,7 +328,9 @@ class ActiveController:
         broker = self._broker(decision)
         if broker is None or broker.fenced:
             return
-        logger.warning("broker %d fenced: session expired or connection refused", decision.broker_id)
+        logger.warning(
+            "broker %d fenced: session expired or connection refused", decision.broker_id
+        )
         await self._propose(
             term, FenceBroker(broker_id=decision.broker_id, broker_epoch=decision.broker_epoch)
         )

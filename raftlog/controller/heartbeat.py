@@ -214,7 +214,9 @@ class Heartbeats:
         if valid != self._notified_valid:
             self._notified_valid = valid
             if not valid:
-                logger.warning("lease expired: cut off from the controller, rejecting writes to led partitions")
+                logger.warning(
+                    "lease expired: cut off from the controller, rejecting writes to led partitions"
+                )
             # The callback may read the lease, and must see the notified state.
             for callback in self._on_lease_changed:
                 callback(valid)

@@ -21,7 +21,6 @@ from raftlog.metadata.image import NO_LEADER_ID, MetadataImage
 from raftlog.metadata.liveness import (
     plan_controlled_shutdown,
     plan_fencing,
-    plan_repairs,
     plan_replica_failures,
     plan_unfencing,
 )
@@ -175,7 +174,6 @@ def test_failed_replica_never_becomes_eligible_by_itself(
         lambda _: plan_preferred_leaders(image),
         lambda _: plan_relief(image),
         lambda _: plan_completions(image),
-        lambda _: plan_repairs(image),
     ]
     for _ in range(data.draw(st.integers(1, 6))):
         step = data.draw(st.sampled_from(steps))
