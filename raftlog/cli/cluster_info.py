@@ -95,7 +95,7 @@ class Health:
     fenced: list[int]
     """Nodes without a live session at the controller."""
     unwritable: list[int]
-    """Nodes whose disks take no writes: they are full, or hang."""
+    """Nodes without a writable disk: they are full, or hang."""
     not_ready: dict[int, str]
     """Node → why."""
     leaderless: list[str]
@@ -226,14 +226,14 @@ def _quorum_faults(quorum: QuorumInfo) -> Iterable[str]:
 
 async def _min_isr(admin: Admin, topics: Iterable[TopicDescription]) -> dict[str, int]:
     """min.insync.replicas of the topics with a replica out of sync."""
-    asked = [
+    requested = [
         topic.name
         for topic in topics
         if any(len(info.isr) < len(info.replicas) for info in topic.partitions)
     ]
     found: dict[str, int] = {}
-    for start in range(0, len(asked), CONFIGS_AT_ONCE):
-        names = asked[start : start + CONFIGS_AT_ONCE]
+    for start in range(0, len(requested), CONFIGS_AT_ONCE):
+        names = requested[start : start + CONFIGS_AT_ONCE]
         answers = await asyncio.gather(*map(admin.describe_configs, names), return_exceptions=True)
         for name, answer in zip(names, answers, strict=True):
             match answer:

@@ -104,24 +104,24 @@ def up(
     )
     layout = Layout.at(directory)
 
-    def tell_ready(status: ClusterStatus) -> None:
-        _tell_ready(status, output_format)
+    def write_ready(status: ClusterStatus) -> None:
+        _write_ready(status, output_format)
 
     async def start() -> None:
         plan.check()
         if manager_pid(layout) is not None:
-            tell_ready(await _join(layout, plan))
+            write_ready(await _join(layout, plan))
         elif detach:
-            tell_ready(await commands.start_detached(layout, plan, output.message))
+            write_ready(await commands.start_detached(layout, plan, output.message))
             output.message(
                 f"it runs in the background; `raftlog cluster down --dir {_quoted(directory)}` "
                 "stops it"
             )
         else:
             try:
-                await ManagerService(directory, plan, output.message).run(tell_ready)
+                await ManagerService(directory, plan, output.message).run(write_ready)
             except AlreadyManagedError:
-                tell_ready(await _join(layout, plan))
+                write_ready(await _join(layout, plan))
 
     try:
         _run(start())
@@ -132,11 +132,11 @@ def up(
 
 async def _join(layout: Layout, plan: Plan) -> ClusterStatus:
     """The status of a running cluster, once it serves."""
-    asked = manifest.revised(layout.require_manifest(), plan)
+    requested = manifest.revised(layout.require_manifest(), plan)
     pid = manager_pid(layout)
     document = await commands.request(layout, AwaitReady(), output.message)
     output.message(f"the cluster runs already (manager: process {pid})")
-    if asked != layout.require_manifest():
+    if requested != layout.require_manifest():
         output.message("other settings count from its next start: `raftlog cluster down`, then up")
     return commands.status_from(document)
 
@@ -216,8 +216,8 @@ def stop_node(node: int, forget: bool, directory: Path, output_format: str) -> N
     --forget is for a decommissioned node. Its data directory is moved away, not deleted; `raftlog
     cluster remove-node` unregisters the node.
     """
-    _ask(directory, StopNode(node, forget))
-    _tell_node(node, output_format, is_running=False)
+    _send_request(directory, StopNode(node, forget))
+    _write_node(node, output_format, is_running=False)
 
 
 @click.command("start-node")
@@ -226,12 +226,12 @@ def stop_node(node: int, forget: bool, directory: Path, output_format: str) -> N
 @format_option
 def start_node(node: int, directory: Path, output_format: str) -> None:
     """Start the stopped node NODE, and wait until it is ready."""
-    _ask(directory, StartNode(node))
-    _tell_node(node, output_format, is_running=True)
+    _send_request(directory, StartNode(node))
+    _write_node(node, output_format, is_running=True)
 
 
 def _change_nodes(directory: Path, change: Request, output_format: str) -> None:
-    node_id = _ask(directory, change)
+    node_id = _send_request(directory, change)
     servers = ",".join(Layout.at(directory).require_manifest().addresses)
     if output_format == "json":
         output.write_json({"node_id": node_id, "servers": servers})
@@ -239,15 +239,15 @@ def _change_nodes(directory: Path, change: Request, output_format: str) -> None:
         click.echo(_export(servers))
 
 
-def _tell_node(node: int, output_format: str, *, is_running: bool) -> None:
+def _write_node(node: int, output_format: str, *, is_running: bool) -> None:
     if output_format == "json":
         output.write_json({"node_id": node, "is_running": is_running})
     else:
         output.message(f"node {node} {'is ready' if is_running else 'is stopped'}")
 
 
-def _ask(directory: Path, what: Request) -> Any:
-    return _run(commands.request(Layout.at(directory), what, output.message))
+def _send_request(directory: Path, request: Request) -> Any:
+    return _run(commands.request(Layout.at(directory), request, output.message))
 
 
 def _run(main: Coroutine[Any, Any, _Result]) -> _Result:
@@ -257,7 +257,7 @@ def _run(main: Coroutine[Any, Any, _Result]) -> _Result:
         raise CommandError(str(error), hint=error.hint) from error
 
 
-def _tell_ready(found: ClusterStatus, output_format: str) -> None:
+def _write_ready(found: ClusterStatus, output_format: str) -> None:
     if output_format == "json":
         output.write_json({"whole": found.is_whole, **msgspec.to_builtins(found)})
     else:

@@ -89,7 +89,7 @@ _HINTS: dict[int, tuple[ExitCode, str | None]] = {
     table.NO_LEADER.code: (ExitCode.UNREACHABLE, "`raftlog cluster health` shows what is amiss."),
     table.NOT_READY.code: (
         ExitCode.UNREACHABLE,
-        "`raftlog cluster health` shows what is amiss, `raftlog quorum describe` who is missing.",
+        "`raftlog cluster health` shows the faults, `raftlog quorum describe` the missing voters.",
     ),
     table.NO_CONTROLLER.code: (
         ExitCode.UNREACHABLE,

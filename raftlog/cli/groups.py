@@ -96,7 +96,7 @@ cluster = LazyGroup(
         "config": Lazy("raftlog.cli.groups", "cluster_config", "Show and change its settings."),
         "remove-node": Lazy(_INFO, "remove_node", "Forget a node that is gone for good."),
     },
-    help="Show a cluster, run one on this machine, change who does what in it.",
+    help="Show a cluster, run one on this machine, change its leaders, replicas and settings.",
 )
 
 _CONFIG = "raftlog.cli.cluster_config"

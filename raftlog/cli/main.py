@@ -89,7 +89,7 @@ cli = RootGroup(
         "cluster": Lazy(
             "raftlog.cli.groups", "cluster", "Show a cluster; run one here; change it."
         ),
-        "quorum": Lazy("raftlog.cli.quorum", "quorum", "Show and change who votes."),
+        "quorum": Lazy("raftlog.cli.quorum", "quorum", "Show and change the voters."),
         "pipeline": Lazy("raftlog.cli.pipeline", "pipeline", "Run data pipelines on Spark."),
     },
     help="""raftlog: a durable, ordered log service.

@@ -74,7 +74,7 @@ def add_voter(node: int, servers: str, output_format: str) -> None:
             await admin.add_voter(node)
 
     run(servers, change())
-    _tell(node, output_format, is_voter=True)
+    _write_voter(node, output_format, is_voter=True)
 
 
 @click.command("remove-voter")
@@ -92,7 +92,7 @@ def remove_voter(node: int, servers: str, output_format: str) -> None:
             await admin.remove_voter(node)
 
     run(servers, change())
-    _tell(node, output_format, is_voter=False)
+    _write_voter(node, output_format, is_voter=False)
 
 
 @click.command()
@@ -117,7 +117,7 @@ def transfer(node: int | None, servers: str, output_format: str) -> None:
         output.message(f"node {leader_id} leads" if leader_id else "another node leads")
 
 
-def _tell(node: int, output_format: str, *, is_voter: bool) -> None:
+def _write_voter(node: int, output_format: str, *, is_voter: bool) -> None:
     if output_format == "json":
         output.write_json({"node_id": node, "is_voter": is_voter})
     else:
@@ -149,5 +149,5 @@ quorum = LazyGroup(
         "remove-voter": Lazy(__name__, "remove_voter", "Take a node's vote."),
         "transfer": Lazy(__name__, "transfer", "Let another voter lead."),
     },
-    help="Show and change the metadata quorum: who votes, and who leads.",
+    help="Show and change the metadata quorum: its voters and its leader.",
 )

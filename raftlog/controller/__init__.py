@@ -1,7 +1,7 @@
 """The controller: which brokers are alive, and the cluster's reaction when one is not.
 
-Purpose: every node sends heartbeats to the active controller (the node whose quorum member is
-active), and the answers grant the node's lease: the time for which it may act as a leader. The
+Purpose: every node sends heartbeats to the active controller (the node with the active quorum
+member), and the answers grant the node's lease: the time for which it may act as a leader. The
 active controller fences brokers without a live session, unfences brokers that are back, and keeps
 partitions led: only by commands through the quorum.
 

@@ -189,7 +189,7 @@ class ActiveController:
         )
         unwritable = term.sessions.unwritable
         if term.work.note_unwritable(unwritable, image, self._clock.monotonic()):
-            logger.warning("brokers whose disks take no writes: %s", sorted(unwritable) or "none")
+            logger.warning("brokers without a writable disk: %s", sorted(unwritable) or "none")
             self._wakeup.set()
         drained = heartbeat.stopping and term.sessions.is_drained(heartbeat.broker_id)
         if broker.fenced or (heartbeat.stopping and not drained):

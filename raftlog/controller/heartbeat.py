@@ -60,7 +60,7 @@ class Heartbeats:
         self._deliver = deliver
         self._can_write = can_write
         self.unwritable: frozenset[BrokerId] = frozenset()
-        """The brokers whose disks take no writes, by the newest answer."""
+        """The brokers without a writable disk, by the newest answer."""
         self.known_index = -1
         """The newest index that a controller had applied when answering; -1 before the first
         answer."""

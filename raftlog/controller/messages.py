@@ -1,6 +1,6 @@
 """Messages between brokers and the active controller, and their bytes. Pure.
 
-Each message is one JSON object whose `type` names it, sent as a control message of the quorum.
+Each message is one JSON object, named by its `type`, sent as a control message of the quorum.
 Unknown fields are ignored, for newer senders; fields missing from older senders have defaults. No
 content of a message is a type, a path or code to be looked up.
 """
@@ -74,7 +74,7 @@ class HeartbeatAnswer(_Message, frozen=True, tag="heartbeat_answer"):
     """Age in seconds of the newest appends answered by a majority of the voters: upper bound on how
     long a newer controller may have existed."""
     unwritable: Annotated[tuple[_BrokerId, ...], Meta(max_length=UNWRITABLE_MAX)] = ()
-    """Brokers whose disks take no writes, as far as the controller knows."""
+    """Brokers without a writable disk, as far as the controller knows."""
     session_timeout_ms: Annotated[int, Meta(ge=1, le=3_600_000)] | UnsetType = UNSET
     """The session timeout granted by this answer; unset: the default."""
 

@@ -113,7 +113,7 @@ class PartitionWork:
     ) -> bool:
         """Replace the set of unwritable brokers; return whether it changed.
 
-        A broker whose disk takes writes again counts as back from now on.
+        A broker with a writable disk again counts as back from now on.
         """
         if unwritable == self._unwritable:
             return False

@@ -88,7 +88,7 @@ class ControllerService:
 
     @property
     def unwritable(self) -> frozenset[BrokerId]:
-        """The brokers whose disks take no writes, by the controller's newest answer."""
+        """The brokers without a writable disk, by the controller's newest answer."""
         return self._heartbeats.unwritable
 
     @property

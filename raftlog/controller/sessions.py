@@ -121,7 +121,7 @@ class Sessions:
         """Before this index is applied, the table knows nothing."""
         self._followed_index = -1
         self.unwritable: frozenset[BrokerId] = frozenset()
-        """The brokers whose heartbeats report a disk without writes."""
+        """The brokers that report a disk without writes."""
         self._observe(image, now)
 
     def heartbeat_received(
@@ -320,7 +320,7 @@ class DeadBrokers:
 
     def __init__(self) -> None:
         self._ended: dict[BrokerId, BrokerEpoch] = {}
-        """Brokers whose connection has ended, and their epoch at that time."""
+        """Brokers with an ended connection, and their epoch at that time."""
         self._dead: dict[BrokerId, BrokerEpoch] = {}
 
     def returned(self, broker_id: BrokerId) -> None:

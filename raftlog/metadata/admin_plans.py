@@ -54,7 +54,7 @@ def plan_topic(
 ) -> CreateTopic:
     """Create a topic; without a replication factor with 3 replicas, or one per broker if fewer.
 
-    `unwritable` are brokers whose disks take no writes: see `place`. Raises LogError:
+    `unwritable` are brokers without a writable disk: see `place`. Raises LogError:
     INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG, NOT_ENOUGH_REPLICAS (too few
     brokers are available at the moment).
     """

@@ -141,7 +141,7 @@ def unregister_broker(
         raise RefusedError(ILLEGAL_STATE, f"Broker {broker.broker_id} is alive: stop it first.")
     held = _partitions_held(image, broker.broker_id)
     if held:
-        raise RefusedError(ILLEGAL_STATE, _words_of_held(broker.broker_id, held))
+        raise RefusedError(ILLEGAL_STATE, _held_message(broker.broker_id, held))
     del image.brokers[broker.broker_id]
     return broker, MetadataDelta(brokers_gone=(broker.broker_id,))
 
@@ -200,7 +200,7 @@ def _partitions_held(image: MetadataImage, broker_id: BrokerId) -> dict[str, int
     return {name: count for name, count in held.items() if count}
 
 
-def _words_of_held(broker_id: BrokerId, held: dict[str, int]) -> str:
+def _held_message(broker_id: BrokerId, held: dict[str, int]) -> str:
     names = list(held)
     listed = ", ".join(names[:TOPICS_NAMED_MAX]) + (", …" if len(names) > TOPICS_NAMED_MAX else "")
     return (

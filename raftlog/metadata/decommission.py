@@ -109,7 +109,7 @@ def plan_evacuation(
 ) -> Iterator[ChangePartitions]:
     """Move replicas from decommissioned brokers, as many as may move at a time.
 
-    `unwritable` brokers, whose disks take no writes, get replicas only without another choice.
+    `unwritable` brokers, without a writable disk, get replicas only without another choice.
     Empty while too few other brokers are available.
     """
     leaving = {b for b, broker in image.brokers.items() if broker.decommissioning}

@@ -1,7 +1,7 @@
 """Elections of partition leaders: pure decisions of the active controller and of operators.
 
-A leader comes from the ISR, whose members have all committed records; else from the ELR, whose
-members have, too (KIP-966). Any other replica may have lost acknowledged records: its election
+A leader comes from the ISR, with all committed records on each member; else from the ELR, with
+all of them, too (KIP-966). Any other replica may have lost acknowledged records: its election
 takes the topic's config, or an operator. A fenced or stopping broker is never elected.
 
 Among the candidates, brokers with a writable disk come first (known to the controller, no part of
@@ -99,7 +99,7 @@ class Elections:
     ) -> None:
         """`including` and `excluding` are brokers about to be available, or not.
 
-        `unwritable` brokers, whose disks take no writes, are elected last of all.
+        `unwritable` brokers, without a writable disk, are elected last of all.
         """
         self._image = image
         self._available = (available_brokers(image) | including) - excluding
@@ -307,7 +307,7 @@ def plan_leader_transfer(
 ) -> ChangePartitions | None:
     """Move the leadership to that broker, or to the best other one; None if it leads already.
 
-    Never to an `unwritable` broker, whose disk takes no writes: it would be relieved at once. No
+    Never to an `unwritable` broker, without a writable disk: it would be relieved at once. No
     committed record is lost: only members of the ISR can take over. Raises LogError: UNKNOWN_TOPIC,
     UNKNOWN_PARTITION; NO_LEADER without a present leader; NOT_FOUND for a broker without a replica;
     ILLEGAL_STATE if the broker cannot lead now, or no other can.

@@ -85,7 +85,7 @@ class Replacements:
     """Replacement brokers for moving replicas, one after the other."""
 
     def __init__(self, image: MetadataImage, unwritable: Set[BrokerId] = frozenset()) -> None:
-        """`unwritable` are brokers whose disks take no writes: chosen last."""
+        """`unwritable` are brokers without a writable disk: chosen last."""
         self._image = image
         self._unwritable = unwritable
         self._load = _Load(image)

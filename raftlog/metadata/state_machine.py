@@ -49,7 +49,7 @@ class MetadataStateMachine:
     def apply(self, index: int, command: bytes) -> ApplyResult:
         """Apply one committed command. Raises MetadataVersionError, which must end the node."""
         result = apply(self._image, index, decode_command(command))
-        self._tell(result.delta)
+        self._notify(result.delta)
         return result
 
     def snapshot(self) -> Callable[[], Iterator[bytes]]:
@@ -77,12 +77,12 @@ class MetadataStateMachine:
             assert self._image is before, "restored twice at once"
             assert before.applied_index == applied_index, "applied during a restore"
             self._image = image
-            self._tell(delta)
+            self._notify(delta)
 
         applied_index = before.applied_index
         return install
 
-    def _tell(self, delta: MetadataDelta) -> None:
+    def _notify(self, delta: MetadataDelta) -> None:
         if delta:
             for listener in self._listeners:
                 listener(delta)

@@ -100,7 +100,7 @@ def load_state(disk: Disk) -> DirectoryState:
     return DirectoryState(identity, has_journal)
 
 
-def as_asked(settings: NodeSettings, state: DirectoryState) -> NodeSettings:
+def requested_settings(settings: NodeSettings, state: DirectoryState) -> NodeSettings:
     """The settings of a first start, completed by those of an earlier unfinished one."""
     known = state.identity
     if known is None or settings.voters is not None or settings.join is not None:
@@ -123,13 +123,13 @@ def claim(
         )
     if known is not None and state.has_journal:
         return known
-    asked = as_asked(settings, state)
+    requested = requested_settings(settings, state)
     first = FirstStart(
-        listen=asked.listen,
-        advertised=_advertised(asked),
-        rack=asked.rack,
-        voters=asked.voters,
-        join=asked.join,
+        listen=requested.listen,
+        advertised=_advertised(requested),
+        rack=requested.rack,
+        voters=requested.voters,
+        join=requested.join,
     )
     if known is not None and known.first_start == first:
         return known

@@ -1,7 +1,7 @@
 """Whether this node may write and lead, by the state of its disk and of its lease.
 
 A disk that is full or hangs takes no writes: heartbeats report the trouble, and the controller
-moves leaderships to other brokers. A node whose disk keeps it from applying the metadata must also
+moves leaderships to other brokers. A node kept by its disk from applying the metadata must also
 stop to lead by itself, because it cannot learn of the next leader.
 """
 

@@ -151,10 +151,10 @@ async def _run(settings: NodeSettings) -> int:
     fatal: asyncio.Future[str] = loop.create_future()
     stop: asyncio.Future[str] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _tell, stop, signal.Signals(number).name)
+        loop.add_signal_handler(number, _resolve, stop, signal.Signals(number).name)
     disk = FileSystemDisk(settings.data_dir)
     starting = loop.create_task(
-        Node.start(settings, disk, SystemClock(), SystemRandomness(), partial(_tell, fatal))
+        Node.start(settings, disk, SystemClock(), SystemRandomness(), partial(_resolve, fatal))
     )
     await asyncio.wait((starting, fatal, stop), return_when=asyncio.FIRST_COMPLETED)
     if fatal.done():
@@ -190,6 +190,6 @@ def _end(reason: str) -> None:
     os._exit(EXIT_FAILED)
 
 
-def _tell(future: asyncio.Future[str], reason: str) -> None:
+def _resolve(future: asyncio.Future[str], reason: str) -> None:
     if not future.done():
         future.set_result(reason)

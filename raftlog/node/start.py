@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from raftlog.node.directory import DirectoryState, Identity, as_asked
+from raftlog.node.directory import DirectoryState, Identity, requested_settings
 from raftlog.node.settings import NodeSettings, split_address
 from raftlog.raft.voters import Voter, VoterSet
 
@@ -57,7 +57,7 @@ def decide_start(settings: NodeSettings, state: DirectoryState) -> Start:
         settings.check()
         if state.identity is not None and state.has_journal:
             return Restart(_began_alone(state.identity))
-        return _first_start(as_asked(settings, state))
+        return _first_start(requested_settings(settings, state))
     except StartError:
         raise
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Failures end the node, nonsense from others does not, and what is closed does nothing."""
+"""Failures end the node, malformed messages do not, and a closed service does nothing."""
 
 from __future__ import annotations
 
