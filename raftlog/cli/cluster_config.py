@@ -17,7 +17,7 @@ from raftlog.metadata.configs import CONFIG_TABLE, ConfigEntry
 @servers_option
 @format_option
 def list_configs(servers: str, output_format: str) -> None:
-    """List the broker settings, and the topic settings that are set for the whole cluster."""
+    """List the broker settings, and the topic settings of the whole cluster."""
     values = _values(servers)
     names = [*BROKER_CONFIG_TABLE, *(name for name in sorted(values) if not _is_broker(name))]
     rows = [_row(name, values) for name in names]
@@ -79,7 +79,7 @@ def set_configs(
 
 
 def _values(servers: str) -> dict[str, str]:
-    """The settings of the cluster, with every change that was acknowledged before."""
+    """The settings of the cluster, with every change acknowledged before."""
 
     async def describe() -> dict[str, str]:
         async with Admin(bootstrap_servers=servers) as admin:

@@ -80,7 +80,7 @@ def _yes(answer: bool | None) -> str | None:
 
 
 def _wish(node: NodeInfo) -> str | None:
-    """What an operator wants of the node, other than to serve."""
+    """Operator requests to the node, other than serving."""
     if node.decommissioning:
         return "decommission"
     return "maintenance" if node.maintenance else None
@@ -88,23 +88,23 @@ def _wish(node: NodeInfo) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What keeps the cluster from its full promises."""
+    """Findings that keep the cluster from its full promises."""
 
     quorum: list[str]
-    """What is amiss with the metadata quorum."""
+    """Faults of the metadata quorum."""
     fenced: list[int]
-    """Nodes that the controller does not hear of."""
+    """Nodes without a live session at the controller."""
     unwritable: list[int]
-    """Nodes whose disks take no writes: they are full, or hang."""
+    """Nodes without a writable disk: they are full, or hang."""
     not_ready: dict[int, str]
     """Node → why."""
     leaderless: list[str]
-    """`topic/partition`s that nobody leads."""
+    """`topic/partition`s without a leader."""
     below_min_isr: list[str]
-    """`topic/partition`s with fewer replicas in sync than min.insync.replicas: they refuse
+    """`topic/partition`s with fewer replicas in sync than min.insync.replicas: they reject
     acks=all."""
     under_replicated: list[str]
-    """`topic/partition`s with fewer replicas in sync than they have."""
+    """`topic/partition`s with fewer replicas in sync than replicas."""
 
     @property
     def is_healthy(self) -> bool:
@@ -124,14 +124,13 @@ class Health:
 @servers_option
 @format_option
 def health(servers: str, output_format: str) -> int:
-    """Say whether all is well: the quorum, every node, every partition.
+    """Check the health of the quorum, of every node, and of every partition.
 
-    That is: a controller is active and every voter reached; every node is ready, not fenced, and
-    its disk takes writes; every partition is led and all its replicas are in sync. Of those with
-    replicas missing it names the ones that refuse acks=all, too: fewer are in sync than
-    min.insync.replicas.
+    Healthy means: a controller is active and every voter reached; every node is ready, not fenced,
+    and its disk takes writes; every partition is led and all its replicas are in sync. Partitions
+    with fewer replicas in sync than min.insync.replicas reject acks=all and are named as well.
 
-    The exit code is 0 if so, 1 if not, 4 if no node could be asked.
+    The exit code is 0 if healthy, 1 if not, 4 if no node answered.
     """
 
     async def look() -> Health:
@@ -162,10 +161,10 @@ def health(servers: str, output_format: str) -> int:
 @servers_option
 @format_option
 def remove_node(node: int, servers: str, output_format: str) -> None:
-    """Have the cluster forget node NODE, which is gone for good.
+    """Unregister node NODE, which is gone for good.
 
-    A node with an empty data directory may then join under its id (`raftlog serve --join`). It must
-    be stopped, have no vote (`raftlog quorum remove-voter`) and hold no replicas.
+    A node with an empty data directory may then join under its id (`raftlog serve --join`). The
+    node must be stopped, have no vote (`raftlog quorum remove-voter`) and hold no replicas.
     """
 
     async def change() -> None:
@@ -175,7 +174,7 @@ def remove_node(node: int, servers: str, output_format: str) -> None:
     try:
         run(servers, change())
     except CommandError as error:
-        # The refusal says what to do first; what is left to ask is how things are.
+        # The error names the first step; the remaining question is the cluster's state.
         error.hint = error.hint or "`raftlog cluster info` shows which nodes live and vote."
         raise
     if output_format == "json":
@@ -194,7 +193,7 @@ def _health(
     not_ready: dict[int, str],
     min_isr: dict[str, int],
 ) -> Health:
-    """`min_isr` by topic; one that is missing there is not known."""
+    """`min_isr` by topic; unknown for a missing topic."""
     partitions = [partition for topic in topics for partition in topic.partitions]
     return Health(
         list(_quorum_faults(quorum)),
@@ -205,7 +204,7 @@ def _health(
         [
             f"{info.topic}/{info.partition}"
             for info in partitions
-            # A topic with fewer replicas than that needs all of them.
+            # A topic with fewer replicas needs all of them.
             if len(info.isr) < min(min_isr.get(info.topic, 0), len(info.replicas))
         ],
         [
@@ -221,20 +220,20 @@ def _quorum_faults(quorum: QuorumInfo) -> Iterable[str]:
         yield "there is no active controller"
     for voter in quorum.voters:
         if not voter.connected:
-            # Of two that do not see each other, the leader is the one that counts.
+            # Of two nodes without a connection to each other, the leader's view counts.
             yield f"node {quorum.node_id} does not reach voter {voter.node_id}"
 
 
 async def _min_isr(admin: Admin, topics: Iterable[TopicDescription]) -> dict[str, int]:
-    """min.insync.replicas of the topics for which it matters: a replica is out of sync."""
-    asked = [
+    """min.insync.replicas of the topics with a replica out of sync."""
+    requested = [
         topic.name
         for topic in topics
         if any(len(info.isr) < len(info.replicas) for info in topic.partitions)
     ]
     found: dict[str, int] = {}
-    for start in range(0, len(asked), CONFIGS_AT_ONCE):
-        names = asked[start : start + CONFIGS_AT_ONCE]
+    for start in range(0, len(requested), CONFIGS_AT_ONCE):
+        names = requested[start : start + CONFIGS_AT_ONCE]
         answers = await asyncio.gather(*map(admin.describe_configs, names), return_exceptions=True)
         for name, answer in zip(names, answers, strict=True):
             match answer:

@@ -41,7 +41,7 @@ FILE_FLAG = "--config"
 
 
 def directory_option(command: _Command) -> _Command:
-    """`--dir`: the directory that holds all of a local cluster."""
+    """`--dir`: the directory of a local cluster."""
     return click.option(
         "-d",
         "--dir",
@@ -104,24 +104,24 @@ def up(
     )
     layout = Layout.at(directory)
 
-    def tell_ready(status: ClusterStatus) -> None:
-        _tell_ready(status, output_format)
+    def write_ready(status: ClusterStatus) -> None:
+        _write_ready(status, output_format)
 
     async def start() -> None:
         plan.check()
         if manager_pid(layout) is not None:
-            tell_ready(await _join(layout, plan))
+            write_ready(await _join(layout, plan))
         elif detach:
-            tell_ready(await commands.start_detached(layout, plan, output.message))
+            write_ready(await commands.start_detached(layout, plan, output.message))
             output.message(
                 f"it runs in the background; `raftlog cluster down --dir {_quoted(directory)}` "
                 "stops it"
             )
         else:
             try:
-                await ManagerService(directory, plan, output.message).run(tell_ready)
+                await ManagerService(directory, plan, output.message).run(write_ready)
             except AlreadyManagedError:
-                tell_ready(await _join(layout, plan))
+                write_ready(await _join(layout, plan))
 
     try:
         _run(start())
@@ -131,12 +131,12 @@ def up(
 
 
 async def _join(layout: Layout, plan: Plan) -> ClusterStatus:
-    """The status of a cluster that runs already, once it serves."""
-    asked = manifest.revised(layout.require_manifest(), plan)
+    """The status of a running cluster, once it serves."""
+    requested = manifest.revised(layout.require_manifest(), plan)
     pid = manager_pid(layout)
     document = await commands.request(layout, AwaitReady(), output.message)
     output.message(f"the cluster runs already (manager: process {pid})")
-    if asked != layout.require_manifest():
+    if requested != layout.require_manifest():
         output.message("other settings count from its next start: `raftlog cluster down`, then up")
     return commands.status_from(document)
 
@@ -162,7 +162,7 @@ def down(directory: Path, output_format: str) -> None:
 def status(directory: Path, output_format: str) -> int:
     """Show the processes of a cluster that `up` started.
 
-    The exit code is 0 if all of them are ready, 1 if not, or if the cluster does not run.
+    The exit code is 0 if all of them are ready, else 1, also for a stopped cluster.
     """
     layout = Layout.at(directory)
 
@@ -197,10 +197,10 @@ def add_node(directory: Path, voter: bool, output_format: str) -> None:
 @directory_option
 @format_option
 def replace_node(node: int, directory: Path, output_format: str) -> None:
-    """Put a new, empty node in the place of node NODE, whose data is lost or damaged.
+    """Replace node NODE, whose data is lost or damaged, by a new, empty node.
 
-    It is given NODE's vote, and copies of all that NODE held; then the cluster forgets NODE. What
-    is left of NODE's data directory is moved aside, never deleted.
+    The new node gets NODE's vote and copies of NODE's replicas; then the cluster forgets NODE. The
+    rest of NODE's data directory is moved away, never deleted.
     """
     _change_nodes(directory, ReplaceNode(node), output_format)
 
@@ -211,13 +211,13 @@ def replace_node(node: int, directory: Path, output_format: str) -> None:
 @directory_option
 @format_option
 def stop_node(node: int, forget: bool, directory: Path, output_format: str) -> None:
-    """Stop node NODE, until `start-node`. The others take over what it leads.
+    """Stop node NODE, until `start-node`. Other nodes take over its leaderships.
 
-    --forget is for a node that was decommissioned. Its data directory is moved aside, not deleted;
-    `raftlog cluster remove-node` has the other nodes forget it, too.
+    --forget is for a decommissioned node. Its data directory is moved away, not deleted; `raftlog
+    cluster remove-node` unregisters the node.
     """
-    _ask(directory, StopNode(node, forget))
-    _tell_node(node, output_format, is_running=False)
+    _send_request(directory, StopNode(node, forget))
+    _write_node(node, output_format, is_running=False)
 
 
 @click.command("start-node")
@@ -225,13 +225,13 @@ def stop_node(node: int, forget: bool, directory: Path, output_format: str) -> N
 @directory_option
 @format_option
 def start_node(node: int, directory: Path, output_format: str) -> None:
-    """Start node NODE, which was stopped, and wait until it is ready."""
-    _ask(directory, StartNode(node))
-    _tell_node(node, output_format, is_running=True)
+    """Start the stopped node NODE, and wait until it is ready."""
+    _send_request(directory, StartNode(node))
+    _write_node(node, output_format, is_running=True)
 
 
 def _change_nodes(directory: Path, change: ControlRequest, output_format: str) -> None:
-    node_id = _ask(directory, change)
+    node_id = _send_request(directory, change)
     servers = ",".join(Layout.at(directory).require_manifest().addresses)
     if output_format == "json":
         output.write_json({"node_id": node_id, "servers": servers})
@@ -239,15 +239,15 @@ def _change_nodes(directory: Path, change: ControlRequest, output_format: str) -
         click.echo(_export(servers))
 
 
-def _tell_node(node: int, output_format: str, *, is_running: bool) -> None:
+def _write_node(node: int, output_format: str, *, is_running: bool) -> None:
     if output_format == "json":
         output.write_json({"node_id": node, "is_running": is_running})
     else:
         output.message(f"node {node} {'is ready' if is_running else 'is stopped'}")
 
 
-def _ask(directory: Path, what: ControlRequest) -> Any:
-    return _run(commands.request(Layout.at(directory), what, output.message))
+def _send_request(directory: Path, request: ControlRequest) -> Any:
+    return _run(commands.request(Layout.at(directory), request, output.message))
 
 
 def _run(main: Coroutine[Any, Any, _Result]) -> _Result:
@@ -257,7 +257,7 @@ def _run(main: Coroutine[Any, Any, _Result]) -> _Result:
         raise CommandError(str(error), hint=error.hint) from error
 
 
-def _tell_ready(found: ClusterStatus, output_format: str) -> None:
+def _write_ready(found: ClusterStatus, output_format: str) -> None:
     if output_format == "json":
         output.write_json({"whole": found.is_whole, **msgspec.to_builtins(found)})
     else:
@@ -268,7 +268,7 @@ def _tell_ready(found: ClusterStatus, output_format: str) -> None:
                 else f"node {node.node_id} at {node.address}: {node.state}, not ready"
             )
         click.echo(_export(found.servers))
-    # Whoever reads from a pipe is told now, not when the cluster ends.
+    # A reader of the pipe needs the line now, not at the end of the cluster.
     sys.stdout.flush()
 
 

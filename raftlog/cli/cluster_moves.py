@@ -30,7 +30,7 @@ MOVES_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """What became of a wish to move leaders."""
+    """The outcome of a transfer of leaderships."""
 
     moved: list[str]
     """`topic/partition`s."""
@@ -58,12 +58,12 @@ def transfer_leadership(
     servers: str,
     output_format: str,
 ) -> int:
-    """Let other replicas lead: the one given by --to, or else the preferred one of each partition
-    (of --topic, or of all topics), or, of those named by --partition, the best other one.
+    """Transfer leadership to other replicas of partitions.
 
-    Only a replica in sync can take over, so nothing is lost, and writes pause for a moment.
-    Partitions that are led as wished stay as they are. (The quorum is moved by `raftlog quorum
-    transfer`.)
+    To the node of --to; without --to, to the preferred replica of each partition (of --topic, or of
+    all topics), or, for the partitions of --partition, to the best other replica. Only a replica in
+    sync can take over, so no record is lost, and writes pause for a moment. Partitions with that
+    leader already stay unchanged. (`raftlog quorum transfer` transfers the quorum's leadership.)
 
     \b
       raftlog cluster transfer-leadership
@@ -113,7 +113,7 @@ async def _transfer(
             if wanted is None or info.partition in wanted
         ]
         moved: list[str] = []
-        # Asked for these, the cluster would wait for a leader to come.
+        # For these the cluster would wait until a leader is elected.
         unmoved = {
             f"{info.topic}/{info.partition}": "it has no leader; `raftlog cluster health` says why"
             for info, _ in chosen
@@ -153,10 +153,10 @@ async def _transfer(
 def reassign(
     moves: tuple[str, ...], cancel: bool, wait: bool, servers: str, output_format: str
 ) -> None:
-    """Have partitions held by other nodes, the preferred leader first; show what is being moved.
+    """Move partitions to other nodes, the preferred leader first; show the moves under way.
 
     Records are copied in the background, at a bounded rate; until all new replicas are in sync the
-    old ones stay. Without MOVES, only shows.
+    old ones stay. Without MOVES, only shows the moves.
 
     \b
       raftlog cluster reassign orders/0=2,3,4 orders/1=3,4,2 --wait
@@ -182,7 +182,7 @@ def reassign(
                 try:
                     found = await admin.describe_reassignments()
                 except RaftlogClientError as error:
-                    # It may take hours, in which a node that is asked may well die.
+                    # A move may take hours, in which the answering node may well die.
                     if not error.retriable:
                         raise
             return found
@@ -217,9 +217,9 @@ def reassign(
 @servers_option
 @format_option
 def maintenance(node: int, wish: str, servers: str, output_format: str) -> None:
-    """Have node NODE lead nothing that others can lead, until that is disabled again.
+    """Relieve node NODE of its leaderships, until `disable`.
 
-    It goes on holding its replicas, and may be stopped and started meanwhile.
+    The node keeps its replicas, and may be stopped and started meanwhile.
     """
     is_enabled = wish == "enable"
 
@@ -246,10 +246,10 @@ def maintenance(node: int, wish: str, servers: str, output_format: str) -> None:
 @servers_option
 @format_option
 def decommission(node: int, cancel: bool, wait: bool, servers: str, output_format: str) -> None:
-    """Move all that node NODE holds to others, and give it nothing more.
+    """Move all replicas of node NODE to others, and place no more there.
 
-    Goes on by itself, whoever is the controller. When nothing is left the node may be stopped and
-    forgotten (`raftlog cluster remove-node`). Said again, it shows how far it has got.
+    The move goes on under every controller. With no replica left the node may be stopped and
+    unregistered (`raftlog cluster remove-node`). A repeat of the command shows the progress.
     """
     if cancel and wait:
         raise click.UsageError("--cancel and --wait do not go together")
@@ -291,11 +291,11 @@ def decommission(node: int, cancel: bool, wait: bool, servers: str, output_forma
 
 
 async def _progress(admin: Admin, node: int) -> DecommissionProgress | None:
-    """How far it has got; None: not to be learned at the moment."""
+    """The progress; None while unknown."""
     try:
         return await admin.describe_decommission(node)
     except RaftlogClientError as error:
-        # It may take hours, in which a controller may well die.
+        # A decommission may take hours, in which a controller may well die.
         if not error.retriable:
             raise
         return None

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 import click
 from raftlog_client import Admin, Consumer, TopicPartition
 
-from raftlog.cli.options import (
+from raftlog.cli.offsets import (
     LATEST,
     POSITION_HELP,
     Anchor,
     Position,
-    partition_numbers,
     position_option,
     resolve,
-    servers_option,
 )
+from raftlog.cli.options import partition_numbers, servers_option
 from raftlog.cli.session import run
 from raftlog.cli.template import (
     TEMPLATE_HELP,
@@ -38,12 +37,12 @@ if TYPE_CHECKING:
 
 POLL_TIMEOUT_MS = 500
 RECORDS_PER_WRITE_MAX = 10_000
-"""Bounds what one write holds, and how late Ctrl-C is heard."""
+"""Bounds the memory of one write, and the delay of Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to read, and where to stop."""
+    """The range of records to read."""
 
     servers: str
     topics: Sequence[str]
@@ -156,7 +155,7 @@ async def _consume(plan: Plan) -> None:
             present = await resolve(admin, consumer, *where, LATEST)
             _check_start(plan.start, present)
             until = await resolve(admin, consumer, *where, plan.until)
-            # What a partition does not have yet is not waited for.
+            # Records that a partition does not have yet are not waited for.
             ends = {place: min(end, present[place]) for place, end in until.items()}
             starts = {place: start for place, start in starts.items() if start < ends[place]}
         consumer.assign(starts)
@@ -167,7 +166,8 @@ async def _consume(plan: Plan) -> None:
 
 
 def _check_start(start: Position, ends: dict[TopicPartition, int]) -> None:
-    """One partition may well be shorter than another; but an offset that none has is a mistake."""
+    """One partition may well be shorter than another; but an offset beyond all of them is a
+    mistake."""
     place, end = max(ends.items(), key=lambda item: item[1])
     if start.anchor is Anchor.OFFSET and start.amount > end:
         where = f"{place.topic} partition {place.partition} ends at {end}"
@@ -177,7 +177,7 @@ def _check_start(start: Position, ends: dict[TopicPartition, int]) -> None:
 
 
 class _Reading:
-    """The loop: poll, cut off what is past the end or the count, write."""
+    """The loop: poll, cut off records past the end or the count, write."""
 
     def __init__(
         self,
@@ -225,8 +225,8 @@ class _Reading:
         fetched: dict[TopicPartition, list[BytesRecord]] | None,
     ) -> None:
         # The last offset before the end may hold no record (compacted, or a marker), so the
-        # position decides and not the last record. Partitions that gave nothing are looked at only
-        # when none did: there may be thousands.
+        # position decides and not the last record. Partitions without records are examined only
+        # after a poll without any: there may be thousands.
         assert self._ends is not None
         for place in list(unfinished if fetched is None else fetched):
             if await self._consumer.position(place) >= self._ends[place]:

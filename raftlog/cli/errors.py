@@ -1,4 +1,4 @@
-"""From what went wrong to a message that says what to do next, and an exit code.
+"""Errors of commands: a message, the next step, and an exit code.
 
 Exit codes are a promise to scripts; the table is in `ExitCode` and in the README.
 """
@@ -15,10 +15,10 @@ from raftlog.record.errors import LogError
 
 
 class ExitCode(IntEnum):
-    """What a script can tell from `$?`."""
+    """Exit codes, for scripts."""
 
     OK = 0
-    """Done; also when the reader of our output has closed it (`| head`)."""
+    """Done; also when the reader of the output has closed the pipe (`| head`)."""
     FAILED = 1
     """The cluster refused, or something is broken; the message says which."""
     USAGE = 2
@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
 
 
 class CommandError(click.ClickException):
-    """A failure of a command: what is wrong, and what to do next."""
+    """A failure of a command: the cause, and the next step."""
 
     def __init__(
         self, message: str, *, hint: str | None = None, code: ExitCode = ExitCode.FAILED
@@ -89,7 +89,7 @@ _HINTS: dict[int, tuple[ExitCode, str | None]] = {
     table.NO_LEADER.code: (ExitCode.UNREACHABLE, "`raftlog cluster health` shows what is amiss."),
     table.NOT_READY.code: (
         ExitCode.UNREACHABLE,
-        "`raftlog cluster health` shows what is amiss, `raftlog quorum describe` who is missing.",
+        "`raftlog cluster health` shows the faults, `raftlog quorum describe` the missing voters.",
     ),
     table.NO_CONTROLLER.code: (
         ExitCode.UNREACHABLE,
@@ -115,20 +115,20 @@ _HINTS: dict[int, tuple[ExitCode, str | None]] = {
 
 
 def unreachable(servers: str, reason: object) -> CommandError:
-    """The error for a cluster none of whose nodes answered."""
+    """The error for a cluster without an answering node."""
     return CommandError(
         f"no node answers at {servers}: {reason}", hint=_START_HINT, code=ExitCode.UNREACHABLE
     )
 
 
 def from_log_error(error: LogError) -> CommandError:
-    """An error of the table, with the advice that fits it."""
+    """An error of the table, with the fitting advice."""
     code, hint = _HINTS.get(error.entry.code, (ExitCode.FAILED, None))
     return CommandError(f"{error.message} ({error.entry.code})", hint=hint, code=code)
 
 
 def from_os_error(error: OSError) -> CommandError:
-    """A file that cannot be read or written; connections have errors of their own."""
+    """A file without read or write access; connections have errors of their own."""
     code = ExitCode.NOT_FOUND if isinstance(error, FileNotFoundError) else ExitCode.FAILED
     where = f"{error.filename}: " if error.filename else ""
     return CommandError(f"{where}{error.strerror or error}", code=code)

@@ -1,7 +1,7 @@
 """The command tree: groups that import a subcommand's module only when the subcommand runs.
 
 The tables name modules instead of importing them, because `raftlog --help` and the shell's
-completion read them every time.
+completion read the tables every time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Lazy(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group whose subcommands are named in a table instead of imported."""
+    """A group with a table of subcommands instead of imports."""
 
     def __init__(
         self, name: str, *, subcommands: Mapping[str, Lazy], help: str, **settings: object
@@ -34,7 +34,7 @@ class LazyGroup(click.Group):
         assert not settings, settings
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the table's order, which is the order in which people need them."""
+        """Names in the table's order: the most needed first."""
         return list(self._subcommands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -47,7 +47,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of subcommands without importing any of them."""
+        """Write the list of subcommands without importing one."""
         rows = [(name, entry.summary) for name, entry in self._subcommands.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -96,7 +96,7 @@ cluster = LazyGroup(
         "config": Lazy("raftlog.cli.groups", "cluster_config", "Show and change its settings."),
         "remove-node": Lazy(_INFO, "remove_node", "Forget a node that is gone for good."),
     },
-    help="Show a cluster, run one on this machine, change who does what in it.",
+    help="Show a cluster, run one on this machine, change its leaders, replicas and settings.",
 )
 
 _CONFIG = "raftlog.cli.cluster_config"

@@ -1,9 +1,9 @@
-"""Read stdin and files as chunks of bytes, promptly and without holding more than one chunk.
+"""Read stdin and files as chunks of bytes, promptly and in bounded memory.
 
-Pipes and terminals are waited for by the event loop, so that Ctrl-C is heard while nothing comes;
-regular files are simply read, which never waits long.
+The event loop waits for pipes and terminals, so that Ctrl-C works without input; regular files are
+simply read, which never waits long.
 
-From open inputs to an endless stream of records, and what went wrong on the way.
+From open inputs to an endless stream of records, and the error at its end.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class Source:
     name: str
     file_descriptor: int
     size_bytes: int | None
-    """Length if it is known: that of a regular file."""
+    """Length of a regular file; None for other inputs."""
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person types it."""
+        """Whether the input is a terminal."""
         return os.isatty(self.file_descriptor)
 
 
 @contextmanager
 def closing_source(path: str) -> Iterator[Source]:
-    """Open a file, or stdin for `-`, for the block. OSError if that cannot be."""
+    """Open a file, or stdin for `-`, for the block. Raises OSError."""
     if path == STDIN:
-        # It is the process's, and stays open.
+        # The stream belongs to the process, and stays open.
         descriptor = sys.stdin.fileno()
         yield Source("stdin", descriptor, _size(descriptor))
         return
@@ -58,19 +58,19 @@ def closing_source(path: str) -> Iterator[Source]:
 
 
 class ChunkReader:
-    """Reads sources, until it is told to stop."""
+    """Reads sources, until `stop`."""
 
     def __init__(self) -> None:
         self.is_stopped = False
         self._wake = asyncio.Event()
 
     def stop(self) -> None:
-        """End after what has been read, even if more could come. Safe at any time in the loop."""
+        """End after the present chunk, even if more could come. Safe at any time in the loop."""
         self.is_stopped = True
         self._wake.set()
 
     async def chunks(self, source: Source) -> AsyncIterator[bytes]:
-        """What arrives, as soon as it arrives, at most CHUNK_BYTES at a time."""
+        """The chunks as they arrive, at most CHUNK_BYTES at a time."""
         try:
             while await self._wait_until_readable(source.file_descriptor):
                 chunk = os.read(source.file_descriptor, CHUNK_BYTES)
@@ -78,15 +78,15 @@ class ChunkReader:
                     return
                 yield chunk
         except PermissionError:
-            # A regular file (or /dev/null): epoll refuses what is always readable.
+            # A regular file (or /dev/null): epoll rejects always readable files.
             async for chunk in self._read_without_waiting(source.file_descriptor):
                 yield chunk
 
     async def _wait_until_readable(self, file_descriptor: int) -> bool:
-        """True if a read gives something or the end at once; False if told to stop.
+        """True if a read returns data or the end at once; False after `stop`.
 
-        Watched anew for each read: a watch that stays could report what was read meanwhile, and
-        the next read would then block the loop.
+        Watched again for each read: a watch across reads could report consumed bytes, and the next
+        read would then block the loop.
         """
         if self.is_stopped:
             return False
@@ -112,7 +112,7 @@ def _size(file_descriptor: int) -> int | None:
 
 
 class InputError(BadLineError):
-    """A bad line, with the name of the input it stands in."""
+    """A bad line, with the name of its input."""
 
     def __init__(self, source: Source, error: BadLineError) -> None:
         super().__init__(error.number, error.reason)
@@ -126,8 +126,8 @@ class Feed:
     """Reads sources one after the other, each with a record reader of its own.
 
     After the first bad line that may not be skipped, or after `stop`, `records` ends; `error` and
-    `is_stopped` then say why. So whoever writes the records has always written a prefix of the
-    input, and knows which.
+    `is_stopped` then give the reason. So the written records are always a known prefix of the
+    input.
     """
 
     def __init__(
@@ -152,11 +152,11 @@ class Feed:
         return self._chunk_reader.is_stopped
 
     def stop(self) -> None:
-        """End the stream after what has been read."""
+        """End the stream after the lines read so far."""
         self._chunk_reader.stop()
 
     async def records(self) -> AsyncIterator[BytesRecord]:
-        """The records, as soon as they can be read."""
+        """The records, as soon as each is readable."""
         for source in self._sources:
             reader = self._reader()
             reader.on_skipped = self._skipped_in(source)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RootGroup(LazyGroup):
-    """The top of the command tree. It turns every expected failure into a message and a code."""
+    """The top of the command tree: turns every expected failure into a message and an exit code."""
 
     def main(
         self,
@@ -56,8 +56,8 @@ class RootGroup(LazyGroup):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # The reader has what it wanted. What is still buffered for it must not be tried again
-            # at the interpreter's end, where it would print a complaint.
+            # The reader has closed the pipe. The interpreter must not try to flush the rest at its
+            # end, and print a complaint.
             _point_at_nothing(sys.stdout)
             return ExitCode.OK
         return result
@@ -89,7 +89,7 @@ cli = RootGroup(
         "cluster": Lazy(
             "raftlog.cli.groups", "cluster", "Show a cluster; run one here; change it."
         ),
-        "quorum": Lazy("raftlog.cli.quorum", "quorum", "Show and change who votes."),
+        "quorum": Lazy("raftlog.cli.quorum", "quorum", "Show and change the voters."),
         "pipeline": Lazy("raftlog.cli.pipeline", "pipeline", "Run data pipelines on Spark."),
     },
     help="""raftlog: a durable, ordered log service.

@@ -1,20 +1,11 @@
-"""Options that several commands share, and the readers of their values.
-
-Positions in a topic as people write them, and the offsets they mean in each partition.
-"""
+"""Options that several commands share, and the readers of their values."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from raftlog_client import Admin, Consumer, TopicPartition
-
-from raftlog.record.errors import UNKNOWN_PARTITION, LogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -121,121 +112,3 @@ def iso_time(timestamp_ms: int) -> str:
         # A record may carry any 64-bit number; the calendar ends in the year 9999.
         return str(timestamp_ms)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds:03d}Z"
-
-
-POSITION_HELP = """earliest or start; latest or end; N, an offset; +N, N records after the
-beginning; -N, the last N records of each partition; @T, the first record at or after a time, in
-milliseconds since 1970 or as ISO-8601 (UTC if it names no zone)."""
-
-_NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<digits>\d{1,19})")
-
-
-class Anchor(Enum):
-    """What a position is counted from."""
-
-    OFFSET = auto()
-    BEGINNING = auto()
-    END = auto()
-    TIME = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A place in every partition: an amount (offset, records or milliseconds) from its anchor."""
-
-    anchor: Anchor
-    amount: int = 0
-
-    def __str__(self) -> str:
-        match self.anchor:
-            case Anchor.OFFSET:
-                return f"offset {self.amount}"
-            case Anchor.BEGINNING:
-                return f"{self.amount} records after the beginning"
-            case Anchor.END:
-                return "the end" if not self.amount else f"the last {self.amount} records"
-            case Anchor.TIME:
-                return iso_time(self.amount)
-            case _:
-                assert_never(self.anchor)
-
-
-EARLIEST = Position(Anchor.BEGINNING)
-LATEST = Position(Anchor.END)
-_WORDS = {"earliest": EARLIEST, "start": EARLIEST, "latest": LATEST, "end": LATEST}
-
-
-def parse_position(text: str) -> Position:
-    """The position that `text` means, in the grammar of POSITION_HELP; ValueError otherwise."""
-    if text in _WORDS:
-        return _WORDS[text]
-    if text.startswith("@"):
-        return Position(Anchor.TIME, timestamp_ms(text[1:]))
-    number = _NUMBER.fullmatch(text)
-    if number is None:
-        raise ValueError(f"{text!r} is no position; a position is {POSITION_HELP}")
-    anchor = {"": Anchor.OFFSET, "+": Anchor.BEGINNING, "-": Anchor.END}[number["sign"]]
-    return Position(anchor, int(number["digits"]))
-
-
-class _PositionType(click.ParamType[Position]):
-    name = "position"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Position:
-        if isinstance(value, Position):
-            return value
-        try:
-            return parse_position(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-def position_option(*names: str, **settings: Any) -> Callable[[Any], Any]:
-    """A click option whose value is a Position."""
-    return click.option(*names, type=_PositionType(), metavar="POSITION", **settings)
-
-
-async def resolve(
-    admin: Admin,
-    consumer: Consumer[Any, Any],
-    topics: Iterable[str],
-    partitions: Iterable[int] | None,
-    position: Position,
-) -> dict[TopicPartition, int]:
-    """The offset that a position means in each partition, within what the partition has.
-
-    Only an explicit offset is left as it is, so that the node refuses one that is out of range
-    instead of something else being read. Raises ServerError, and LogError for an unknown partition.
-    """
-    known = await admin.offsets(topics)
-    if partitions is not None:
-        wanted = {TopicPartition(topic, number) for topic in topics for number in partitions}
-        if missing := sorted(wanted - known.keys()):
-            raise LogError(
-                UNKNOWN_PARTITION,
-                f"{missing[0].topic} has no partition {missing[0].partition}.",
-            )
-        known = {partition: known[partition] for partition in sorted(wanted)}
-    match position.anchor:
-        case Anchor.OFFSET:
-            return dict.fromkeys(known, position.amount)
-        case Anchor.BEGINNING:
-            return {
-                partition: min(offsets.beginning_offset + position.amount, offsets.end_offset)
-                for partition, offsets in known.items()
-            }
-        case Anchor.END:
-            return {
-                partition: max(offsets.end_offset - position.amount, offsets.beginning_offset)
-                for partition, offsets in known.items()
-            }
-        case Anchor.TIME:
-            found = await consumer.offsets_for_times(dict.fromkeys(known, position.amount))
-            ends = {partition: offsets.end_offset for partition, offsets in known.items()}
-            return ends | {
-                partition: place.offset for partition, place in found.items() if place is not None
-            }
-        case _:
-            assert_never(position.anchor)

@@ -1,9 +1,9 @@
-"""What commands write: data to stdout, messages to stderr, decoration only for a person.
+"""Output of commands: data to stdout, messages to stderr, decoration only on a terminal.
 
-A person looks when the stream is a terminal. Only then is rich imported: it costs start-up time
-and memory that pipes and servers should not pay.
+Only a terminal imports rich: the import costs start-up time and memory, which pipes and servers
+should not pay.
 
-How far a long transfer has come: a bar for a person, nothing for anyone else.
+Progress of a long transfer: a bar on a terminal, nothing elsewhere.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ MEGABYTE = 1_000_000
 
 
 class Transfer:
-    """Counts records and bytes, and shows them on stderr if a person looks there."""
+    """Counts records and bytes, and shows the progress on stderr if that is a terminal."""
 
     def __init__(self, label: str, *, total_bytes: int | None, is_shown: bool) -> None:
         self.records = 0
@@ -118,7 +118,7 @@ class Transfer:
         return time.monotonic() - self._started_s
 
     def advance(self, *, records: int, size_bytes: int) -> None:
-        """Count what has been handed over."""
+        """Count records handed over."""
         self.records += records
         self.bytes += size_bytes
         if self._bar is not None:

@@ -48,9 +48,9 @@ def _names(
     metavar="TABLE,…",
     multiple=True,
     callback=_names,
-    help="Make these anew, from the first record on.",
+    help="Rebuild these from the first record on.",
 )
-@click.option("--full-refresh-all", is_flag=True, help="Make all tables anew.")
+@click.option("--full-refresh-all", is_flag=True, help="Rebuild all tables.")
 @click.option("--dry-run", is_flag=True, help="Check all definitions; move no data.")
 @servers_option
 def run(
@@ -78,7 +78,7 @@ def run(
     settings = config_pairs(config)
     os.environ["RAFTLOG_SERVERS"] = servers
     try:
-        # What Spark prints are messages.
+        # Spark's output is messages.
         with contextlib.redirect_stdout(sys.stderr):
             pipelines.run(
                 project,

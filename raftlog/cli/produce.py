@@ -30,7 +30,7 @@ from raftlog.cli.records import (
 from raftlog.cli.session import explained, run
 
 SKIPPED_REPORTED_MAX = 10
-"""Bad lines that are named one by one; after that they are only counted."""
+"""Bad lines with a message each; the rest are only counted."""
 
 
 @click.command()
@@ -65,7 +65,7 @@ SKIPPED_REPORTED_MAX = 10
     type=click.Choice(["all", "1", "0"]),
     default="all",
     show_default=True,
-    help="Who must have a record before it counts: all in-sync replicas, the leader, nobody.",
+    help="Replicas that must have a record before it counts: all in sync, the leader, none.",
 )
 @click.option(
     "-z",
@@ -191,7 +191,7 @@ async def _produce(
             Transfer(
                 topic,
                 total_bytes=sum(sizes) if len(sizes) == len(sources) else None,
-                # A bar would fight with what a person types.
+                # A bar would disturb typed input.
                 is_shown=not any(source.is_terminal for source in sources),
             )
         )
@@ -224,7 +224,8 @@ def _report_skipped(error: BadLineError, count: int) -> None:
 
 @contextmanager
 def _ends_on_interrupt(feed: Feed) -> Iterator[None]:
-    """The first Ctrl-C ends the input, and what was read is still sent; the second one aborts."""
+    """The first Ctrl-C ends the input, and the lines read so far are still sent; the second one
+    aborts."""
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:
@@ -285,7 +286,7 @@ def _headers(words: Sequence[str]) -> tuple[tuple[str, bytes | None], ...]:
 
 
 def _check_usage(input_format: str, **options_of: dict[str, object]) -> None:
-    """An option that would be ignored is a mistake worth telling."""
+    """An ignored option is a mistake worth a message."""
     allowed = {"lines": ("lines",), "ndjson": ("ndjson", "fields"), "csv": ("csv", "fields")}
     for group, options in options_of.items():
         for flag, value in options.items():

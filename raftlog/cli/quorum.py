@@ -25,8 +25,8 @@ _NODE = click.IntRange(1, 2**31 - 1)
 def describe(servers: str, output_format: str) -> None:
     """Show leader, term and log, and every member with its lag.
 
-    The leader is asked if it can be reached: only it knows how far the others are. Without a leader
-    any node shows whom it reaches.
+    The reachable leader answers: only the leader knows the progress of the others. Without a leader
+    any node shows its connections.
     """
 
     async def ask() -> QuorumInfo:
@@ -66,7 +66,7 @@ def describe(servers: str, output_format: str) -> None:
 def add_voter(node: int, servers: str, output_format: str) -> None:
     """Give node NODE a vote.
 
-    It must have joined (`raftlog serve --join`) and be connected. Votes are changed one at a time.
+    The node must have joined (`raftlog serve --join`) and be connected. Votes change one at a time.
     """
 
     async def change() -> None:
@@ -74,7 +74,7 @@ def add_voter(node: int, servers: str, output_format: str) -> None:
             await admin.add_voter(node)
 
     run(servers, change())
-    _tell(node, output_format, is_voter=True)
+    _write_voter(node, output_format, is_voter=True)
 
 
 @click.command("remove-voter")
@@ -82,9 +82,9 @@ def add_voter(node: int, servers: str, output_format: str) -> None:
 @servers_option
 @format_option
 def remove_voter(node: int, servers: str, output_format: str) -> None:
-    """Take the vote of node NODE, alive or dead.
+    """Remove the vote of node NODE, alive or dead.
 
-    If it runs, it goes on as an observer, with all its partitions.
+    A running node goes on as an observer, with all its partitions.
     """
 
     async def change() -> None:
@@ -92,7 +92,7 @@ def remove_voter(node: int, servers: str, output_format: str) -> None:
             await admin.remove_voter(node)
 
     run(servers, change())
-    _tell(node, output_format, is_voter=False)
+    _write_voter(node, output_format, is_voter=False)
 
 
 @click.command()
@@ -117,7 +117,7 @@ def transfer(node: int | None, servers: str, output_format: str) -> None:
         output.message(f"node {leader_id} leads" if leader_id else "another node leads")
 
 
-def _tell(node: int, output_format: str, *, is_voter: bool) -> None:
+def _write_voter(node: int, output_format: str, *, is_voter: bool) -> None:
     if output_format == "json":
         output.write_json({"node_id": node, "is_voter": is_voter})
     else:
@@ -149,5 +149,5 @@ quorum = LazyGroup(
         "remove-voter": Lazy(__name__, "remove_voter", "Take a node's vote."),
         "transfer": Lazy(__name__, "transfer", "Let another voter lead."),
     },
-    help="Show and change the metadata quorum: who votes, and who leads.",
+    help="Show and change the metadata quorum: its voters and its leader.",
 )

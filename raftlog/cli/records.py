@@ -1,12 +1,9 @@
-"""Cut an endless stream of bytes into lines, in bounded memory.
+"""Lines of text, JSON or CSV, and the records made of them, in bounded memory.
 
-Bytes in, lines out: no I/O here. A CSV record may hold line ends inside quotes; `CsvLines` joins
-such lines again, so that each line it returns is one whole record.
-
-Turn lines of text, JSON or CSV into records to produce, and count or refuse the bad ones.
-
-Pure: lines in, `ProducerRecord`s out. Every parser is a function from one line to one record that
-raises BadRecordError with a reason for the user; `None` means that the line is blank.
+Pure: bytes in, lines out; lines in, `ProducerRecord`s out. A CSV record may hold line ends inside
+quotes; `CsvLines` joins such lines again, so that each returned line is one whole record. Every
+parser is a function from one line to one record, which raises BadRecordError with a reason for the
+user; `None` means a blank line.
 """
 
 from __future__ import annotations
@@ -28,14 +25,14 @@ LINE_BYTES_MAX = 16 * 1024 * 1024
 
 
 class Line(NamedTuple):
-    """A line without its end, and the number (from 1) of the physical line it starts on."""
+    """A line without its end, and the number (from 1) of its first physical line."""
 
     number: int
     data: bytes
 
 
 class BadLineError(ValueError):
-    """A line that cannot become a record."""
+    """A line too long, or unfinished."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(f"line {number}: {reason}")
@@ -60,9 +57,10 @@ class LineSplitter:
         self._next_number = 1
 
     def feed(self, chunk: bytes) -> Lines:
-        """The lines that end in this chunk. BadLineError if the unfinished one grew too long.
+        """The lines that end in this chunk.
 
-        It is raised by the call after, so that no whole line is lost with it.
+        The next call raises BadLineError after an unfinished line of too many bytes, so that no
+        whole line is lost.
         """
         self._check_length()
         lines = chunk.split(b"\n")
@@ -96,8 +94,7 @@ class LineSplitter:
 class CsvLines:
     """Joins physical lines to whole CSV records (RFC 4180).
 
-    Inside a quoted field a quote is doubled, so a record is complete exactly when it holds an even
-    number of quotes.
+    Inside a quoted field a quote is doubled, so a complete record holds an even number of quotes.
     """
 
     def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
@@ -107,7 +104,7 @@ class CsvLines:
         self._open_number = 0
 
     def feed(self, lines: Lines) -> list[Line]:
-        """The records that end in these lines. BadLineError as in `LineSplitter.feed`."""
+        """The records that end in these lines. Raises BadLineError like `LineSplitter.feed`."""
         if self._open and self._open_bytes > self._line_bytes_max:
             raise BadLineError(self._open_number, "a quoted field is never closed")
         records: list[Line] = []
@@ -139,7 +136,7 @@ BytesRecord: TypeAlias = ProducerRecord[bytes | None, bytes | None]
 LineParser: TypeAlias = Callable[[bytes], BytesRecord | None]
 
 REQUEST_BYTES_MAX = 4 * 1024 * 1024
-"""Largest request that the producer is told to send."""
+"""The producer's largest request."""
 RECORD_LINE_BYTES_MAX = REQUEST_BYTES_MAX - 4_096
 """So a record fits into a request. The topic's max.message.bytes is usually less; a node tells."""
 
@@ -149,23 +146,24 @@ _INT64_MAX = 2**63 - 1
 _ENVELOPE_FIELDS = frozenset(
     {"key", "value", "headers", "timestamp", "key_encoding", "value_encoding"}
 )
-# What `topic consume --format json` prints besides; reading its output back must work.
+# Further fields printed by `topic consume --format json`; reading its output back must work.
 _ENVELOPE_IGNORED = frozenset({"topic", "partition", "offset", "timestamp_type"})
 _HEADER_FIELDS = frozenset({"key", "value", "value_encoding"})
 _JSON_SCALAR = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false")
 
 
 class BadRecordError(ValueError):
-    """Why a line cannot become a record; `str()` continues a sentence that begins with "line N"."""
+    """The reason why a line is no record; `str()` continues a sentence that begins with "line
+    N"."""
 
 
 class BadHeaderRowError(BadRecordError):
-    """The row that names the columns is of no use; skipping it would make data of names."""
+    """A bad row of column names cannot be skipped: the first data would become the names."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """What every record of a run is given besides its value."""
+    """The parts of each record besides its value."""
 
     partition: int | None = None
     key: bytes | None = None
@@ -253,10 +251,10 @@ def envelope_parser(options: RecordOptions) -> LineParser:
 
 
 class CsvParser:
-    """Each row becomes a JSON object with the header row's names; the values stay text.
+    """A parser from each row to a JSON object with the header row's names; the values stay text.
 
     With `infer_types`, a field that reads exactly like a JSON number or boolean becomes one, and an
-    empty field null. That is not the default, because codes like 007 or 1e5 are not numbers.
+    empty field null. Off by default, because codes like 007 or 1e5 are not numbers.
     """
 
     def __init__(self, options: RecordOptions, *, delimiter: str, infer_types: bool) -> None:
@@ -314,8 +312,8 @@ class Parsed:
 class RecordReader:
     """Applies a parser to lines, with the policy for bad ones.
 
-    Without `skip_bad` the first bad line ends the run, and the records before it still count:
-    `Parsed` holds both, so that what is written is always a prefix of the input.
+    Without `skip_bad` the first bad line ends the run, and the records before still count: `Parsed`
+    holds both, so that the written records are always a prefix of the input.
     """
 
     parser: LineParser

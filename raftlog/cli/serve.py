@@ -54,10 +54,10 @@ that exists. A restart needs the data directory alone.
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the node writes to stderr, and how."""
+    """The node's log on stderr: level and form."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important messages that are written."""
+    """The lowest level of written messages."""
     format: Literal["text", "json"] = "text"
     """json: one object per line, with time, level, logger and message."""
 
@@ -66,7 +66,7 @@ class TextFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.000Z INFO raftlog.node.process: message`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line, with its traceback below it if it has one."""
+        """The record as one line, followed by its traceback if any."""
         # UTC, because logs of several machines are read together.
         time = iso_time(int(record.created * 1000))
         line = f"{time} {record.levelname} {record.name}: {record.getMessage()}"
@@ -97,10 +97,10 @@ def configure_log(settings: LogSettings) -> None:
 
 
 class ServeSettings(NodeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The node's settings, and those of the process around it."""
+    """The settings of the node, and of the process."""
 
     log: LogSettings = LogSettings()
-    """What is written to stderr."""
+    """The log on stderr."""
 
 
 class ServeCommand(click.Command):
@@ -130,7 +130,7 @@ class ServeCommand(click.Command):
         super().__init__("serve", params=options, callback=self._serve, help=_HELP)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options by table, with the descriptions that stand in the settings' source."""
+        """Write the options by table, with the descriptions in the settings' source."""
         texts: dict[type[msgspec.Struct], dict[str, str]] = {}
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
@@ -175,7 +175,7 @@ class ServeCommand(click.Command):
         return combine(ServeSettings, iter(given), self._remembered(given))
 
     def _remembered(self, given: list[Given]) -> Iterator[Given]:
-        """What the data directory remembers: a restart needs to name nothing but the directory."""
+        """The settings remembered by the data directory: a restart needs the directory alone."""
         first = {one.setting.key: one.value for one in reversed(given)}
         data_dir, listen = first.get("data_dir"), first.get("listen")
         if not isinstance(data_dir, str):
@@ -188,7 +188,7 @@ class ServeCommand(click.Command):
 
 
 def _option(setting: Setting) -> click.Option:
-    # No defaults here: an option that was not given must stay None, or it would hide the file.
+    # No defaults here: an option without a value must stay None, or would hide the file.
     name = "_".join(setting.path)
     if setting.is_switch:
         flags = f"{setting.flag}/--no-{setting.flag[2:]}"

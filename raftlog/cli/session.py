@@ -20,15 +20,16 @@ _Result = TypeVar("_Result")
 
 
 CONNECT_PATIENCE_S = 2.0
-"""How long to try for a connection: long enough for a node that is just starting."""
+"""Time limit for a connection: long enough for a node that is just starting."""
 CONNECT_RETRY_S = 0.1
 UNREADY_PATIENCE_S = 5.0
-"""How long to try a request on nodes that may not be ready, and not become so."""
+"""Time limit for a request to nodes that may not be ready, nor become so."""
 
 
 def run(servers: str, main: Coroutine[Any, Any, _Result]) -> _Result:
-    """The coroutine's result. Client errors become CommandErrors; Ctrl-C cancels it first."""
-    # What the client warns of (a node that it cannot reach) is for the person too.
+    """Run the coroutine; return its result. Client errors become CommandErrors; Ctrl-C cancels
+    first."""
+    # Warnings of the client (an unreachable node) are for the user, too.
     logging.basicConfig(level=logging.WARNING, format="raftlog: %(message)s")
     try:
         return asyncio.run(_connected(servers, main))
@@ -38,8 +39,9 @@ def run(servers: str, main: Coroutine[Any, Any, _Result]) -> _Result:
 
 @asynccontextmanager
 async def unready_too(servers: str) -> AsyncIterator[Admin]:
-    """An admin client for what nodes answer that are not ready: the quorum, and the nodes."""
-    # One that waits for its quorum refuses all else, and a person is waiting to be told so.
+    """An admin client for requests that nodes answer before they are ready: the quorum, and the
+    nodes."""
+    # A node without a quorum rejects all other requests, and the user waits for the cause.
     admin = Admin(bootstrap_servers=servers, request_timeout_ms=UNREADY_PATIENCE_S * 1000)
     await admin.start(needs_ready_node=False)
     try:
@@ -49,8 +51,8 @@ async def unready_too(servers: str) -> AsyncIterator[Admin]:
 
 
 async def _connected(servers: str, main: Coroutine[Any, Any, _Result]) -> _Result:
-    # The client is patient, as a program's library must be. A person who mistyped an address
-    # should learn it at once.
+    # The client is patient, like a program's library. A user with a mistyped address needs the
+    # error at once.
     try:
         await _find_one(servers.split(","))
     except BaseException:
@@ -94,7 +96,7 @@ async def _connect(server: str) -> str | None:
 
 
 def explained(servers: str, error: RaftlogClientError) -> CommandError:
-    """What the client met, in the words and the exit code of the command line."""
+    """The client's error in the words and exit codes of the command line."""
     if isinstance(error, ServerError):
         return from_log_error(LogError(error.entry, str(error)))
     if isinstance(error, ConnectionLostError):

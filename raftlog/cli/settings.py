@@ -2,9 +2,9 @@
 
 The settings are a msgspec structure, nested ones being tables of the file. The field
 `body_bytes_max` of the nested `server` is `server.body_bytes_max` in the file,
-`--server-body-bytes-max` as a flag and `RAFTLOG_SERVER_BODY_BYTES_MAX` in the environment. A flag
-goes before the environment, that before the file, that before what the node remembers of its last
-start, that before the default. Nothing is listed twice, so nothing can be forgotten.
+`--server-body-bytes-max` as a flag and `RAFTLOG_SERVER_BODY_BYTES_MAX` in the environment.
+Precedence: flags, the environment, the file, the settings remembered from the node's last start,
+the default. Each setting is listed once, so none can be forgotten.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be used; the message names where it came from."""
+    """An unusable setting; the message names its source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Its name in the file, with the tables before it."""
+        """The setting's name in the file, with the tables before it."""
         return ".".join(self.path)
 
     @property
@@ -63,29 +63,29 @@ class Setting:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is yes or no."""
+        """Whether the value is yes or no."""
         return self.type is bool
 
     @property
     def is_mapping(self) -> bool:
-        """Whether it holds names and values: NAME=VALUE, repeated."""
+        """Whether the value holds names and values: NAME=VALUE, repeated."""
         return get_origin(self.type) is dict
 
     @property
     def is_secret(self) -> bool:
-        """Whether its value must not be shown, not even in a complaint about it."""
+        """Whether the value must not be shown, not even in an error about it."""
         return is_secret(self.path[-1])
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words it may be, if they are few."""
+        """The legal words, if they are few."""
         words = get_args(self.type)
         return words if words and all(isinstance(word, str) for word in words) else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that somebody gave, and how to speak of where."""
+    """A given value, and the name of its source."""
 
     setting: Setting
     value: Any
@@ -130,7 +130,7 @@ def from_environment(settings: list[Setting], environment: Mapping[str, str]) ->
 
 
 def unknown_variables(settings: list[Setting], environment: Mapping[str, str]) -> list[str]:
-    """Variables that look like settings and are none: probably misspelt."""
+    """Variables with the prefix of settings but no setting: probably misspelt."""
     known = {setting.variable for setting in settings} | OTHER_VARIABLES
     return sorted(
         name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name not in known
@@ -138,7 +138,7 @@ def unknown_variables(settings: list[Setting], environment: Mapping[str, str]) -
 
 
 def from_file(settings: list[Setting], path: Path) -> Iterator[Given]:
-    """Values of a TOML file. SettingsError names a key that is unknown, with the likeliest one."""
+    """Values of a TOML file. SettingsError names an unknown key, with the likeliest one."""
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
@@ -176,7 +176,7 @@ def _from_table(
 def from_memory(
     settings: list[Setting], values: Mapping[str, Any], directory: str
 ) -> Iterator[Given]:
-    """Values that the node remembers in its data directory, by `Setting.key`."""
+    """Values remembered by the node's data directory, by `Setting.key`."""
     for setting in settings:
         if setting.key in values:
             origin = f"{setting.key} remembered in {directory}"
@@ -184,9 +184,9 @@ def from_memory(
 
 
 def combine(structure: type[_Settings], *sources: Iterator[Given]) -> _Settings:
-    """The settings from all sources, the first source that gives a value winning.
+    """The settings from all sources; the first source with a value wins.
 
-    SettingsError names the origin of a value that does not fit, or the settings that are missing.
+    SettingsError names the source of a bad value, or the missing settings.
     """
     chosen: dict[tuple[str, ...], Given] = {}
     for source in sources:
@@ -233,14 +233,14 @@ def _pairs(words: Any, origin: str) -> dict[str, str]:
 
 
 def _text(value: Any) -> Any:
-    # Topic settings are text throughout, but nobody writes `"retention.ms" = "1000"` in TOML.
+    # Topic settings are text throughout, but people write `"retention.ms" = 1000` in TOML.
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
 
 
 def descriptions(structure: type[msgspec.Struct]) -> dict[str, str]:
-    """What each field of the structure is for: the string that stands below it in the source."""
+    """The purpose of each field: the string below the field in the source."""
     found: dict[str, str] = {}
     for owner in structure.__mro__:
         if issubclass(owner, msgspec.Struct) and owner is not msgspec.Struct:

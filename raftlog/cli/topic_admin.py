@@ -10,16 +10,8 @@ from raftlog_client import Admin, Consumer, ServerError, TopicDescription, Topic
 
 from raftlog.cli import output
 from raftlog.cli.errors import CommandError, ExitCode
-from raftlog.cli.options import (
-    POSITION_HELP,
-    Position,
-    config_pairs,
-    format_option,
-    partition_numbers,
-    position_option,
-    resolve,
-    servers_option,
-)
+from raftlog.cli.offsets import POSITION_HELP, Position, position_option, resolve
+from raftlog.cli.options import config_pairs, format_option, partition_numbers, servers_option
 from raftlog.cli.session import run
 from raftlog.record.errors import TOPIC_EXISTS, UNKNOWN_TOPIC
 
@@ -162,7 +154,7 @@ def add_partitions(name: str, num: int, servers: str, output_format: str) -> Non
     "-o", "--offset", required=True, help="The first record to keep, as a position (see below)."
 )
 @click.option("-p", "--partitions", metavar="0,2-5", help="Only these partitions.")
-@click.option("--no-confirm", is_flag=True, help="Do not ask; needed where nobody can answer.")
+@click.option("--no-confirm", is_flag=True, help="Do not ask; needed without a terminal.")
 @servers_option
 @format_option
 def trim_prefix(
@@ -243,7 +235,7 @@ def _confirm(question: str, no_confirm: bool) -> None:
 
 
 def topic_document(topic: TopicDescription) -> dict[str, Any]:
-    """A topic as the metadata has it, as JSON."""
+    """A topic's metadata as JSON."""
     return {
         "name": topic.name,
         "topic_id": topic.topic_id,

@@ -1,4 +1,4 @@
-"""`raftlog topic describe`: who holds, leads and lags, from where to where, by what settings."""
+"""`raftlog topic describe`: replicas, leaders, lag, offsets and settings of a topic."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from raftlog.api.cluster import PartitionStatus
 
 OFFSETS_PATIENCE_MS = 2_000
-"""How long to try for the offsets of partitions that have no leader at the moment."""
+"""Time limit for the offsets of partitions without a leader."""
 SOURCES = {
     "DYNAMIC_TOPIC_CONFIG": "topic",
     "STATIC_BROKER_CONFIG": "node",
     "DEFAULT_CONFIG": "default",
 }
-"""Who set a config, in plain words."""
+"""Sources of a config, in plain words."""
 
 
 @click.command()
@@ -44,7 +44,7 @@ def describe(name: str, all_configs: bool, servers: str, output_format: str) -> 
         async with Admin(bootstrap_servers=servers) as admin:
             topic = await admin.describe_topic(name)
             configs = await admin.describe_configs(name)
-            # A topic is described the more urgently when somebody is missing.
+            # A topic is described the more urgently with a node missing.
             offsets = await admin.offsets([name], at_hand_after_ms=OFFSETS_PATIENCE_MS)
             states = await _states(admin, name)
         document = topic_document(topic)
@@ -100,7 +100,7 @@ async def _states(admin: Admin, name: str) -> dict[int, PartitionStatus]:
     except TopicNotFoundError:
         raise
     except RaftlogClientError as error:
-        # Leaders that do not answer are no reason to hide what the metadata has.
+        # Silent leaders are no reason to hide the metadata.
         if not error.retriable:
             raise
         return {}

@@ -1,16 +1,16 @@
-"""The controller: who is alive, and what the cluster does about it.
+"""The controller: which brokers are alive, and the cluster's reaction when one is not.
 
-Purpose: every node tells the active controller (the node whose quorum member is active) that it is
-there, by heartbeats, and knows from the answers for how long it may act as a leader (its lease).
-The active controller fences brokers that are silent or dead, lets them serve again when they are
-back, and sees to it that partitions have leaders: by commands through the quorum, never otherwise.
+Purpose: every node sends heartbeats to the active controller (the node with the active quorum
+member), and the answers grant the node's lease: the time for which it may act as a leader. The
+active controller fences brokers without a live session, unfences brokers that are back, and keeps
+partitions led: only by commands through the quorum.
 
-Rules: what decides is pure, and is told the time (`sessions`, `departures`, `lease`, `work`);
-the rest asks `world.Clock` only. A lease ends before the controller may fence its holder: see
+Rules: decisions are pure and receive the time as an argument (`sessions`, `partition_work`); the
+rest reads `world.Clock` only. A lease ends before the controller may fence its holder: see
 DESIGN.md. Each command is proposed only while this node is the active controller, one after the
-other, and names the epochs it was decided on. A failure of a decision ends the node.
+other, and names the epochs of the decision. A failed decision ends the node.
 
-Must not know: records, logs, what a lease is used for, HTTP.
+Must not know: records, logs, the use of a lease, HTTP.
 """
 
 from raftlog.controller.messages import RefusalReason

@@ -1,9 +1,9 @@
-"""Every node's side of its session: heartbeats to the active controller, and the lease by them.
+"""Every node's side of its session: heartbeats to the active controller, and the lease they earn.
 
-A heartbeat goes to whom the quorum's member takes for the leader, by the connection that the
-quorum keeps; if that is this node itself, by a call. It is sent every `heartbeat_s`, at once when
-leader, connection or registration have changed, and every `retry_s` while nobody takes it. A node
-that stops sends one every 10 ms, until it hears that it has been relieved of what it leads.
+A heartbeat goes to the leader known to the quorum member, over the quorum's connection, or by a
+call if this node leads. A node sends one every HEARTBEAT_S, at once after a change of leader,
+connection or registration, and every RETRY_S while no controller accepts. A stopping node sends one
+every 10 ms until its leaderships are handed over.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LISTENERS_MAX: Final = 64
 RETRY_S: Final = 0.05
 """Until the next heartbeat, if there was no active controller to take the last one."""
 STOPPING_S: Final = 0.01
-"""Between two heartbeats of a node that waits to be relieved of what it leads, so as to stop."""
+"""Between two heartbeats of a stopping node, until its leaderships are handed over."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,50 +60,52 @@ class Heartbeats:
         self._deliver = deliver
         self._can_write = can_write
         self.unwritable: frozenset[BrokerId] = frozenset()
-        """The brokers whose disks take no writes, by the newest answer."""
+        """The brokers without a writable disk, by the newest answer."""
         self.known_index = -1
-        """What controllers had applied when they answered; -1 before the first answer."""
+        """The newest index that a controller had applied when answering; -1 before the first
+        answer."""
         self._broker_epoch: BrokerEpoch | None = None
         self._lease = Lease()
-        self._told_valid = False
+        self._notified_valid = False
         self._refused = False
         self._send_at = -math.inf
         self._stopping = False
         self._drained_index: int | None = None
-        self._alarm = Wakeup(clock)
+        self._wakeup = Wakeup(clock)
         self._progress = Wakeup(clock)
         self._on_lease_changed: list[Callable[[bool], None]] = []
         self._on_refused: list[Callable[[RefusalReason, str], None]] = []
 
     @property
     def broker_epoch(self) -> BrokerEpoch | None:
-        """The incarnation that the heartbeats speak for; None before it is registered."""
+        """The registered incarnation of this node; None before the registration."""
         return self._broker_epoch
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
-        """Speak for this incarnation from now on. It has no lease yet."""
+        """Begin to send heartbeats for this incarnation, which has no lease yet."""
         self._broker_epoch = broker_epoch
         self._lease = Lease()
         self._refused = False
-        self.hurry()
+        self.send_soon()
 
-    def hurry(self) -> None:
-        """Something has changed that calls for a heartbeat now."""
+    def send_soon(self) -> None:
+        """Send a heartbeat now, because of a change."""
         self._send_at = -math.inf
-        self._alarm.set()
+        self._wakeup.set()
 
     def on_lease_changed(self, callback: Callable[[bool], None]) -> None:
-        """Be told when the lease has begun or ended. It may end before: ask `lease_valid`."""
+        """Call `callback` after the lease has begun or ended; `lease_valid` may be False
+        earlier."""
         assert len(self._on_lease_changed) < LISTENERS_MAX
         self._on_lease_changed.append(callback)
 
     def on_refused(self, callback: Callable[[RefusalReason, str], None]) -> None:
-        """Be told, once for each incarnation, that the cluster does not know it any more."""
+        """Call `callback` once per incarnation when the cluster rejects the incarnation."""
         assert len(self._on_refused) < LISTENERS_MAX
         self._on_refused.append(callback)
 
     def lease_valid(self, now: float) -> bool:
-        """Whether this node may act as a leader at that monotonic time: see DESIGN.md."""
+        """Whether this node may act as a leader at the given monotonic time: see DESIGN.md."""
         if self._broker_epoch is None:
             return False
         return self._lease.is_valid(now) or self._decides_alone()
@@ -123,22 +125,22 @@ class Heartbeats:
             if reply.reason is RefusalReason.NOT_ACTIVE:
                 self._retry_soon()
             else:
-                self._lose(reply.reason, reply.explanation)
-        self._tell()
+                self._void_registration(reply.reason, reply.explanation)
+        self._notify_lease()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Ask to be relieved of what this node leads; return whether it has been, and knows it.
+        """Hand over the led partitions; return whether the handover is complete and applied here.
 
-        False if that took longer than `timeout_s`.
+        False after `timeout_s`.
         """
         self._stopping = True
-        self.hurry()
+        self.send_soon()
         deadline = self._clock.monotonic() + timeout_s
         while not self._is_drained():
             now = self._clock.monotonic()
             if now >= deadline:
                 return False
-            # Not every entry that is applied is told of.
+            # Some applied entries come without a notification.
             await self._progress.wait(min(deadline, now + STOPPING_S))
         return True
 
@@ -149,11 +151,11 @@ class Heartbeats:
             if now >= self._send_at:
                 self._send_at = now + self._interval_s()
                 self._send(now)
-            self._tell()
+            self._notify_lease()
             wake_at = self._send_at
-            if self._told_valid and self._lease.until > now:
+            if self._notified_valid and self._lease.until > now:
                 wake_at = min(wake_at, self._lease.until)
-            await self._alarm.wait(wake_at)
+            await self._wakeup.wait(wake_at)
 
     def _interval_s(self) -> float:
         waits = self._stopping and self._drained_index is None
@@ -181,38 +183,40 @@ class Heartbeats:
             self._retry_soon()
 
     def _retry_soon(self) -> None:
-        # All brokers are refused at about the same time: they need not come back together.
+        # All brokers are rejected at about the same time: spread their retries.
         delay_s = RETRY_S * self._randomness.uniform(0.5, 1.0)
         self._send_at = min(self._send_at, self._clock.monotonic() + delay_s)
-        self._alarm.set()
+        self._wakeup.set()
 
-    def _lose(self, reason: RefusalReason, explanation: str) -> None:
+    def _void_registration(self, reason: RefusalReason, explanation: str) -> None:
         if self._refused:
             return
         self._refused = True
         self._lease = Lease()
-        logger.error("this node's registration is void: %s", explanation)
+        logger.error("the controller rejected this node's registration: %s", explanation)
         for callback in self._on_refused:
             callback(reason, explanation)
 
     def _decides_alone(self) -> bool:
-        """Whether nobody else could ever take over what this node leads."""
+        """Whether no other node could ever take over the led partitions."""
         if not self._quorum.is_active or self._refused:
             return False
         voters = self._quorum.voters
         return len(voters.voters) == 1 and voters.find(self._broker_id) is not None
 
     def _is_drained(self) -> bool:
-        # What others have taken over, this node must know, too, or it would go on as before.
+        # This node must have applied the handover, or would go on as the leader.
         index = self._drained_index
         return index is not None and self._quorum.applied_index >= index
 
-    def _tell(self) -> None:
+    def _notify_lease(self) -> None:
         valid = self.lease_valid(self._clock.monotonic())
-        if valid != self._told_valid:
-            self._told_valid = valid
+        if valid != self._notified_valid:
+            self._notified_valid = valid
             if not valid:
-                logger.warning("cut off from the controller: this node leads nothing any more")
-            # A callback may look at the lease, and must find what it is told.
+                logger.warning(
+                    "lease expired: cut off from the controller, rejecting writes to led partitions"
+                )
+            # The callback may read the lease, and must see the notified state.
             for callback in self._on_lease_changed:
                 callback(valid)

@@ -1,8 +1,8 @@
-"""What brokers and the active controller say to each other, and its bytes. Pure.
+"""Messages between brokers and the active controller, and their bytes. Pure.
 
-Each message is one JSON object whose `type` names it, sent as a control message of the quorum.
-Unknown fields are ignored: a newer node may say more; and what an older one does not say yet has a
-default. Nothing in a message is a type, a path or code to be looked up.
+Each message is one JSON object, named by its `type`, sent as a control message of the quorum.
+Unknown fields are ignored, for newer senders; fields missing from older senders have defaults. No
+content of a message is a type, a path or code to be looked up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MESSAGE_BYTES_MAX: Final = 4096
 """Of a whole message; the largest is a refusal."""
 EXPLANATION_CHARACTERS_MAX: Final = 512
 UNWRITABLE_MAX: Final = 100
-"""Brokers that an answer names as taking no writes: those of the lowest ids, of more."""
+"""Unwritable brokers in an answer; of more, those of the lowest ids."""
 
 _Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 _BrokerId: TypeAlias = Annotated[BrokerId, Meta(ge=1, le=2**31 - 1)]
@@ -35,57 +35,58 @@ class RefusalReason(StrEnum):
     NOT_ACTIVE = "not_active"
     """This node is not the active controller, or not up to date yet: ask again soon."""
     STALE_EPOCH = "stale_epoch"
-    """The broker has been started again since: whoever still uses this epoch must end."""
+    """The broker has been restarted since: the process with the older epoch must end."""
     UNKNOWN_BROKER = "unknown_broker"
-    """The broker was unregistered: it must register anew before it can take part."""
+    """The broker was unregistered: register again before taking part."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     sequence: _Number
-    """The sender of the heartbeat numbers them; an answer repeats the number."""
+    """The sender numbers its heartbeats; an answer repeats the number."""
     broker_epoch: _BrokerEpoch
-    """The broker's; an answer repeats it."""
+    """The broker's incarnation; an answer repeats the epoch."""
 
 
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):
-    """A broker is there, in this incarnation, and has applied the metadata up to that index."""
+    """A broker is alive, in this incarnation, and has applied the metadata up to
+    `applied_index`."""
 
     broker_id: _BrokerId
     applied_index: _Number
     stopping: bool
-    """It is about to stop, and asks to be relieved of what it leads."""
+    """The broker is about to stop: hand over its leaderships."""
     can_write: bool = True
-    """Its disk takes writes; if not, others should lead what they can."""
+    """Whether the broker's disk takes writes; if not, other brokers should lead its partitions."""
 
 
 class HeartbeatAnswer(_Message, frozen=True, tag="heartbeat_answer"):
-    """The active controller has heard it."""
+    """The active controller's answer to a heartbeat."""
 
     term: _Number
     """Of the controller, in Raft's sense: an answer of an older one than known is out of date."""
     applied_index: _Number
-    """Of the controller, as it answered."""
+    """The controller's applied index at the time of the answer."""
     fenced: bool
     """Whether the broker is fenced, or about to be."""
     drained: bool
-    """To a broker that is stopping: whoever can take over from it has done so."""
+    """For a stopping broker: all leaderships with an eligible successor are handed over."""
     confirmed_age_s: Annotated[float, Meta(ge=0.0, le=3600.0)]
-    """Seconds since appends left that a majority of the voters has answered: for so long, at most,
-    there can have been a newer controller."""
+    """Age in seconds of the newest appends answered by a majority of the voters: upper bound on how
+    long a newer controller may have existed."""
     unwritable: Annotated[tuple[_BrokerId, ...], Meta(max_length=UNWRITABLE_MAX)] = ()
-    """Brokers whose disks take no writes, as far as the controller knows."""
+    """Brokers without a writable disk, as far as the controller knows."""
     session_timeout_ms: Annotated[int, Meta(ge=1, le=3_600_000)] | UnsetType = UNSET
-    """The session timeout that this answer grants; unset: the default."""
+    """The session timeout granted by this answer; unset: the default."""
 
 
 def answered_timeout_s(answer: HeartbeatAnswer) -> float:
-    """The session timeout, in seconds, that an answer grants."""
+    """The granted session timeout in seconds."""
     timeout_ms = answer.session_timeout_ms
     return SESSION_TIMEOUT_S_DEFAULT if timeout_ms is UNSET else timeout_ms / 1000
 
 
 def granted_timeout_ms(timeout_s: float) -> int | UnsetType:
-    """The session timeout as an answer states it."""
+    """The session timeout as the field of an answer."""
     return UNSET if timeout_s == SESSION_TIMEOUT_S_DEFAULT else round(timeout_s * 1000)
 
 
@@ -104,7 +105,7 @@ _DECODER: msgspec.json.Decoder[ControllerMessage] = msgspec.json.Decoder(Control
 
 
 class ControllerMessageError(Exception):
-    """Bytes that are no message of this version: the peer is broken or newer."""
+    """Bytes of no known message: the peer is broken or newer."""
 
 
 def encode_message(message: ControllerMessage) -> bytes:

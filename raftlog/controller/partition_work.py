@@ -1,8 +1,8 @@
-"""What partitions need in one reign, as the metadata changes: elections, and moves. Pure.
+"""Work on partitions that is due in one controller term: elections and moves. Pure.
 
-Deltas say what has become due. A plan looks at the partitions that they named, or at all: at the
-start of a reign, when a broker has come back, or when it is not known how far the work got. So
-nothing has to be remembered exactly, and the next controller finds all of it again.
+Deltas mark work as due. A plan examines the partitions named by deltas, or all of them: at the
+start of a term, after the return of a broker, and after a failure of unknown extent. So nothing
+must be remembered exactly, and the next controller finds all of it again.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from raftlog.record.types import BrokerId
 
 PREFERRED_CHECK_S_MAX: Final = 10.0
 PREFERRED_CHECK_S_MIN: Final = 0.5
-"""Between two looks at what preferred replicas could lead again: the delay, within these bounds."""
+"""Between two checks for preferred leaders: the rebalance delay, within these bounds."""
 KEYS_MAX: Final = 10_000
-"""Partitions that are remembered for one kind of work; of more, all are looked at."""
+"""Most partitions remembered for one kind of work; beyond, all are examined."""
 
-UpkeepPlan: TypeAlias = Callable[[MetadataImage], Iterator[ChangePartitions]]
+PartitionPlan: TypeAlias = Callable[[MetadataImage], Iterator[ChangePartitions]]
 
 
 class _Due:
-    """Partitions that wait for one kind of work: some, or all there are."""
+    """Partitions due for one kind of work: some, or all."""
 
     def __init__(self) -> None:
         self._all = True
@@ -57,7 +57,7 @@ class _Due:
         return self._all or bool(self._keys)
 
     def take(self) -> Collection[PartitionKey] | None:
-        """What waits, and waits no more; None for all."""
+        """Take the due partitions, which are due no more; None for all."""
         keys = None if self._all else tuple(self._keys)
         self._all = False
         self._keys = {}
@@ -65,7 +65,7 @@ class _Due:
 
 
 class PartitionWork:
-    """The work that is due in one reign. Times are monotonic seconds."""
+    """The work due in one controller term. Times are monotonic seconds."""
 
     def __init__(self, image: MetadataImage, now: float) -> None:
         self._elections = _Due()
@@ -74,15 +74,16 @@ class PartitionWork:
         self._evacuation = True
         self._decommissioning = False
         self._relieved: frozenset[BrokerId] = frozenset()
-        """Brokers that are to lead nothing that others can: in maintenance, or `_unwritable`."""
+        """Brokers to be relieved of leaderships where possible: in maintenance, or
+        `_unwritable`."""
         self._unwritable: frozenset[BrokerId] = frozenset()
         self._back_since: dict[BrokerId, float] = {}
-        """Brokers that are available, and since when, as far as this reign knows."""
+        """Available brokers, and since when, as far as this controller term knows."""
         self._preferred_at = now + _preferred_check_s(image)
-        self._look_at_brokers(image, image.brokers, now)
+        self._observe_brokers(image, image.brokers, now)
 
-    def everything(self) -> None:
-        """Look at all partitions: nobody knows how far the work got."""
+    def mark_all_due(self) -> None:
+        """Mark all partitions as due: the progress of earlier work is unknown."""
         self._elections.add_all()
         self._relief.add_all()
         self._completions.add_all()
@@ -91,17 +92,17 @@ class PartitionWork:
     def applied(self, delta: MetadataDelta, image: MetadataImage, now: float) -> bool:
         """The metadata has changed; return whether something is due."""
         if delta.brokers or delta.brokers_gone:
-            self._look_at_brokers(image, (*delta.brokers, *delta.brokers_gone), now)
-            # Whoever has come back may lead what has no leader, or take over from one that leaves.
-            self.everything()
+            self._observe_brokers(image, (*delta.brokers, *delta.brokers_gone), now)
+            # A broker that is back may lead leaderless partitions, or take over from a leaving one.
+            self.mark_all_due()
         if REBALANCE_DELAY in delta.cluster_settings:
             self._preferred_at = min(self._preferred_at, now + _preferred_check_s(image))
         if UNCLEAN_ELECTION in delta.cluster_settings:
             self._elections.add_all()
         for change in delta.changed:
-            self._look_at_topic(change)
+            self._observe_topic(change)
         for topic in delta.created:
-            # Whoever placed it may not have known yet whose disk takes no writes.
+            # The placement may have been made without knowledge of the unwritable brokers.
             for row in topic.partitions:
                 if row.leader in self._relieved:
                     self._relief.add((topic.topic_id, row.partition))
@@ -110,16 +111,16 @@ class PartitionWork:
     def note_unwritable(
         self, unwritable: frozenset[BrokerId], image: MetadataImage, now: float
     ) -> bool:
-        """The disks of these brokers, and of no others, take no writes; return whether it is news.
+        """Replace the set of unwritable brokers; return whether it changed.
 
-        Whoever takes writes again counts as one that has come back now.
+        A broker with a writable disk again counts as back from now on.
         """
         if unwritable == self._unwritable:
             return False
         changed = unwritable ^ self._unwritable
         self._unwritable = unwritable
-        self._look_at_brokers(image, changed, now)
-        # Also when one is well again: it may take over from another that is not.
+        self._observe_brokers(image, changed, now)
+        # Also after a recovery: the broker may take over from one still unwritable.
         self._relief.add_all()
         return True
 
@@ -127,10 +128,10 @@ class PartitionWork:
         """When the preferred leaders are to be looked at."""
         return self._preferred_at
 
-    def due(self, image: MetadataImage, now: float) -> Iterator[UpkeepPlan]:
-        """Plans for what is due, the most urgent first.
+    def due(self, image: MetadataImage, now: float) -> Iterator[PartitionPlan]:
+        """Plans for due work, the most urgent first.
 
-        Who takes one carries it out before taking the next, or tells `everything`.
+        Carry out each plan before taking the next, or call `mark_all_due`.
         """
         if self._elections:
             keys = self._elections.take()
@@ -153,10 +154,10 @@ class PartitionWork:
                     if self._back_since.get(broker_id, math.inf) > steady_since
                 )
                 yield partial(plan_preferred_leaders, excluding=unsteady)
-            # If it was interrupted, it is due again at once.
+            # After an interruption the check is due again at once.
             self._preferred_at = now + _preferred_check_s(image)
 
-    def _look_at_brokers(
+    def _observe_brokers(
         self, image: MetadataImage, broker_ids: Collection[BrokerId], now: float
     ) -> None:
         for broker_id in broker_ids:
@@ -169,7 +170,7 @@ class PartitionWork:
         self._decommissioning = any(broker.decommissioning for broker in image.brokers.values())
         self._relieved = brokers_in_maintenance(image) | self._unwritable
 
-    def _look_at_topic(self, change: TopicChange) -> None:
+    def _observe_topic(self, change: TopicChange) -> None:
         if change.configs_changed and (
             change.before.configs.get(UNCLEAN_ELECTION)
             != change.after.configs.get(UNCLEAN_ELECTION)

@@ -1,8 +1,8 @@
-"""A node's whole part in the controller: its own heartbeats, and its turn as active controller.
+"""A node's controller service: its heartbeats, and its part as the active controller.
 
-Start it once the quorum's member is open, tell it of the registration, ask it for the lease. Stop:
-`shut_down`, then what serves users, then (if this node leads the quorum) a transfer of that
-leadership, then `close`, then the quorum.
+Start the service once the quorum member is open, call `registered` after the registration, and read
+the lease. To stop: `shut_down`, close the listeners of users, resign the quorum's leadership, then
+`close`, then close the quorum.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.world import Clock, Randomness
 
 UNREADABLE_PEERS_MAX: Final = 1_000
-"""Peers whose unreadable messages have been reported; of more, none is reported."""
+"""Peers with reported unreadable messages; of more, none is reported."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +48,9 @@ class ControllerService:
         on_fatal: Callable[[str], None],
         can_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`on_fatal` is given the reason if the node must end.
+        """`on_fatal` receives the reason if the node must end.
 
-        `can_write` tells whether this node's disk takes writes: others lead what they can if not.
+        `can_write` says whether this node's disk takes writes: if not, other brokers should lead.
         """
         self._quorum = quorum
         self._state_machine = state_machine
@@ -69,7 +69,7 @@ class ControllerService:
             clock=clock,
             randomness=randomness,
             broker_id=broker_id,
-            deliver=self._active.take,
+            deliver=self._active.handle_heartbeat,
             can_write=can_write,
         )
         self._unreadable: set[int] = set()
@@ -88,17 +88,17 @@ class ControllerService:
 
     @property
     def unwritable(self) -> frozenset[BrokerId]:
-        """The brokers whose disks take no writes, as the controller has told last."""
+        """The brokers without a writable disk, by the controller's newest answer."""
         return self._heartbeats.unwritable
 
     @property
     def known_index(self) -> int:
-        """What the controller has applied, at the least; -1 before it was heard."""
+        """Lower bound of the controller's applied index; -1 before its first answer."""
         return self._heartbeats.known_index
 
     def start(self) -> None:
-        """Begin to listen, to act when this node is the active controller, and, once it is
-        registered, to send heartbeats."""
+        """Receive messages, act while this node is the active controller, and send heartbeats once
+        registered."""
         assert not self._tasks
         self._quorum.on_message(self._received)
         self._quorum.on_connection(self._connection_changed)
@@ -119,27 +119,30 @@ class ControllerService:
         self._heartbeats.registered(broker_epoch)
 
     def lease_valid(self, now: float) -> bool:
-        """Whether this node may act as the leader of what it leads, at that monotonic time."""
+        """Whether this node may act as the leader of its led partitions at the given monotonic
+        time."""
         return self._heartbeats.lease_valid(now)
 
     def on_lease_changed(self, callback: Callable[[bool], None]) -> None:
-        """Be told when the lease has begun (True) or ended. Whoever acts asks `lease_valid`."""
+        """Call `callback` after the lease has begun (True) or ended; check `lease_valid` before
+        acting."""
         self._heartbeats.on_lease_changed(callback)
 
     def on_refused(self, callback: Callable[[RefusalReason, str], None]) -> None:
-        """Be told, with an explanation, that this node's registration does not hold any more.
+        """Call `callback`, with an explanation, when the cluster rejects this node's registration.
 
         STALE_EPOCH: another process has registered under this id, so this one must end.
-        UNKNOWN_BROKER: it was unregistered, and may register anew.
+        UNKNOWN_BROKER: the broker was unregistered, and may register again.
         """
         self._heartbeats.on_refused(callback)
 
     async def shut_down(self, timeout_s: float) -> bool:
-        """Have others take over what this node leads, before it stops.
+        """Hand over the led partitions before this node stops.
 
-        True once all is taken over that anyone can take over, and this node knows it. False after
-        `timeout_s`: whoever stops then is found out by its silence. Must not be cancelled and
-        asked again for another outcome: the cluster counts on the stop from now on.
+        True once each partition with an eligible successor is handed over and this node has applied
+        the changes. False after `timeout_s`: the controller then fences the stopped node after the
+        session timeout. Must not be cancelled and repeated for another outcome: the cluster counts
+        on the stop from now on.
         """
         alone = len(self._state_machine.image.brokers) <= 1
         if alone or self.broker_epoch is None:
@@ -163,7 +166,7 @@ class ControllerService:
         self._on_fatal(f"The controller failed: {error!r}")
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Do something for a caller that must not see our exceptions."""
+        """Do work for a caller that must not see exceptions of the controller."""
         if self._closed:
             return
         try:
@@ -184,7 +187,7 @@ class ControllerService:
             self._heartbeats.received(sender, message)
         elif message.broker_id == sender:
             # Lost with its connection, like any message: the broker asks again.
-            self._quorum.send(sender, encode_message(self._active.take(message)))
+            self._quorum.send(sender, encode_message(self._active.handle_heartbeat(message)))
         else:
             self._ignore(sender, f"it speaks for broker {message.broker_id}")
 
@@ -199,19 +202,19 @@ class ControllerService:
             if event is ConnectionEvent.UP:
                 self._unreadable.discard(node_id)
                 if node_id == self._quorum.leader_id:
-                    self._heartbeats.hurry()
+                    self._heartbeats.send_soon()
 
         self._guarded(work)
 
     def _role_changed(self) -> None:
         def work() -> None:
             self._active.role_changed()
-            self._heartbeats.hurry()
+            self._heartbeats.send_soon()
 
         self._guarded(work)
 
     def _applied(self, delta: MetadataDelta) -> None:
-        # Fenced or not any more: the next answer says so, and the lease goes by it.
+        # After a change of this broker's own row the next answer changes the lease.
         if self._broker_id in delta.brokers:
-            self._guarded(self._heartbeats.hurry)
+            self._guarded(self._heartbeats.send_soon)
         self._guarded(lambda: self._active.applied(delta))

@@ -1,43 +1,38 @@
-"""The active controller's view of who is there: a table of sessions, one for each broker. Pure.
+"""Sessions and leases: the table of the active controller, dead brokers, a node's lease. Pure.
 
-A table is made when a node becomes the active controller and dropped when it no longer is, so that
-nothing in it rests on what an earlier reign has heard. Times are monotonic seconds and never fall.
+**Sessions.** A table is made at the start of a controller term and dropped at its end, so that no
+entry rests on heartbeats of an earlier term. Times are monotonic seconds and never fall. Time in
+which the controller itself was stopped does not count against the brokers: an observation that
+comes much too late moves all sessions on by the gap.
 
-**Session timeouts that change.** Two numbers are in the metadata: the timeout that the operator
-wants, and the *lease bound*, which only the active controller changes. A heartbeat is granted the
-smaller of both, and the answer states the timeout that it grants, so no node needs to have applied
-the change. Promise 7 (a leader without the quorum stops before another one leads) then holds in
-both directions, because no lease outlasts the controller's patience:
+**Session timeouts that change.** The metadata holds two numbers: the timeout set by the operator,
+and the *lease bound*, changed by the active controller only. A heartbeat is granted the smaller of
+both, and the answer states the granted timeout, so a node need not have applied the change.
+Promise 7 (a leader without the quorum stops before another one leads) then holds in both
+directions, because no lease outlasts the patience of a controller:
 
-- *This controller* fences a silent broker at the latest end of all timeouts that it granted to the
-  broker (`expires_at`), never by the newest timeout alone.
-- *A longer timeout* is granted only after the longer bound is applied. So each lease that was ever
-  granted rests on a bound that is committed, and in the log of every later controller.
+- *This controller* fences a silent broker at the latest end of all timeouts granted to the broker
+  (`expires_at`), never by the newest timeout alone.
+- *A longer timeout* is granted only after the longer bound is applied. So each granted lease rests
+  on a committed bound, which is in the log of every later controller.
 - *The next controller* fences no silent broker within the bound after its term began. Leases of its
   predecessors were granted, less their unconfirmed age, before that term (DESIGN.md).
-- *A shorter timeout* is granted at once, but the bound falls only when the old bound has passed
-  since the last longer grant, and since this term began. Between the decision and its application
-  the timeout may be raised again: while a lower bound may be in the log, no longer timeout is
-  granted (`_cap_s`). Proposals of one term are ordered: a later one that is applied settles all
-  earlier ones of unknown outcome; those of an earlier term are below `first_index`.
+- *A shorter timeout* is granted at once, but the bound falls only after the old bound has passed
+  since the last longer grant and since the term began. The operator may raise the timeout between
+  the decision and its application: while a lower bound may be in the log, no longer timeout is
+  granted (`_cap_s`). Proposals of one term are ordered: a later applied one settles all earlier
+  ones of unknown outcome; those of an earlier term are below `first_index`.
 
-Time in which the controller itself could not listen (its process was stopped) does not count
-against the brokers: a look at the table that comes much too late moves all sessions on by as much.
+**Dead brokers** are proven dead by a refused connection to their address. Every node keeps the
+table, active controller or not: the peers of a dying controller find the death before one of them
+becomes its successor. A connection is known by node only, and a process may have been restarted at
+the same address since the connection ended. So the proof counts for the incarnation in the metadata
+at the end of the connection, and only while the metadata names the same incarnation and no message
+has come from the node.
 
-Which brokers are proven dead: nobody listens any more where they were connected. Pure.
-
-Every node keeps this, whether it is the active controller or not: a controller that dies is found
-dead by its peers before one of them has become its successor.
-
-A connection is known by node only, and a process may have been started anew at the same place since
-it ended. So the proof counts for the incarnation that the metadata named when the connection ended,
-and only as long as the metadata names that one and nothing has been heard from the node.
-
-For how long a node may act as a leader without hearing more: its side of the session. Pure.
-
-DESIGN.md has the argument why a lease ends before the controller, any controller, may fence its
-holder for being silent. In short: a lease begins when the heartbeat was *sent*, less the time for
-which the controller cannot prove that it was the only one, and is shorter than a session.
+**A lease** begins when the heartbeat was *sent*, less the time for which the controller cannot
+prove to be the only one, and is shorter than a session. DESIGN.md has the argument why a lease ends
+before any controller may fence its holder for silence.
 """
 
 from __future__ import annotations
@@ -53,20 +48,20 @@ from raftlog.metadata.image import BrokerImage, MetadataImage
 from raftlog.record.types import BrokerEpoch, BrokerId
 
 STALL_S: Final = 2 * HEARTBEAT_S
-"""A controller that did nothing for longer has been stopped, and could receive no heartbeat."""
-DEPARTURES_MAX: Final = 1_000
+"""After a longer silence of its own the controller was stopped, and could receive no heartbeat."""
+DEAD_BROKERS_MAX: Final = 1_000
 """Brokers of which the end of the connection is remembered; the oldest are forgotten first."""
 
 
 class Action(Enum):
-    """What is to be done about a broker; in a list of decisions, in this order."""
+    """A reaction to the state of a broker; a list of decisions is in this order."""
 
     FENCE = auto()
-    """Fence it if it is not, and let others take over what it leads."""
+    """Fence the broker unless it is fenced, and move its leaderships."""
     DRAIN = auto()
-    """It is about to stop: let others take over from it."""
+    """The broker is about to stop: move its leaderships."""
     UNFENCE = auto()
-    """It is back: let it serve again."""
+    """The broker is back: unfence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,53 +77,54 @@ class Decision:
 class _Session:
     broker_epoch: BrokerEpoch
     expires_at: float
-    """When silence becomes a reason to fence: no lease that was granted lasts longer."""
+    """When silence becomes a reason to fence: no granted lease ends later."""
     required_index: int
-    """What the broker must have applied before it may serve: its registration, and whatever took
-    leaderships from it."""
+    """The index to be applied by the broker before its unfencing: its registration, and each change
+    that took leaderships from it."""
     applied_index: int = -1
-    """What it has applied, as it says; -1 if it has not said anything yet."""
+    """The broker's applied index, by its heartbeats; -1 before the first."""
     stopping: bool = False
     can_write: bool = True
-    """Whether its disk takes writes, as it says."""
+    """Whether the broker's disk takes writes, by its heartbeats."""
     drained: bool = False
     dead: bool = False
     """Proven dead, without waiting for the timeout."""
     fencing: bool = False
-    """Decided, and not known to be carried out. It stays decided, whatever is heard: the command
-    may be in the log already."""
+    """The fencing is decided, and not known to be carried out. The decision stands whatever
+    heartbeat comes: the command may be in the log already."""
     silent: bool = False
-    """Not heard since that was decided last."""
+    """No heartbeat has come since the newest decision to fence."""
     done: bool = False
     """Carried out, and nothing was heard since: there is nothing to do until something is."""
 
 
 class Sessions:
-    """The sessions of all registered brokers in one reign of the active controller."""
+    """The sessions of all registered brokers in one controller term."""
 
     def __init__(self, image: MetadataImage, now: float, *, first_index: int) -> None:
-        """`first_index`: the last of what may have been proposed before this reign, applied or not.
+        """`first_index`: the last index of proposals from before this controller term, applied or
+        not.
 
-        Nobody is heard, and nothing is asked, before it is applied.
+        Before that index is applied, no heartbeat counts, and nothing is due.
         """
         self._sessions: dict[BrokerId, _Session] = {}
-        self._looked_at = now
+        self._observed_at = now
         self._bound_s = lease_bound_s(image.cluster_settings)
         """The lease bound in the image, as of the last look."""
         self._cap_s = math.inf
         """No longer timeout is granted: a lowering of the bound may be in the log."""
         self.timeout_s = 0.0
-        """The session timeout that heartbeats are granted now."""
+        """The session timeout granted to heartbeats now."""
         self._timeout_since = now
         self._grace_end = now + self._bound_s
         self.first_index = first_index
-        """Before it is applied, nothing is known."""
+        """Before this index is applied, the table knows nothing."""
         self._followed_index = -1
         self.unwritable: frozenset[BrokerId] = frozenset()
-        """The brokers that say that their disks take no writes."""
-        self._look(image, now)
+        """The brokers that report a disk without writes."""
+        self._observe(image, now)
 
-    def heard(
+    def heartbeat_received(
         self,
         broker_id: BrokerId,
         broker_epoch: BrokerEpoch,
@@ -139,8 +135,8 @@ class Sessions:
         image: MetadataImage,
         now: float,
     ) -> None:
-        """A heartbeat has come, of the incarnation of the broker that the image names."""
-        self._look(image, now)
+        """Record a heartbeat of the incarnation in the image."""
+        self._observe(image, now)
         session = self._sessions[broker_id]
         assert session.broker_epoch == broker_epoch
         session.expires_at = max(session.expires_at, now + self.timeout_s)
@@ -153,22 +149,22 @@ class Sessions:
         session.silent = False
         session.done = False
 
-    def lost(
+    def proven_dead(
         self, broker_id: BrokerId, broker_epoch: BrokerEpoch, image: MetadataImage, now: float
     ) -> None:
-        """That incarnation is proven dead."""
-        self._look(image, now)
+        """The incarnation is proven dead."""
+        self._observe(image, now)
         session = self._sessions.get(broker_id)
         if session is not None and session.broker_epoch == broker_epoch:
             session.dead = True
 
     def due(self, image: MetadataImage, now: float) -> list[Decision]:
-        """What is to be done now; by action, then by id.
+        """The due decisions, by action, then by id.
 
-        FENCE is due until `fenced` is told, DRAIN until `drained`, UNFENCE until the image shows
-        it.
+        FENCE is due until `fenced` is called, DRAIN until `drained`, UNFENCE until the image shows
+        the broker unfenced.
         """
-        self._look(image, now)
+        self._observe(image, now)
         decisions = []
         for broker_id, session in self._sessions.items():
             action = self._action(session, image.brokers[broker_id], now)
@@ -182,19 +178,19 @@ class Sessions:
 
     def is_fencing_due(self, image: MetadataImage, now: float) -> bool:
         """Whether `due` would name a broker to be fenced."""
-        self._look(image, now)
+        self._observe(image, now)
         return any(
             self._action(session, image.brokers[broker_id], now) is Action.FENCE
             for broker_id, session in self._sessions.items()
         )
 
-    def take_bound_change(self, image: MetadataImage, now: float) -> float | None:
+    def due_lease_bound(self, image: MetadataImage, now: float) -> float | None:
         """The lease bound, in seconds, to propose now; None if the present one is right.
 
-        Call `bound_changed` once the proposal is applied. Until then, and so also when its outcome
-        is unknown, no session timeout above a lowered bound is granted.
+        Call `lease_bound_applied` once the proposal is applied. Until then, and so also after an
+        unknown outcome, no session timeout above a lowered bound is granted.
         """
-        self._look(image, now)
+        self._observe(image, now)
         wanted_s = session_timeout_s(image.cluster_settings)
         bound_s = self._bound_s
         is_lower = wanted_s < bound_s and now >= max(self._timeout_since + bound_s, self._grace_end)
@@ -205,17 +201,17 @@ class Sessions:
             self._cap_s = min(self._cap_s, wanted_s)
         return wanted_s
 
-    def bound_changed(self, image: MetadataImage, now: float) -> None:
+    def lease_bound_applied(self, image: MetadataImage, now: float) -> None:
         """The proposed lease bound is applied, and with it every earlier change of the bound."""
-        self._look(image, now)
+        self._observe(image, now)
         self._cap_s = math.inf
         self._follow_timeout(image, now)
 
     def next_deadline(self) -> float:
         """When to ask `due` again at the latest, if nothing is heard or lost before."""
-        # Asked often enough, however little there is to do, for a late look to prove a stall.
+        # Often enough, even without work, for a late observation to prove a stall.
         return min(
-            self._looked_at + HEARTBEAT_S,
+            self._observed_at + HEARTBEAT_S,
             min(
                 (
                     self._deadline(session)
@@ -227,7 +223,7 @@ class Sessions:
         )
 
     def fenced(self, decision: Decision, applied_index: int) -> None:
-        """A FENCE was carried out; `applied_index` is after the last change that came of it."""
+        """A FENCE was carried out; `applied_index` is after its last change."""
         session = self._of(decision)
         if session is not None:
             session.fencing = False
@@ -245,17 +241,17 @@ class Sessions:
         return self._sessions[broker_id].fencing
 
     def is_drained(self, broker_id: BrokerId) -> bool:
-        """Whether a broker that is stopping has nothing left that others could take over."""
+        """Whether a stopping broker leads no partition with another eligible leader."""
         return self._sessions[broker_id].drained
 
-    def _look(self, image: MetadataImage, now: float) -> None:
-        gap_s = now - self._looked_at
+    def _observe(self, image: MetadataImage, now: float) -> None:
+        gap_s = now - self._observed_at
         assert gap_s >= 0, "monotonic time fell"
         if gap_s > STALL_S:
             self._grace_end += gap_s
             for session in self._sessions.values():
                 session.expires_at += gap_s
-        self._looked_at = now
+        self._observed_at = now
         if image.applied_index != self._followed_index:
             self._follow_timeout(image, now)
             self._followed_index = image.applied_index
@@ -264,7 +260,7 @@ class Sessions:
     def _follow_timeout(self, image: MetadataImage, now: float) -> None:
         bound_s = lease_bound_s(image.cluster_settings)
         if bound_s > self._bound_s and self._followed_index < self.first_index:
-            # Of an earlier controller: its leases may be that long.
+            # An earlier controller's bound: its leases may last for so long.
             self._grace_end += bound_s - self._bound_s
         self._bound_s = bound_s
         timeout_s = min(session_timeout_s(image.cluster_settings), bound_s, self._cap_s)
@@ -312,7 +308,7 @@ class Sessions:
         return max(session.expires_at, self._grace_end)
 
     def _of(self, decision: Decision) -> _Session | None:
-        """The session that was meant, unless the broker has been started again since."""
+        """The decision's session; None after a restart of the broker."""
         session = self._sessions.get(decision.broker_id)
         if session is None or session.broker_epoch != decision.broker_epoch:
             return None
@@ -324,11 +320,11 @@ class DeadBrokers:
 
     def __init__(self) -> None:
         self._ended: dict[BrokerId, BrokerEpoch] = {}
-        """Brokers whose connection has ended, and their epoch at that time."""
+        """Brokers with an ended connection, and their epoch at that time."""
         self._dead: dict[BrokerId, BrokerEpoch] = {}
 
     def returned(self, broker_id: BrokerId) -> None:
-        """The node is connected, or something was heard from it."""
+        """The node is connected, or sent a message."""
         self._ended.pop(broker_id, None)
         self._dead.pop(broker_id, None)
 
@@ -338,10 +334,10 @@ class DeadBrokers:
             _put(self._ended, broker_id, broker_epoch)
 
     def refused(self, broker_id: BrokerId, broker_epoch: BrokerEpoch | None) -> BrokerEpoch | None:
-        """Nobody listens there; return the epoch that is proven dead, if one is.
+        """The broker's address refused a connection; return the epoch proven dead, if any.
 
-        `broker_epoch` is by the present metadata. Without an end that came before, the connection
-        has ended now.
+        `broker_epoch` is by the present metadata. Without an earlier end of the connection, the
+        connection counts as ended now.
         """
         epoch = self._ended.get(broker_id, broker_epoch)
         if epoch is None or epoch != broker_epoch:
@@ -350,7 +346,7 @@ class DeadBrokers:
         return epoch
 
     def is_dead(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> bool:
-        """Whether that incarnation is proven dead."""
+        """Whether the incarnation is proven dead."""
         return self._dead.get(broker_id) == broker_epoch
 
 
@@ -359,25 +355,25 @@ def _put(
 ) -> None:
     table.pop(broker_id, None)
     table[broker_id] = broker_epoch
-    if len(table) > DEPARTURES_MAX:
+    if len(table) > DEAD_BROKERS_MAX:
         del table[next(iter(table))]
 
 
 LEASE_SHARE: Final = 0.9
 """A lease's length, as a share of the session timeout. The rest is a margin: see DESIGN.md."""
 HEARTBEATS_IN_FLIGHT_MAX: Final = 64
-"""Heartbeats whose answers are waited for; the oldest are given up first."""
+"""Heartbeats without an answer yet; beyond, the oldest are forgotten first."""
 
 
 class Lease:
-    """What the answers to one incarnation's heartbeats amount to."""
+    """The lease granted by the answers to one incarnation's heartbeats."""
 
     def __init__(self) -> None:
         self._until = -math.inf
         self._term = 0
         self._sequence = 0
         self._sent: dict[int, tuple[int, float]] = {}
-        """By sequence number: the node it was sent to, and when."""
+        """By sequence number: the receiver of the heartbeat, and the time of sending."""
 
     @property
     def until(self) -> float:
@@ -397,17 +393,17 @@ class Lease:
         return self._sequence
 
     def refused(self, sender: int, sequence: int) -> bool:
-        """A refusal has come; return whether it is one that was waited for."""
+        """Record a rejection; return whether a heartbeat waited for it."""
         return self._take(sender, sequence) is not None
 
     def answered(self, sender: int, answer: HeartbeatAnswer) -> bool:
-        """An answer has come; return whether it counts."""
+        """Record an answer; return whether it counts."""
         sent_at = self._take(sender, answer.sequence)
         if sent_at is None or answer.term < self._term:
             return False
         self._term = answer.term
         if answer.fenced:
-            # Others may lead by now what this node leads as far as it knows.
+            # Other brokers may lead this node's partitions by now.
             self._until = -math.inf
         else:
             lease_s = LEASE_SHARE * answered_timeout_s(answer)

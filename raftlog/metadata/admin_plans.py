@@ -1,11 +1,11 @@
-"""The controller's decisions: from a request and the image to the command that carries it out.
+"""Decisions on requests: from a request and the image to the command.
 
-Pure: the caller proposes what comes back. Everything that a release may decide differently from
-another (bounds, defaults, legal configs, placement) is decided here, once, by the node that acts as
-controller; applying the command then depends on nothing but the image.
+Pure: the caller proposes the returned command. Rules that may differ between releases (bounds,
+defaults, legal configs, placement) are applied here, once, by the deciding node; applying the
+command then depends on the image alone.
 
-Between decision and application other commands may come: the command names what it counts on
-(topic id, number of partitions, broker epoch), and is refused if that no longer holds.
+Other commands may come between decision and application: the command names its preconditions (topic
+id, number of partitions, broker epoch), and is refused if one no longer holds.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ def plan_topic(
     topic_id: TopicId,
     unwritable: Set[BrokerId] = frozenset(),
 ) -> CreateTopic:
-    """Create a topic. Without a replication factor: 3, or as many as there are brokers.
+    """Create a topic; without a replication factor with 3 replicas, or one per broker if fewer.
 
-    `unwritable` are brokers whose disks take no writes: see `place`.
-    Raises LogError: INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG,
-    NOT_ENOUGH_REPLICAS (too few brokers are available at the moment).
+    `unwritable` are brokers without a writable disk: see `place`. Raises LogError:
+    INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG, NOT_ENOUGH_REPLICAS (too few
+    brokers are available at the moment).
     """
     check_topic_name(name)
     if name in image.topics_by_name:
         raise LogError(TOPIC_EXISTS, f"Topic {name!r} exists already.")
     if replication_factor is None:
-        # Brokers that are away count: a topic must not be less safe for having been created then.
-        # Those that are to leave for good do not: it could not be created until they have left.
+        # Absent brokers count: the time of creation must not make a topic less safe. Brokers on
+        # their way out do not count: the creation would have to wait until they have left.
         staying = sum(not broker.decommissioning for broker in image.brokers.values())
         replication_factor = max(1, min(REPLICATION_FACTOR_DEFAULT, staying))
     _check_count(image, partitions, added=partitions)
@@ -104,8 +104,8 @@ def plan_configs(
 ) -> AlterTopicConfigs:
     """Set and unset configs of a topic, all or none.
 
-    A name to be removed need not be in the table: an older release may have set it.
-    Raises LogError(UNKNOWN_TOPIC or INVALID_CONFIG).
+    A removed name need not be in the table: an older release may have set the name. Raises
+    LogError(UNKNOWN_TOPIC or INVALID_CONFIG).
     """
     topic = image.topic(name)
     return AlterTopicConfigs(

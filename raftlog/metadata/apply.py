@@ -1,10 +1,10 @@
 """Applying a command to the image: the only code that changes metadata.
 
 Two rules hold here and in the `apply_*` modules, one for each kind of command. First every check,
-then every change: a refused command leaves the image as it was. And a check may use only what is
-fixed for the command's version: the image, and what protects its invariants. What may differ from
-one release to the next (bounds, legal configs, defaults) is checked by the controller before the
-command is proposed, or nodes of two releases would come to different images.
+then every change: a refused command leaves the image unchanged. And a check may use only facts
+fixed by the command's version: the image, and its invariants. Rules that may differ between
+releases (bounds, legal configs, defaults) are checked by the controller before the proposal;
+otherwise nodes of two releases would come to different images.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ _Change: TypeAlias = tuple[ApplyValue, MetadataDelta]
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """What became of the command at `index`: the same on every node.
+    """The result of the command at `index`: the same on every node.
 
-    `value` is the topic, broker or partition after the change (before a deletion), what became of
-    each partition change, all cluster settings, the producer ids given, or the cluster's id. With
-    a `refusal` nothing has changed.
+    `value` is the topic, broker or partition after the change (before a deletion), the outcome of
+    each partition change, all cluster settings, the allocated producer ids, or the cluster's id.
+    With a `refusal` nothing has changed.
     """
 
     index: int
@@ -92,19 +92,19 @@ class ApplyResult:
             raise LogError(self.refusal.entry, self.refusal.message)
 
     def topic(self) -> TopicImage:
-        """The value of a topic command. Raises LogError if it was refused."""
+        """The value of a topic command. Raises LogError after a refusal."""
         self.check()
         assert isinstance(self.value, TopicImage)
         return self.value
 
     def broker(self) -> BrokerImage:
-        """The value of a broker command. Raises LogError if it was refused."""
+        """The value of a broker command. Raises LogError after a refusal."""
         self.check()
         assert isinstance(self.value, BrokerImage)
         return self.value
 
     def partition(self) -> PartitionImage:
-        """The value of AlterIsr. Raises LogError if it was refused."""
+        """The value of AlterIsr. Raises LogError after a refusal."""
         self.check()
         assert isinstance(self.value, PartitionImage)
         return self.value
@@ -116,22 +116,22 @@ class ApplyResult:
         return self.value
 
     def cluster_settings(self) -> Mapping[str, str]:
-        """The value of AlterClusterSettings. Raises LogError if it was refused."""
+        """The value of AlterClusterSettings. Raises LogError after a refusal."""
         self.check()
         assert isinstance(self.value, ClusterSettings)
         return self.value.values
 
     def producer_ids(self) -> ProducerIdBlock:
-        """The value of AllocateProducerIds. Raises LogError if it was refused."""
+        """The value of AllocateProducerIds. Raises LogError after a refusal."""
         self.check()
         assert isinstance(self.value, ProducerIdBlock)
         return self.value
 
 
 def apply(image: MetadataImage, index: int, command: Command) -> ApplyResult:
-    """Carry out the command that the log holds at `index`, in place.
+    """Apply the command at `index` of the log, in place.
 
-    Indexes grow but may leave gaps: the log holds entries that are no commands, too.
+    Indexes grow but may leave gaps: the log also holds entries without a command.
     """
     assert index > image.applied_index, f"index {index} after {image.applied_index}"
     try:

@@ -31,7 +31,7 @@ from raftlog.record.errors import ILLEGAL_STATE, INVALID_CONFIG, counted, when_d
 from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch, ProducerId
 
 CLUSTER_SETTINGS_MAX: Final = 500
-"""Settings of a cluster. Part of command version 1: it decides results."""
+"""Settings of a cluster. Part of command version 1, because the bound decides results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def alter_cluster_settings(
 
 
 BROKERS_MAX: Final = 1_000
-"""Brokers that a cluster can have. Part of command version 1: it decides results."""
+"""Brokers of a cluster. Part of command version 1, because the bound decides results."""
 PRODUCER_ID_MAX: Final = 2**63 - 1
 TOPICS_NAMED_MAX: Final = 5
 """In the words of a refusal."""
@@ -90,7 +90,7 @@ TOPICS_NAMED_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdBlock:
-    """Producer ids from `first` on, `count` of them, that nobody else will ever be given."""
+    """Producer ids from `first` on, `count` of them, never allocated again."""
 
     first: ProducerId
     count: int
@@ -114,7 +114,7 @@ def register_broker(
         raise RefusedError(ILLEGAL_STATE, f"There are {BROKERS_MAX} brokers already.")
     broker = BrokerImage(
         broker_id=command.broker_id,
-        # The index grows, and no two commands share it: no incarnation's epoch can come twice.
+        # The index grows, and no two commands share one: no epoch of an incarnation can come twice.
         broker_epoch=BrokerEpoch(index),
         directory_id=command.directory_id,
         incarnation=command.incarnation,
@@ -135,19 +135,19 @@ def register_broker(
 def unregister_broker(
     image: MetadataImage, command: UnregisterBroker
 ) -> tuple[BrokerImage, MetadataDelta]:
-    """Refused while the broker is alive or has anything that could get lost."""
+    """Refused while the broker is alive or holds replicas."""
     broker = broker_of(image, command.broker_id, command.broker_epoch)
     if not broker.fenced:
         raise RefusedError(ILLEGAL_STATE, f"Broker {broker.broker_id} is alive: stop it first.")
     held = _partitions_held(image, broker.broker_id)
     if held:
-        raise RefusedError(ILLEGAL_STATE, _words_of_held(broker.broker_id, held))
+        raise RefusedError(ILLEGAL_STATE, _held_message(broker.broker_id, held))
     del image.brokers[broker.broker_id]
     return broker, MetadataDelta(brokers_gone=(broker.broker_id,))
 
 
 def fence_broker(image: MetadataImage, command: FenceBroker) -> tuple[BrokerImage, MetadataDelta]:
-    """Touches no partition: the controller decides what becomes of them."""
+    """Changes no partition: the controller decides about the broker's partitions."""
     broker = broker_of(image, command.broker_id, command.broker_epoch)
     return _put_broker(image, broker, replace(broker, fenced=True))
 
@@ -169,7 +169,7 @@ def set_controlled_shutdown(
 
 
 def alter_broker(image: MetadataImage, command: AlterBroker) -> tuple[BrokerImage, MetadataDelta]:
-    """Lasts until it is altered again, or the broker unregistered."""
+    """Lasts until the next alteration, or the broker's unregistration."""
     broker = image.brokers.get(command.broker_id)
     if broker is None:
         raise RefusedError(ILLEGAL_STATE, f"There is no broker {command.broker_id}.", Reason.GONE)
@@ -200,7 +200,7 @@ def _partitions_held(image: MetadataImage, broker_id: BrokerId) -> dict[str, int
     return {name: count for name, count in held.items() if count}
 
 
-def _words_of_held(broker_id: BrokerId, held: dict[str, int]) -> str:
+def _held_message(broker_id: BrokerId, held: dict[str, int]) -> str:
     names = list(held)
     listed = ", ".join(names[:TOPICS_NAMED_MAX]) + (", …" if len(names) > TOPICS_NAMED_MAX else "")
     return (
@@ -221,10 +221,10 @@ def _put_broker(
 
 
 def _begin_leader_epochs(image: MetadataImage, broker_id: BrokerId) -> tuple[TopicChange, ...]:
-    """A new leader epoch for all that the broker leads.
+    """Begin a new leader epoch for each partition led by the broker.
 
-    A restarted leader may have lost records that it had not synced. Were it to go on in its old
-    leader epoch, two different records could carry the same epoch and offset.
+    A restarted leader may have lost unsynced records. In its old leader epoch, two different
+    records could then carry the same epoch and offset.
     """
     changes = []
     for before in list(image.topics_by_id.values()):

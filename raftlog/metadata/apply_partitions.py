@@ -1,4 +1,4 @@
-"""Commands about who is in sync and who leads, applied."""
+"""Applying the commands about in-sync sets and leaders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch, Partitio
 
 @dataclass(frozen=True, slots=True)
 class StaleChange:
-    """A change that was skipped, because what it counted on no longer holds."""
+    """A skipped change: a precondition no longer holds."""
 
     topic_id: TopicId
     partition: PartitionId
@@ -37,14 +37,14 @@ class StaleChange:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsChanged:
-    """What became of each change of a ChangePartitions, in their order."""
+    """The outcome of each change of a ChangePartitions, in order."""
 
     applied: tuple[tuple[TopicId, PartitionId], ...]
     stale: tuple[StaleChange, ...]
 
 
 def alter_isr(image: MetadataImage, command: AlterIsr) -> tuple[PartitionImage, MetadataDelta]:
-    """Every check of KIP-497 and KIP-903, then the new ISR and the ELR that follows from it."""
+    """Apply every check of KIP-497 and KIP-903, then the new ISR and the resulting ELR."""
     topic = topic_of(image, command.topic_id)
     row = partition_of(topic, command.partition)
     if broker_of(image, command.broker_id, command.broker_epoch).fenced:
@@ -65,7 +65,7 @@ def alter_isr(image: MetadataImage, command: AlterIsr) -> tuple[PartitionImage, 
         raise RefusedError(ILLEGAL_STATE, "A leader is always in sync.", Reason.INVALID)
     for broker_id, broker_epoch in command.isr:
         broker = image.brokers[broker_id]
-        # Who is about to stop may stay until it leaves, but must not come back meanwhile.
+        # A stopping member may stay until it leaves, but must not come back meanwhile.
         joins = broker_id not in row.isr
         if (
             broker.fenced
@@ -100,10 +100,10 @@ def alter_isr(image: MetadataImage, command: AlterIsr) -> tuple[PartitionImage, 
 def change_partitions(
     image: MetadataImage, command: ChangePartitions
 ) -> tuple[PartitionsChanged, MetadataDelta]:
-    """Each change stands alone, and sees those before it in the command."""
+    """Each change stands alone, and sees the earlier ones of the command."""
     applied: list[tuple[TopicId, PartitionId]] = []
     stale: list[StaleChange] = []
-    # A topic's row is made once for all its changes: it may have 10,000 partitions.
+    # Make a topic's row once for all its changes: it may have 10,000 partitions.
     working: dict[TopicId, list[PartitionImage]] = {}
     numbers: dict[TopicId, set[PartitionId]] = {}
     for change in command.changes:
@@ -128,7 +128,8 @@ def change_partitions(
         after = replace(before, partitions=tuple(rows))
         changed_numbers = numbers[topic_id]
         if after.replication_factor != before.replication_factor:
-            # The default of min.insync.replicas follows it, for all partitions of the topic.
+            # The default of min.insync.replicas follows the replication factor, for all partitions
+            # of the topic.
             after, without = without_elr(after)
             changed_numbers.update(without)
         put_topic(image, after)
@@ -165,17 +166,17 @@ def _changed_row(
     elr = next_elr(
         row, replicas=replicas, isr=isr, min_isr=min_isr, not_eligible=change.not_eligible
     )
-    # Whatever the change says it is: the others had what these members may never have seen.
+    # Even if not marked unclean: the other members held records unknown to the new ones.
     is_unclean = not {*row.isr, *row.elr}.issuperset(isr)
     if is_unclean:
         # They are no equals of the new members any more.
         elr = ()
-    # What a member acknowledged before it lost records must not count any more, nor may a proposal
-    # that rests on it be applied: both are of an older leader epoch then. And within one, a leader
-    # counts on it that only itself lets members in: what it knows of them is what they have.
+    # Acknowledgements from before a member's loss must not count any more, nor may a proposal based
+    # on one be applied: both are of an older leader epoch then. And within one epoch, a leader
+    # relies on being the only one to let members in: their acknowledgements still hold.
     has_entered = not set(isr) <= set(row.isr)
-    # A broker that loses its replica deletes it, maybe late. Given one again meanwhile, it must not
-    # be taken for one that has what the deleted one acknowledged.
+    # A broker deletes a removed replica, maybe late. With a new replica of the partition meanwhile,
+    # the broker must not count as holding the records acknowledged by the deleted replica.
     has_left = not set(row.replicas) <= set(replicas)
     is_new_epoch = leader != row.leader or has_entered or has_left or bool(change.not_eligible)
     leader_epoch = LeaderEpoch(row.leader_epoch + is_new_epoch)
@@ -207,8 +208,8 @@ def _check_replicas(
         if broker_id not in image.brokers:
             raise RefusedError(ILLEGAL_STATE, f"There is no broker {broker_id}.", Reason.GONE)
     if {*row.isr, *row.elr}.isdisjoint(replicas) and not {*row.replicas} <= {*replicas}:
-        # Whoever has what was committed must not be forgotten before others have it, too; and
-        # where it is not known who has, nobody must.
+        # A broker with committed records must not be forgotten before others have them, too; and
+        # while the holders are unknown, no replica may be forgotten.
         raise RefusedError(
             ILLEGAL_STATE, "No replica would be left that has all records.", Reason.INVALID
         )
@@ -220,7 +221,7 @@ def _part(
     replicas: tuple[BrokerId, ...],
     what: str,
 ) -> tuple[BrokerId, ...]:
-    """The members wanted, or else those of the present ones that are replicas still."""
+    """The requested members, or else the present ones that are still replicas."""
     if wanted is None:
         return in_order(replicas, present) if present else present
     _check_distinct_part(wanted, replicas, what)

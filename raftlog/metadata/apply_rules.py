@@ -1,10 +1,9 @@
-"""Why a command changes nothing: the checks that several commands share, and how they say no.
+"""Rules shared by the `apply_*` modules: refusals, look-ups, arithmetic of in-sync sets.
 
-The arithmetic of in-sync sets. Part of command version 1: every node must come to the same.
-
-Safety of the ELR (KIP-966) rests on one rule, which partition leaders must keep: nothing is
-committed while the ISR has fewer than `min(min.insync.replicas, replicas)` members. So whoever was
-in the ISR when it fell below has all that was committed until it is filled up again.
+The arithmetic is part of command version 1: every node must come to the same result. Safety of the
+ELR (KIP-966) rests on one rule, kept by partition leaders: no record is committed while the ISR has
+fewer than `min(min.insync.replicas, replicas)` members. So each member of the ISR at the moment of
+falling below has all committed records until the ISR is large enough again.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
 
 
 class Reason(StrEnum):
-    """What a proposer that is a program does next depends on; users have entry and message."""
+    """The next step of a program that proposed the command; users have entry and message."""
 
     GONE = "gone"
     """The topic, partition or broker does not exist (any more)."""
     STALE_BROKER_EPOCH = "stale_broker_epoch"
-    """The broker that the command speaks for or about has been started again since."""
+    """The broker named by the command has been restarted since."""
     STALE_LEADER_EPOCH = "stale_leader_epoch"
-    """The proposer does not lead the partition, or no longer in that leader epoch."""
+    """The proposer does not lead the partition, or no longer in the named leader epoch."""
     STALE_PARTITION_EPOCH = "stale_partition_epoch"
     """The partition has changed meanwhile: look again."""
     BROKER_FENCED = "broker_fenced"
@@ -57,7 +56,7 @@ class RefusedError(Exception):
 
 
 def topic_of(image: MetadataImage, topic_id: TopicId) -> TopicImage:
-    """The topic of that id, or RefusedError."""
+    """The topic of the id. Raises RefusedError."""
     topic = image.topics_by_id.get(topic_id)
     if topic is None:
         fate = "was deleted" if topic_id in image.deleted_topic_ids else "does not exist"
@@ -66,7 +65,7 @@ def topic_of(image: MetadataImage, topic_id: TopicId) -> TopicImage:
 
 
 def partition_of(topic: TopicImage, partition: PartitionId) -> PartitionImage:
-    """The partition of that number, or RefusedError."""
+    """The partition of the number. Raises RefusedError."""
     if not 0 <= partition < len(topic.partitions):
         raise RefusedError(
             UNKNOWN_PARTITION, f"Topic {topic.name} has no partition {partition}.", Reason.GONE
@@ -93,7 +92,7 @@ MIN_ISR_DIGITS_MAX = 10
 
 
 def in_order(replicas: tuple[BrokerId, ...], members: Collection[BrokerId]) -> tuple[BrokerId, ...]:
-    """Those of `replicas` that are among `members`. All of them: the same tuple, for its memory."""
+    """The replicas among `members`, in order; the same tuple if all are, to save memory."""
     chosen = tuple(broker_id for broker_id in replicas if broker_id in members)
     return replicas if len(chosen) == len(replicas) else chosen
 
@@ -103,8 +102,8 @@ def min_isr_in_force(
 ) -> int:
     """min.insync.replicas of a topic: its own, else the cluster's, else `default`.
 
-    `default` comes with the command, because releases may differ in it. A value that is no number
-    counts as 1, the safest for the ELR: it leaves the fewest members eligible.
+    `default` comes with the command, because releases may differ. A value other than a number
+    counts as 1, the safest for the ELR: the fewest members stay eligible.
     """
     value = configs.get(MIN_ISR, cluster_settings.get(MIN_ISR))
     if value is None:
@@ -122,10 +121,10 @@ def next_elr(
     min_isr: int,
     not_eligible: Collection[BrokerId] = (),
 ) -> tuple[BrokerId, ...]:
-    """The ELR when the ISR becomes `isr`: empty while enough are in sync, else who was before.
+    """The ELR once the ISR becomes `isr`: empty while enough are in sync, else the earlier members.
 
-    Whoever leaves the last, so that nobody is in sync any more, is eligible in any case: the ISR
-    is then below every minimum.
+    The last member to leave, which leaves an empty ISR, is eligible in any case: the ISR is then
+    below every minimum.
     """
     if len(isr) >= min_isr:
         return ()

@@ -27,12 +27,12 @@ from raftlog.record.errors import (
 from raftlog.record.types import BrokerId, LeaderEpoch, PartitionEpoch, PartitionId
 
 DELETED_TOPIC_IDS_MAX: Final = 10_000
-"""Deleted topics that are remembered. Part of command version 1: it decides results."""
+"""Remembered deleted topics. Part of command version 1, because the bound decides results."""
 TOPIC_ID_DIGITS: Final = 32
 
 
 def create_topic(image: MetadataImage, command: CreateTopic) -> tuple[TopicImage, MetadataDelta]:
-    """Every partition is led by the first of its replicas that may lead."""
+    """Each partition is led by its first replica that may lead."""
     known = image.topics_by_id.get(command.topic_id)
     if known is not None and known.name == command.name:
         return known, NO_CHANGE
@@ -71,7 +71,7 @@ def delete_topic(image: MetadataImage, command: DeleteTopic) -> tuple[TopicImage
 def add_partitions(
     image: MetadataImage, command: AddPartitions
 ) -> tuple[TopicImage, MetadataDelta]:
-    """If the topic still has the number of partitions that was seen."""
+    """Refused if the topic's number of partitions has changed since the decision."""
     before = topic_of(image, command.topic_id)
     present = len(before.partitions)
     if command.partition_count != present:
@@ -110,8 +110,8 @@ def alter_configs(
 def without_elr(topic: TopicImage) -> tuple[TopicImage, tuple[PartitionId, ...]]:
     """The topic after a change of its min.insync.replicas, and the partitions that differ.
 
-    With a lower minimum the ISR may commit at once what the ELR has not, so nobody stays eligible
-    where there is an ISR. Where there is none, nothing is committed: it can wait for the election.
+    With a lower minimum the ISR may at once commit records missing in the ELR, so no member stays
+    eligible where there is an ISR. Without an ISR no record is committed: the election decides.
     """
     numbers = tuple(row.partition for row in topic.partitions if row.elr and row.isr)
     if not numbers:
@@ -154,10 +154,10 @@ def _check_assignments(
 def _new_partitions(
     image: MetadataImage, first: int, assignments: Assignments
 ) -> tuple[PartitionImage, ...]:
-    # One tuple stands for all equal assignments, and for the ISR, too: at 100,000 partitions
-    # that is half of their memory. There is nothing to catch up with yet, so whoever is available
-    # is in sync; the others have to join like anybody else. Whoever is in maintenance leads only
-    # if nobody else can.
+    # One tuple stands for all equal assignments, and for the ISR, too: half of the memory at
+    # 100,000 partitions. New partitions have no records to catch up with, so each available replica
+    # is in sync; the others join later like any follower. A broker in maintenance leads only
+    # without another choice.
     shared: dict[tuple[BrokerId, ...], tuple[tuple[BrokerId, ...], tuple[BrokerId, ...]]] = {
         replicas: (
             replicas,

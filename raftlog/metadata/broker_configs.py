@@ -65,7 +65,7 @@ _ENTRIES = (
         ConfigType.LONG,
         str(30_000),
         "Milliseconds for which a broker must have been back before it is given the leadership of "
-        "partitions whose preferred replica it holds; -1: never.",
+        "partitions with their preferred replica on it; -1: never.",
         lower=NO_REBALANCE,
         upper=_DAY_MS,
     ),
@@ -83,8 +83,8 @@ _ENTRIES = (
         ConfigType.LONG,
         "2000",
         "Milliseconds for which a follower may lack records before it leaves the in-sync set.",
-        # Above the heartbeat interval: a node whose disk hangs hears that it must not lead before
-        # the leader that took over from it can commit without it (controller/DESIGN.md).
+        # Above the heartbeat interval: a node with a hanging disk learns of its successor before
+        # the successor can commit without the node (controller/DESIGN.md).
         lower=1000,
         upper=10 * 60 * 1000,
     ),

@@ -1,21 +1,21 @@
-"""Commands: everything that can change the metadata, as typed values and as bytes in the log.
+"""Commands: each change of the metadata, as a typed value and as bytes in the log.
 
-A command is one JSON object. `type` names it; `v` is the lowest command version that a node must
-know to apply it. JSON, because the log is read by people in the worst of moments, and because its
-size does not matter: a few hundred bytes, few a second; 150 bytes for each partition that moves.
+A command is one JSON object. `type` names the command; `v` is the lowest command version with this
+effect. JSON, because people read the log in the worst of moments, and because its size does not
+matter: a few hundred bytes, few a second; 150 bytes for each moving partition.
 
 Every node must come to the same image, so the rules of evolution are strict:
 
-- A type, or a version, that this node does not know is never skipped or refused: it would hold
-  another image than its peers, and act on it. `decode_command` raises `MetadataVersionError`, which
-  ends the node until it is upgraded.
-- Unknown *fields* of a known version are ignored. They are notes (who asked, why): whoever adds a
-  field that changes what a command does must raise its version.
-- The active controller sends a new version only once every registered broker has announced it
-  (`RegisterBroker.command_version`), so that in an upgrade done in order nothing ever stops.
+- A node never skips or refuses an unknown type or version: the node would hold another image than
+  its peers, and act by the image. `decode_command` raises `MetadataVersionError`, which ends the
+  node until its upgrade.
+- Unknown *fields* of a known version are ignored. Such fields are notes (author, reason): a new
+  field that changes the effect of a command must raise its version.
+- The active controller sends a new version only once every registered broker has announced support
+  (`RegisterBroker.command_version`), so no node stops in an upgrade done in order.
 
-Each command may be proposed again after an unknown outcome: the ids and expected values in it make
-the repeat harmless, so that no table of request ids is needed.
+Each command may be proposed again after an unknown outcome: its ids and expected values make the
+repeat harmless, so no table of request ids is needed.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from raftlog.record.types import (
 )
 
 COMMAND_VERSION: Final = 2
-"""The newest command version that this node applies."""
+"""The newest command version applied by this node."""
 PRODUCER_ID_BLOCK: Final = 1_000
-"""Producer ids that a broker is given at once."""
+"""Producer ids allocated to a broker at once."""
 PARTITION_CHANGES_MAX: Final = 1_000
-"""Partitions that one ChangePartitions may change: about 150 kB of log, 10 ms to apply."""
+"""Partitions changed by one ChangePartitions: about 150 kB of log, 10 ms to apply."""
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=255)]
 _Value: TypeAlias = Annotated[str, msgspec.Meta(max_length=1_024)]
 _Port: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Assignments: TypeAlias = tuple[tuple[BrokerId, ...], ...]
-"""For each new partition, in order, the brokers that replicate it: the preferred leader first."""
+"""For each new partition, in order, its brokers, the preferred leader first."""
 
 
 class MetadataVersionError(LogError):
-    """Metadata written by a newer raftlog: this node must stop rather than guess what it means."""
+    """Metadata written by a newer raftlog: this node must stop rather than guess the meaning."""
 
     def __init__(self, message: str) -> None:
         super().__init__(INTERNAL, message)
@@ -61,18 +61,19 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class ClusterCreated(_Command, frozen=True, tag="cluster_created"):
-    """The first command of a cluster. Once it is applied the cluster's id never changes."""
+    """The first command of a cluster; afterwards the cluster's id never changes."""
 
     cluster_id: _Text
     created_ms: int
 
 
 class RegisterBroker(_Command, frozen=True, tag="register_broker"):
-    """A broker has started. It gets a new broker epoch, and every partition it leads a new epoch.
+    """A broker has started. The broker gets a new epoch, and each partition led by it a new one,
+    too.
 
-    It is fenced until the controller has heard from it: a start is not yet a sign of service.
-    `incarnation` is drawn at the start and makes a repeated command harmless. `directory_id`
-    is the data directory's identity: a broker whose disk was wiped has another one, and is refused.
+    The broker is fenced until its first heartbeat: a start is not yet a sign of service.
+    `incarnation` is drawn at the start and makes a repeated command harmless. `directory_id` is the
+    data directory's identity: a broker with a wiped disk has another one, and is refused.
     """
 
     broker_id: Annotated[BrokerId, msgspec.Meta(ge=1)]
@@ -86,38 +87,38 @@ class RegisterBroker(_Command, frozen=True, tag="register_broker"):
 
 
 class _BrokerCommand(_Command, frozen=True):
-    """About one start of one broker: refused if it has been started again since."""
+    """A command about one start of one broker: refused after a restart."""
 
     broker_id: BrokerId
     broker_epoch: BrokerEpoch
 
 
 class UnregisterBroker(_BrokerCommand, frozen=True, tag="unregister_broker"):
-    """Forget a broker that is gone for good: it must be fenced, and hold no replica.
+    """Forget a broker that is gone for good; refused unless fenced and without replicas.
 
-    Its id may then be taken by a node with another data directory.
+    A node with another data directory may then take its id.
     """
 
 
 class FenceBroker(_BrokerCommand, frozen=True, tag="fence_broker"):
-    """The broker gives no sign of life: from now on it is not elected, nor let into any ISR.
+    """The broker's session has expired: it is not elected, nor admitted to any ISR.
 
-    What it leads and where it is in sync changes by the ChangePartitions that follow.
+    The following ChangePartitions change its leaderships and in-sync sets.
     """
 
 
 class UnfenceBroker(_BrokerCommand, frozen=True, tag="unfence_broker"):
-    """The broker is in touch with the controller: it may lead, and enter ISRs."""
+    """The broker has a live session: it may lead, and enter ISRs."""
 
 
 class SetControlledShutdown(_BrokerCommand, frozen=True, tag="set_controlled_shutdown"):
-    """The broker is about to stop: it is given nothing new until its next start."""
+    """The broker is about to stop: it gets no new duties until its next start."""
 
 
 class AlterBroker(_Command, frozen=True, kw_only=True, tag="alter_broker"):
-    """An operator's wishes about a broker, whatever becomes of its process; None: as they are.
+    """An operator's request about a broker, independent of its process; None: unchanged.
 
-    Partitions are touched by the ChangePartitions that follow.
+    The following ChangePartitions touch the partitions.
     """
 
     v: _Count = 2
@@ -127,7 +128,7 @@ class AlterBroker(_Command, frozen=True, kw_only=True, tag="alter_broker"):
 
 
 class CreateTopic(_Command, frozen=True, tag="create_topic"):
-    """Create a topic under a fresh id. Names and configs were validated by whoever decided it."""
+    """Create a topic under a fresh id. The deciding node has validated names and configs."""
 
     topic_id: TopicId
     name: str
@@ -142,7 +143,7 @@ class DeleteTopic(_Command, frozen=True, tag="delete_topic"):
 
 
 class AddPartitions(_Command, frozen=True, tag="add_partitions"):
-    """Add partitions, if the topic still has `partition_count` of them."""
+    """Add partitions; refused unless the topic still has `partition_count` of them."""
 
     topic_id: TopicId
     partition_count: _Count
@@ -166,11 +167,11 @@ class AllocateProducerIds(_Command, frozen=True, tag="allocate_producer_ids"):
 
 
 class AlterIsr(_BrokerCommand, frozen=True, tag="alter_isr"):
-    """A partition's leader (`broker_id`) proposes who is in sync from now on (KIP-497).
+    """A partition's leader (`broker_id`) proposes the in-sync set (KIP-497).
 
-    Refused unless it is the leader, in these epochs, and every member is unfenced and of the
-    incarnation that the leader has seen in sync (KIP-903). Members that leave an ISR which falls
-    below min.insync.replicas stay eligible to lead (KIP-966): nothing is committed without them.
+    Refused unless the proposer leads, in these epochs, and every member is unfenced and of the
+    incarnation seen in sync by the leader (KIP-903). Members that leave an ISR which falls below
+    min.insync.replicas stay eligible to lead (KIP-966): no record is committed without them.
     """
 
     topic_id: TopicId
@@ -179,14 +180,14 @@ class AlterIsr(_BrokerCommand, frozen=True, tag="alter_isr"):
     partition_epoch: PartitionEpoch
     isr: tuple[tuple[BrokerId, BrokerEpoch], ...]
     min_isr_default: _Count
-    """min.insync.replicas, where neither the topic nor the cluster sets it: see configs.py."""
+    """min.insync.replicas, unless set by topic or cluster: see configs.py."""
 
 
 class PartitionChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A change of one partition, if it is still of this epoch. None leaves a field as it is.
+    """A change of one partition, of this epoch. None leaves a field unchanged.
 
-    The ELR is never given: applying works it out from who leaves the ISR, and from the
-    min.insync.replicas of that moment, of which the proposer may know an older value.
+    The ELR is never given: applying derives the ELR from the members that leave the ISR, and from
+    the min.insync.replicas of the moment, of which the proposer may know an older value.
     """
 
     topic_id: TopicId
@@ -199,18 +200,18 @@ class PartitionChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     adding: tuple[BrokerId, ...] | None = None
     removing: tuple[BrokerId, ...] | None = None
     not_eligible: tuple[BrokerId, ...] = ()
-    """Members that must not stay in the ELR, because they may have lost records. A new leader
-    epoch begins, so that nothing they acknowledged before counts any more."""
+    """Members to remove from the ELR, because they may have lost records. A new leader epoch
+    begins, so that their earlier acknowledgements do not count any more."""
     unclean: bool = False
-    """Whether a replica may enter the ISR that is in neither ISR nor ELR: loses records."""
+    """Whether a replica in neither ISR nor ELR may enter the ISR: loses records."""
     min_isr_default: _Count = 1
-    """As in AlterIsr. Too low a value is safe: it leaves fewer brokers eligible."""
+    """As in AlterIsr. Too low a value is safe: fewer brokers stay eligible."""
 
 
 class ChangePartitions(_Command, frozen=True, tag="change_partitions"):
     """The active controller changes partitions.
 
-    Each change stands alone: the result names those that were stale, and they changed nothing.
+    Each change stands alone: the result names the stale ones, which changed nothing.
     """
 
     changes: Annotated[
@@ -219,9 +220,9 @@ class ChangePartitions(_Command, frozen=True, tag="change_partitions"):
 
 
 class AlterClusterSettings(_Command, frozen=True, tag="alter_cluster_settings"):
-    """Set topic configs for all topics that do not set them; return `removals` to the default.
+    """Set broker configs, and topic configs for all topics without their own value.
 
-    Names and values were validated by whoever decided it.
+    `removals` return to the default. The deciding node has validated names and values.
     """
 
     values: dict[_Text, _Value]
@@ -263,9 +264,9 @@ COMMAND_TYPES: Final[frozenset[str]] = frozenset(
 def encode_command(command: Command) -> bytes:
     """The command's bytes for the log. Equal commands have equal bytes.
 
-    What is in the log is applied by every node at every start, so a command that could not be
-    decoded would stop them all for good: it is decoded here once, before it can get there.
-    Raises msgspec.ValidationError if the command's values are not of their types.
+    Every node applies the log at every start, so a command without a decoding would stop all nodes
+    for good: each is decoded here once, before its proposal. Raises msgspec.ValidationError if the
+    command's values are not of their types.
     """
     encoded = _ENCODER.encode(command)
     _COMMAND.decode(encoded)
@@ -273,7 +274,7 @@ def encode_command(command: Command) -> bytes:
 
 
 def decode_command(encoded: bytes) -> Command:
-    """The command of these bytes. Raises MetadataVersionError for one that is not understood."""
+    """The command of these bytes. Raises MetadataVersionError for an unknown one."""
     try:
         envelope = _ENVELOPE.decode(encoded)
         if envelope.type not in COMMAND_TYPES or envelope.v > COMMAND_VERSION:

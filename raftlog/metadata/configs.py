@@ -1,10 +1,10 @@
-"""Topic configs: the one table of what may be set on a topic, and what it means.
+"""Topic configs: the one table of names, types, bounds and meanings.
 
 Names, types and defaults are Kafka's where Kafka has them. Values are strings everywhere (requests,
-commands, image) and become typed in one place: `TopicConfig.from_configs`. A value is validated
-when it is decided on, never when it is applied or read: what another release wrote must not be
-refused by this one. So readers ignore names they do not know, and take a known value whatever its
-bounds; one that cannot even be parsed is an error, because a guessed retention would delete data.
+commands, image) and become typed in one place: `TopicConfig.from_configs`. The deciding node
+validates a value; applying and reading never do: this release must not refuse values written by
+another. So readers ignore unknown names, and accept a known value outside its bounds; a value that
+cannot be parsed is an error, because a guessed retention would delete data.
 
 Precedence: set on the topic, else for the cluster (`AlterClusterSettings`), else for the node
 (command line), else the default.
@@ -25,7 +25,7 @@ INT64_MAX: Final = 2**63 - 1
 INT32_MAX: Final = 2**31 - 1
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
 VALUE_CHARACTERS_MAX: Final = 256
-"""A longer value is refused before it is looked at; no legal one comes near."""
+"""A longer value is rejected unread; no legal one comes near."""
 
 MIN_ISR: Final = "min.insync.replicas"
 UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
@@ -73,7 +73,7 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class ConfigDescription:
-    """The value a topic has for one config, and where it comes from."""
+    """A config's value in force, and its source."""
 
     entry: ConfigEntry
     value: str
@@ -81,7 +81,7 @@ class ConfigDescription:
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody has set it, on the topic, for the cluster or for the node."""
+        """Whether the value is the table's default, set for neither topic, cluster nor node."""
         return self.source is ConfigSource.DEFAULT
 
 
@@ -221,7 +221,7 @@ CONFIG_TABLE: Final[Mapping[str, ConfigEntry]] = {entry.name: entry for entry in
 
 
 def find_entry(name: str) -> ConfigEntry:
-    """The table's row of that name. Raises LogError(INVALID_CONFIG) if there is none."""
+    """The table's row of the name. Raises LogError(INVALID_CONFIG) if there is none."""
     entry = CONFIG_TABLE.get(name)
     if entry is None:
         raise LogError(INVALID_CONFIG, f"There is no topic config {_shown(name)}.")
@@ -234,7 +234,7 @@ def validate(name: str, value: str) -> str:
 
 
 def validate_entry(entry: ConfigEntry, value: str) -> str:
-    """The value of that row, normalised. Raises LogError(INVALID_CONFIG)."""
+    """The normalised value for a row of the table. Raises LogError(INVALID_CONFIG)."""
     if len(value) > VALUE_CHARACTERS_MAX:
         raise LogError(
             INVALID_CONFIG,
@@ -252,23 +252,23 @@ def validate_all(configs: Mapping[str, str]) -> dict[str, str]:
 
 
 def min_isr_default(replication_factor: int) -> int:
-    """min.insync.replicas of a topic, where nobody sets it."""
+    """min.insync.replicas of a topic, where no config sets it."""
     return 2 if replication_factor >= 3 else 1
 
 
 def throttled_rate(cluster: Mapping[str, str]) -> int:
-    """Bytes per second for replicas that a reassignment adds, by the cluster's settings; 0: any.
+    """Bytes per second for replicas added by a reassignment, by the cluster's settings; 0: any.
 
-    A value that cannot be parsed counts as none: no records are at stake.
+    A value without a number counts as none: no records are at stake.
     """
     value = cluster.get(THROTTLED_RATE, "0")
     return max(0, int(value)) if _INTEGER.fullmatch(value) else 0
 
 
 def is_unclean_election_enabled(configs: Mapping[str, str], cluster: Mapping[str, str]) -> bool:
-    """Whether the topic, or the cluster for it, asks for unclean elections.
+    """Whether the topic, or the cluster for the topic, allows unclean elections.
 
-    A value that cannot be parsed counts as no: losing records takes a clear yes.
+    Any value but `true` counts as no: losing records takes a clear yes.
     """
     value = configs.get(UNCLEAN_ELECTION, cluster.get(UNCLEAN_ELECTION, "false"))
     return value.lower() == "true"
@@ -281,7 +281,7 @@ def describe(
     replication_factor: int,
     cluster: Mapping[str, str] = _NONE,
 ) -> list[ConfigDescription]:
-    """Every config of a topic that has set `configs`, on a node that has set `defaults`.
+    """Every config of a topic with its own `configs`, on a node with `defaults`.
 
     `cluster` are the cluster's settings.
     """
@@ -293,7 +293,7 @@ def describe(
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """What is in force for one topic, typed. See the table for the meaning of each."""
+    """The configs in force for one topic, typed. See the table for the meaning of each."""
 
     cleanup_policy: frozenset[str]
     compression_type: str
@@ -321,10 +321,10 @@ class TopicConfig:
         replication_factor: int,
         cluster: Mapping[str, str] = _NONE,
     ) -> TopicConfig:
-        """What is in force for a topic that has set `configs`, on a node that has set `defaults`.
+        """The configs in force for a topic with its own `configs`, on a node with `defaults`.
 
-        `cluster` are the cluster's settings: below the topic's own, above the node's.
-        Raises LogError(INVALID_CONFIG) if a value is not of its config's type.
+        `cluster` are the cluster's settings: below the topic's own, above the node's. Raises
+        LogError(INVALID_CONFIG) if a value is not of its config's type.
         """
         text = {
             name: _effective(entry, configs, cluster, defaults, replication_factor)[0]

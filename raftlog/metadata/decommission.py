@@ -1,8 +1,8 @@
-"""Emptying a broker for good: its replicas move to others, and it is given none. Pure.
+"""Emptying a broker for good: its replicas move to others, and it gets no new ones. Pure.
 
-The wish is in the metadata (`BrokerImage.decommissioning`), so whoever is the active controller
-goes on with it: `plan_evacuation` finds what is left to be moved. A bounded number of partitions
-moves at a time, because each copies all of its records; as some end, others begin.
+The request is in the metadata (`BrokerImage.decommissioning`), so every active controller goes on
+with the work: `plan_evacuation` finds the remaining replicas. A bounded number of partitions moves
+at a time, because each move copies all records; as some end, others begin.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ assert MOVES_AT_ONCE_MAX <= PARTITION_CHANGES_MAX
 
 @dataclass(frozen=True, slots=True)
 class EvacuationProgress:
-    """How far a decommission has got; `left` are partitions that the broker still holds.
+    """Progress of a decommission; `left` are the partitions still held by the broker.
 
-    `moving` are those of them that are on their way. When none is left the broker may be stopped
-    and removed.
+    `moving` of them are on their way. With none left the broker may be stopped and removed.
     """
 
     left: int
@@ -43,12 +42,12 @@ class EvacuationProgress:
 
 
 def plan_decommission(image: MetadataImage, broker_id: BrokerId) -> AlterBroker:
-    """Have the broker emptied. Repeating it is harmless.
+    """Begin to empty the broker. A repeat is harmless.
 
-    Raises LogError: NOT_FOUND; ILLEGAL_STATE if the brokers that stay are too few for a topic that
-    it holds.
+    Raises LogError: NOT_FOUND; ILLEGAL_STATE if too few brokers would stay for one of the broker's
+    topics.
     """
-    _known(image, broker_id)
+    _require_broker(image, broker_id)
     staying = sum(
         not broker.decommissioning and each != broker_id for each, broker in image.brokers.items()
     )
@@ -75,19 +74,19 @@ def plan_decommission(image: MetadataImage, broker_id: BrokerId) -> AlterBroker:
 def plan_recommission(
     image: MetadataImage, broker_id: BrokerId
 ) -> Iterator[AlterBroker | ChangePartitions]:
-    """Cancel a decommission: the broker keeps what it still holds, as far as that is possible.
+    """Cancel a decommission: the broker keeps its remaining replicas, as far as possible.
 
-    What has moved stays where it is. Raises LogError(NOT_FOUND), at once.
+    Moved replicas stay at their new place. Raises LogError(NOT_FOUND), at once.
     """
-    wish = alter_broker(image, broker_id, decommissioning=False)
-    return _recommission(image, broker_id, wish)
+    request = alter_broker(image, broker_id, decommissioning=False)
+    return _recommission(image, broker_id, request)
 
 
 def _recommission(
-    image: MetadataImage, broker_id: BrokerId, wish: AlterBroker
+    image: MetadataImage, broker_id: BrokerId, request: AlterBroker
 ) -> Iterator[AlterBroker | ChangePartitions]:
     if image.brokers[broker_id].decommissioning:
-        yield wish
+        yield request
     elections = Elections(image)
 
     def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
@@ -99,18 +98,19 @@ def _recommission(
 
 
 def plan_maintenance(image: MetadataImage, broker_id: BrokerId, *, wanted: bool) -> AlterBroker:
-    """Have the broker lead nothing that others can, or end that. Raises LogError(NOT_FOUND)."""
-    _known(image, broker_id)
+    """Relieve the broker of leaderships that others can take, or end that. Raises
+    LogError(NOT_FOUND)."""
+    _require_broker(image, broker_id)
     return alter_broker(image, broker_id, maintenance=wanted)
 
 
 def plan_evacuation(
     image: MetadataImage, *, unwritable: Set[BrokerId] = frozenset()
 ) -> Iterator[ChangePartitions]:
-    """Move replicas from brokers that are decommissioned, as many as may move at a time.
+    """Move replicas from decommissioned brokers, as many as may move at a time.
 
-    To brokers whose disks take no writes (`unwritable`) only if there are no others. Empty if too
-    few others are available at the moment.
+    `unwritable` brokers, without a writable disk, get replicas only without another choice.
+    Empty while too few other brokers are available.
     """
     leaving = {b for b, broker in image.brokers.items() if broker.decommissioning}
     if not leaving:
@@ -141,7 +141,7 @@ def plan_evacuation(
 
 def evacuation_progress(image: MetadataImage, broker_id: BrokerId) -> EvacuationProgress:
     """How much the broker still holds. Raises LogError(NOT_FOUND)."""
-    _known(image, broker_id)
+    _require_broker(image, broker_id)
     rows = [
         row
         for topic in image.topics_by_id.values()
@@ -158,8 +158,9 @@ def alter_broker(
     maintenance: bool | None = None,
     decommissioning: bool | None = None,
 ) -> AlterBroker:
-    """The command. Raises LogError: NOT_FOUND; ILLEGAL_STATE while a node would not know it."""
-    _known(image, broker_id)
+    """The command. Raises LogError: NOT_FOUND; ILLEGAL_STATE while an older node lacks the
+    command."""
+    _require_broker(image, broker_id)
     command = AlterBroker(
         broker_id=broker_id, maintenance=maintenance, decommissioning=decommissioning
     )
@@ -172,7 +173,7 @@ def alter_broker(
     return command
 
 
-def _known(image: MetadataImage, broker_id: BrokerId) -> BrokerImage:
+def _require_broker(image: MetadataImage, broker_id: BrokerId) -> BrokerImage:
     broker = image.brokers.get(broker_id)
     if broker is None:
         raise LogError(NOT_FOUND, f"There is no broker {broker_id}.")

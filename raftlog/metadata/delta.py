@@ -1,4 +1,4 @@
-"""What a command changed, so that those who act on metadata need not look at all of it again."""
+"""The difference made by a command, so that listeners need not examine the whole image again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raftlog.record.types import BrokerId, PartitionId
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """A topic that exists before and after. `partitions` are those that differ or are new."""
+    """A topic that exists before and after. `partitions` are the different or new ones."""
 
     before: TopicImage
     after: TopicImage
@@ -29,8 +29,8 @@ class TopicChange:
 class MetadataDelta:
     """The difference between two images.
 
-    `brokers` are new or differ, `brokers_gone` were unregistered; `cluster_settings` names those
-    that were set, changed or removed.
+    `brokers` are new or differ, `brokers_gone` were unregistered; `cluster_settings` names the
+    settings that were set, changed or removed.
     """
 
     created: tuple[TopicImage, ...] = ()
@@ -55,7 +55,7 @@ NO_CHANGE = MetadataDelta()
 
 
 def topic_change(before: TopicImage, after: TopicImage) -> TopicChange:
-    """What differs between two states of one topic."""
+    """The difference between two states of one topic."""
     assert before.topic_id == after.topic_id
     known = len(before.partitions)
     partitions = tuple(
@@ -68,15 +68,15 @@ def topic_change(before: TopicImage, after: TopicImage) -> TopicChange:
 
 
 def settings_changed(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of the settings that differ, in order."""
+    """Names of the different settings, in order."""
     return tuple(name for name in sorted({*before, *after}) if before.get(name) != after.get(name))
 
 
 def share_rows(before: MetadataImage, after: MetadataImage) -> None:
-    """Have `after` hold the very rows of `before` wherever they are equal.
+    """Replace equal rows of `after` by the very rows of `before`.
 
-    Two images of one cluster are then hardly larger than one, and the difference is found, and
-    the old image freed, in a time that grows with what has changed.
+    Two images of one cluster are then hardly larger than one, and finding the difference and
+    freeing the old image takes time in proportion to the change.
     """
     for topic_id, topic in list(after.topics_by_id.items()):
         old = before.topics_by_id.get(topic_id)
@@ -101,7 +101,7 @@ def share_rows(before: MetadataImage, after: MetadataImage) -> None:
 
 
 def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
-    """What differs between two images; for a whole image that is replaced by a snapshot."""
+    """The difference between two images, when a snapshot replaces the whole image."""
     created: list[TopicImage] = []
     changed: list[TopicChange] = []
     for topic_id, topic in after.topics_by_id.items():

@@ -1,19 +1,17 @@
-"""Who leads a partition: pure decisions of the active controller.
+"""Elections of partition leaders: pure decisions of the active controller and of operators.
 
-A leader comes from the ISR, which has everything that was committed; else from the ELR, which has,
-too (KIP-966). Another replica may have lost acknowledged records: it is elected only where the
-topic asks for that, or an operator. A broker that is fenced, or about to stop, is never elected.
+A leader comes from the ISR, with all committed records on each member; else from the ELR, with
+all of them, too (KIP-966). Any other replica may have lost acknowledged records: its election
+takes the topic's config, or an operator. A fenced or stopping broker is never elected.
 
-Among the candidates come those first whose disks take writes (what the controller knows of that is
-no part of the image), and that are not in maintenance: others lead only what nobody else can. Then
-comes the preferred replica (the first one), because the placement has spread
-those over the brokers, then whoever leads the fewest partitions, then the lowest id: arbitrary, but
-the same whoever decides.
+Among the candidates, brokers with a writable disk come first (known to the controller, no part of
+the image), then brokers out of maintenance: the others lead only without another choice. Then comes
+the preferred replica (the first one), because the placement has spread those over the brokers, then
+the broker that leads the fewest partitions, then the lowest id: arbitrary, but the same for every
+decider.
 
-Plans are iterators, because one may touch every partition there is. Each step looks at the image as
-it is by then, and gives one command of bounded size; whoever stops half-way has lost nothing.
-
-Who leads one partition, as an operator wants it: pure decisions.
+Plans are iterators, because one may touch every partition there is. Each step examines the image of
+the moment, and yields one command of bounded size; stopping half-way is safe.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ from raftlog.record.types import BrokerId, PartitionId, TopicId
 
 PartitionKey: TypeAlias = tuple[TopicId, PartitionId]
 Chooser: TypeAlias = Callable[[TopicImage, PartitionImage], PartitionChange | None]
-"""What is to change in one partition; None for nothing."""
+"""The change of one partition; None for no change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """Who is to lead, with which ISR, and whether nothing that was committed can be lost by it."""
+    """The leader to be, its ISR, and whether committed records may be lost."""
 
     leader: BrokerId
     isr: tuple[BrokerId, ...]
@@ -53,11 +51,11 @@ def elect_leader(
     deprioritized: Set[BrokerId] = frozenset(),
     unwritable: Set[BrokerId] = frozenset(),
 ) -> Election | None:
-    """Choose a leader among the partition's replicas; None if nobody may lead.
+    """Choose a leader among the partition's replicas; None without a candidate.
 
-    `available` are the brokers that may be elected at all, `led` how many partitions each leads,
-    `isr` the ISR to choose from, if it is about to differ from the present one. `deprioritized` are
-    those that are elected only where nobody else is, and `unwritable` those that come after them.
+    `available` are the brokers that may be elected at all, `led` the number of partitions led by
+    each, `isr` the ISR to choose from, if about to differ from the present one. `deprioritized`
+    brokers are elected only without another choice, and `unwritable` ones after those.
     """
 
     def first(candidates: Iterable[BrokerId]) -> BrokerId | None:
@@ -77,7 +75,7 @@ def elect_leader(
     leader = first(members)
     if leader is not None:
         return Election(leader, members)
-    # Whoever is elected from elsewhere begins an ISR of its own: the members of the present one
+    # A leader elected from outside the ISR begins an ISR of its own: the members of the present one
     # cannot be reached, and do not follow it.
     leader = first(row.elr)
     if leader is not None:
@@ -89,7 +87,7 @@ def elect_leader(
 
 
 class Elections:
-    """Elections one after the other: each counts the leaders that those before it have made."""
+    """Elections one after the other: each counts the leaders elected before."""
 
     def __init__(
         self,
@@ -99,9 +97,9 @@ class Elections:
         excluding: Set[BrokerId] = frozenset(),
         unwritable: Set[BrokerId] = frozenset(),
     ) -> None:
-        """`including` and `excluding` are brokers that are about to be available, or not.
+        """`including` and `excluding` are brokers about to be available, or not.
 
-        `unwritable` are those whose disks take no writes: they are elected last of all.
+        `unwritable` brokers, without a writable disk, are elected last of all.
         """
         self._image = image
         self._available = (available_brokers(image) | including) - excluding
@@ -117,11 +115,11 @@ class Elections:
         isr: tuple[BrokerId, ...] | None = None,
         unclean: bool | None = None,
     ) -> Election | None:
-        """As `elect_leader`. `unclean`: None for what the topic asks for."""
+        """As `elect_leader`. `unclean`: None for the topic's config."""
         if unclean is None:
             unclean = is_unclean_election_enabled(topic.configs, self._image.cluster_settings)
         if self._led is None:
-            # Not before it is needed: counting looks at every partition there is.
+            # Not before the first use: counting examines every partition there is.
             topics = self._image.topics_by_id.values()
             self._led = Counter(row.leader for each in topics for row in each.partitions)
         election = elect_leader(
@@ -151,12 +149,12 @@ def available_brokers(image: MetadataImage) -> frozenset[BrokerId]:
 
 
 def brokers_in_maintenance(image: MetadataImage) -> frozenset[BrokerId]:
-    """The brokers that are to lead nothing that others can."""
+    """The brokers to relieve of leaderships where others can lead."""
     return frozenset(broker_id for broker_id, broker in image.brokers.items() if broker.maintenance)
 
 
 def elected(topic: TopicImage, row: PartitionImage, election: Election) -> PartitionChange:
-    """The change that an election amounts to."""
+    """The change made by an election."""
     return change_of(
         topic, row, leader=election.leader, isr=election.isr, unclean=not election.is_clean
     )
@@ -170,7 +168,7 @@ def change_of(
     isr: tuple[BrokerId, ...] | None = None,
     unclean: bool = False,
 ) -> PartitionChange:
-    """A change of the row's leader and ISR; what stays as it is is left out."""
+    """A change of the row's leader and ISR, without the unchanged fields."""
     return PartitionChange(
         topic_id=topic.topic_id,
         partition=row.partition,
@@ -185,7 +183,7 @@ def change_of(
 def in_batches(
     image: MetadataImage, choose: Chooser, keys: Collection[PartitionKey] | None = None
 ) -> Iterator[ChangePartitions]:
-    """The changes that `choose` makes of all partitions, or of these, a thousand to a command."""
+    """The changes that `choose` makes of all partitions, or of `keys`, a thousand to a command."""
     if keys is not None:
         yield from _in_batches_of(image, choose, keys)
         return
@@ -234,9 +232,9 @@ def plan_elections(
     keys: Collection[PartitionKey] | None = None,
     unwritable: Set[BrokerId] = frozenset(),
 ) -> Iterator[ChangePartitions]:
-    """Give a leader to every partition that has none, and could have one; `keys`: of these only.
+    """Elect a leader for every partition without one, if possible; `keys`: for these only.
 
-    `including` are brokers that are about to be available; `unwritable`: see Elections.
+    `including` are brokers about to be available; `unwritable`: see Elections.
     """
     elections = Elections(image, including=including, unwritable=unwritable)
 
@@ -254,10 +252,10 @@ def plan_relief(
     keys: Collection[PartitionKey] | None = None,
     unwritable: Set[BrokerId] = frozenset(),
 ) -> Iterator[ChangePartitions]:
-    """Move what brokers in maintenance, or `unwritable` ones, lead to others that are in sync.
+    """Move leaderships from brokers in maintenance, and from `unwritable` ones, to others in sync.
 
-    Where there are any: what nobody else can lead stays. From a disk that takes no writes it goes
-    to a broker in maintenance, too, rather than take none.
+    Without another choice the leadership stays. From a disk without writes it also moves to a
+    broker in maintenance, rather than reject all writes.
     """
     resting = brokers_in_maintenance(image)
     relieved = resting | unwritable
@@ -279,9 +277,9 @@ def plan_relief(
 def plan_preferred_leaders(
     image: MetadataImage, *, excluding: Set[BrokerId] = frozenset()
 ) -> Iterator[ChangePartitions]:
-    """Give leadership back to preferred replicas that are in sync and available.
+    """Return leaderships to preferred replicas that are in sync and available.
 
-    Not to those in maintenance, nor to `excluding`: brokers that have not been back for long.
+    Except to brokers in maintenance and to `excluding`: brokers that came back only recently.
     """
     available = available_brokers(image) - brokers_in_maintenance(image) - excluding
 
@@ -307,13 +305,12 @@ def plan_leader_transfer(
     broker_id: BrokerId | None,
     unwritable: Set[BrokerId] = frozenset(),
 ) -> ChangePartitions | None:
-    """Have that broker lead the partition, or the best other one; None if it does already.
+    """Move the leadership to that broker, or to the best other one; None if it leads already.
 
-    Not a broker of `unwritable`, whose disks take no writes: it would be relieved of it at once.
-    Nothing that was committed is lost by it: only members of the ISR can be given the lead.
-    Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION; NO_LEADER without a leader to take it from;
-    NOT_FOUND for a broker that does not hold the partition; ILLEGAL_STATE if it cannot lead now,
-    or nobody else can.
+    Never to an `unwritable` broker, without a writable disk: it would be relieved at once. No
+    committed record is lost: only members of the ISR can take over. Raises LogError: UNKNOWN_TOPIC,
+    UNKNOWN_PARTITION; NO_LEADER without a present leader; NOT_FOUND for a broker without a replica;
+    ILLEGAL_STATE if the broker cannot lead now, or no other can.
     """
     topic = image.topic(name)
     row = topic.partition(partition)
@@ -347,10 +344,10 @@ def plan_leader_transfer(
 def plan_unclean_election(
     image: MetadataImage, *, name: str, partition: int, broker_id: BrokerId | None = None
 ) -> ChangePartitions:
-    """Let any living replica lead a partition that has no leader, or the one that is named.
+    """Elect any living replica of a leaderless partition, or the named one.
 
-    An operator accepts that records are lost by it.
-    Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, NOT_FOUND, ILLEGAL_STATE.
+    An operator accepts the loss of records. Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION,
+    NOT_FOUND, ILLEGAL_STATE.
     """
     topic = image.topic(name)
     row = topic.partition(partition)
@@ -364,7 +361,7 @@ def plan_unclean_election(
         raise LogError(ILLEGAL_STATE, f"{where} is led by broker {row.leader}.")
     if broker_id is not None and broker_id in available_brokers(image):
         is_clean = broker_id in row.isr or broker_id in row.elr
-        # Begins an ISR of its own, unless it is a member of the present one.
+        # The leader begins an ISR of its own, unless it is a member of the present one.
         isr = row.isr if broker_id in row.isr else (broker_id,)
         election: Election | None = Election(broker_id, isr, is_clean=is_clean)
     else:

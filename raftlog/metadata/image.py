@@ -1,17 +1,16 @@
-"""The image: what a node knows of the cluster after applying the metadata log up to some index.
+"""The image: a node's view of the cluster after applying the metadata log up to some index.
 
 Rows (`TopicImage`, `PartitionImage`, `BrokerImage`) are immutable: a change replaces the row and
-shares what stayed the same. The tables that hold them are changed in place, and only by
-`raftlog.metadata.apply`, which never awaits. So a row taken from the image stays consistent for as
-long as the reader keeps it; a reader that awaits between two rows, and must not see a command
-applied in between, takes a `copy()` first.
+shares its unchanged parts. The tables of rows are changed in place, and only by
+`raftlog.metadata.apply`, which never awaits. So a row stays consistent for as long as a reader
+keeps it; a reader with an await between two rows, and without tolerance for a command applied in
+between, takes a `copy()` first.
 
 A partition of three replicas costs 110 to 230 bytes: 100,000 of them fit in 25 MB.
 
-Topic names: Kafka's rules, so that a topic can be mirrored to and from any such cluster.
-
-A legal name is also a harmless path segment, URL segment and metric label; even so, no path on
-disk is ever made of a name, but of the topic's id.
+Topic names follow Kafka's rules, so that a topic can be mirrored to and from any such cluster. A
+legal name is also a harmless path segment, URL segment and metric label; even so, no path on disk
+is ever made of a name, but of the topic's id.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from raftlog.record.types import (
 )
 
 NO_LEADER_ID: Final = BrokerId(-1)
-"""The leader of a partition that has none."""
+"""The leader of a partition without one."""
 NO_EPOCH: Final = LeaderEpoch(-1)
 """Where no leader epoch is meant."""
 
@@ -42,18 +41,19 @@ NO_EPOCH: Final = LeaderEpoch(-1)
 class PartitionImage(
     msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True
 ):
-    """One partition: who holds it, who is in sync, who leads.
+    """One partition: its replicas, its in-sync set, its leader.
 
     `isr` and `elr` are disjoint parts of `replicas`, in its order; the leader is in `isr`, or
-    NO_LEADER_ID. A broker in `elr` (KIP-966) left the ISR when it fell below min.insync.replicas;
-    nothing was committed since, so it may lead. `leader_epoch` grows with every change of leader
-    or of its incarnation, and when a replica has lost records; `partition_epoch` with every change
-    at all: who proposes a change names the one it has seen. While replicas are reassigned
-    (KIP-455), `adding` and `removing` are disjoint parts of `replicas`, neither of them all: those
-    that are to join, and those that leave once they have.
+    NO_LEADER_ID. A broker in `elr` (KIP-966) left the ISR when the ISR fell below
+    min.insync.replicas; no record was committed since, so the broker may lead. `leader_epoch` grows
+    with every change of leader or of its incarnation, and when a replica has lost records;
+    `partition_epoch` with every change at all: a proposed change names the epoch of its decision.
+    While replicas are reassigned (KIP-455), `adding` and `removing` are disjoint parts of
+    `replicas`, neither of them all: the joining replicas, and those that leave after the joining
+    ones have caught up.
 
-    `unclean_epoch` is the leader epoch that began by the newest unclean election, or NO_EPOCH. What
-    was committed before it may be lost: only then may a follower fall below its high watermark.
+    `unclean_epoch` is the leader epoch begun by the newest unclean election, or NO_EPOCH. Records
+    committed before may be lost: only then may a follower fall below its high watermark.
     """
 
     partition: PartitionId
@@ -69,7 +69,7 @@ class PartitionImage(
 
 
 class TopicImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One topic. `configs` holds only what was set on it; `partitions[n]` is partition n."""
+    """One topic. `configs` holds only its own settings; `partitions[n]` is partition n."""
 
     topic_id: TopicId
     name: str
@@ -78,12 +78,12 @@ class TopicImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
     @property
     def replication_factor(self) -> int:
-        """Replicas of each partition; those that are being added do not count yet."""
+        """Replicas of each partition, without those being added."""
         first = self.partitions[0]
         return len(first.replicas) - len(first.adding)
 
     def partition(self, partition: int) -> PartitionImage:
-        """The partition of that number. Raises LogError(UNKNOWN_PARTITION)."""
+        """The partition of the number. Raises LogError(UNKNOWN_PARTITION)."""
         if 0 <= partition < len(self.partitions):
             return self.partitions[partition]
         raise LogError(
@@ -96,12 +96,13 @@ class TopicImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 class BrokerImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One broker, as of its last start. See `RegisterBroker` for the fields.
 
-    A fenced broker leads nothing new and enters no ISR: it has just started, or is not heard of.
-    One in controlled shutdown is given nothing new either, but goes on with what it does.
+    A fenced broker gets no leadership and enters no ISR: it has just started, or its session has
+    expired. A broker in controlled shutdown gets no new duties either, but goes on with its present
+    ones.
 
-    The last two fields are an operator's wishes, and outlast starts. A broker in maintenance keeps
-    its replicas, but leads only what nobody else can. One that is decommissioned is given no more
-    replicas, and what it holds moves to others.
+    The last two fields are an operator's requests, and outlast starts. A broker in maintenance
+    keeps its replicas, but leads only without another choice. A decommissioned broker gets no more
+    replicas, and its present ones move to others.
     """
 
     broker_id: BrokerId
@@ -120,17 +121,18 @@ class BrokerImage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
     @property
     def is_available(self) -> bool:
-        """Whether it may be given something to lead, or enter an ISR."""
+        """Whether the broker may get leaderships, or enter an ISR."""
         return not self.fenced and not self.controlled_shutdown
 
     @property
     def may_hold(self) -> bool:
-        """Whether it may be given replicas."""
+        """Whether the broker may get replicas."""
         return self.is_available and not self.decommissioning
 
 
 class MetadataImage:
-    """All rows, as of `applied_index`. Read freely from the event loop; only `apply` may change it.
+    """All rows, as of `applied_index`. Read freely from the event loop; only `apply` may change the
+    image.
 
     Two images are equal if they hold the same rows as of the same index.
     """
@@ -158,10 +160,11 @@ class MetadataImage:
         """Ids of the newest deleted topics, oldest first."""
         self.next_producer_id = ProducerId(0)
         self.cluster_settings: Mapping[str, str] = {}
-        """Topic configs for all topics that do not set them. Replaced as a whole, like a row."""
+        """Broker configs, and topic configs for all topics without their own value. Replaced as a
+        whole, like a row."""
 
     def topic(self, name: str) -> TopicImage:
-        """The topic of that name. Raises LogError(UNKNOWN_TOPIC)."""
+        """The topic of the name. Raises LogError(UNKNOWN_TOPIC)."""
         topic = self.topics_by_name.get(name)
         if topic is None:
             raise LogError(UNKNOWN_TOPIC, f"Topic {name!r} not found.")
@@ -177,7 +180,7 @@ class MetadataImage:
         return sum(len(topic.partitions) for topic in self.topics_by_id.values())
 
     def copy(self) -> MetadataImage:
-        """An image that later commands do not change. Shares the rows: it costs the tables only."""
+        """A copy that later commands do not change. Shares the rows: costs the tables only."""
         other = MetadataImage()
         other.applied_index = self.applied_index
         other.cluster_id = self.cluster_id
@@ -218,7 +221,7 @@ _SHOWN_CHARACTERS_MAX = 80
 
 
 def topic_name_fault(name: str) -> str | None:
-    """What is wrong with a topic name, as a sentence for its author; None if nothing is."""
+    """The fault of a topic name, as a sentence for its author; None for a legal name."""
     if not name:
         return "A topic name must not be empty."
     if len(name) > TOPIC_NAME_CHARACTERS_MAX:
@@ -238,7 +241,7 @@ def topic_name_fault(name: str) -> str | None:
 
 
 def check_topic_name(name: str) -> str:
-    """The name itself, if it is legal. Raises LogError(INVALID_TOPIC)."""
+    """The name itself, if legal. Raises LogError(INVALID_TOPIC)."""
     fault = topic_name_fault(name)
     if fault is not None:
         raise LogError(INVALID_TOPIC, fault)

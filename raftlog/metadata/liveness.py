@@ -1,23 +1,22 @@
-"""Brokers that come, go and stop: what the active controller commits, in this order.
+"""Brokers that come, go and stop: the commits of the active controller, in this order.
 
-Each plan gives commands to be proposed one after the other, as long as the controller is active; if
-the first one is refused, the rest must not follow. Plans are made step by step, see `elections`.
+Each plan yields commands to be proposed one after the other, while the controller is active; after
+a refusal of the first one, the rest must not follow. Plans are made step by step, see `elections`.
 A controller that dies between two commands leaves work behind. The next one plans the fencing of
 every silent broker again, fenced or not (`controller.sessions`), and holds all elections that are
-due (`controller.partition_work`). All plans are empty where nothing is left to do.
+due (`controller.partition_work`). All plans are empty without remaining work.
 
-In all of them, brokers that are `unwritable` (their disks take no writes) are elected last.
+In all of them, `unwritable` brokers (their disks take no writes) are elected last.
 
-Replicas whose storage failed: a pure decision that any broker takes about its own.
-
-A replica that was damaged or wiped, or has lost bytes that it had not flushed, may lack records
-that it has acknowledged. It must leave ISR and ELR by a committed change *before* its files are
-touched, or it could be elected with less than was committed. From then on it is a replica like one
-that is new: it comes back into the ISR when its leader has seen it catch up, and never by itself.
+Failed replicas: a pure decision of each broker about its own. A replica that was damaged or wiped,
+or has lost unflushed bytes, may lack acknowledged records. The replica must leave ISR and ELR by a
+committed change *before* its files are touched; otherwise it could be elected without committed
+records. From then on it counts as new: its leader lets it into the ISR after it has caught up,
+never the broker itself.
 
 The change begins a new leader epoch, also where the broker is in neither set: its leader may be
-about to propose it for the ISR, by what it acknowledged before. That proposal is stale then, and
-acknowledgements of an older leader epoch do not count.
+about to propose it for the ISR, based on acknowledgements from before. The proposal is stale then,
+and acknowledgements of an older leader epoch do not count.
 """
 
 from __future__ import annotations
@@ -51,22 +50,22 @@ from raftlog.record.types import BrokerId
 def plan_fencing(
     image: MetadataImage, broker_id: BrokerId, *, unwritable: Set[BrokerId] = frozenset()
 ) -> Iterator[Command]:
-    """Fence a broker; move what it leads; take it out of every ISR. Unknown broker: nothing.
+    """Fence a broker, move its leaderships, remove it from every ISR. Empty for an unknown broker.
 
-    Also for one that is fenced already (it has been started again, or a controller died over
-    it): then only what is left to be done.
+    Also for a fenced one (restarted, or left half done by a dead controller): then only the
+    remaining work.
 
-    A member that is alone in an ISR leaves it, too (KIP-966): it goes to the ELR, whose members
-    have all that was committed, and is elected from there when it returns. But where others would
-    be left, and none of them leads or could, the ISR stays whole: each of them may report yet that
-    a power cut took records from it, and whoever had left would not be eligible then, though it has
-    everything. The first to return leads, and takes out the others.
+    A member alone in an ISR leaves, too (KIP-966): it goes to the ELR, whose members have all
+    committed records, and is elected from there on its return. But where others would be left, and
+    none of them leads or could, the ISR stays whole: each of them may yet report records lost in a
+    power cut, and a member that had left would not be eligible then, in spite of having all
+    records. The first to return leads, and removes the others.
     """
     broker = image.brokers.get(broker_id)
     if broker is None:
         return
     if not broker.fenced:
-        # First of all: from now on no leader can take it into an ISR again.
+        # First of all: from now on no leader can admit the broker to an ISR.
         yield FenceBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch)
     yield from _plan_leaving(image, {broker_id}, unwritable)
 
@@ -74,7 +73,7 @@ def plan_fencing(
 def plan_unfencing(
     image: MetadataImage, broker_id: BrokerId, *, unwritable: Set[BrokerId] = frozenset()
 ) -> Iterator[Command]:
-    """Let a broker serve again, and lead what has no leader for want of it."""
+    """Unfence a broker, and let it lead partitions left without a leader."""
     broker = image.brokers.get(broker_id)
     if broker is None:
         return
@@ -87,11 +86,10 @@ def plan_unfencing(
 def plan_controlled_shutdown(
     image: MetadataImage, broker_id: BrokerId, *, unwritable: Set[BrokerId] = frozenset()
 ) -> Iterator[Command]:
-    """Move what others can take over from a broker that is about to stop.
+    """Move leaderships from a stopping broker where others can take over.
 
-    It stays the leader where nobody else is in sync: until it has really stopped it can serve.
-    Elsewhere it leaves the ISR, so that its end keeps no write waiting, unless all others are gone
-    (see `plan_fencing`).
+    It stays the leader where no other is in sync: it can serve until its stop. Elsewhere it leaves
+    the ISR, so that its end delays no write, unless all others are gone (see `plan_fencing`).
     """
     broker = image.brokers.get(broker_id)
     if broker is None:
@@ -118,10 +116,10 @@ def plan_controlled_shutdown(
 def plan_unregistration(
     image: MetadataImage, broker_id: BrokerId, *, has_vote: bool
 ) -> UnregisterBroker:
-    """Forget a broker; `has_vote`: in the metadata quorum, of which the image knows nothing.
+    """Forget a broker; `has_vote`: in the metadata quorum, which is not in the image.
 
-    Raises LogError: NOT_FOUND, or ILLEGAL_STATE if it lives or votes. Whether it holds replicas
-    is decided when the command is applied.
+    Raises LogError: NOT_FOUND, or ILLEGAL_STATE if the broker lives or votes. Applying the command
+    decides whether it holds replicas.
     """
     broker = image.brokers.get(broker_id)
     if broker is not None and not broker.fenced:
@@ -144,7 +142,7 @@ def plan_unregistration(
 def _plan_leaving(
     image: MetadataImage, leaving: Set[BrokerId], unwritable: Set[BrokerId] = frozenset()
 ) -> Iterator[ChangePartitions]:
-    """Move what these brokers lead, and then take them out of the other ISRs."""
+    """Move the leaderships of these brokers, then remove the brokers from the other ISRs."""
     elections = Elections(image, excluding=leaving, unwritable=unwritable)
 
     def leave(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
@@ -163,8 +161,8 @@ def _plan_leaving(
     def leave_if_led(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
         return leave(topic, row) if row.leader in leaving else None
 
-    # Without a leader a partition serves nobody, so these come first. Those that were changed
-    # by the first round need nothing in the second, even if they have not been applied yet.
+    # A partition without a leader serves no client, so these come first. Those changed by the first
+    # round need no change in the second, even if not applied yet.
     moved: set[tuple[str, int]] = set()
     for command in in_batches(image, leave_if_led):
         moved.update((change.topic_id, change.partition) for change in command.changes)
@@ -183,7 +181,7 @@ def _serves(
 ) -> bool:
     """Whether one of these members leads the partition, or could.
 
-    Who is about to stop may go on leading until it has, but is not elected any more.
+    A stopping broker may lead until its stop, but is not elected any more.
     """
     return any(
         elections.is_available(member)
@@ -195,12 +193,11 @@ def _serves(
 def plan_replica_failures(
     image: MetadataImage, broker_id: BrokerId, keys: Collection[PartitionKey]
 ) -> Iterator[ChangePartitions]:
-    """Take the broker out of ISR and ELR of these partitions, and have others lead them.
+    """Remove the broker from ISR and ELR of these partitions, and elect other leaders.
 
-    Afterwards it is in neither, also where it was the last: nobody can lead then until an operator
-    accepts the loss. One change for each partition that it holds, whatever its state: those that
-    turn out to be stale have to be planned anew, and only those. Nothing may be done to the files
-    of a replica before its change is applied.
+    Afterwards it is in neither, even as the last member: then no replica can lead until an operator
+    accepts the loss. One change for each of its partitions, whatever their state: plan only the
+    stale ones again. The files of a replica must stay untouched before its change is applied.
     """
     elections = Elections(image, excluding={broker_id})
 

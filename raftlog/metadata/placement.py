@@ -1,7 +1,6 @@
-"""Which brokers hold a partition: spread over racks, and evenly over brokers. Pure.
+"""Placement of replicas: spread over racks, and evenly over brokers. Pure.
 
-Both for new partitions and for a replica that has to move. Nothing that is there already is moved
-for the sake of balance.
+For new partitions and for moving replicas. No present replica moves for the sake of balance.
 """
 
 from __future__ import annotations
@@ -26,16 +25,14 @@ def place(
     """Brokers for each of `partitions` new partitions, the preferred leader first.
 
     The leader is the broker that leads the fewest partitions, then holds the fewest replicas, then
-    has the lowest id; one in maintenance only if there is no other, and one of `unwritable`, whose
-    disks take no writes, after those. Each follower is, in this order: available; in a rack that
-    holds the fewest replicas of the partition; not `unwritable`; the one that follows this leader
-    least often, so that a dead leader's load spreads over all others; the one that holds the fewest
-    replicas; the lowest id.
-    Decommissioned brokers are left out. Those that are fenced or about to stop join when they are
-    back: a topic must not have fewer replicas, nor have to wait, for being created while a node is
-    away, as long as enough are there to write to it.
-    Raises LogError: INVALID_PARTITIONS if there are too few brokers, NOT_ENOUGH_REPLICAS if too few
-    of them are available at the moment.
+    has the lowest id; one in maintenance only without another choice, and an `unwritable` one,
+    whose disk takes no writes, after those. Each follower is, in this order: available; in a rack
+    with the fewest replicas of the partition; not `unwritable`; the broker that follows this leader
+    least often, so that a dead leader's load spreads over all others; the broker with the fewest
+    replicas; the lowest id. Decommissioned brokers are left out. Fenced and stopping ones join when
+    they are back: a topic created while a node is away must neither have fewer replicas nor wait,
+    as long as enough brokers are there to accept writes. Raises LogError: INVALID_PARTITIONS if
+    there are too few brokers, NOT_ENOUGH_REPLICAS if too few of them are available at the moment.
     """
     known = [image.brokers[broker_id] for broker_id in sorted(image.brokers)]
     staying = [broker for broker in known if not broker.decommissioning]
@@ -60,7 +57,7 @@ def place(
     load = _Load(image)
     assignments = []
     for _ in range(partitions):
-        # `min` takes the first of equals, and they are in order of their ids.
+        # `min` takes the first of equals, and the brokers are in order of their ids.
         leader = min(leaders, key=load.of_leader)
         chosen = [leader]
         racks = Counter([_rack(leader)])
@@ -85,10 +82,10 @@ def place(
 
 
 class Replacements:
-    """Other brokers for replicas that have to move, one after the other."""
+    """Replacement brokers for moving replicas, one after the other."""
 
     def __init__(self, image: MetadataImage, unwritable: Set[BrokerId] = frozenset()) -> None:
-        """`unwritable` are brokers whose disks take no writes: they are taken last."""
+        """`unwritable` are brokers without a writable disk: chosen last."""
         self._image = image
         self._unwritable = unwritable
         self._load = _Load(image)
@@ -98,9 +95,10 @@ class Replacements:
     ) -> tuple[BrokerId, ...] | None:
         """The replicas with others in place of `leaving`; None if there are too few brokers.
 
-        By the rules of `place`, but one that takes writes goes before racks, since all is to be
-        copied now: then in a rack that holds the fewest of the rest; in the first place whoever
-        leads least, elsewhere whoever follows the first least; whoever holds least.
+        By the rules of `place`, but a writable disk goes before racks, since all records are copied
+        now: then a rack with the fewest of the rest; in the first place the broker that leads
+        least, elsewhere the one that follows the first least; then the one with the fewest
+        replicas.
         """
         chosen = list(replicas)
         for position, broker_id in enumerate(replicas):
@@ -137,7 +135,7 @@ class Replacements:
 
 
 def _best(available: list[BrokerImage], unwritable: Set[BrokerId]) -> list[BrokerImage]:
-    """Those of them that are the best to lead, by what speaks against it."""
+    """The candidates with the fewest objections to leading."""
 
     def against(broker: BrokerImage) -> tuple[bool, bool]:
         return broker.broker_id in unwritable, broker.maintenance
@@ -147,14 +145,14 @@ def _best(available: list[BrokerImage], unwritable: Set[BrokerId]) -> list[Broke
 
 
 class _Load:
-    """Who leads, holds and follows how much; counts what is placed as if it were there already."""
+    """Counts of leaders, replicas and followers; placed replicas count as present."""
 
     def __init__(self, image: MetadataImage) -> None:
         self._led: Counter[BrokerId] = Counter()
         self._held: Counter[BrokerId] = Counter()
         self._followed: Counter[tuple[BrokerId, BrokerId]] = Counter()
-        # Few combinations stand for many partitions: counting those first is what makes this
-        # fast enough for the event loop.
+        # Few combinations stand for many partitions: counting those first makes this fast enough
+        # for the event loop.
         combinations = Counter(
             (row.leader, row.replicas)
             for topic in image.topics_by_id.values()

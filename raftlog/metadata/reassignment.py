@@ -20,7 +20,7 @@ from raftlog.record.types import BrokerId
 
 
 class Move(NamedTuple):
-    """A partition, and the brokers that are to hold it, the preferred leader first."""
+    """A partition and its target brokers, the preferred leader first."""
 
     topic: str
     partition: int
@@ -30,9 +30,8 @@ class Move(NamedTuple):
 def plan_reassignments(image: MetadataImage, moves: Sequence[Move]) -> Iterator[ChangePartitions]:
     """Carry out all of these moves, each partition at most once among them.
 
-    All are checked before the first is carried out; those that are on their way already are left
-    out. Raises LogError, at once: as `plan_reassignment`, or INVALID_PARTITIONS for one that comes
-    twice.
+    All are checked before the first command; those already under way are left out. Raises LogError,
+    at once: as `plan_reassignment`, or INVALID_PARTITIONS for a repeated partition.
     """
     if len({(move.topic, move.partition) for move in moves}) != len(moves):
         raise LogError(INVALID_PARTITIONS, "A partition can be reassigned only once at a time.")
@@ -66,14 +65,14 @@ def plan_reassignment(
 
 
 def target_of(row: PartitionImage) -> tuple[BrokerId, ...]:
-    """The brokers that hold the partition once no reassignment is under way any more."""
+    """The replicas of the partition after the reassignment under way, if any."""
     return tuple(broker_id for broker_id in row.replicas if broker_id not in row.removing)
 
 
 def reassigned(
     topic: TopicImage, row: PartitionImage, replicas: tuple[BrokerId, ...]
 ) -> PartitionChange:
-    """The beginning of a reassignment to `replicas`, in place of one that is under way."""
+    """Begin a reassignment to `replicas`, in place of the one under way."""
     removing = tuple(broker_id for broker_id in row.replicas if broker_id not in replicas)
     adding = tuple(
         broker_id
@@ -104,10 +103,10 @@ def _check_target(
 
 
 def plan_cancellation(image: MetadataImage, *, name: str, partition: int) -> ChangePartitions:
-    """Drop the replicas that were being added, and keep those that were to leave.
+    """Drop the replicas being added, and keep the leaving ones.
 
-    Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, or ILLEGAL_STATE if no reassignment is under
-    way, or none of the former replicas has all records, or could lead.
+    Raises LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION, or ILLEGAL_STATE without a reassignment, or
+    if none of the former replicas has all records, or could lead.
     """
     topic = image.topic(name)
     row = topic.partition(partition)
@@ -124,7 +123,7 @@ def plan_cancellation(image: MetadataImage, *, name: str, partition: int) -> Cha
 def plan_completions(
     image: MetadataImage, keys: Collection[PartitionKey] | None = None
 ) -> Iterator[ChangePartitions]:
-    """End every reassignment whose new replicas are all in sync, and there; of these, or of all."""
+    """End every reassignment with all new replicas in sync and alive; of `keys`, or of all."""
     elections = Elections(image)
 
     def choose(topic: TopicImage, row: PartitionImage) -> PartitionChange | None:
@@ -132,7 +131,7 @@ def plan_completions(
             return None
         target = target_of(row)
         if not {*target} <= {*row.isr} or any(image.brokers[each].fenced for each in target):
-            # An ISR whose members are all gone stays as it is (see liveness.py).
+            # An ISR without a living member stays unchanged (see liveness.py).
             return None
         return without_replicas(elections, topic, row, without=row.removing)
 
@@ -142,7 +141,8 @@ def plan_completions(
 def without_replicas(
     elections: Elections, topic: TopicImage, row: PartitionImage, *, without: tuple[BrokerId, ...]
 ) -> PartitionChange | None:
-    """The reassignment's end, by which `without` lose their replicas; None if nobody could lead."""
+    """The end of the reassignment, without the replicas of `without`; None without an eligible
+    leader."""
     replicas = tuple(broker_id for broker_id in row.replicas if broker_id not in without)
     isr = tuple(broker_id for broker_id in row.isr if broker_id not in without)
     leader = row.leader

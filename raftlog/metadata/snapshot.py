@@ -1,16 +1,16 @@
-"""The image as bytes: JSON lines, in pieces, so that no step of making or reading them takes long.
+"""The image as bytes: JSON lines, in pieces, so that no step of encoding or decoding takes long.
 
 Line 1 is the header, with the number of rows; then the ids of deleted topics, oldest first, a
 thousand to a line; then each broker and each topic, in order of id and name, each topic followed by
-its partitions, about a thousand to a line. Equal images have equal bytes, whatever the order in
-which they came to be. The pieces are cut anywhere: only their sum has a meaning.
+its partitions, about a thousand to a line. Equal images have equal bytes, whatever the order of
+their changes. The pieces are cut anywhere: only their sum has a meaning.
 
-Encoding and decoding hold the interpreter for a line at a time. That is what bounds the lines: the
-event loop must not wait longer for it while a snapshot is made on another thread.
+Encoding and decoding hold the interpreter for a line at a time, which bounds the lines: the event
+loop must not wait longer while another thread makes a snapshot.
 
-Unlike in a command, an unknown field here is an error: every field of a snapshot is state, and to
-ignore one would be to lose it at the next snapshot. A release that adds a field writes it under a
-higher `v`, and only once the image holds something that the lower one cannot.
+Unlike in a command, an unknown field here is an error: every field of a snapshot is state, and an
+ignored one would be lost at the next snapshot. A release with a new field writes a higher `v`, and
+only once the image holds state beyond the lower version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.types import BrokerId, ProducerId, TopicId
 
 SNAPSHOT_VERSION: Final = 2
-"""The newest snapshot version that this node reads, and the one it writes.
+"""The newest snapshot version that this node reads; the written one.
 
 1 has no `unclean_epoch` of partitions, and no `maintenance` and `decommissioning` of brokers.
 """
@@ -79,7 +79,7 @@ _T = TypeVar("_T")
 
 
 def snapshot_pieces(image: MetadataImage) -> Iterator[bytes]:
-    """The image's bytes. An image that may change meanwhile must be copied first."""
+    """The image's bytes. Copy an image first if it may change meanwhile."""
     gathered: list[bytes] = []
     size = 0
     for line in _lines(image):
@@ -94,10 +94,10 @@ def snapshot_pieces(image: MetadataImage) -> Iterator[bytes]:
 
 
 def from_snapshot(pieces: Iterable[bytes]) -> MetadataImage:
-    """The image that these bytes hold.
+    """The image of these bytes.
 
-    Raises MetadataVersionError for a newer version, LogError(STORAGE_FAILED) for anything that is
-    not a whole snapshot.
+    Raises MetadataVersionError for a newer version, LogError(STORAGE_FAILED) for anything but a
+    whole snapshot.
     """
     lines = _Lines(pieces)
     header = _header(lines.next())
@@ -174,7 +174,7 @@ def _cut(piece: bytes) -> Iterator[bytes]:
 
 
 class _Lines:
-    """The lines of what comes in pieces."""
+    """The lines of bytes that come in pieces."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -197,7 +197,7 @@ class _Lines:
         return self._ready.pop()
 
     def end(self) -> None:
-        """Check that nothing is left."""
+        """Check for the end."""
         if self._ready or any(self._rest) or any(self._pieces):
             raise _damaged("there is more than was announced")
 
@@ -221,8 +221,8 @@ def _topic(lines: _Lines, shared: dict[tuple[BrokerId, ...], tuple[BrokerId, ...
         decoded = _decode(_PARTITIONS, lines.next())
         if not 0 < len(decoded) <= head.partitions - len(rows):
             raise _damaged(f"other partitions than announced for {head.name}")
-        # Few combinations of brokers stand for many partitions: one tuple for all that are equal
-        # is half of the image's memory.
+        # Few combinations of brokers stand for many partitions: one tuple for all equal ones is
+        # half of the image's memory.
         rows += [
             PartitionImage(
                 row.partition,

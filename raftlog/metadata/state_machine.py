@@ -1,7 +1,5 @@
-"""The metadata as the quorum drives it: command bytes in, results out, listeners told of deltas.
-
-What is true of every image, whatever commands made it.
-"""
+"""The quorum's state machine: command bytes in, results and deltas out; invariants of every
+image."""
 
 from __future__ import annotations
 
@@ -27,11 +25,10 @@ Listener: TypeAlias = Callable[[MetadataDelta], None]
 
 
 class MetadataStateMachine:
-    """Holds the image and moves it. Satisfies `raftlog.raft.StateMachine[ApplyResult]`.
+    """Holds and changes the image. Satisfies `raftlog.raft.StateMachine[ApplyResult]`.
 
-    A listener is called after each command that changed topics, partitions or brokers, when the
-    image holds the change already, and before the proposer is answered. It must not raise: what a
-    node cannot follow ends the node.
+    A listener is called after each command with a change, once the image holds the change, and
+    before the proposer's answer. A listener must not raise: the node would end.
     """
 
     def __init__(self) -> None:
@@ -40,18 +37,19 @@ class MetadataStateMachine:
 
     @property
     def image(self) -> MetadataImage:
-        """The present image. Ask each time: a snapshot from the leader replaces it as a whole."""
+        """The present image. Read the property each time: a snapshot replaces the image as a
+        whole."""
         return self._image
 
     def subscribe(self, listener: Listener) -> None:
-        """Tell `listener` of every change from now on. What is there already, `image` holds."""
+        """Call `listener` with every later change. Earlier state is in `image`."""
         assert len(self._listeners) < LISTENERS_MAX
         self._listeners.append(listener)
 
     def apply(self, index: int, command: bytes) -> ApplyResult:
         """Apply one committed command. Raises MetadataVersionError, which must end the node."""
         result = apply(self._image, index, decode_command(command))
-        self._tell(result.delta)
+        self._notify(result.delta)
         return result
 
     def snapshot(self) -> Callable[[], Iterator[bytes]]:
@@ -60,17 +58,16 @@ class MetadataStateMachine:
         return lambda: snapshot_pieces(captured)
 
     def restore(self, index: int, pieces: Iterable[bytes]) -> Callable[[], None]:
-        """Prepare to take the snapshot's image in place of the present one.
+        """Prepare to replace the present image by the snapshot's.
 
-        May run on another thread, while nothing is applied. What it returns must then be called
-        on the event loop: it swaps the images and tells the listeners.
-        Raises MetadataVersionError or LogError(STORAGE_FAILED); AssertionError for an image that
-        contradicts itself.
+        May run on another thread, while no command is applied. Call the returned function on the
+        event loop: it swaps the images and calls the listeners. Raises MetadataVersionError or
+        LogError(STORAGE_FAILED); AssertionError for an image that contradicts itself.
         """
         image = from_snapshot(pieces)
         assert image.applied_index <= index
         check_invariants(image)
-        # The log also holds entries that are no commands: the image may be older than its index.
+        # The log also holds entries without a command: the image may be older than its index.
         image.applied_index = index
         before = self._image
         share_rows(before, image)
@@ -80,12 +77,12 @@ class MetadataStateMachine:
             assert self._image is before, "restored twice at once"
             assert before.applied_index == applied_index, "applied during a restore"
             self._image = image
-            self._tell(delta)
+            self._notify(delta)
 
         applied_index = before.applied_index
         return install
 
-    def _tell(self, delta: MetadataDelta) -> None:
+    def _notify(self, delta: MetadataDelta) -> None:
         if delta:
             for listener in self._listeners:
                 listener(delta)
@@ -102,9 +99,9 @@ def check_invariants(image: MetadataImage) -> None:
 
 
 def invariant_steps(image: MetadataImage) -> Iterator[None]:
-    """Check in small steps: each `next` looks at some rows. Raises AssertionError.
+    """Check in small steps: each `next` examines some rows. Raises AssertionError.
 
-    The image must not change meanwhile. It is valid once there is no further step.
+    The image must not change meanwhile. After the last step the image is valid.
     """
     assert image.applied_index >= 0
     assert image.next_producer_id >= 0

@@ -1,12 +1,12 @@
-"""How a node comes to be: its settings, what its data directory says, and what follows from both.
+"""One node: its settings, its data directory, its start, and its assembly as a process.
 
-Purpose: decide whether a start begins a cluster, joins one, or goes on with what is there, and
-under which identity, address and secret; and remember it, so that a restart needs the data
-directory alone.
+Purpose: decide whether a start begins a cluster, joins one, or resumes from the data directory, and
+under which identity, address and secret; remember the decision, so that a restart needs the data
+directory alone; then assemble the node, register each start, and watch the disk.
 
-Rules: decisions are pure (decide.py); files are written durably, before anything relies on them.
-The cluster's secret leaves this package only as the value that `secret.py` returns: never in a
-log line, an error, a `repr` or a help text.
+Rules: decisions are pure (`start`); files are written durably, before any code relies on them. The
+cluster's secret leaves this package only as the return value of `secret.py`: never in a log line,
+an error, a `repr` or a help text.
 
-Must not know: how members talk to each other, or what a metadata command means.
+Must not know: the messages between members, or the meaning of metadata commands.
 """

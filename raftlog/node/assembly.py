@@ -149,7 +149,7 @@ class NodeCore:
         state_machine = MetadataStateMachine()
         known_cluster = await disk.run(lambda: load_cluster_id(disk))
         joined, initial = await find_cluster(start, identity, address, network, clock)
-        # The list that the cluster was begun with, whatever a later start is given.
+        # The list of voters that the cluster began with, whatever a later start names.
         begun_with = identity.first_start.voters
         quorum = await RaftMember.open(
             disk=disk,
@@ -218,7 +218,7 @@ class NodeCore:
             if error.entry is not DISK_FULL:
                 raise
             # The old leader epochs must not take new records; reading does not need a new one.
-            logger.error("the disk is full: serving reads only until there is room")
+            logger.error("the disk is full: serving reads only until there is room again")
             self._disk_watch.registration_error = error
         self.writes.update()
         if self.services.cluster_id:
@@ -241,7 +241,9 @@ class NodeCore:
         for task in self._tasks:
             task.cancel()
         if not await self.controller.shut_down(LEAVE_TIMEOUT_S):
-            logger.warning("some partitions that this node leads were not taken over")
+            logger.warning(
+                "stopping with some led partitions not handed over: see the controller's log"
+            )
         await self.quorum.resign_leadership()
 
     async def close(self) -> None:
@@ -262,7 +264,7 @@ class NodeCore:
 
     async def _registered_with_room(self, epoch: BrokerEpoch) -> None:
         await self._join(epoch)
-        logger.info("there is room on the disk again: taking writes")
+        logger.info("the disk has room again: accepting writes")
         self._disk_watch.registration_error = None
         self.writes.update()
 
@@ -280,7 +282,7 @@ class NodeCore:
 
     def _lease_changed(self) -> None:
         if self.controller.is_cut_off and self.not_ready is None:
-            logger.warning("cut off from the controller: taking no writes")
+            logger.warning("cut off from the controller: rejecting writes")
         self.writes.update()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:

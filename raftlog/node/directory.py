@@ -1,9 +1,9 @@
-"""The data directory's own word: whose it is, how it came to be, and where its node was found.
+"""The data directory's own record: its owner, its first start, and the node's address.
 
-`directory.json` is written once, before anything else, and says whose the directory is. It also
-keeps how the first start was asked for: if that ended before there was a metadata journal, the next
-one must not take the empty directory for a cluster of one. `node.json` keeps what is convenient not
-to repeat, address and rack, as of the last start that succeeded; `cluster.json` the cluster's id.
+`directory.json` is written once, before any other file, and names the owner of the directory. The
+file also keeps the request of the first start: if that ended before there was a metadata journal,
+the next start must not take the empty directory for a cluster of one. `node.json` keeps the address
+and rack of the last successful start, as a convenience; `cluster.json` the cluster's id.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _S = TypeVar("_S", bound=msgspec.Struct)
 
 
 class IdentityError(Exception):
-    """The data directory is another node's, damaged, or not whole. `str()` says what to do."""
+    """The data directory is another node's, damaged, or not whole. `str()` says how to go on."""
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """The settings of a start that a later one may leave out."""
+    """The settings of a start that a later start may leave out."""
 
     listen: str | None = None
     advertised: str | None = None
@@ -51,14 +51,14 @@ class _Cluster(msgspec.Struct, frozen=True):
 
 
 class FirstStart(Remembered, frozen=True):
-    """How the first start was asked for."""
+    """The request of the first start."""
 
     voters: str | None = None
     join: str | None = None
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a data directory belongs to, so that it is never served under another node's id."""
+    """The owner of a data directory, so that no other node id ever serves the directory."""
 
     directory_id: str
     """Drawn once. A wiped disk gets another one, and so is recognised."""
@@ -68,7 +68,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DirectoryState:
-    """What a start finds in its data directory."""
+    """The state of a data directory at a start."""
 
     identity: Identity | None = None
     """None: the directory is new."""
@@ -77,9 +77,9 @@ class DirectoryState:
 
 
 def load_state(disk: Disk) -> DirectoryState:
-    """Look at a data directory. Blocks: call it inside `Disk.run`.
+    """Read the state of a data directory. Blocks: call it inside `Disk.run`.
 
-    Raises IdentityError if what is there cannot be a node's whole directory, and DiskError.
+    Raises IdentityError if the files cannot be a node's whole directory, and DiskError.
     """
     has_metadata = disk.exists(METADATA_DIRECTORY)
     content = read_small_file(disk, IDENTITY_FILE, FILE_BYTES_MAX)
@@ -90,8 +90,7 @@ def load_state(disk: Disk) -> DirectoryState:
     identity = _decode(content, Identity, IDENTITY_FILE)
     names = disk.list_directory(METADATA_DIRECTORY)
     has_journal = JOURNAL_NAME in names
-    # A voter that has forgotten its votes could vote twice: only a directory that never served may
-    # be without them.
+    # A voter without its votes could vote twice: only a directory that never served may lack them.
     has_served = disk.exists(REMEMBERED_FILE) or SNAPSHOT_NAME in names
     if not has_journal and (has_served or disk.list_directory(REPLICAS)):
         raise IdentityError(
@@ -101,8 +100,8 @@ def load_state(disk: Disk) -> DirectoryState:
     return DirectoryState(identity, has_journal)
 
 
-def as_asked(settings: NodeSettings, state: DirectoryState) -> NodeSettings:
-    """The settings of a first start, completed by those of one before that was not finished."""
+def requested_settings(settings: NodeSettings, state: DirectoryState) -> NodeSettings:
+    """The settings of a first start, completed by those of an earlier unfinished one."""
     known = state.identity
     if known is None or settings.voters is not None or settings.join is not None:
         return settings
@@ -112,9 +111,9 @@ def as_asked(settings: NodeSettings, state: DirectoryState) -> NodeSettings:
 def claim(
     disk: Disk, settings: NodeSettings, state: DirectoryState, randomness: Randomness
 ) -> Identity:
-    """Make the directory this node's, durably, before it holds anything else. Blocks.
+    """Make the directory this node's, durably, before any other write. Blocks.
 
-    As long as there is no journal, a start that is asked for in another way replaces how. Raises
+    Before there is a journal, another request for the first start replaces the earlier one. Raises
     IdentityError if the directory is another node's, and DiskError.
     """
     known = state.identity
@@ -124,13 +123,13 @@ def claim(
         )
     if known is not None and state.has_journal:
         return known
-    asked = as_asked(settings, state)
+    requested = requested_settings(settings, state)
     first = FirstStart(
-        listen=asked.listen,
-        advertised=_advertised(asked),
-        rack=asked.rack,
-        voters=asked.voters,
-        join=asked.join,
+        listen=requested.listen,
+        advertised=_advertised(requested),
+        rack=requested.rack,
+        voters=requested.voters,
+        join=requested.join,
     )
     if known is not None and known.first_start == first:
         return known
@@ -141,12 +140,13 @@ def claim(
 
 
 def remember(disk: Disk, settings: NodeSettings) -> None:
-    """Keep address and rack for later starts that do not name them. Blocks; raises DiskError.
+    """Keep address and rack for later starts without them. Blocks; raises DiskError.
 
-    A full disk is no reason not to start: then they are not kept, which is logged.
+    A full disk does not prevent the start: address and rack are then not kept, and a log line says
+    so.
 
-    To be called once the node has started with them, and has its journal: a mistyped address is
-    not remembered, and from now on a missing journal is a loss.
+    Call this once the node has started with them, and has its journal: a mistyped address is not
+    remembered, and from now on a missing journal is a loss.
     """
     content = msgspec.json.encode(Remembered(settings.listen, _advertised(settings), settings.rack))
     if read_small_file(disk, REMEMBERED_FILE, FILE_BYTES_MAX) == content:
@@ -158,20 +158,20 @@ def remember(disk: Disk, settings: NodeSettings) -> None:
 
 
 def load_cluster_id(disk: Disk) -> str | None:
-    """The cluster that the directory's node belongs to; None before it knew. Blocks.
+    """The cluster of the directory's node; None before the node knew. Blocks.
 
-    The metadata says so, too; but a voter that has been started again learns what of its log is
-    committed from other nodes only, and must know before that whether they are of its cluster.
-    Raises IdentityError, DiskError.
+    The metadata names the cluster, too; but a restarted voter learns only from other nodes how much
+    of its log is committed, and must know beforehand whether they are of its cluster. Raises
+    IdentityError, DiskError.
     """
     content = read_small_file(disk, CLUSTER_FILE, FILE_BYTES_MAX)
     return None if content is None else _decode(content, _Cluster, CLUSTER_FILE).cluster_id
 
 
 def note_cluster_id(disk: Disk, cluster_id: str) -> None:
-    """Keep what the metadata says of the cluster. Blocks. Raises DiskError.
+    """Keep the cluster's id from the metadata. Blocks. Raises DiskError.
 
-    A full disk is no reason to stop: the next start tries again.
+    A full disk does not stop the node: the next start tries again.
     """
     content = msgspec.json.encode(_Cluster(cluster_id))
     if read_small_file(disk, CLUSTER_FILE, FILE_BYTES_MAX) == content:
@@ -183,12 +183,11 @@ def note_cluster_id(disk: Disk, cluster_id: str) -> None:
 
 
 def remembered_settings(data_dir: Path, *, listen: str | None = None) -> dict[str, Any]:
-    """The settings that a data directory remembers, by name; none if it is new or missing.
+    """The settings remembered by a data directory, by name; none if new or missing.
 
-    They go before the defaults, and after all that is given. `listen` is the address given, if any:
-    with another one than before, the address told to others then is of no use any more. Read by
-    path, because the settings are needed before the node locks its directory. Raises IdentityError
-    and OSError.
+    They go before the defaults, and after all other sources. `listen` is the given address, if any:
+    a changed one makes the remembered advertised address useless. Read by path, because the
+    settings are needed before the node locks its directory. Raises IdentityError and OSError.
     """
     content = _read_path(data_dir / IDENTITY_FILE)
     if content is None:

@@ -1,8 +1,8 @@
 """Whether this node may write and lead, by the state of its disk and of its lease.
 
-A disk that is full or hangs takes no writes: heartbeats report that, and the controller moves
-leaderships to other brokers. A node whose disk keeps it from applying the metadata must also stop
-to act as a leader by itself, because it cannot learn that another broker leads by now.
+A disk that is full or hangs takes no writes: heartbeats report the trouble, and the controller
+moves leaderships to other brokers. A node kept by its disk from applying the metadata must also
+stop to lead by itself, because it cannot learn of the next leader.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DiskWatch:
         self._clock = clock
         self._health = DiskHealth()
         self._known_index = -1
-        """What the controller had applied, as of the previous observation."""
+        """The controller's applied index, as of the previous observation."""
         self.stall: DiskTrouble | None = None
         """The disk trouble that keeps this node from applying the metadata, if any."""
         self.registration_error: LogError | None = None
@@ -55,15 +55,16 @@ class DiskWatch:
     def may_lead(self, known_index: int) -> bool:
         """Whether the disk allows this node to act as a leader at this moment.
 
-        `known_index` is the newest index that the controller is known to have applied.
+        `known_index` is the newest known applied index of the controller.
         """
         if self.stall is not None:
             return False
-        # Not left to the next observation: a process that was stopped may have missed some.
+        # Not left to the next observation: a stopped process may have missed some.
         return self._health.trouble is None or not self._is_behind(known_index)
 
     def observe(self, known_index: int) -> bool:
-        """Look at the disk; return whether `stall` has changed. The next heartbeat reports it."""
+        """Observe the disk; return whether `stall` has changed. The next heartbeat reports the
+        state."""
         health, logs = self._health, self._logs
         before, could_write = health.trouble, health.can_write
         health.observe(
@@ -78,9 +79,12 @@ class DiskWatch:
         stall_before = self.stall
         self.stall = (stall_before or health.trouble) if is_behind else None
         if health.trouble is not None and health.trouble is not before:
-            logger.error("the disk %s: others lead what they can", health.trouble.value)
+            logger.error(
+                "the disk %s: the controller moves leaderships to other brokers",
+                health.trouble.value,
+            )
         elif health.can_write and not could_write:
-            logger.info("the disk takes writes again")
+            logger.info("the disk accepts writes again")
         return self.stall is not stall_before
 
     def _is_behind(self, known_index: int) -> bool:
@@ -118,7 +122,7 @@ class WritePolicy:
         self._listeners: list[Callable[[LogError | None], None]] = []
 
     def on_changed(self, listener: Callable[[LogError | None], None]) -> None:
-        """Call `listener` with the error that writes get from now on, or None to accept them."""
+        """Call `listener` with the error for writes from now on, or None to accept writes."""
         assert len(self._listeners) < LISTENERS_MAX
         self._listeners.append(listener)
 
@@ -139,7 +143,7 @@ class WritePolicy:
             self.observe_disk()
 
     def update(self) -> None:
-        """Call the listeners with the present rejection; call it after each change of its cause."""
+        """Call the listeners with the present rejection, after each change of its cause."""
         rejection = self._rejection()
         for listener in self._listeners:
             listener(rejection)

@@ -1,8 +1,8 @@
-"""A node, put together: the core, and the HTTP server in front of it, as one process.
+"""A node as one process: the core, and the HTTP server in front of it.
 
-The server listens before the node is registered, because the other nodes reach it there; users are
-told "starting" until it serves. A node whose metadata quorum failed, or in which an invariant
-broke, ends at once, uncleanly: what it would still do could not be trusted.
+The server listens before the node is registered, because the other nodes connect there; users get
+"starting" until the node serves. After a failure of the metadata quorum, or a broken invariant, a
+node ends at once, uncleanly: its further work could not be trusted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Where it serves, as `host:port`."""
+        """The address of the listener, as `host:port`."""
         return join_address(self.settings.listen_address()[0], self.server.port)
 
     @classmethod
@@ -73,8 +73,8 @@ class Node:
     ) -> Node:
         """Recover, listen, register, serve.
 
-        Waits for a majority of the voters, for as long as it takes. Raises LogError, DiskError,
-        OSError, IdentityError or ValueError: it has not started.
+        Waits for a majority of the voters without a limit. Raises LogError, DiskError, OSError,
+        IdentityError or ValueError: the node has not started.
         """
         host, port = settings.listen_address()
         # A port of the system's choice is chosen first: the quorum must know where this node is.
@@ -115,13 +115,13 @@ class Node:
             network=network,
             on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}"),
         )
-        # It listens there, so that is where it will be found after a crash, too.
+        # The node listens there, so other nodes will find it there after a crash, too.
         await disk.run(lambda: remember(disk, settings))
         await core.serve(address, settings.rack)
         return cls(settings, core, server)
 
     async def stop(self) -> None:
-        """Stop cleanly: first hand over, then serve nobody any more, then put all in order."""
+        """Stop cleanly: hand over, stop serving, then checkpoint and close."""
         await self.core.leave()
         await self.server.close()
         await self.core.close()
@@ -135,14 +135,14 @@ def _free_port(host: str) -> int:
 
 
 def run_node(settings: NodeSettings) -> int:
-    """Run a node until it is told to stop (SIGTERM, SIGINT); return the process's exit code."""
-    # All that was imported lives as long as the node. Left among what the collector looks at, it is
-    # looked at again with every request of a few hundred records.
+    """Run a node until SIGTERM or SIGINT; return the process's exit code."""
+    # The imported modules live as long as the node. Without the freeze the collector would scan
+    # them with every request of a few hundred records.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
     keep_large_blocks()
-    # A sync that returns must not wait 5 ms for a busy event loop to let its thread say so.
+    # A finished sync must not wait 5 ms for a busy event loop before its thread can report.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         Path(settings.data_dir).mkdir(parents=True, exist_ok=True)
@@ -157,16 +157,16 @@ async def _run(settings: NodeSettings) -> int:
     fatal: asyncio.Future[str] = loop.create_future()
     stop: asyncio.Future[str] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _tell, stop, signal.Signals(number).name)
+        loop.add_signal_handler(number, _resolve, stop, signal.Signals(number).name)
     disk = FileSystemDisk(settings.data_dir)
     starting = loop.create_task(
-        Node.start(settings, disk, SystemClock(), SystemRandomness(), partial(_tell, fatal))
+        Node.start(settings, disk, SystemClock(), SystemRandomness(), partial(_resolve, fatal))
     )
     await asyncio.wait((starting, fatal, stop), return_when=asyncio.FIRST_COMPLETED)
     if fatal.done():
         _end(fatal.result())
     if not starting.done():
-        # Nothing that was acknowledged is in its hands yet.
+        # Nothing acknowledged depends on the process yet.
         logger.info("%s: stopping before the start was complete", stop.result())
         logging.shutdown()
         os._exit(EXIT_OK)
@@ -196,6 +196,6 @@ def _end(reason: str) -> None:
     os._exit(EXIT_FAILED)
 
 
-def _tell(future: asyncio.Future[str], reason: str) -> None:
+def _resolve(future: asyncio.Future[str], reason: str) -> None:
     if not future.done():
         future.set_result(reason)

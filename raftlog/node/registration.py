@@ -1,7 +1,8 @@
-"""How a node enters its cluster: find it, register this start, and end when it is rejected.
+"""The entry of a node into its cluster: find, register this start, end on a rejection.
 
-A registration begins a new incarnation of the broker (a new broker epoch). It is repeated while the
-quorum has no leader, put off while the disk is full, and fatal when the cluster rejects the node.
+A registration begins a new incarnation of the broker (a new broker epoch). The node repeats it
+while the quorum has no leader, postpones it while the disk is full, and ends when the cluster
+rejects it.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ DISK_FULL_RETRY_S: Final = 2.0
 JOIN_TIMEOUT_S: Final = 30.0
 """How long a joining node looks for its cluster."""
 REJECTED_S_MAX: Final = 3.0
-"""A node ends when all nodes of the cluster that it reaches have rejected it for so long."""
+"""A node ends after rejections by all reached nodes of the cluster for so long."""
 SERVING_TIMEOUT_S: Final = 5.0
-"""How long a start waits to be unfenced before it serves all the same."""
+"""How long a start waits for its unfencing before serving all the same."""
 
 T = TypeVar("T")
 
@@ -82,7 +83,7 @@ class Registration:
         """Register this start; retry while no leader answers.
 
         Raises LogError: DISK_FULL without room for the entry; ILLEGAL_STATE when the cluster
-        rejects this node, or each node of it that can be reached rejects the connection.
+        rejects this node, or each reached node rejects the connection.
         """
         return await _first_of(self._register(command), self._rejected_for_good())
 
@@ -101,7 +102,7 @@ class Registration:
             return
 
     async def wait_unfenced(self) -> None:
-        """Wait until the controller has unfenced this node, and it may act as a leader.
+        """Wait until the controller has unfenced this node, and its lease is valid.
 
         Gives up after SERVING_TIMEOUT_S.
         """
@@ -111,13 +112,13 @@ class Registration:
             if broker is not None and not broker.fenced and not self._controller.is_cut_off:
                 return
             await self._clock.sleep(REGISTRATION_RETRY_S / 10)
-        logger.warning("serving, but the controller has this node fenced still")
+        logger.warning("serving, although the controller still has this node fenced")
 
     def forget_directories(self, delta: MetadataDelta) -> None:
         """Forget the data directories of brokers that were unregistered or replaced.
 
-        A directory that stayed known would keep the next node of its id out. A delta made of a
-        snapshot shows an unregistered broker only as another directory under the same id.
+        A known directory would keep out the next node of its id. A delta made of a snapshot shows
+        an unregistered broker only as another directory under the same id.
         """
         for broker_id in delta.brokers_gone:
             self._quorum.forget(broker_id)
@@ -134,7 +135,7 @@ class Registration:
                 if error.entry not in (NO_CONTROLLER, RETRIABLE, OVERLOADED):
                     raise
                 if self._quorum.lacks_room:
-                    # It may be registered, but cannot take the entry that says so.
+                    # The command may be committed, but this node lacks room for its entry.
                     raise LogError(DISK_FULL, "The disk is full.") from error
                 logger.info("not registered yet: %s", self._missing_voters() or error)
                 await self._clock.sleep(REGISTRATION_RETRY_S)
@@ -186,10 +187,10 @@ async def create_cluster(
 async def find_cluster(
     start: Start, identity: Identity, address: str, network: Network, clock: Clock
 ) -> tuple[str | None, VoterSet]:
-    """The cluster's id, if known, and the voters that a new journal begins with.
+    """The cluster's id, if known, and the first voters of a new journal.
 
-    `address` (`host:port`) is where other nodes reach this one. Raises LogError if this node is a
-    voter of the cluster that it would join.
+    `address` (`host:port`) is where other nodes reach this one. Raises LogError if this node
+    already is a voter of the cluster to join.
     """
     match start:
         case Begin(voters=None):
@@ -212,7 +213,7 @@ async def find_cluster(
                 network, addresses, hello, clock=clock, timeout_s=JOIN_TIMEOUT_S
             )
             if theirs.voters.find(identity.node_id) is not None:
-                # With an empty log it would vote against entries that it has acknowledged.
+                # With an empty log the voter would vote against entries that it has acknowledged.
                 raise LogError(
                     ILLEGAL_STATE,
                     f"Node {identity.node_id} has a vote in this cluster, and its log is in "

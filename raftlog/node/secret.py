@@ -1,7 +1,7 @@
 """The cluster's secret: given, remembered, or made; kept in the data directory for its owner alone.
 
-Written straight to the file system and not through `Disk`: only a real node has other users on its
-machine to keep it from, and `Disk` knows no permissions. Errors never hold any part of a secret.
+Written straight to the file system and not through `Disk`: only a real machine has other users, and
+`Disk` knows no permissions. Errors never hold any part of a secret.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _OWNER_ONLY: Final = 0o600
 def obtain_secret(
     settings: NodeSettings, start: Start, data_dir: Path, randomness: Randomness
 ) -> bytes:
-    """The cluster's secret, which the data directory durably holds when this returns. Blocks.
+    """The cluster's secret, durably in the data directory on return. Blocks.
 
-    One that is given goes before the one remembered, so that it can be changed by restarting all
-    nodes. None of both: a node that begins a cluster alone makes one. Raises StartError, OSError.
+    A given secret goes before the remembered one, so that restarting all nodes can change the
+    secret. With neither, a node that begins a cluster alone makes one. Raises StartError, OSError.
     """
     given = _given(settings)
     path = data_dir / SECRET_FILE
@@ -65,7 +65,7 @@ def _read(path: Path) -> bytes:
 
 
 def _checked(secret: bytes, what: str) -> bytes:
-    # Editors and `echo` end a file with a newline that nobody takes for a part of the secret.
+    # Editors and `echo` end a file with a newline, which is no part of the secret.
     secret = secret.strip()
     if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
         raise StartError(
@@ -78,7 +78,7 @@ def _checked(secret: bytes, what: str) -> bytes:
 def _write(path: Path, secret: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)
-    # Created with these permissions: at no moment can anybody else open it.
+    # Created with these permissions: at no moment can another user open the file.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
     try:
         with os.fdopen(descriptor, "wb") as file:

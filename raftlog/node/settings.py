@@ -1,4 +1,4 @@
-"""The settings of a node: what flags, environment and file amount to."""
+"""The settings of a node, from flags, environment and file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from raftlog.raft.voters import Voter, VoterSet, parse_voters
 JOIN_ADDRESSES_MAX: Final = 32
 WILDCARD_HOSTS: Final = ("0.0.0.0", "::")
 SECRET_SUFFIX: Final = "_secret"
-"""A setting whose name ends so is never shown to anybody."""
+"""Settings with this suffix in their name are never shown."""
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 NOT_SHOWN: Final = "(not shown)"
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a node is started: what flags, environment and file amount to."""
+    """The settings of one start, from flags, environment and file."""
 
     data_dir: str
     """The node's own directory; created if missing."""
@@ -29,12 +29,12 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     listen: str = "127.0.0.1:8082"
     """`host:port` to serve on; port 0 takes a free one; remembered in the data directory."""
     advertised: str | None = None
-    """`host:port` that clients and other nodes are told; remembered in the data directory. By
-    default what --voters says of this node, else the address listened on."""
+    """`host:port` announced to clients and other nodes; remembered in the data directory. By
+    default this node's address in --voters, else the address listened on."""
     voters: str | None = None
     """The voters of a new cluster, the same list on each of them: `1@host:port,2@host:port,
-    3@host:port`. Counts at the first start only. Without it and --join a node begins a cluster of
-    itself alone."""
+    3@host:port`. Counts at the first start only. Without --voters and --join a node begins a
+    cluster of itself alone."""
     join: str | None = None
     """`host:port[,host:port]` of any live nodes of the cluster to join. Counts at the first start
     only."""
@@ -42,21 +42,21 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The secret by which the nodes of a cluster know each other; remembered in the data directory.
     Other users of the machine can read command lines: better by the environment or a file."""
     cluster_secret_file: str | None = None
-    """File that holds the cluster's secret, and nothing else."""
+    """File with the cluster's secret as its only content."""
     health_port: Annotated[int, Meta(ge=-1, le=65_535)] = -1
     """Separate port for /healthy, /ready and /metrics; -1: none."""
     rack: str | None = None
     """Where the node stands; replicas are spread over racks; remembered in the data directory."""
     flush: Literal["sync", "async"] = "sync"
-    """What acks=all waits for, unless a topic says otherwise (promises 1 and 2)."""
+    """Flush mode of acks=all, unless set by the topic (promises 1 and 2)."""
     partitions_default: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    """Partitions of a topic that is created without saying how many."""
+    """Partitions of a topic created without a number of partitions."""
     auto_create_topics: bool = False
-    """Whether producing to an unknown topic creates it."""
+    """Whether producing to an unknown topic creates the topic."""
     topic_defaults: dict[str, str] = {}
-    """Topic configs for all topics that do not set them."""
+    """Topic configs for all topics without their own value."""
     limits: ServerLimits = ServerLimits()
-    """What one peer, and all together, may make the server hold or wait for."""
+    """Bounds on the memory and waiting requests of one peer, and of all together."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -66,10 +66,10 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return f"{type(self).__name__}({words})"
 
     def check(self) -> None:
-        """Raise ValueError, in words for who gave them, if settings cannot go together."""
+        """Check settings against each other. Raises ValueError with a message for the operator."""
         self.listen_address()
         if MIN_INSYNC_REPLICAS in self.topic_defaults:
-            # What is eligible to lead must not depend on which node is asked.
+            # The eligibility to lead must not depend on the deciding node.
             raise ValueError(
                 f"{MIN_INSYNC_REPLICAS} is one for the whole cluster, so it is no default of a "
                 "node: set it by PUT /v1/cluster/settings, or on topics"
@@ -92,14 +92,14 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return split_address(self.listen)
 
     def advertised_address(self, port: int) -> tuple[str, int]:
-        """Host and port that others are told, if `port` is the one listened on. ValueError."""
+        """Host and port to announce; `port` is the port listened on. Raises ValueError."""
         if self.advertised is not None:
             return split_address(self.advertised)
         own = self.own_voter()
         if own is not None:
             return own.host, own.port
         host = self.listen_address()[0]
-        # Nobody can connect to "all addresses of this machine"; its name is the best we know.
+        # No client can connect to "all addresses of this machine"; its name is the best known one.
         return (socket.gethostname() if host in WILDCARD_HOSTS else host), port
 
     def voter_set(self) -> VoterSet | None:
@@ -107,7 +107,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return None if self.voters is None else parse_voters(self.voters)
 
     def own_voter(self) -> Voter | None:
-        """What the voters given say of this node. Raises ValueError."""
+        """This node's entry among the given voters. Raises ValueError."""
         voters = self.voter_set()
         return None if voters is None else voters.find(self.node_id)
 
@@ -143,12 +143,12 @@ def join_address(host: str, port: int) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of the setting of that name must not be shown."""
+    """Whether the setting's value must not be shown."""
     return name.endswith(SECRET_SUFFIX)
 
 
 def shown(settings: msgspec.Struct) -> dict[str, Any]:
-    """The settings by name, as they may be shown: secrets only as given or not."""
+    """The settings by name, for display: secrets only as given or not."""
     values = msgspec.structs.asdict(settings)
     return {
         name: NOT_SHOWN if is_secret(name) and value is not None else value

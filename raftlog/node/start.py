@@ -1,11 +1,11 @@
-"""What a start is: the beginning of a cluster, joining one, or going on. Pure.
+"""The kind of a start: begin a cluster, join one, or restart. Pure.
 
 | the directory | --voters | --join | the start |
 |---|---|---|---|
 | has a journal | ignored | ignored | Restart: the journal knows the voters |
 | none | given | | Begin with these voters |
 | none | | given | Join |
-| none, but an unfinished first start | | | as that one was asked for |
+| none, but an unfinished first start | | | as the unfinished start requested |
 | none | | | Begin a cluster of this node alone |
 """
 
@@ -14,20 +14,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from raftlog.node.directory import DirectoryState, Identity, as_asked
+from raftlog.node.directory import DirectoryState, Identity, requested_settings
 from raftlog.node.settings import NodeSettings, split_address
 from raftlog.raft.voters import Voter, VoterSet
 
 
 class StartError(ValueError):
-    """The node cannot be started as asked. `str()` says what to change."""
+    """The node cannot start with these settings. `str()` names the change to make."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
     """Begin a cluster with these voters, this node among them.
 
-    None: this node alone, at the address it advertises once it listens.
+    None: this node alone, at its advertised address.
     """
 
     voters: VoterSet | None
@@ -35,14 +35,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Join, as an observer, the cluster that any of these nodes (`host:port`) belongs to."""
+    """Join, as an observer, the cluster of any of these nodes (`host:port`)."""
 
     addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Go on with what the data directory holds."""
+    """Resume from the data directory."""
 
     began_alone: bool
     """Whether the directory's node began its cluster alone, so that it may have made the secret."""
@@ -52,12 +52,12 @@ Start: TypeAlias = Begin | Join | Restart
 
 
 def decide_start(settings: NodeSettings, state: DirectoryState) -> Start:
-    """What this start is. Raises StartError; changes nothing."""
+    """The kind of this start. Raises StartError; changes nothing."""
     try:
         settings.check()
         if state.identity is not None and state.has_journal:
             return Restart(_began_alone(state.identity))
-        return _first_start(as_asked(settings, state))
+        return _first_start(requested_settings(settings, state))
     except StartError:
         raise
     except ValueError as error:
@@ -65,7 +65,8 @@ def decide_start(settings: NodeSettings, state: DirectoryState) -> Start:
 
 
 def needs_secret(start: Start) -> bool:
-    """Whether the cluster has, or may have, other nodes, whose secret this one must be given."""
+    """Whether the cluster has, or may have, other nodes, so that this one must be given their
+    secret."""
     match start:
         case Begin(voters=voters):
             return voters is not None and len(voters.voters) > 1
@@ -96,7 +97,7 @@ def _first_start(settings: NodeSettings) -> Begin | Join:
 
 
 def _check_own_address(settings: NodeSettings, own: Voter) -> None:
-    """The other voters will look for this one where the list says, so it must be there."""
+    """The other voters connect to the address in the list, so the node must listen there."""
     said = own.address
     if settings.advertised is not None:
         if settings.advertised_address(port=0) != (own.host, own.port):

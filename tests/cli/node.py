@@ -1,4 +1,4 @@
-"""A real node in a process of its own, for tests of what only processes show."""
+"""A real node in a process of its own, for tests of whole processes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ RAFTLOG = (sys.executable, "-m", "raftlog.cli")
 
 @dataclass(frozen=True)
 class RunningNode:
-    """A node that serves."""
+    """A serving node."""
 
     process: subprocess.Popen[str]
     address: str
     log: list[str]
-    """What it has written to stderr until it was ready."""
+    """Its lines on stderr until the node was ready."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """For commands that shall find it."""
+        """The environment for commands against this node."""
         return {**clean_environment(), "RAFTLOG_SERVERS": self.address}
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Exit code, and the rest of what it wrote to stderr."""
+        """Exit code, and the rest of stderr."""
         self.process.send_signal(number)
         _, rest = self.process.communicate(timeout=STOP_SECONDS_MAX)
         return self.process.returncode, rest
@@ -46,7 +46,7 @@ def clean_environment() -> dict[str, str]:
 def running_node(
     directory: Path, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[RunningNode]:
-    """Start `raftlog serve`, wait until it is ready, and make sure that it is gone afterwards."""
+    """Start `raftlog serve`, wait until the node is ready, and end the process afterwards."""
     command: Sequence[str] = (
         *RAFTLOG, "serve", "--data-dir", str(directory), "--listen", "127.0.0.1:0", *arguments
     )  # fmt: skip

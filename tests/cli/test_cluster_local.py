@@ -57,7 +57,7 @@ def test_cluster_that_is_down_is_shown_and_down_is_no_error(run: Run, directory:
         ("1", "127.0.0.1:23001", "stopped"),
         ("2", "127.0.0.1:23002", "stopped"),
     ]
-    # The directory's name has a space in it: what is printed can be pasted.
+    # The directory's name has a space in it: the printed line can be pasted.
     assert f"raftlog cluster up --dir '{directory}'" in shown.stderr
     document = json.loads(run("status", "--format", "json", code=1).stdout)
     assert (document["whole"], document["manager_pid"]) == (False, None)
@@ -78,7 +78,7 @@ def test_cluster_that_is_down_is_shown_and_down_is_no_error(run: Run, directory:
         (("--", "--voters=1@x:1"), 1, "--voters is set by the manager"),
     ],
 )
-def test_wrong_wishes_are_refused(
+def test_wrong_requests_are_refused(
     run: Run, directory: Path, words: tuple[str, ...], code: int, message: str
 ) -> None:
     assert message in run("up", *words, code=code).stderr
@@ -89,7 +89,7 @@ def test_wrong_wishes_are_refused(
 def test_nodes_that_cannot_start_say_why_and_nothing_is_left(
     run: Run, directory: Path, how: tuple[str, ...]
 ) -> None:
-    """Every node dies of a setting that there is not: as if it had been mistyped."""
+    """Every node dies of an unknown setting, like a mistyped one."""
     words = ("--nodes", "1", "--base-port", "0", *how, "--", "--no-such-setting", "1")
     error = run("up", *words, code=1).stderr
     assert "--no-such-setting" in error

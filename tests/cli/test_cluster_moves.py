@@ -67,7 +67,7 @@ def test_leaders_return_to_the_preferred_replicas(run: Run, node: FakeNode) -> N
     assert run("cluster", "transfer-leadership", "-t", "t").stderr == "0 partitions moved\n"
 
 
-def test_leader_is_moved_to_whom_is_named_or_to_another(run: Run, node: FakeNode) -> None:
+def test_leadership_moves_to_the_named_node_or_to_another(run: Run, node: FakeNode) -> None:
     run("cluster", "transfer-leadership", "--topic", "t", "--to", "2")
     assert leaders(node) == [2, 2]
     moved = run(

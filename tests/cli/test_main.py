@@ -18,7 +18,7 @@ from raftlog.record.errors import (
     LogError,
 )
 
-"""Far above the goal of 0.15 s, because the machine that tests may be busy; the import test is
+"""Far above the goal of 0.15 s, because the testing machine may be busy; the import test is
 exact."""
 
 to_raise: list[BaseException] = []

@@ -4,14 +4,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog.cli.offsets import EARLIEST, LATEST, Anchor, Position, parse_position
 from raftlog.cli.options import (
-    EARLIEST,
-    LATEST,
-    Anchor,
-    Position,
     config_pairs,
     iso_time,
-    parse_position,
     partition_numbers,
     servers_option,
     timestamp_ms,

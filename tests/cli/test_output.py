@@ -14,7 +14,7 @@ ESCAPE = "\x1b["
 
 
 def run_on_terminal(node: RunningNode, *arguments: str, typed: bytes = b"") -> tuple[int, str]:
-    """Exit code and all that a person would see."""
+    """Exit code and the whole output on a terminal."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*RAFTLOG, *arguments],
@@ -28,7 +28,7 @@ def run_on_terminal(node: RunningNode, *arguments: str, typed: bytes = b"") -> t
             while chunk := os.read(ours, 65_536):
                 seen += chunk
         except OSError:
-            pass  # Linux's way to say that nobody holds the other end any more.
+            pass  # Linux's report of a closed other end.
         os.close(ours)
     return process.returncode, seen.decode()
 

@@ -1,4 +1,4 @@
-"""`raftlog pipeline run`: what it hands on, and how it ends. Whole runs: tests/spark."""
+"""`raftlog pipeline run`: its arguments for Spark, and its end. Whole runs: tests/spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raftlog.cli.main import cli
 
 
 class Pipelines:
-    """What is asked of Spark; it fails as told."""
+    """A fake Spark, which records its arguments and fails as configured."""
 
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}
@@ -40,7 +40,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Pipelines:
 
 
 def run(*arguments: str) -> Result:
-    # The runner gives the variables back as they were.
+    # The runner restores the variables.
     return CliRunner().invoke(cli, ["pipeline", "run", *arguments], env={"RAFTLOG_SERVERS": None})
 
 

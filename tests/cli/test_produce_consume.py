@@ -288,7 +288,8 @@ def test_starting_at_the_end_waits_for_what_comes(
     os.set_blocking(consumer.stdout.fileno(), False)
     written = 0
     received = b""
-    # Until it reads, nobody can tell that it has found the end: so records come until two arrived.
+    # Before its first output the command may not have found the end: produce records until two
+    # arrived.
     while consumer.poll() is None and written < 1_000:
         file.write_text(f"new {written}\n")
         run("topic", "produce", topic, str(file))

@@ -1,4 +1,4 @@
-"""`raftlog quorum` and what `raftlog cluster` says of the quorum, against a cluster made up."""
+"""`raftlog quorum`, and the quorum in `raftlog cluster`, against a fake cluster."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_describe_shows_leader_members_and_lag(run: Run) -> None:
     assert [voter["lag"] for voter in document["voters"]] == [0, 0, 20]
 
 
-def test_describe_without_a_leader_says_who_is_missing(run: Run, node: FakeNode) -> None:
+def test_describe_without_a_leader_names_the_missing_nodes(run: Run, node: FakeNode) -> None:
     node.quorum.lose_majority()
     lines = run("quorum", "describe").stdout.splitlines()
     assert lines[1] == "no leader: node 1 reaches 1 of 3 voters, 2 are needed"

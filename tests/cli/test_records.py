@@ -116,7 +116,7 @@ def test_bad_json_line_is_named_with_its_reason(line: bytes, reason: str) -> Non
     assert reason in str(parsed.error)
 
 
-def test_bad_lines_can_be_skipped_and_are_told() -> None:
+def test_bad_lines_can_be_skipped_and_are_reported() -> None:
     skipped: list[BadLineError] = []
     reader = RecordReader(json_parser(RecordOptions()), skip_bad=True, on_skipped=skipped.append)
     values = [record.value for record in records_of(reader, b"1", b"x", b"2", b"{")]

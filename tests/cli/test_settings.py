@@ -25,8 +25,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str
-    """Where the data is,
-    all of it."""
+    """The directory of all data."""
     rack: str | None = None
     flush: Literal["sync", "async"] = "sync"
     is_open: bool = False

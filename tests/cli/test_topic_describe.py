@@ -1,4 +1,4 @@
-"""What `raftlog topic describe` makes of what leaders say of their followers."""
+"""`raftlog topic describe`, from the leaders' reports of their followers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANSWER = {
 
 
 def told(monkeypatch: pytest.MonkeyPatch, outcome: object) -> None:
-    """Let the nodes answer so when they are asked for replicas; and partition 0 have three."""
+    """Let the nodes answer so for replicas; and partition 0 have three."""
 
     async def describe_replicas(_: Admin, __: str) -> Any:
         if isinstance(outcome, Exception):

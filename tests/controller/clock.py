@@ -1,4 +1,4 @@
-"""A clock whose time moves only when a test says so, waking sleepers one by one on its way."""
+"""A clock that only tests advance, waking sleepers one by one on the way."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import heapq
 from itertools import count
 
 TURNS = 60
-"""Turns of the event loop in which all that follows from an event has happened."""
+"""Turns of the event loop until all consequences of an event have happened."""
 
 
 class SteppedClock:
-    """`Clock` by hand, for any number of tasks that sleep."""
+    """`Clock` by hand, for any number of sleeping tasks."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -30,7 +30,7 @@ class SteppedClock:
         await wake
 
     async def advance(self, seconds: float) -> None:
-        """Let that much time pass, and everything happen that happens in it."""
+        """Advance the time, and run all work due within it."""
         end = self.now + seconds
         await settle()
         while self._sleepers and self._sleepers[0][0] <= end:
@@ -48,6 +48,6 @@ class SteppedClock:
 
 
 async def settle() -> None:
-    """Let everything happen that needs no time."""
+    """Run all work that needs no time."""
     for _ in range(TURNS):
         await asyncio.sleep(0)

@@ -1,8 +1,8 @@
-"""A cluster without Raft, network or disk: one list is the log, and tests say who leads.
+"""A cluster without Raft, network or disk: one list is the log, and tests name the leader.
 
-Everything else is real: state machines, controller services, and their messages' bytes. A node
-that is *cut off* hears nothing and is not heard, and nobody is told; one that is *killed* is known
-to be dead at once.
+Everything else is real: state machines, controller services, and their messages' bytes. A node that
+is *cut off* neither sends nor receives, without notice to any node; one that is *killed* is known
+as dead at once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.controller.clock import SteppedClock, settle
 
 
 class Middle:
-    """`Randomness` that is none."""
+    """`Randomness` without any."""
 
     def token(self, length: int) -> bytes:
         return bytes(length)
@@ -64,7 +64,7 @@ class FakeQuorum:
     term_since: float = 0.0
     claims_activity: bool = False
     unapplied: int = 0
-    """Entries of its log that are not applied yet."""
+    """Entries of the node's log that are not applied yet."""
     handlers: list[Callable[[int, bytes], None]] = field(default_factory=list)
     connection_handlers: list[Callable[[int, ConnectionEvent], None]] = field(default_factory=list)
     role_handlers: list[Callable[[], None]] = field(default_factory=list)
@@ -167,7 +167,7 @@ class FakeQuorum:
             handler()
 
     def catch_up(self) -> ApplyResult | None:
-        """Apply what is in the log; return the last result."""
+        """Apply the rest of the log; return the last result."""
         result = None
         while self.applied_index < len(self.cluster.log):
             index = self.applied_index + 1
@@ -205,19 +205,19 @@ class Cluster:
         self.dead: set[int] = set()
         self.cut_off: set[int] = set()
         self.severed: dict[frozenset[int], float] = {}
-        """Pairs of nodes that do not hear each other, and since when."""
+        """Pairs of nodes without a connection, and since when."""
         self.heard_s = 0.02
         self.fallback_s = 0.6
-        """A leader that has not heard a majority for so long is not active."""
+        """A leader without messages of a majority for so long is not active."""
         self.outcomes: deque[str] = deque()
         """Of the next proposals: applied, refused, lost (unknown, and never applied), unknown."""
         self.proposals: list[Command] = []
         self.before_commit: Callable[[Command], None] | None = None
-        """Told of what a controller has proposed, before it is put into the log."""
+        """Called with each proposal of a controller before the log holds the command."""
         self.lagging: set[int] = set()
-        """Nodes that apply nothing until they are told to."""
+        """Nodes that apply only on `catch_up`."""
         self.unwritable: set[int] = set()
-        """Nodes whose disks take no writes, as they say."""
+        """Nodes whose heartbeats report a disk without writes."""
         self._fenced_at: dict[int, float] = {}
 
     async def start(self, *others: int) -> None:
@@ -234,7 +234,7 @@ class Cluster:
             await node.service.close()
 
     def boot(self, node_id: int) -> FakeNode:
-        """Start a process; it is connected, and not registered."""
+        """Start a process, connected and not registered."""
         quorum = FakeQuorum(self, node_id)
         fatal: list[str] = []
         service = ControllerService(
@@ -258,7 +258,7 @@ class Cluster:
         return node
 
     async def register(self, node_id: int) -> None:
-        """Register a node's present life, through the leader, and let it know."""
+        """Register a node's present life, through the leader, and notify the node."""
         self.commit_registration(node_id)
         node = self.nodes[node_id]
         node.quorum.catch_up()
@@ -266,7 +266,7 @@ class Cluster:
         await settle()
 
     def commit_registration(self, node_id: int) -> None:
-        """Register a node's present life, and do not let it know."""
+        """Register a node's present life, without notifying the node."""
         self.commit(
             encode_command(
                 RegisterBroker(
@@ -281,7 +281,7 @@ class Cluster:
         )
 
     async def elect(self, node_id: int) -> None:
-        """Have another leader, known to all that can know."""
+        """Elect another leader, known to all reachable nodes."""
         self.term += 1
         self.leader_id = node_id
         self.nodes[node_id].quorum.catch_up()
@@ -291,7 +291,7 @@ class Cluster:
         await settle()
 
     async def depose(self) -> None:
-        """Have no leader; all that are not cut off know it."""
+        """Depose the leader; all nodes but the cut off ones know."""
         self.leader_id = None
         for other, node in self.nodes.items():
             if other not in self.cut_off | self.dead:
@@ -299,7 +299,7 @@ class Cluster:
         await settle()
 
     async def kill(self, node_id: int) -> None:
-        """End a process; its address refuses connections, and all others find that out."""
+        """End a process; its address refuses connections, and all other nodes notice."""
         await self.nodes[node_id].service.close()
         self.nodes[node_id].quorum.claims_activity = False
         self.dead.add(node_id)
@@ -311,7 +311,7 @@ class Cluster:
         await settle()
 
     def commit(self, command: bytes) -> ApplyResult:
-        """Put a command into the log, and have it applied by all that can."""
+        """Append a command to the log; all reachable nodes apply the command."""
         assert self.leader_id is not None
         self.log.append(command)
         result = self.nodes[self.leader_id].quorum.catch_up()
@@ -335,11 +335,11 @@ class Cluster:
         return not {one, other} & unreachable and frozenset((one, other)) not in self.severed
 
     def heard_ago_s(self, node_id: int, peer: int) -> float:
-        """How long ago the node has heard its peer, at the peer's term or before it."""
+        """Age of the peer's newest message, of the peer's term or an earlier one."""
         now = self.clock.now
         since = [self.severed.get(frozenset((node_id, peer)), now)]
         if self.nodes[peer].quorum.term > self.nodes[node_id].quorum.term:
-            # Whatever comes from it now makes the node step down.
+            # Any message from the peer now makes the node step down.
             since.append(self.nodes[peer].quorum.term_since)
         return self.heard_s + now - min(since)
 
@@ -371,7 +371,7 @@ class Cluster:
 
     @property
     def image(self) -> MetadataImage:
-        """As the leader sees it."""
+        """The leader's image."""
         assert self.leader_id is not None
         return self.nodes[self.leader_id].image
 
@@ -389,7 +389,7 @@ class Cluster:
         return self._fenced_at[node_id]
 
     def holders(self) -> set[int]:
-        """The nodes that have a valid lease."""
+        """The nodes with a valid lease."""
         return {
             node_id
             for node_id, node in self.nodes.items()

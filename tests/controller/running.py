@@ -14,7 +14,7 @@ SESSION_S = SESSION_TIMEOUT_S_DEFAULT
 
 @asynccontextmanager
 async def running(voters: int = 3, *others: int) -> AsyncIterator[Cluster]:
-    """A cluster of so many voters and these other nodes; no node may end by itself in it."""
+    """A cluster of `voters` and these other nodes; no node may end by itself."""
     cluster = Cluster(voters)
     await cluster.start(*others)
     try:
@@ -25,5 +25,5 @@ async def running(voters: int = 3, *others: int) -> AsyncIterator[Cluster]:
 
 
 async def past_grace(cluster: Cluster) -> None:
-    """A new controller has waited long enough for brokers that it has not heard."""
+    """Let the grace of a new controller pass for silent brokers."""
     await cluster.clock.advance(SESSION_S + HEARTBEAT_S)

@@ -1,4 +1,4 @@
-"""What the active controller plans and proposes, and what it makes of proposals that fail."""
+"""Plans and proposals of the active controller, and its reaction to failed proposals."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_failed_proposals_are_repeated_with_growing_pauses(
         assert set(cluster.leaders(1)) == {3}
 
 
-async def test_change_that_came_too_late_is_planned_anew() -> None:
+async def test_stale_change_is_planned_again() -> None:
     async with running() as cluster:
         cluster.create_topic(1, (2, 3, 1))
 
@@ -213,7 +213,7 @@ async def test_elections_are_held_although_they_failed_at_first() -> None:
         assert cluster.leaders(1) == [2]
 
 
-async def test_fenced_broker_counts_as_fenced_while_nobody_knows_the_outcome() -> None:
+async def test_fenced_broker_counts_as_fenced_while_the_outcome_is_unknown() -> None:
     async with running() as cluster:
         await past_grace(cluster)
         cluster.outcomes.append("lost")
@@ -240,13 +240,13 @@ async def test_controller_that_is_replaced_proposes_nothing_more() -> None:
             handler(2, ConnectionEvent.REFUSED)
         while len(cluster.proposals) < 2:  # noqa: ASYNC110 - turns of the loop, not time
             await asyncio.sleep(0)
-        # Its member has learnt of it, its controller has not been told.
+        # Its member has learned of the change; its controller has no notification yet.
         cluster.nodes[1].quorum.claims_activity = False
         await cluster.clock.advance(10.0)
         assert len(cluster.proposals) == 2
 
 
-async def test_controller_that_was_replaced_in_between_begins_anew() -> None:
+async def test_controller_that_was_replaced_in_between_begins_again() -> None:
     async with running() as cluster:
         await past_grace(cluster)
         cluster.cut_off.add(2)

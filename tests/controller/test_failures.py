@@ -1,4 +1,4 @@
-"""Failures end the node, nonsense from others does not, and what is closed does nothing."""
+"""Failures end the node, malformed messages do not, and a closed service does nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_failure_of_a_decision_ends_the_node(monkeypatch: pytest.MonkeyPat
 async def test_failure_of_a_handler_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster()
     await cluster.start()
-    monkeypatch.setattr(Sessions, "heard", None)
+    monkeypatch.setattr(Sessions, "heartbeat_received", None)
     await cluster.clock.advance(HEARTBEAT_S)
     assert cluster.nodes[1].fatal
     await cluster.close()

@@ -1,4 +1,4 @@
-"""The lease, and the argument of DESIGN.md that it ends before its holder is fenced."""
+"""The lease, and the argument of its end before the holder's fencing."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_controller_that_was_replaced_does_not_undo_what_its_successor_said() ->
     assert not lease.is_valid(10.1)
 
 
-def test_answer_counts_once_and_only_from_whom_was_asked() -> None:
+def test_answer_counts_once_and_only_from_the_receiver_of_the_heartbeat() -> None:
     lease = Lease()
     sequence = lease.sent(CONTROLLER, 10.0)
     assert not lease.answered(OTHER, answer(sequence))
@@ -129,7 +129,7 @@ def test_lease_ends_before_the_same_controller_can_fence(
     """Times are real; a clock of rate r shows r * t. Silence begins with the arrival."""
     fenced_at = sent_at + transit_s + SESSION_TIMEOUT_S_DEFAULT / controller_rate
     lease = Lease()
-    # When the answer arrives makes no difference, so the lease is not even told.
+    # The arrival of the answer makes no difference, so the lease does not get one.
     lease.answered(CONTROLLER, answer(lease.sent(CONTROLLER, sent_at * node_rate)))
     assert not lease.is_valid(fenced_at * node_rate)
 
@@ -153,12 +153,12 @@ def test_lease_ends_before_the_next_controller_can_fence(
     old_rate: float,
     new_rate: float,
 ) -> None:
-    """The old controller, replaced after a majority last confirmed it, goes on answering."""
+    """The old controller, replaced after the last confirmation by a majority, goes on answering."""
     heard_at = confirmed_at + heard_after_s
     fenced_at = confirmed_at + successor_after_s + SESSION_TIMEOUT_S_DEFAULT / new_rate
     lease = Lease()
     sequence = lease.sent(CONTROLLER, (heard_at - sent_before_s) * node_rate)
     lease.answered(CONTROLLER, answer(sequence, confirmed_age_s=heard_after_s * old_rate))
-    # A difference of rates over the age, which is below a session timeout where it counts.
+    # The clocks' rates differ over the age, which is below a session timeout where it counts.
     if heard_after_s <= SESSION_TIMEOUT_S_DEFAULT:
         assert not lease.is_valid(fenced_at * node_rate)

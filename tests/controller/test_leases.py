@@ -1,7 +1,7 @@
 """Random cuts, deaths, restarts and elections: at most one leader with a lease, and then healing.
 
-One seed is one history. What a node leads is by the metadata that it has applied itself, which may
-be old: only its lease keeps it from acting on that.
+One seed is one history. A node's leaderships are those of its own applied metadata, which may be
+old: only its lease keeps the node from acting by old metadata.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class History:
     async def run(self) -> None:
         cluster = self.cluster
         await cluster.start(4, 5)
-        # Leadership that is given back takes it from a living leader, whose lease goes on: then
-        # there are two for a moment, in different epochs, which is for the replicas to sort out.
+        # A returned leadership comes from a living leader, whose lease goes on: for a moment there
+        # are two leaders, in different epochs, which is for the replicas to sort out.
         cluster.configure(leader_rebalance_delay_ms="-1")
         cluster.create_topic(1, *[p for p in PARTITIONS if len(p) == 3])
         cluster.create_topic(2, *[p for p in PARTITIONS if len(p) == 2])
@@ -87,7 +87,7 @@ class History:
         await self.register_unregistered()
 
     async def register_unregistered(self) -> None:
-        """Registering needs a leader that can be reached."""
+        """A registration needs a reachable leader."""
         cluster = self.cluster
         for node_id in NODES:
             node = cluster.nodes[node_id]
@@ -106,7 +106,7 @@ class History:
         self.check()
 
     async def follow_raft(self) -> None:
-        """What Raft would do: catch up with the leader, miss it, elect another."""
+        """The effects of Raft: catch up with the leader, miss the leader, elect another."""
         cluster = self.cluster
         leader_id = cluster.leader_id
         if leader_id is not None and self.has_majority(leader_id):
@@ -123,7 +123,7 @@ class History:
         if now - self.leaderless_since >= ELECTION_MIN_S:
             able = [n for n in cluster.voters if n != leader_id and self.has_majority(n)]
             if able:
-                # The old leader, if it lives, goes on for a while in its belief.
+                # The old leader, if alive, believes in its leadership for a while.
                 await cluster.elect(self.random.choice(able))
 
     def has_majority(self, node_id: int) -> bool:
@@ -155,7 +155,7 @@ async def test_at_most_one_leader_acts_while_the_session_timeout_changes(seed: i
 
 @pytest.mark.parametrize("offset_s", [0.0, 0.07, 0.14, 0.21, 0.28])
 async def test_controller_that_was_replaced_does_not_keep_a_leader_acting(offset_s: float) -> None:
-    """It answers until it misses its majority, which is longer than its successor needs."""
+    """The controller answers until it misses its majority, for longer than its successor needs."""
     history = History(0)
     cluster = history.cluster
     await cluster.start(4, 5)

@@ -56,7 +56,7 @@ HEARTBEAT = Heartbeat(
             sequence=1,
             broker_epoch=BrokerEpoch(2),
             reason=RefusalReason.STALE_EPOCH,
-            # The longest there is, in the characters that take the most room.
+            # The longest possible text, in the characters with the most bytes.
             explanation="\0" * EXPLANATION_CHARACTERS_MAX,
         ),
     ],

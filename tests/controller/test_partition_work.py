@@ -1,4 +1,4 @@
-"""What becomes due as the metadata changes, and that the active controller carries it out."""
+"""Work due by changes of the metadata, and its execution by the active controller."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def brokers() -> MetadataImage:
 
 
 def take(work: PartitionWork, image: MetadataImage, now: float = 0.0) -> list[Command]:
-    """What all plans that are due give now, applied one after the other."""
+    """The commands of all due plans, applied one after the other."""
     commands: list[Command] = []
     for plan in work.due(image, now):
         for command in plan(image):
@@ -61,7 +61,7 @@ def tell(work: PartitionWork, image: MetadataImage, command: Command, now: float
 # -- Pure
 
 
-def test_all_partitions_are_looked_at_when_a_reign_begins_and_never_again_without_cause() -> None:
+def test_all_partitions_are_examined_when_a_term_begins_and_never_again_without_cause() -> None:
     image = brokers()
     create(image, "t", 1, (1, 2), (1, 2))
     set_row(image, "t", leader=NO_LEADER_ID)
@@ -72,7 +72,7 @@ def test_all_partitions_are_looked_at_when_a_reign_begins_and_never_again_withou
     assert image.partition("t", 1).replicas == (1,)
     set_row(image, "t", leader=NO_LEADER_ID)
     assert list(work.due(image, 0.0)) == []
-    work.everything()
+    work.mark_all_due()
     assert len(take(work, image)) == 1
 
 
@@ -82,7 +82,7 @@ def test_partition_left_without_a_leader_is_looked_at() -> None:
     work = PartitionWork(image, 0.0)
     take(work, image)
     set_row(image, "t", 0, leader=NO_LEADER_ID)
-    # Nobody was told of that one, so whoever looks at it looks at more than is due.
+    # No delta named this partition, so a plan with it examines more than is due.
     row = image.partition("t", 1)
     left = PartitionChange(
         topic_id=image.topic("t").topic_id,

@@ -1,4 +1,4 @@
-"""Who holds a lease, and who is fenced: see cluster.py for what is fake."""
+"""Leases and fencings: see cluster.py for the faked parts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_cut_off_broker_stops_before_it_is_fenced(offset_s: float) -> None
         assert cluster.leaders(1) == [3]
 
 
-async def test_end_of_a_lease_is_told_when_it_comes() -> None:
+async def test_end_of_a_lease_is_notified_in_time() -> None:
     async with running() as cluster:
         cluster.cut_off.add(2)
         while 2 in cluster.holders():
@@ -198,7 +198,7 @@ async def test_started_broker_that_does_not_report_loses_what_it_led() -> None:
         assert cluster.leaders(1) == [3]
 
 
-async def test_older_incarnation_is_told_to_end() -> None:
+async def test_older_incarnation_is_rejected_and_must_end() -> None:
     async with running() as cluster:
         old = cluster.nodes[2].service
         epoch = old.broker_epoch
@@ -212,7 +212,7 @@ async def test_older_incarnation_is_told_to_end() -> None:
         assert old.is_cut_off
 
 
-async def test_unregistered_broker_is_told_to_register() -> None:
+async def test_unregistered_broker_is_rejected_and_must_register() -> None:
     async with running() as cluster:
         cluster.cut_off.add(3)
         await past_grace(cluster)
@@ -233,7 +233,7 @@ async def test_controller_that_is_behind_a_registration_does_not_end_its_broker(
         assert cluster.nodes[2].refusals == []
 
 
-async def test_reign_gives_no_lease_before_it_has_applied_what_it_may_have_proposed() -> None:
+async def test_controller_term_grants_no_lease_before_its_earlier_proposals_are_applied() -> None:
     async with running() as cluster:
         await past_grace(cluster)
         quorum = cluster.nodes[1].quorum
@@ -259,7 +259,8 @@ async def test_restart_is_not_fenced_for_the_death_of_the_process_before() -> No
     async with running() as cluster:
         for handler in cluster.nodes[1].quorum.connection_handlers:
             handler(2, ConnectionEvent.DOWN)
-        # It registers by way of another node, before the probe of its old address has ended.
+        # The broker registers by way of another node, before the probe of its old address has
+        # ended.
         await cluster.register(2)
         for handler in cluster.nodes[1].quorum.connection_handlers:
             handler(2, ConnectionEvent.REFUSED)

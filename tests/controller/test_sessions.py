@@ -1,4 +1,4 @@
-"""The controller's table of sessions, by examples and against the rules it stands for."""
+"""The controller's table of sessions, by examples and against its rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from raftlog.controller.messages import HEARTBEAT_S
 from raftlog.controller.sessions import (
-    DEPARTURES_MAX,
+    DEAD_BROKERS_MAX,
     Action,
     DeadBrokers,
     Decision,
@@ -37,7 +37,7 @@ TICK_S = 0.125
 
 @dataclass
 class Table:
-    """A table of sessions and the image it is about, at a time that only moves on."""
+    """A table of sessions and its image, at a time that only moves on."""
 
     brokers: int = 2
     now: float = 100.0
@@ -62,12 +62,12 @@ class Table:
         self.alter({SESSION_TIMEOUT: str(round(seconds * 1000))})
 
     def commit_bound(self, seconds: float) -> None:
-        """The proposal of a lease bound is applied, and the controller knows it."""
+        """The proposal of a lease bound is applied, and the controller knows."""
         self.alter(*lease_bound_change(seconds))
-        self.sessions.bound_changed(self.image, self.now)
+        self.sessions.lease_bound_applied(self.image, self.now)
 
     def bound_change(self) -> float | None:
-        return self.sessions.take_bound_change(self.image, self.now)
+        return self.sessions.due_lease_bound(self.image, self.now)
 
     def epoch(self, number: int) -> BrokerEpoch:
         return self.image.brokers[BrokerId(number)].broker_epoch
@@ -94,7 +94,7 @@ class Table:
         self, number: int, *, applied_index: int | None = None, stopping: bool = False
     ) -> None:
         index = self.image.applied_index if applied_index is None else applied_index
-        self.sessions.heard(
+        self.sessions.heartbeat_received(
             BrokerId(number),
             self.epoch(number),
             applied_index=index,
@@ -105,7 +105,7 @@ class Table:
 
     def lost(self, number: int, epoch: int | None = None) -> None:
         broker_epoch = self.epoch(number) if epoch is None else BrokerEpoch(epoch)
-        self.sessions.lost(BrokerId(number), broker_epoch, self.image, self.now)
+        self.sessions.proven_dead(BrokerId(number), broker_epoch, self.image, self.now)
 
     def passes(self, seconds: float, *heard: int) -> None:
         """Time passes, and these brokers are heard often enough."""
@@ -125,7 +125,7 @@ class Table:
         return Decision(action, BrokerId(number), self.epoch(number))
 
     def fence(self, number: int) -> None:
-        """Carry out the fencing that is due."""
+        """Carry out the due fencing."""
         assert self.due()[number] is Action.FENCE
         self.commit(FenceBroker, number)
         self.sessions.fenced(self.decision(Action.FENCE, number), self.image.applied_index)
@@ -157,7 +157,7 @@ def test_fencing_that_was_begun_is_finished_although_the_broker_is_back() -> Non
     assert table.sessions.is_fencing(BrokerId(2))
     table.fence(2)
     assert not table.sessions.is_fencing(BrokerId(2))
-    # It has not applied its fencing yet.
+    # The broker has not applied its fencing yet.
     assert table.due() == {}
     table.heard(2)
     assert table.due() == {2: Action.UNFENCE}
@@ -174,7 +174,7 @@ def test_broker_heard_while_it_was_fenced_is_due_again_when_it_is_silent_again()
     assert table.due() == {2: Action.FENCE}
 
 
-def test_nobody_is_fenced_for_silence_in_the_grace() -> None:
+def test_no_broker_is_fenced_for_silence_in_the_grace() -> None:
     table = Table()
     table.passes(TIMEOUT_S - TICK_S)
     assert table.due() == {}
@@ -235,7 +235,7 @@ def test_started_broker_is_unfenced_once_it_has_applied_its_registration() -> No
     assert table.due() == {2: Action.UNFENCE}
 
 
-def test_fenced_broker_from_before_the_reign_must_have_applied_all_of_that_time() -> None:
+def test_fenced_broker_of_an_earlier_term_must_have_applied_all_of_its_log() -> None:
     table = Table()
     table.commit(FenceBroker, 2)
     table.start(1)
@@ -246,8 +246,8 @@ def test_fenced_broker_from_before_the_reign_must_have_applied_all_of_that_time(
     assert table.due() == {2: Action.UNFENCE}
 
 
-def test_broker_whose_fencing_was_proposed_before_the_reign_must_have_applied_it() -> None:
-    """The same controller, active again: what it had proposed is committed only now."""
+def test_broker_whose_fencing_was_proposed_in_an_earlier_term_must_have_applied_it() -> None:
+    """The same controller, active again: its earlier proposal is committed only now."""
     table = Table()
     begun = table.image.applied_index
     table.reign(unapplied=1)
@@ -258,8 +258,8 @@ def test_broker_whose_fencing_was_proposed_before_the_reign_must_have_applied_it
     assert table.due() == {2: Action.UNFENCE}
 
 
-def test_fenced_broker_from_before_the_reign_is_relieved_after_the_grace() -> None:
-    """The controller before may have died between fencing it and moving what it led."""
+def test_fenced_broker_of_an_earlier_term_is_relieved_after_the_grace() -> None:
+    """The controller before may have died between the fencing and the moves of leaderships."""
     table = Table()
     table.commit(FenceBroker, 2)
     table.reign()
@@ -298,7 +298,7 @@ def test_time_in_which_the_controller_was_stopped_does_not_count() -> None:
     assert table.due() == {1: Action.FENCE, 2: Action.FENCE}
 
 
-def test_next_deadline_is_when_somebody_is_due_or_a_stall_would_show() -> None:
+def test_next_deadline_is_when_a_broker_is_due_or_a_stall_would_show() -> None:
     table = Table()
     table.passes(TIMEOUT_S - TICK_S)
     assert table.sessions.next_deadline() == 100.0 + TIMEOUT_S
@@ -340,7 +340,7 @@ STEPS = st.lists(
 def test_brokers_are_fenced_exactly_if_dead_or_silent_for_the_timeout(
     steps: list[tuple[str, int]],
 ) -> None:
-    """A model of each broker: since when it is silent in this reign, and whether it is dead."""
+    """A model of each broker: the beginning of its silence in this term, and whether it is dead."""
     table = Table(brokers=3)
     grace_end = table.now + TIMEOUT_S
     silent_since = dict.fromkeys((1, 2, 3), table.now)
@@ -348,7 +348,7 @@ def test_brokers_are_fenced_exactly_if_dead_or_silent_for_the_timeout(
     pending: set[int] = set()
     """Fencing is decided, and not carried out."""
     spoke: set[int] = set()
-    """Heard since that was decided."""
+    """Heard since the decision."""
     settled: set[int] = set()
     """Carried out, and not heard since."""
     for step, number in steps:
@@ -417,7 +417,7 @@ def test_node_that_is_no_broker_has_nothing_to_be_fenced() -> None:
     departures = DeadBrokers()
     departures.ended(BROKER, None)
     assert departures.refused(BROKER, None) is None
-    # It registered elsewhere after its connection here had ended.
+    # The broker registered elsewhere after its connection here had ended.
     departures.ended(BROKER, FIRST)
     assert departures.refused(BROKER, None) is None
 
@@ -431,12 +431,12 @@ def test_node_that_is_back_is_not_dead() -> None:
 
 def test_oldest_are_forgotten_first() -> None:
     departures = DeadBrokers()
-    for number in range(1, DEPARTURES_MAX + 2):
+    for number in range(1, DEAD_BROKERS_MAX + 2):
         departures.ended(BrokerId(number), FIRST)
         departures.refused(BrokerId(number), FIRST)
     assert not departures.is_dead(BrokerId(1), FIRST)
     assert departures.is_dead(BrokerId(2), FIRST)
-    assert departures.is_dead(BrokerId(DEPARTURES_MAX + 1), FIRST)
+    assert departures.is_dead(BrokerId(DEAD_BROKERS_MAX + 1), FIRST)
 
 
 # -- Changes of the session timeout
@@ -454,7 +454,7 @@ def test_longer_timeout_is_granted_once_the_metadata_holds_the_bound() -> None:
     table.heard(1)
     assert table.sessions.timeout_s == 10.0
     table.passes(TIMEOUT_S)
-    # What was granted before the change ends as it was granted.
+    # Leases granted before the change end as granted.
     assert table.due() == {2: Action.FENCE}
     table.passes(10.0 - TIMEOUT_S)
     assert table.due() == {1: Action.FENCE, 2: Action.FENCE}

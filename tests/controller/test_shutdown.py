@@ -1,4 +1,4 @@
-"""Controlled shutdown: a node hands over what it leads, and does not wait in vain."""
+"""Controlled shutdown: a node hands over its leaderships, and does not wait in vain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_controlled_shutdown_leaves_nothing_to_lead() -> None:
         assert cluster.fenced() == set()
 
 
-async def test_controlled_shutdown_does_not_wait_for_what_nobody_can_take_over() -> None:
+async def test_controlled_shutdown_does_not_wait_for_partitions_without_a_successor() -> None:
     async with running() as cluster:
         cluster.create_topic(1, (2,))
         stopping = asyncio.create_task(cluster.nodes[2].service.shut_down(10.0))
@@ -68,7 +68,7 @@ async def test_controlled_shutdown_does_not_wait_for_the_next_ordinary_heartbeat
         cluster.create_topic(1, (2, 3))
         cluster.outcomes.extend(["applied", "refused"])
         stopping = asyncio.create_task(cluster.nodes[2].service.shut_down(10.0))
-        # A pause of 37.5 ms after the refusal, then at most 10 until the node hears of it.
+        # A pause of 37.5 ms after the rejection, then at most 10 until the answer.
         await cluster.clock.advance(0.048)
         assert cluster.outcomes == deque()
         assert stopping.done() and await stopping

@@ -1,4 +1,4 @@
-"""Brokers whose disks take no writes: who leads instead, and when they lead again."""
+"""Brokers whose disks take no writes: their successors, and their return."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_others_lead_what_a_broker_cannot_write_and_its_isr_stays(victim: 
         assert all(node.service.unwritable == {victim} for node in cluster.nodes.values())
 
 
-async def test_nobody_is_moved_where_nobody_else_is_in_sync_and_can_write() -> None:
+async def test_leadership_stays_without_another_writable_member_in_sync() -> None:
     async with running() as cluster:
         cluster.create_topic(1, (2, 3))
         cluster.create_topic(2, (2, 3))
@@ -101,7 +101,7 @@ async def test_a_broker_that_dies_is_succeeded_by_one_that_can_write() -> None:
         assert cluster.row(1).leader_epoch == row.leader_epoch + 1, "at the first attempt"
 
 
-async def test_a_started_broker_is_heard_anew() -> None:
+async def test_restarted_broker_reports_its_disk_again() -> None:
     async with running() as cluster:
         cluster.create_topic(1, (2, 3))
         cluster.unwritable.add(2)
@@ -134,7 +134,7 @@ async def test_replicas_move_to_brokers_that_can_write() -> None:
         assert cluster.row(1).adding == (4,)
 
 
-async def test_who_stops_is_relieved_by_those_that_can_write() -> None:
+async def test_stopping_broker_hands_over_to_writable_brokers() -> None:
     async with running() as cluster:
         cluster.create_topic(1, (2, 1, 3))
         cluster.unwritable.add(1)

@@ -1,4 +1,4 @@
-"""Command sequences that make sense often enough to reach deep states."""
+"""Command sequences with enough sense to reach deep states."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def _histories(draw: st.DrawFn) -> list[Command]:
 
 
 def aimed(image: MetadataImage) -> st.SearchStrategy[Command]:
-    """Commands that name the image's epochs, so that more of them are applied than by chance."""
+    """Commands that name the image's epochs, so that more of them apply than by chance."""
     kinds: list[st.SearchStrategy[Command]] = []
     if image.brokers:
         brokers = st.sampled_from(list(image.brokers.values()))
@@ -248,7 +248,7 @@ def isr_changes(
 def partition_changes(
     targets: list[tuple[TopicImage, PartitionImage]],
 ) -> st.SearchStrategy[Command]:
-    """Changes that contradict themselves less often than any would."""
+    """Changes that contradict themselves less often than random ones."""
 
     def one(target: tuple[TopicImage, PartitionImage]) -> st.SearchStrategy[PartitionChange]:
         topic, row = target
@@ -304,7 +304,7 @@ def register(
     rack: str | None = None,
     fenced: bool = False,
 ) -> ApplyResult:
-    """One start of a broker, which the controller then hears of, unless it is to stay fenced."""
+    """Start a broker, and unfence it unless `fenced`."""
     result = apply(
         image,
         image.applied_index + 1,
@@ -330,13 +330,13 @@ def unfence(image: MetadataImage, broker_id: int) -> None:
 
 
 def fence(image: MetadataImage, broker_id: int) -> None:
-    """The controller does not hear of the broker any more; its partitions stay as they are."""
+    """Expire the broker's session; its partitions stay unchanged."""
     broker = image.brokers[BrokerId(broker_id)]
     carry_out(image, FenceBroker(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch))
 
 
 def shut_down(image: MetadataImage, broker_id: int) -> None:
-    """The broker is about to stop; its partitions stay as they are."""
+    """Begin the broker's stop; its partitions stay unchanged."""
     broker = image.brokers[BrokerId(broker_id)]
     carry_out(
         image,
@@ -351,7 +351,7 @@ def alter_broker(
     maintenance: bool | None = None,
     decommissioning: bool | None = None,
 ) -> None:
-    """An operator has these wishes about the broker; its partitions stay as they are."""
+    """Set an operator's requests about the broker; its partitions stay unchanged."""
     carry_out(
         image,
         AlterBroker(
@@ -381,7 +381,7 @@ def create(
 
 
 def set_row(image: MetadataImage, name: str, partition: int = 0, **fields: Any) -> PartitionImage:
-    """Put a partition into a state that would take many commands to reach. The image is checked."""
+    """Put a partition into a state many commands away. The image is checked."""
     topic = image.topic(name)
     row = replace(topic.partitions[partition], **fields)
     rows = list(topic.partitions)
@@ -392,7 +392,7 @@ def set_row(image: MetadataImage, name: str, partition: int = 0, **fields: Any) 
 
 
 def set_configs(image: MetadataImage, name: str, configs: dict[str, str]) -> None:
-    """Give a topic these settings; its partitions stay as they are."""
+    """Give a topic these settings; its partitions stay unchanged."""
     put_topic(image, replace(image.topic(name), configs=configs))
     check_invariants(image)
 
@@ -407,7 +407,7 @@ def ready() -> MetadataImage:
 
 
 def refusal_of(image: MetadataImage, command: Command) -> ErrorEntry:
-    """Apply a command that must be refused, and change nothing."""
+    """Apply a command that must be refused without a change."""
     before = image.copy()
     result = apply(image, image.applied_index + 1, command)
     assert result.refusal is not None
@@ -420,7 +420,7 @@ def refusal_of(image: MetadataImage, command: Command) -> ErrorEntry:
     return result.refusal.entry
 
 
-# What an image may look like between two commands of any controller, for what is decided from it.
+# Possible images between two commands of any controller, as input for decisions.
 BROKER_NUMBERS = range(1, 6)
 
 
@@ -496,7 +496,7 @@ def _any_state(
 
 
 def carry_out_plan(image: MetadataImage, plan: Iterable[Command]) -> list[Command]:
-    """Apply a plan step by step, as a controller does: nothing of it may turn out to be stale."""
+    """Apply a plan step by step, like a controller: no command may turn out to be stale."""
     commands = []
     for command in plan:
         commands.append(decode_command(encode_command(command)))

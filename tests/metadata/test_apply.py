@@ -36,7 +36,7 @@ def test_any_history_leaves_a_valid_image_and_truthful_deltas(history: list[Comm
         result = apply(image, image.applied_index + 1, command)
         event(f"{type(command).__name__}: {'refused' if result.refusal else bool(result.delta)}")
         check_invariants(image)
-        # Whoever follows the deltas sees all that has changed, and nothing else.
+        # A follower of the deltas sees all changes, and only changes.
         expected = difference(before, image)
         assert in_id_order(result.delta) == in_id_order(expected)
         if result.refusal is not None:

@@ -205,7 +205,7 @@ def test_broker_is_unregistered_only_without_life_and_replicas() -> None:
     assert result.delta == MetadataDelta(brokers_gone=(BrokerId(3),))
     assert sorted(image.brokers) == [1, 2]
     assert refusal_of(image, command) is ILLEGAL_STATE
-    # Its id is free for a node with another disk, in an epoch that was never used.
+    # Its id is free for a node with another disk, in a fresh epoch.
     epoch = register(image, 3, directory_id="new").broker().broker_epoch
     assert epoch > result.broker().broker_epoch
     assert refusal_of(image, command) is ILLEGAL_STATE
@@ -238,7 +238,7 @@ def test_refusal_counts_what_a_broker_still_holds(
     assert "only be deleted (`raftlog topic delete`)" in refusal.message
 
 
-def test_wishes_about_a_broker_outlast_its_starts_but_not_its_registration() -> None:
+def test_requests_about_a_broker_outlast_its_starts_but_not_its_registration() -> None:
     image = ready()
     command = AlterBroker(broker_id=BrokerId(2), maintenance=True, decommissioning=True)
     result = carry_out(image, command)

@@ -176,7 +176,7 @@ def test_fenced_member_is_refused() -> None:
 
 
 def test_member_of_an_earlier_incarnation_is_refused() -> None:
-    # KIP-903: what the leader has seen in sync was the broker before its restart.
+    # KIP-903: the leader saw the broker in sync before its restart.
     image = three()
     carry_out(image, proposal(image, 1, 3))
     command = proposal(image, 1, 2, 3)
@@ -308,15 +308,15 @@ def test_unclean_entry_begins_a_leader_epoch_even_without_another_leader() -> No
     assert (row.leader, row.leader_epoch, row.unclean_epoch) == (1, 1, 1)
 
 
-def test_whoever_enters_the_isr_begins_a_leader_epoch_even_from_the_elr() -> None:
-    """Within a leader epoch only its leader lets anybody in: it counts on that."""
+def test_member_that_enters_the_isr_begins_a_leader_epoch_even_from_the_elr() -> None:
+    """Within a leader epoch only its leader admits members, and relies on the rule."""
     image = three()
     set_row(image, "t", isr=ids(1), elr=ids(2))
     changed(image, replace(change(image), isr=ids(1, 2)))
     row = image.partition("t", 0)
     assert (row.leader, row.isr, row.elr) == (1, (1, 2), ())
     assert (row.leader_epoch, row.unclean_epoch) == (1, -1)
-    # Who only leaves takes nobody's certainty away.
+    # A member that leaves takes no certainty away from the others.
     changed(image, replace(change(image), isr=ids(1)))
     assert image.partition("t", 0).leader_epoch == 1
 
@@ -328,7 +328,7 @@ def test_change_marked_as_unclean_that_loses_nothing_is_clean() -> None:
     assert (row.leader, row.leader_epoch, row.unclean_epoch) == (2, 1, -1)
 
 
-def test_whoever_has_everything_cannot_be_forgotten() -> None:
+def test_member_with_all_records_cannot_be_forgotten() -> None:
     image = three()
     set_row(image, "t", isr=(), elr=ids(1), leader=NO_LEADER_ID)
     assert stale(image, replace(change(image), replicas=ids(2, 3, 4))) is Reason.INVALID
@@ -336,7 +336,7 @@ def test_whoever_has_everything_cannot_be_forgotten() -> None:
     assert image.partition("t", 0).elr == (1,)
 
 
-def test_nobody_is_forgotten_where_it_is_not_known_who_has_everything() -> None:
+def test_no_replica_is_forgotten_where_the_holder_of_all_records_is_unknown() -> None:
     image = three()
     set_row(image, "t", isr=(), elr=(), leader=NO_LEADER_ID)
     assert stale(image, replace(change(image), replicas=ids(1, 2))) is Reason.INVALID
@@ -400,7 +400,7 @@ def test_changed_minimum_of_the_topic_ends_eligibility_where_it_could_be_wrong()
     result = carry_out(
         image, AlterTopicConfigs(topic_id=topic_id, values={"min.insync.replicas": "1"})
     )
-    # Partition 1 has nobody in sync, who could commit what the ELR does not have.
+    # Partition 1 has no member in sync to commit records missing in the ELR.
     assert elrs(image) == [(), (2, 3)]
     assert [c.partitions for c in result.delta.changed] == [(0,)]
     assert image.partition("t", 0).partition_epoch == 1
@@ -424,7 +424,7 @@ def test_changed_minimum_of_the_cluster_reaches_topics_that_inherit_it() -> None
     assert [c.after.name for c in result.delta.changed] == ["t"]
 
 
-def test_proposal_made_under_the_old_minimum_makes_nobody_eligible() -> None:
+def test_proposal_made_under_the_old_minimum_makes_no_member_eligible() -> None:
     image = three()
     command = proposal(image, 1)
     wanted = replace(change(image, 1), isr=ids(2))

@@ -45,7 +45,7 @@ def test_new_topic_is_led_by_its_first_replicas() -> None:
     ]
 
 
-def test_broker_in_maintenance_leads_a_new_topic_only_if_nobody_else_can() -> None:
+def test_broker_in_maintenance_leads_a_new_topic_only_without_another_choice() -> None:
     image = ready()
     alter_broker(image, 2, maintenance=True)
     rows = create(image, "b", 2, (2, 1), (1, 2)).topic().partitions
@@ -176,7 +176,7 @@ def test_unavailable_replicas_neither_lead_nor_count_as_in_sync() -> None:
     ]
 
 
-def test_topic_that_nobody_could_lead_is_refused_for_now() -> None:
+def test_topic_without_an_eligible_leader_is_refused_for_now() -> None:
     image = ready()
     fence(image, 1)
     result = create(image, "b", 2, (2,), (1,))

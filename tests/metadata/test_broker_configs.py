@@ -1,4 +1,4 @@
-"""Broker configs: bounds, defaults, and what readers make of values that no plan let pass."""
+"""Broker configs: bounds, defaults, and readers of values beyond every plan."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ from raftlog.record.types import (
 from tests.metadata.strategies import commands
 
 TOPIC_ID = TopicId("0123456789abcdef0123456789abcdef")
-# These bytes are in logs. A field that is added without a new version is ignored by older nodes:
-# whoever changes a line here has to decide whether that is safe, and keep the old line readable.
+# These bytes are in logs. Older nodes ignore a field added without a new version: a change of a
+# line here must be safe for them, and the old line must stay readable.
 GOLDEN: list[tuple[Command, bytes]] = [
     (
         ClusterCreated(cluster_id="c", created_ms=5),
@@ -239,12 +239,12 @@ def test_largest_change_of_partitions_fits_the_log() -> None:
         b'{"type":"delete_topic","v":1,"topic_id":"x"',
     ],
 )
-def test_what_is_not_understood_is_never_skipped(encoded: bytes) -> None:
+def test_unknown_command_is_never_skipped(encoded: bytes) -> None:
     with pytest.raises(MetadataVersionError, match="upgrade this node"):
         decode_command(encoded)
 
 
-def test_command_that_nobody_could_decode_never_reaches_the_log() -> None:
+def test_command_without_a_decoding_never_reaches_the_log() -> None:
     for command in (
         DeleteTopic(topic_id=7),  # type: ignore[arg-type]  # the mistake this is about
         AllocateProducerIds(broker_id=BrokerId(1), broker_epoch=BrokerEpoch(1), count=0),

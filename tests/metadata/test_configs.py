@@ -189,7 +189,7 @@ def test_default_of_min_insync_replicas_follows_the_replicas(replicas: int, expe
 
 
 def test_what_a_newer_release_has_set_is_read_as_far_as_it_is_known() -> None:
-    # A name that is not known here, and a value beyond today's bounds.
+    # An unknown name, and a value beyond today's bounds.
     config = in_force({"from.the.future": "x", "segment.bytes": str(2**40)})
     assert config.segment_bytes == 2**40
 

@@ -41,7 +41,7 @@ def brokers(count: int = 4) -> MetadataImage:
 
 
 def catch_up(image: MetadataImage) -> None:
-    """All that are to join have caught up."""
+    """All joining replicas have caught up."""
     for topic in list(image.topics_by_id.values()):
         for row in topic.partitions:
             if row.adding:
@@ -147,7 +147,7 @@ def test_cancelled_decommission_leaves_what_has_not_moved() -> None:
         plan_recommission(image, BrokerId(9))
 
 
-def test_wishes_outlast_starts_and_end_with_the_registration() -> None:
+def test_requests_outlast_starts_and_end_with_the_registration() -> None:
     image = brokers()
     for wanted in (True, True):
         carry_out(image, plan_maintenance(image, TWO, wanted=wanted))

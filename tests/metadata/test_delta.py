@@ -102,7 +102,7 @@ def test_equal_rows_under_other_configs_are_shared_but_not_the_topic() -> None:
 
 
 def test_replica_that_was_moved_away_is_a_change_of_its_partition_also_by_a_snapshot() -> None:
-    """What a node may remove: it sees a row that names it, and then one that does not."""
+    """A node may remove a replica after a row with the node, and then one without."""
     before, after = ready(), ready()
     for image in (before, after):
         register(image, 2)

@@ -78,7 +78,7 @@ def test_only_available_members_of_isr_or_elr_are_elected_unless_loss_is_accepte
         return
     assert election.leader in available
     assert election.leader in election.isr
-    # Who is not in the ISR is elected only if there is nobody in it, and so on downwards.
+    # A replica outside the ISR is elected only beside an empty ISR, and so on downwards.
     assert election.leader in (isr or elr or partition.replicas)
     assert election.is_clean is bool(isr or elr)
     assert election.isr == (partition.isr if isr else (election.leader,))
@@ -202,7 +202,7 @@ def test_preferred_replica_in_maintenance_or_back_too_lately_is_given_nothing() 
     assert image.partition("t", 0).leader == 1
 
 
-def test_broker_in_maintenance_is_elected_only_if_nobody_else_can_be() -> None:
+def test_broker_in_maintenance_is_elected_only_without_another_choice() -> None:
     image = brokers()
     create(image, "t", 1, (1, 2))
     alter_broker(image, 1, maintenance=True)
@@ -225,7 +225,7 @@ def test_elections_can_be_held_in_some_partitions_only() -> None:
     assert [change.partition for change in command.changes] == [1]
 
 
-def test_maintenance_leaves_a_broker_only_what_nobody_else_can_lead() -> None:
+def test_maintenance_leaves_a_broker_only_partitions_without_another_leader() -> None:
     image = brokers()
     create(image, "t", 1, (1, 2), (1, 2), (2, 1))
     set_row(image, "t", 1, isr=ids(1), elr=ids(2))
@@ -338,7 +338,7 @@ def test_plans_come_in_batches_that_follow_the_image(monkeypatch: pytest.MonkeyP
         sizes.append(len(command.changes))
         carry_out(image, command)
         if len(sizes) == 1:
-            # What was changed meanwhile by others is not changed again.
+            # A partition changed by others meanwhile is not changed again.
             set_row(image, "a", 3, leader=1)
     assert sizes == [3, 3, 2]
     assert all(r.leader == 1 for t in image.topics_by_id.values() for r in t.partitions)
@@ -402,7 +402,7 @@ def test_leadership_goes_to_the_best_other_one() -> None:
     assert raised.value.entry is ILLEGAL_STATE
 
 
-def test_who_cannot_lead_is_given_nothing() -> None:
+def test_broker_that_cannot_lead_gets_no_leadership() -> None:
     image = four(1, 2, 3)
     set_row(image, "t", isr=ids(1, 3))
     for broker_id, words, entry in (
@@ -428,7 +428,7 @@ def test_who_cannot_lead_is_given_nothing() -> None:
     assert raised.value.entry is UNKNOWN_PARTITION
 
 
-def test_operator_can_accept_the_loss_of_records_where_nobody_leads() -> None:
+def test_operator_can_accept_the_loss_of_records_of_a_leaderless_partition() -> None:
     image = four(1, 2)
     with pytest.raises(LogError, match="is led by broker 1") as raised:
         plan_unclean_election(image, name="t", partition=0)
@@ -444,14 +444,14 @@ def test_operator_can_accept_the_loss_of_records_where_nobody_leads() -> None:
     row = image.partition("t", 0)
     assert (row.leader, row.isr, row.elr) == (2, (2,), ())
     assert row.unclean_epoch == row.leader_epoch == 1
-    # What comes after it does not make it forgotten.
+    # Later changes do not hide the loss.
     set_row(image, "t", isr=ids(1, 2))
     unfence(image, 1)
     transfer(image, 1)
     assert (image.partition("t", 0).leader_epoch, image.partition("t", 0).unclean_epoch) == (2, 1)
 
 
-def test_operator_can_name_who_is_to_lead_though_records_are_lost() -> None:
+def test_operator_can_name_the_leader_though_records_are_lost() -> None:
     image = four(1, 2, 3)
     set_row(image, "t", isr=(), elr=ids(1), leader=NO_LEADER_ID)
     fence(image, 1)
@@ -463,7 +463,7 @@ def test_operator_can_name_who_is_to_lead_though_records_are_lost() -> None:
     assert (row.leader, row.isr, row.unclean_epoch) == (3, (3,), 1)
 
 
-def test_election_of_one_that_has_everything_is_clean_whoever_asked_for_it() -> None:
+def test_election_of_a_replica_with_all_records_is_clean_also_by_an_operator() -> None:
     image = four(1, 2, 3)
     set_row(image, "t", isr=(), elr=ids(1, 2), leader=NO_LEADER_ID)
     command = plan_unclean_election(image, name="t", partition=0, broker_id=BrokerId(2))
@@ -475,7 +475,7 @@ def test_election_of_one_that_has_everything_is_clean_whoever_asked_for_it() -> 
 
 @settings(max_examples=150, deadline=None)
 @given(cluster_images(), st.data())
-def test_whatever_an_operator_wants_leaves_a_valid_image(
+def test_every_request_of_an_operator_leaves_a_valid_image(
     image: MetadataImage, data: st.DataObject
 ) -> None:
     topic = data.draw(st.sampled_from(list(image.topics_by_id.values())))
@@ -502,7 +502,7 @@ def test_whatever_an_operator_wants_leaves_a_valid_image(
         assert after.isr == row.isr
 
 
-def test_who_cannot_write_is_given_no_lead() -> None:
+def test_unwritable_broker_gets_no_leadership() -> None:
     image = four(1, 2, 3)
     unwritable = frozenset(ids(2))
     with pytest.raises(LogError, match="The disk of broker 2") as raised:

@@ -1,4 +1,4 @@
-"""A replica that lost records is not counted on any more, whatever comes later."""
+"""A replica with lost records does not count any more, whatever comes later."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_failure_makes_proposals_stale_that_rest_on_what_was_acknowledged_before
         isr=tuple((b, image.brokers[b].broker_epoch) for b in row.replicas),
         min_isr_default=2,
     )
-    # It is out of sync already, as far as anybody knows.
+    # By the metadata the replica is out of sync already.
     fail(image, 2, key(image))
     result = apply(image, image.applied_index + 1, late)
     assert result.refusal is not None

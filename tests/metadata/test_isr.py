@@ -51,12 +51,12 @@ def test_minimum_is_the_topics_else_the_clusters_else_the_commands(
     assert min_isr_in_force(configs, settings, 2) == expected
 
 
-def test_nobody_is_eligible_beside_an_isr_that_is_large_enough() -> None:
+def test_no_member_is_eligible_beside_a_large_enough_isr() -> None:
     before = row(ids(3), ids(1))
     assert next_elr(before, replicas=before.replicas, isr=ids(3, 2), min_isr=2) == ()
 
 
-def test_who_leaves_an_isr_that_becomes_too_small_stays_eligible() -> None:
+def test_member_that_leaves_a_too_small_isr_stays_eligible() -> None:
     before = row(ids(3, 1, 2))
     assert next_elr(before, replicas=before.replicas, isr=ids(1), min_isr=2) == (3, 2)
     before = row(ids(3), ids(1))

@@ -119,7 +119,7 @@ def test_fenced_broker_neither_leads_nor_is_waited_for(
 def test_cluster_that_was_wholly_fenced_comes_back_whole(
     image: MetadataImage, data: st.DataObject
 ) -> None:
-    # One after the other goes, then all return, in any order: whoever leads has everything.
+    # All go, one after the other, then all return, in any order: each leader has all records.
     for number in data.draw(st.permutations(BROKER_NUMBERS)):
         carry_out_plan(image, plan_fencing(image, BrokerId(number)))
     for topic in image.topics_by_id.values():
@@ -182,7 +182,7 @@ def test_whole_plan_may_be_made_before_any_of_it_is_applied() -> None:
     assert all(ONE not in row.isr for row in image.topic("t").partitions)
 
 
-def test_unclean_election_does_not_bring_back_who_is_being_fenced() -> None:
+def test_unclean_election_does_not_bring_back_a_broker_being_fenced() -> None:
     image = MetadataImage()
     for number in (1, 2):
         register(image, number)
@@ -204,7 +204,7 @@ def test_last_one_in_sync_leaves_the_isr_and_leads_again_when_it_returns() -> No
     assert (row.leader, row.isr, row.elr, row.leader_epoch) == (1, (1,), (), 2)
 
 
-def test_below_the_minimum_whoever_of_the_last_returns_first_leads() -> None:
+def test_below_the_minimum_the_first_of_the_last_members_to_return_leads() -> None:
     image = three()
     for number in (3, 1, 2):
         carry_out_plan(image, plan_fencing(image, BrokerId(number)))
@@ -221,7 +221,7 @@ def test_the_isr_stays_where_only_fenced_members_would_be_left() -> None:
     image = three()
     set_row(image, "t", isr=ids(1, 2))
     set_configs(image, "t", {"min.insync.replicas": "1"})
-    # 2 was started again after a power cut, and has not said yet what it lost.
+    # 2 was restarted after a power cut, and has not reported its loss yet.
     register(image, 2, incarnation="second", fenced=True)
     carry_out_plan(image, plan_fencing(image, ONE))
     row = image.partition("t", 0)
@@ -236,7 +236,7 @@ def test_the_isr_stays_where_only_fenced_members_would_be_left() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 2, 3])
-def test_whoever_returns_first_leads_where_all_died_at_once(first: int) -> None:
+def test_first_member_to_return_leads_where_all_died_at_once(first: int) -> None:
     image = three()
     set_configs(image, "t", {"min.insync.replicas": "1"})
     for number in (1, 2, 3):
@@ -246,7 +246,7 @@ def test_whoever_returns_first_leads_where_all_died_at_once(first: int) -> None:
     register(image, first, incarnation="second", fenced=True)
     carry_out_plan(image, plan_unfencing(image, BrokerId(first)))
     row = image.partition("t", 0)
-    # Its own proposal takes the others out, as soon as it leads: not before, for it may fail, too.
+    # Its own proposal removes the others once it leads: not before, for it may fail, too.
     assert (row.leader, row.isr, row.unclean_epoch) == (first, (1, 2, 3), -1)
 
 
@@ -274,8 +274,8 @@ def test_member_that_is_about_to_stop_is_no_company() -> None:
     assert (row.leader, row.isr) == (1, (1, 2))
 
 
-def test_leader_that_is_about_to_stop_is_kept_waiting_by_nobody() -> None:
-    # While it serves it may commit alone.
+def test_stopping_leader_does_not_wait_for_other_members() -> None:
+    # While serving, the broker may commit alone.
     image = three((1, 2))
     shut_down(image, 1)
     carry_out_plan(image, plan_fencing(image, BrokerId(2)))
@@ -283,7 +283,7 @@ def test_leader_that_is_about_to_stop_is_kept_waiting_by_nobody() -> None:
     assert (row.leader, row.isr) == (1, (1,))
 
 
-def test_whoever_stops_stays_where_only_fenced_members_would_be_left() -> None:
+def test_stopping_member_stays_where_only_fenced_members_would_be_left() -> None:
     image = three((1, 2))
     register(image, 1, incarnation="second", fenced=True)
     carry_out_plan(image, plan_controlled_shutdown(image, BrokerId(2)))
@@ -308,7 +308,7 @@ def test_plans_about_unknown_brokers_are_empty() -> None:
 
 
 def test_restarted_broker_is_let_in_without_any_change_of_partitions() -> None:
-    # It has led, and goes on in a new leader epoch: nobody else has to act.
+    # It goes on leading in a new leader epoch: no other broker has to act.
     image = three((1,))
     register(image, 1, incarnation="second", fenced=True)
     (command,) = carry_out_plan(image, plan_unfencing(image, ONE))
@@ -328,7 +328,7 @@ def test_broker_about_to_stop_is_unfenced_but_leads_nothing() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(cluster_images(), brokers_of_images)
-def test_broker_that_stops_keeps_only_what_nobody_can_take_over(
+def test_stopping_broker_keeps_only_partitions_without_a_successor(
     image: MetadataImage, broker_id: BrokerId
 ) -> None:
     leaders = {
@@ -387,7 +387,7 @@ def test_only_fenced_brokers_without_a_vote_are_unregistered() -> None:
     assert raised.value.entry is ILLEGAL_STATE
     carry_out(image, plan_unregistration(image, ONE, has_vote=False))
     assert ONE not in image.brokers
-    # A voter that never registered is known, too.
+    # A voter without any registration is known, too.
     with pytest.raises(LogError, match="still has a vote"):
         plan_unregistration(image, ONE, has_vote=True)
     fence(image, 2)

@@ -167,9 +167,7 @@ def test_replacements_keep_all_others_in_their_places(
         assert after in able - {*replicas} if before in leaving else after == before
 
 
-def test_brokers_that_cannot_write_lead_only_if_nobody_else_can_and_hold_for_want_of_others() -> (
-    None
-):
+def test_unwritable_brokers_lead_and_hold_only_without_another_choice() -> None:
     image = cluster(*[None] * 4)
     assignments = place(image, 12, 3, unwritable=frozenset(ids(2)))
     assert all(2 not in replicas for replicas in assignments)

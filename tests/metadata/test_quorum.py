@@ -41,7 +41,7 @@ async def opened(process: Process, machine: MetadataStateMachine) -> RaftMember[
 async def one_life(
     world: World, live: Callable[[Process, RaftMember[ApplyResult]], Awaitable[None]]
 ) -> MetadataStateMachine:
-    """Start the node, let it live until `live` returns, and cut its power."""
+    """Start the node, run until `live` returns, and cut its power."""
     machine = MetadataStateMachine()
     done = asyncio.Event()
 

@@ -94,8 +94,8 @@ def test_leader_that_stays_goes_on_in_its_leader_epoch_until_a_replica_leaves() 
 
 
 def test_what_a_deleted_replica_acknowledged_lets_no_new_one_into_the_isr() -> None:
-    # Broker 2 has not heard yet that it lost its replica, and then that it gets one again: its old
-    # one still acknowledges, and its leader would believe that the new one has all that.
+    # Broker 2 has not learned of the removal of its replica, nor of the new one: the old replica
+    # still acknowledges, and the leader would count its records for the new one.
     image = five(1, 2)
     reassign(image, 1, 3)
     joins(image, 1, 2, 3)
@@ -118,7 +118,7 @@ def test_move_waits_for_a_new_member_that_may_lead() -> None:
 
 
 def test_move_waits_for_new_members_that_are_gone() -> None:
-    # All died at once: the ISR stays as it was, and does not say that anybody lives.
+    # All died at once: the ISR stays unchanged, and does not mean alive.
     image = five(1, 2)
     reassign(image, 3, 4)
     joins(image, 1, 2, 3, 4)
@@ -239,7 +239,7 @@ def test_some_moves_can_be_ended_alone() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(cluster_images(), st.data())
-def test_moves_from_any_state_keep_somebody_who_has_everything(
+def test_moves_from_any_state_keep_a_replica_with_all_records(
     image: MetadataImage, data: st.DataObject
 ) -> None:
     topic = data.draw(st.sampled_from(list(image.topics_by_id.values())))

@@ -30,7 +30,7 @@ from tests.metadata.strategies import (
     set_row,
 )
 
-# These bytes are on disks: whoever changes them raises SNAPSHOT_VERSION, and keeps reading these.
+# These bytes are on disks: a change of them raises SNAPSHOT_VERSION, and keeps these readable.
 GOLDEN = (
     b'{"format":"raftlog-metadata","v":2,"index":7,"cluster_id":null,"created_ms":0,'
     b'"next_producer_id":0,"cluster_settings":{"flush":"async"},"deleted_topic_ids":1,'
@@ -46,7 +46,7 @@ GOLDEN = (
     b'"partitions":2}\n'
     b"[[0,[1],[1],[],1,0,0,[],[],-1],[1,[1,2],[],[1],-1,3,4,[2],[1],2]]\n"
 )
-# What the release before wrote.
+# Written by the release before.
 GOLDEN_1 = (
     GOLDEN.replace(b'"v":2', b'"v":1')
     .replace(b',"maintenance":true,"decommissioning":false', b"")
@@ -151,7 +151,7 @@ def test_pieces_fit_what_a_quorum_takes() -> None:
 
 
 def test_equal_images_have_equal_bytes() -> None:
-    # The tables remember in which order they were filled; that must not show.
+    # The tables remember the order of insertions, which must not show.
     image, other = MetadataImage(), MetadataImage()
     for target, order in ((image, (1, 2, 3)), (other, (3, 1, 2))):
         for number in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""What a data directory remembers, and what it refuses to be used for."""
+"""The memory of a data directory, and the uses that it refuses."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_directory_of_another_node_is_refused() -> None:
         claimed(disk, node_id=3)
 
 
-def test_unfinished_first_start_keeps_its_identity_when_asked_for_anew() -> None:
+def test_unfinished_first_start_keeps_its_identity_when_repeated() -> None:
     disk = SimulatedDisk(1)
     first = claimed(disk, join="mistyped:1").identity
     second = claimed(disk, join="right:1").identity
@@ -85,7 +85,8 @@ def test_unfinished_first_start_keeps_its_identity_when_asked_for_anew() -> None
 
 
 def test_first_start_that_is_cut_off_leaves_nothing_or_all_of_how_it_was_asked_for() -> None:
-    """A voter whose first start died must not begin a cluster of its own when started plainly."""
+    """A voter with a failed first start must not begin a cluster of its own when started
+    plainly."""
     outcomes: set[bool] = set()
     for seed in range(40):
         disk = SimulatedDisk(seed)
@@ -120,7 +121,7 @@ def test_directory_that_was_in_use_needs_its_journal(left: str) -> None:
     assert "`raftlog cluster remove-node 2`" in str(refused.value)
 
 
-def test_metadata_without_an_identity_is_nobodys() -> None:
+def test_metadata_without_an_identity_belongs_to_no_node() -> None:
     disk = SimulatedDisk(1)
     make_journal(disk)
     with pytest.raises(IdentityError, match=r"no directory\.json"):

@@ -1,4 +1,4 @@
-"""Where the cluster's secret comes from, where it stays, and that nobody is told."""
+"""Sources of the cluster's secret, its place, and its secrecy."""
 
 from __future__ import annotations
 

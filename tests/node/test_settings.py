@@ -14,7 +14,7 @@ def settings(**values: Any) -> NodeSettings:
     return NodeSettings(data_dir="d", **values)
 
 
-def test_address_that_others_are_told() -> None:
+def test_advertised_address() -> None:
     assert settings(listen="10.0.0.1:80").advertised_address(80) == ("10.0.0.1", 80)
     assert settings(listen="10.0.0.1:0").advertised_address(4321) == ("10.0.0.1", 4321)
     assert settings(listen="[::1]:80").advertised_address(80) == ("::1", 80)

@@ -1,4 +1,4 @@
-"""What a start is, in every combination of settings and data directory."""
+"""The kind of a start, for every combination of settings and data directory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_restart_knows_whether_the_cluster_was_begun_alone(
 
 
 def test_first_start_that_was_not_finished_is_taken_up_again() -> None:
-    """A voter of three that died before it had a journal must not begin a cluster of its own."""
+    """A voter of three that died before its journal existed must not begin a cluster of its own."""
     assert decided(used(has_journal=False, voters=THREE), node_id=2) == Begin(parse_voters(THREE))
     assert decided(used(has_journal=False, join="a:1"), node_id=2) == Join(("a:1",))
 
@@ -100,7 +100,7 @@ def test_start_that_cannot_work_is_refused_with_what_to_change(
         decided(**values)
 
 
-def test_forwarded_port_is_told_by_advertising_it() -> None:
+def test_forwarded_port_is_advertised() -> None:
     start = decided(
         voters=THREE, node_id=2, listen="0.0.0.0:9000", advertised="10.0.0.2:8082"
     )  # the machine forwards 8082 to 9000
