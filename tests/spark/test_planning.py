@@ -93,8 +93,8 @@ def test_offsets_outside_of_the_log_are_moved_in_and_told() -> None:
     clamped, losses = clamp({T0: 2, T1: 10}, BOUNDS)
     assert clamped == {T0: 5, T1: 9}
     assert losses == (
-        "t/0 has nothing before 5, asked for was 2",
-        "t/1 ends at 9, asked for was 10",
+        "t/0 has nothing before 5, the query names 2",
+        "t/1 ends at 9, the query names 10",
     )
     assert clamp({T0: 5, T1: 9}, BOUNDS) == ({T0: 5, T1: 9}, ())
 

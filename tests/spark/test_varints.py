@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raftlog_spark.codec.varints import (
     LENGTHS,
-    UNTOLD,
+    NO_LENGTH,
     CorruptBatchError,
     Cursor,
     Window,
@@ -88,7 +88,7 @@ class TestReading:
     @given(value=INT)
     def test_lengths_of_two_bytes_are_looked_up(self, value: int) -> None:
         data = varint(value)
-        told = value if len(data) <= 2 and value >= -1 else UNTOLD
+        told = value if len(data) <= 2 and value >= -1 else NO_LENGTH
         assert LENGTHS[int.from_bytes(data[:2], "little")] == told
 
 
