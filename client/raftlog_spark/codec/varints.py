@@ -116,7 +116,7 @@ def signed(payload: Words) -> Positions:
 
 
 def _int_sizes_of_pairs() -> NDArray[np.int64]:
-    """The varint at the start of each byte pair (little endian); NO_LENGTH if longer or below -1."""
+    """The varint of each byte pair (little endian); NO_LENGTH if longer or below -1."""
     pairs = np.arange(65536, dtype=np.int64)
     first, second = pairs & 0xFF, pairs >> 8
     zigzag = np.where(first < 0x80, first, (first & 0x7F) | (second << 7))
