@@ -11,7 +11,7 @@ import click
 
 from bench import footprint, latency, limits, quorum, rest, throughput
 from bench.node import running_node
-from bench.parts import PARTS, chosen
+from bench.parts import PARTS, choose_parts
 from bench.parts import run as run_parts
 from bench.replication.cluster import Options
 from bench.report import Result, machine, plot, print_table, write_json
@@ -69,7 +69,7 @@ def main(  # noqa: PLR0917 - click passes them by name
     suites = suites or tuple(suite for suite in SUITES if not (quick and suite == "spark"))
     try:
         own = [parts for suite, parts in PARTS.items() if suite in suites]
-        parts = chosen(only, [part for each in own for part in each])
+        parts = choose_parts(only, [part for each in own for part in each])
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--only") from None
     options = Options(flush, runs, scale, trials, gb, with_perf=perf)

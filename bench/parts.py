@@ -43,7 +43,7 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
 """By suite and name."""
 
 
-def chosen(names: Sequence[str], parts: Sequence[str]) -> list[str]:
+def choose_parts(names: Sequence[str], parts: Sequence[str]) -> list[str]:
     """The chosen ones of `parts`: by full name or prefix; all if no name is given.
 
     Raises ValueError: a name matches no part.

@@ -1,1 +1,1 @@
-"""Measurements of the Spark connector: of its parts (`codec`, `raw`), and of whole queries (bench/parts.py)."""
+"""Measurements of the Spark connector: its parts (`codec`, `raw`), and whole queries."""

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from bench import main as program
 from bench import parts as suites
-from bench.parts import chosen
+from bench.parts import choose_parts
 from bench.replication import sampled
 from bench.replication.catch_up import Paced
 from bench.replication.cluster import Options
@@ -34,11 +34,11 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_parts_are_chosen_by_how_their_names_begin() -> None:
     parts = list(suites.PARTS["cluster"])
-    assert chosen([], parts) == parts
-    assert chosen(["gap-m", "produce"], parts) == ["produce", "gap-move"]
-    assert len(chosen(["gap"], parts)) == 5
+    assert choose_parts([], parts) == parts
+    assert choose_parts(["gap-m", "produce"], parts) == ["produce", "gap-move"]
+    assert len(choose_parts(["gap"], parts)) == 5
     with pytest.raises(ValueError, match="nonsense"):
-        chosen(["gap", "nonsense"], parts)
+        choose_parts(["gap", "nonsense"], parts)
 
 
 @pytest.mark.usefixtures("parts")
