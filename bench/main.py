@@ -11,16 +11,13 @@ import click
 
 from bench import footprint, latency, limits, quorum, rest, throughput
 from bench.node import running_node
-from bench.parts import chosen
-from bench.replication import suite as cluster
+from bench.parts import PARTS, choose_parts
+from bench.parts import run as run_parts
 from bench.replication.cluster import Options
 from bench.report import Result, machine, plot, print_table, write_json
-from bench.spark import suite as spark
 from raftlog.cluster.manifest import Flush
 
 SUITES = ("limits", "throughput", "latency", "rest", "footprint", "quorum", "cluster", "spark")
-WITH_PARTS = {"cluster": cluster, "spark": spark}
-"""The suites of which `--only` chooses parts."""
 QUICK_SCALE = 0.1
 QUICK_TRIALS = 1
 """Enough to compare two trees: all suites but Spark in four minutes."""
@@ -34,8 +31,8 @@ QUICK_TRIALS = 1
 @click.option(
     "--only",
     multiple=True,
-    help="Part of a suite, or how such begin; "
-    + "; ".join(f"{name}: {', '.join(suite.PARTS)}" for name, suite in WITH_PARTS.items())
+    help="Part of a suite, or a prefix of parts; "
+    + "; ".join(f"{suite}: {', '.join(parts)}" for suite, parts in PARTS.items())
     + ".",
 )
 @click.option("--trials", default=30, show_default=True, help="Of each fault, in `cluster`.")
@@ -71,8 +68,8 @@ def main(  # noqa: PLR0917 - click passes them by name
         trials, gb = min(trials, QUICK_TRIALS), gb * QUICK_SCALE
     suites = suites or tuple(suite for suite in SUITES if not (quick and suite == "spark"))
     try:
-        own = [suite.PARTS for name, suite in WITH_PARTS.items() if name in suites]
-        parts = chosen(only, [part for each in own for part in each])
+        own = [parts for suite, parts in PARTS.items() if suite in suites]
+        parts = choose_parts(only, [part for each in own for part in each])
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--only") from None
     options = Options(flush, runs, scale, trials, gb, with_perf=perf)
@@ -85,9 +82,9 @@ def main(  # noqa: PLR0917 - click passes them by name
         if suite == "limits":
             results += limits.run(runs=runs, scale=scale)
             continue
-        if suite in WITH_PARTS:
-            wanted = [part for part in WITH_PARTS[suite].PARTS if part in parts]
-            found, failures = WITH_PARTS[suite].run(wanted, options)
+        if suite in PARTS:
+            wanted = [part for part in PARTS[suite] if part in parts]
+            found, failures = run_parts(suite, wanted, options)
             results += found
             failed += failures
             continue

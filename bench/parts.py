@@ -1,4 +1,4 @@
-"""Suites made of parts: the choice of parts, and their execution one after the other."""
+"""The suites made of parts, `cluster` and `spark`: choice and execution of their parts."""
 
 from __future__ import annotations
 
@@ -6,17 +6,44 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Final
 
+from bench.replication import catch_up, gaps, lone, many, produce
 from bench.replication.cluster import Options
 from bench.report import Result
+from bench.spark import latency, reading, running, starting, writing
 
 Part = Callable[[Options], list[Result]]
 
+PARTS: Final[dict[str, dict[str, Part]]] = {
+    "cluster": {
+        "produce": produce.produce,
+        "latency": lone.latency,
+        "consume": produce.consume,
+        "gap-kill": gaps.gap_kill,
+        "gap-pause": gaps.gap_pause,
+        "gap-cut": gaps.gap_cut,
+        "gap-move": gaps.gap_move,
+        "gap-rolling": gaps.gap_rolling,
+        "catch-up": catch_up.catch_up,
+        "partitions": many.partitions,
+        "idle": many.idle,
+    },
+    "spark": {
+        "start": starting.start,
+        "batch": reading.batch,
+        "stream": reading.stream,
+        "write": writing.write,
+        "micro-batch": latency.micro_batch,
+    },
+}
+"""By suite and name."""
 
-def chosen(names: Sequence[str], parts: Sequence[str]) -> list[str]:
+
+def choose_parts(names: Sequence[str], parts: Sequence[str]) -> list[str]:
     """The chosen ones of `parts`: by full name or prefix; all if no name is given.
 
     Raises ValueError: a name matches no part.
@@ -27,28 +54,28 @@ def chosen(names: Sequence[str], parts: Sequence[str]) -> list[str]:
     return [part for part in parts if not names or any(part.startswith(name) for name in names)]
 
 
-def run_parts(
-    suite: str, parts: Mapping[str, Part], names: Sequence[str], options: Options
-) -> tuple[list[Result], list[str]]:
-    """The figures of these parts of a suite, and which failed: the others are run all the same."""
+def run(suite: str, names: Sequence[str], options: Options) -> tuple[list[Result], list[str]]:
+    """Run these parts of a suite; return the results, and the parts that failed."""
     results: list[Result] = []
     failed: list[str] = []
     with _terminable():
-        for name in names:
-            load = os.getloadavg()[0]
-            print(
-                f"-- {suite}: {name} ({time.strftime('%H:%M:%S')}, load average {load:.1f})",
-                flush=True,
-            )
-            try:
-                found = parts[name](options)
-            except Exception:  # reported in full, and by the exit code
-                traceback.print_exc()
-                failed.append(name)
-                continue
-            for result in found:
-                result.details["load average before"] = load
-            results += found
+        try:
+            for name in names:
+                load = os.getloadavg()[0]
+                now = time.strftime("%H:%M:%S")
+                print(f"-- {suite}: {name} ({now}, load average {load:.1f})", flush=True)
+                try:
+                    found = PARTS[suite][name](options)
+                except Exception:  # reported in full, and by the exit code
+                    traceback.print_exc()
+                    failed.append(name)
+                    continue
+                for result in found:
+                    result.details["load average before"] = load
+                results += found
+        finally:
+            if suite == "spark":
+                running.stop()
     return results, failed
 
 

@@ -27,7 +27,7 @@ IN_SYNC_TIMEOUT_S: Final = 120.0
 WORKLOAD_TIMEOUT_S: Final = 600.0
 """Of one workload; a longer one has failed."""
 POLL_S: Final = 0.02
-ASK_TIMEOUT_S: Final = 2.0
+METADATA_TIMEOUT_S: Final = 2.0
 CHANGE_TIMEOUT_S: Final = 30.0
 MIB: Final = 1 << 20
 
@@ -95,7 +95,7 @@ class Cluster:
         await self.change("DELETE", f"/v3/clusters/any/topics/{name}")
 
     async def change(self, method: str, path: str, body: object = None) -> None:
-        """One request to the first running node. Raises NotWholeError for any refusal."""
+        """One request to the first running node. Raises NotWholeError for any error."""
         address = next(
             node.address
             for node in self.processes.nodes.values()
@@ -117,7 +117,7 @@ class Cluster:
         connection = KeptConnection(self.addresses[node_id])
         path = f"/v1/metadata?topics={quote(','.join(topics), safe=',')}"
         try:
-            answer = await connection.request("GET", path, timeout_s=ASK_TIMEOUT_S)
+            answer = await connection.request("GET", path, timeout_s=METADATA_TIMEOUT_S)
         except (NotSentError, OutcomeLostError):
             return None
         finally:
@@ -143,7 +143,7 @@ class Cluster:
                 rows = await self.rows(node_id, topics)
                 if rows:
                     return rows
-        raise NotWholeError(f"no node tells of {topics}")
+        raise NotWholeError(f"no node answered with metadata of {topics}")
 
     async def wait_in_sync(
         self, topics: Sequence[str], timeout_s: float = IN_SYNC_TIMEOUT_S
@@ -151,16 +151,16 @@ class Cluster:
         """Wait until, for every node, every partition has a leader and a full ISR."""
         deadline = time.perf_counter() + timeout_s
         waiting = list(self.processes.nodes)
-        said: list[Row] | None = None
+        rows: list[Row] | None = None
         while waiting:
-            said = await self.rows(waiting[0], topics)
-            if said and all(row.leader >= 0 and len(row.isr) == NODES for row in said):
+            rows = await self.rows(waiting[0], topics)
+            if rows and all(row.leader >= 0 and len(row.isr) == NODES for row in rows):
                 waiting.pop(0)
                 continue
             if time.perf_counter() > deadline:
-                lacking = [row for row in said or () if row.leader < 0 or len(row.isr) < NODES]
+                lacking = [row for row in rows or () if row.leader < 0 or len(row.isr) < NODES]
                 raise NotWholeError(
-                    f"node {waiting[0]} after {timeout_s} s: {lacking[:5] if said else said}, "
+                    f"node {waiting[0]} after {timeout_s} s: {lacking[:5] if rows else rows}, "
                     f"{len(lacking)} in all\n{self.processes.log_ends()}"
                 )
             await asyncio.sleep(POLL_S)

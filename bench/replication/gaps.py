@@ -257,7 +257,7 @@ async def _recovered(seen: Acknowledgements, moment: float) -> None:
         raise NotWholeError(f"not every partition acknowledged anything in {RECOVERY_S_MAX} s")
 
 
-def _chosen(
+def _choose_trial(
     fault: Fault,
     rows: Sequence[Row],
     controller: int | None,
@@ -288,7 +288,7 @@ async def _trial(
     await asyncio.sleep(randomness.uniform(*CALM_S))
     calm_gap_s = max(seen.gaps(calm, time.perf_counter()))
     controller = await asyncio.to_thread(cluster.processes.leader)
-    trial = _chosen(fault, await cluster.known([TOPIC]), controller, randomness, number)
+    trial = _choose_trial(fault, await cluster.known([TOPIC]), controller, randomness, number)
     trial.calm_gap_s = calm_gap_s
     seen.clear()
     started = time.perf_counter()

@@ -356,16 +356,18 @@ async def _read_end(
     async with session.get(
         f"{base}/offsets", timeout=timeout, headers={"Accept": "application/json"}
     ) as answer:
-        said = await answer.json(content_type=None)
+        document = await answer.json(content_type=None)
         if answer.status != 200:
-            task.errors[f"offsets {said.get('error_code')}: {said.get('message')!s:.60}"] += 1
+            task.errors[
+                f"offsets {document.get('error_code')}: {document.get('message')!s:.60}"
+            ] += 1
             return
     task.recorder.add(
         End(
             partition=partition_name(*lane),
             invoked=invoked,
             completed=task.recorder.step(),
-            offset=said["end_offset"],
+            offset=document["end_offset"],
             node=str(node_id),
         )
     )
@@ -386,9 +388,11 @@ async def _read(  # noqa: PLR0917 - partition, node and position
     timeout = aiohttp.ClientTimeout(READ_TIMEOUT_S)
     query = {"offset": str(position), "replica": "any" if near else "leader"}
     async with session.get(f"{base}/records", params=query, timeout=timeout) as answer:
-        said = await answer.json(content_type=None)
+        document = await answer.json(content_type=None)
         if answer.status != 200:
-            task.errors[f"records {said.get('error_code')}: {said.get('message')!s:.60}"] += 1
+            task.errors[
+                f"records {document.get('error_code')}: {document.get('message')!s:.60}"
+            ] += 1
             return position
         next_offset = int(answer.headers["X-Raftlog-Next-Offset"])
     if next_offset == position:
@@ -401,7 +405,7 @@ async def _read(  # noqa: PLR0917 - partition, node and position
             completed=task.recorder.step(),
             start=position,
             next_offset=next_offset,
-            records=tuple((one["offset"], one["value"]) for one in said),
+            records=tuple((one["offset"], one["value"]) for one in document),
             node=str(node_id),
         )
     )

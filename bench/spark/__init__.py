@@ -1,1 +1,1 @@
-"""Measurements of the Spark connector: of its parts (`codec`, `raw`), and whole (`suite`)."""
+"""Measurements of the Spark connector: its parts (`codec`, `raw`), and whole queries."""

@@ -65,10 +65,10 @@ def micro_batch(options: Options) -> list[Result]:
             results[0].details[f"run {run + 1}"] = latencies.as_fields("endToEndLatency")
             batches.runs.append(parts.get("triggerExecution", float("nan")))
             batches.details[f"run {run + 1}"] = parts
-            told = ", ".join(f"{name} {ms:.0f}" for name, ms in sorted(parts.items()))
+            phases = ", ".join(f"{name} {ms:.0f}" for name, ms in sorted(parts.items()))
             print(
                 f"   source to sink: p50 {results[0].runs[-1]:.0f} ms, "
-                f"p99 {results[1].runs[-1]:.0f} ms; a batch's parts, ms: {told}",
+                f"p99 {results[1].runs[-1]:.0f} ms; a batch's parts, ms: {phases}",
                 flush=True,
             )
     return [*results, batches]

@@ -28,7 +28,7 @@ PATTERN_BYTES: Final = 10_000_000
 CONFIG: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 SMALL_BYTES: Final = 100
 LARGE_BYTES: Final = 1_000
-WHO: Final = ("node", "java", "python")
+PROCESSES: Final = ("node", "java", "python")
 
 
 def spark() -> SparkSession:
@@ -105,10 +105,10 @@ class Meter:
         """Until now."""
         seconds = time.perf_counter() - self._began
         now = self._now()
-        return Used(seconds, {who: now[who] - self._before[who] for who in WHO})
+        return Used(seconds, {who: now[who] - self._before[who] for who in PROCESSES})
 
     def _now(self) -> dict[str, float]:
-        found = dict.fromkeys(WHO, 0.0)
+        found = dict.fromkeys(PROCESSES, 0.0)
         found["node"] = sum(node.cpu_seconds() for node in self._nodes)
         nodes = {node.pid for node in self._nodes}
         for process in psutil.Process().children(recursive=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from bench.node import LoneNode, running_node
+from bench.node import MeasuredNode, running_node
 from bench.replication.cluster import Cluster, Options, run_workload, running_cluster
 from bench.report import Result
 from bench.spark.running import PARTITIONS, SMALL_BYTES, Meter, Used, records_in, spark
@@ -31,7 +31,10 @@ def write(options: Options) -> list[Result]:
         for place, goal in GOALS.items()
     }
     with running_node(options.flush) as node, running_cluster(options.flush) as cluster:
-        places = {"one node": [node], "three nodes": list(cluster.processes.nodes.values())}
+        places: dict[str, list[MeasuredNode]] = {
+            "one node": [node],
+            "three nodes": list(cluster.processes.nodes.values()),
+        }
         for place, nodes in places.items():  # Java compiles hot code
             _written(cluster, place, nodes, "warm-up", max(RECORDS_MIN, count // 10))
         for run in range(options.runs):
@@ -52,7 +55,9 @@ def rows(count: int) -> DataFrame:
     return numbers.selectExpr(f"cast(concat({number}, '{filler}') AS binary) AS value")
 
 
-def _written(cluster: Cluster, place: str, nodes: list[LoneNode], topic: str, count: int) -> Used:
+def _written(
+    cluster: Cluster, place: str, nodes: list[MeasuredNode], topic: str, count: int
+) -> Used:
     """One write into a topic of its own."""
     if len(nodes) == 1:
         nodes[0].create_topic(topic, PARTITIONS)

@@ -1,8 +1,8 @@
-"""An event loop in a thread of its own: how synchronous code uses the asyncio client.
+"""An event loop in a thread of its own, for synchronous code over the asyncio client.
 
-Spark calls us from threads that have no loop, that have one running already (a notebook), and in
-processes forked from one that had threads: so the loop never runs in the caller's thread, and is
-made when it is first needed.
+Spark calls from threads without a loop, from threads with a running one (a notebook), and in
+processes forked from one with threads: so the loop never runs in the caller's thread, and is
+created on first use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 CLOSE_TIMEOUT_S: Final = 10.0
-"""How long what is under way may take to notice that it is cancelled."""
+"""Time for cancelled tasks to end."""
 
 T = TypeVar("T")
 
@@ -23,31 +23,31 @@ logger = logging.getLogger(__name__)
 
 
 class Background:
-    """A running loop. `close` ends it, and all that runs in it."""
+    """A running event loop. `close` ends the loop and all its tasks."""
 
     def __init__(self) -> None:
-        # Not the policy's loop: measured, this one takes less of the CPU for large answers, and it
-        # keeps nothing for the whole process that a fork would copy.
+        # Not the policy's loop: by measurement, a selector loop takes less CPU for large answers,
+        # and it keeps no state for the whole process that a fork would copy.
         self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._main, name="raftlog-spark", daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin `work`, and tell what becomes of it. Cancelling the future cancels it."""
+        """Start `work`, and return its future. Cancelling the future cancels `work`."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work` and return its result. Interrupted, it is cancelled."""
+        """Run `work` and return its result. An interrupt cancels `work`."""
         return result_of(self.submit(work))
 
     def close(self) -> None:
-        """Cancel what is under way, end the loop, and wait for the thread."""
+        """Cancel all tasks, end the loop, and wait for the thread."""
         if self._thread is threading.current_thread() or self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
-            logger.warning("what runs in the background did not end within %s s", CLOSE_TIMEOUT_S)
+            logger.warning("background tasks did not end within %s s", CLOSE_TIMEOUT_S)
 
     def _main(self) -> None:
         loop = self._loop
@@ -65,7 +65,7 @@ class Background:
 
 
 def result_of(future: Future[T]) -> T:
-    """The future's result. Whoever is interrupted while waiting wants it no more."""
+    """The future's result. An interrupt of the waiting caller cancels the future."""
     try:
         return future.result()
     except BaseException:

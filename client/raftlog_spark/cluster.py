@@ -1,7 +1,7 @@
 """Synchronous access to a cluster, for the driver and the executors alike.
 
-A `Cluster` pickles as its settings. It connects when it is first used, and again in a process that
-was forked after that: what belongs to the parent is left alone there.
+A `Cluster` pickles as its settings. The first call connects; after a fork, the first call in the
+child connects again, and the parent's connections are left alone.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ T = TypeVar("T")
 
 
 FETCH_BYTES_DEFAULT = 8 * 1024 * 1024
-"""Measured (DESIGN.md): larger chunks gain little, and two of them are held."""
+"""Measured (docs/decisions/spark-fetch.md): larger chunks gain little, and two are held."""
 
 
 class TopicInfo(NamedTuple):
-    """A topic: which one of its name it is, and how many partitions it has."""
+    """A topic: its id, which is unique among topics of one name, and its partitions."""
 
     topic_id: str
     partitions: int
 
 
 class Bounds(NamedTuple):
-    """The offsets of a partition that can be read: from `start` up to, not including, `end`."""
+    """The readable offsets of a partition: from `start` to before `end`."""
 
     start: int
     end: int
 
 
 class _Parts(NamedTuple):
-    """What one process has of a cluster."""
+    """The connections of one process."""
 
     background: Background
     transport: Transport
@@ -64,15 +64,17 @@ class _Parts(NamedTuple):
 
 
 _others: list[_Parts] = []
-"""Of the process that this one was forked from. Kept, as to collect them would close the parent's
-connections; never used. As many as processes were forked in a row, each from a connected one."""
+"""Connections of parent processes. Kept, as collecting them would close the parent's sockets; never
+used. One entry for each fork of a connected process in a row.
+"""
 
 
 class Cluster:
     """A cluster as Spark sees it; a context manager. Not for several threads at once.
 
     Every call raises RaftlogSparkError: ClusterUnavailable if no node answers within
-    `request_timeout_s`, or a partition has no leader for so long; others as they say.
+    `request_timeout_s`, or a partition has no leader for so long; other errors are documented by
+    call.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Cluster:
         request_timeout_s: float = 30.0,
         client_id: str = CLIENT_ID,
     ) -> None:
-        """`bootstrap_servers`: "host:port,…". Connects to nothing yet. Raises ValueError."""
+        """`bootstrap_servers`: "host:port,…". Does not connect yet. Raises ValueError."""
         parse_bootstrap(bootstrap_servers)
         if request_timeout_s <= 0:
             raise ValueError(f"request_timeout_s must be more than 0, not {request_timeout_s}")
@@ -116,7 +118,7 @@ class Cluster:
         }
 
     def bounds(self, topics: Collection[str], *, isolation: str) -> dict[tuple[str, int], Bounds]:
-        """What can be read of all partitions of these topics, by one call to one node.
+        """The readable offsets of all partitions of these topics, by one call to one node.
 
         With isolation "read_committed" up to the last stable offset, with "read_uncommitted" up to
         the high watermark. Raises TopicGone.
@@ -160,17 +162,17 @@ class Cluster:
         fetch_bytes: int = FETCH_BYTES_DEFAULT,
         isolation: str = "read_uncommitted",
     ) -> Iterator[memoryview]:
-        """The record batches of offsets `start` up to, not including, `end`, as they are stored.
+        """The record batches of offsets `start` to before `end`, as stored.
 
-        Each view holds whole batches, about `fetch_bytes` of them, and goes on where the one before
-        it ended; the first and last may hold records outside of the range. `decode` checks CRCs.
-        The next view is fetched while the caller works on one; each lives as long as it is used,
-        and three at most are held for a caller that lets go of them. `end` is one that `bounds`
-        gave for the same isolation: nothing beyond it is looked at. Goes on at the new leader when
-        one dies.
+        Each view holds whole batches, about `fetch_bytes` of data, and continues where the last one
+        ended; the first and last may hold records outside of the range. `decode` checks CRCs. The
+        next view is fetched while the caller works on one; a view lives as long as the caller uses
+        it, and at most three are held for a caller that drops each view. `end` comes from `bounds`
+        with the same isolation: no later data is looked at. After a leader's death the fetch
+        continues at the new leader.
 
-        Raises OffsetOutOfRange (records of the range were deleted; `lowest` is what is left),
-        TopicGone, TopicRecreated. ValueError for settings that make no sense.
+        Raises OffsetOutOfRange (records of the range were deleted; `lowest` is the first one left),
+        TopicGone, TopicRecreated; ValueError for invalid settings.
         """
         _is_committed(isolation)
         if fetch_bytes < 1 or start < 0:
@@ -198,9 +200,9 @@ class Cluster:
     ) -> BatchWriter:
         """A writer of encoded batches, idempotent, acknowledged by all in-sync replicas.
 
-        `topic`: where its batches go that name no other. `buffer_bytes` bounds what is not
-        acknowledged yet: `write` waits for room. What is not acknowledged within
-        `delivery_timeout_s` has failed. Raises TopicGone.
+        `topic`: the default for batches without a topic. `buffer_bytes` bounds unacknowledged data:
+        `write` waits for room. A batch not acknowledged within `delivery_timeout_s` has failed.
+        Raises TopicGone.
         """
         background = self._connected().background
 
@@ -228,7 +230,7 @@ class Cluster:
         return BatchWriter(background, producer, topic)
 
     def close(self) -> None:
-        """End all connections and the thread. Used again, it connects again."""
+        """Close all connections and end the thread. The next call connects again."""
         parts, self._parts = self._parts, None
         if parts is None:
             return
@@ -269,11 +271,11 @@ class Cluster:
     def _gone(
         self, parts: _Parts, topics: Collection[str], what: str, error: TopicNotFoundError
     ) -> RaftlogSparkError:
-        """Which of the topics it is that does not exist."""
+        """The one of these topics that does not exist."""
         try:
             view = parts.background.run(parts.metadata.refresh(topics))
         except RaftlogClientError:
-            # Then the error says what there is to say.
+            # The caller's error then keeps its own text.
             missing = []
         else:
             missing = sorted(set(topics) - view.topics.keys())
@@ -304,9 +306,9 @@ async def _close(parts: _Parts) -> None:
 def chunks(
     background: Background, reader: RangeReader, *, topic: str, end: int
 ) -> Iterator[memoryview]:
-    """What the reader gives, chunk by chunk; never an empty one.
+    """The reader's chunks, one by one; never an empty one.
 
-    Holds the chunk that the caller works on, and the next. Raises RaftlogSparkError.
+    Holds the caller's chunk and the next. Raises RaftlogSparkError.
     """
     pending = background.submit(reader.next())
     try:
@@ -324,7 +326,7 @@ def chunks(
                 yield chunk.data
             if is_last:
                 return
-            # Not held while the next one is waited for.
+            # Drop the chunk before waiting for the next.
             del chunk
     finally:
         pending.cancel()

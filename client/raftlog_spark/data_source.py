@@ -1,12 +1,11 @@
-"""The data source `raftlog`, as Spark's Python Data Source API wants it.
+"""The data source `raftlog` for Spark's Python Data Source API.
 
-Spark makes it in a process of its own for every query, from the options alone, and asks for its
-schema there; so that is where options are checked, and where an error reads well. A query with a
-schema of its own is not asked, and is checked when its reader is made.
+For every query, Spark creates the source in a process of its own, from the options alone, and calls
+`schema` there; so options are checked there, where an error is easy to read. A query with its own
+schema skips `schema`, so its options are checked when its reader is created.
 
-Readers and writers are imported where they are made: the processes that only look for sources, or
-ask for a schema, start without the client and Arrow, which take longer to import than they have to
-do.
+Readers and writers are imported on use: processes that only list sources or call `schema` start
+without the client and Arrow: their import takes longer than that work.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from raftlog_spark.schema import columns_of, source_schema
 from raftlog_spark.worker_gc import is_worker, spare_survivors
 
 NAME = "raftlog"
-# The process in which Spark offers filters to a reader; it starts one only if they are enabled.
+# Spark's process that offers filters to a reader; it runs only if pushdown is enabled.
 _FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 if is_worker():
@@ -39,7 +38,7 @@ class RaftlogDataSource(DataSource):
     and `writeStream` of frames.
 
     Options and columns are those of Spark's Kafka source and sink; see `raftlog_spark.options`.
-    What is written is written at least once, not exactly once: see `raftlog_spark.sink.writers`.
+    Writes are at least once, not exactly once: see `raftlog_spark.sink.writers`.
     """
 
     @classmethod
@@ -58,7 +57,7 @@ class RaftlogDataSource(DataSource):
 
         options = source_options(self.options).for_mode("batch")
         columns = columns_of(schema)
-        # Spark refuses a reader that takes filters where the session does not offer them.
+        # Spark refuses a reader with `pushFilters` unless the session enables pushdown.
         takes_filters = _FILTER_WORKER in sys.modules or is_worker(_FILTER_WORKER)
         return (FilteringBatchReader if takes_filters else BatchReader)(options, columns)
 
@@ -70,7 +69,7 @@ class RaftlogDataSource(DataSource):
         return StreamReader(options, columns_of(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer for one frame, which writes every row at least once.
+        """A writer for one frame: every row at least once.
 
         Raises OptionsError, SchemaError.
         """
@@ -82,7 +81,7 @@ class RaftlogDataSource(DataSource):
         return BatchSink(options, sink_columns(schema, topic=options.topic))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """A writer for a streaming query, which writes every row at least once.
+        """A writer for a streaming query: every row at least once.
 
         Raises OptionsError, SchemaError.
         """

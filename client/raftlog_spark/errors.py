@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class RaftlogSparkError(Exception):
-    """Base of all that the connector raises on its own account."""
+    """Base of all errors raised by the connector itself."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions pickle by calling their class with `args`, which says nothing of keywords.
+        # Exceptions pickle by calling their class with `args`, which lack keyword arguments.
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
@@ -30,7 +30,7 @@ def _rebuild(
 
 
 class ClusterUnavailable(RaftlogSparkError):  # noqa: N818 (named as what it says, as all here)
-    """No node answered in time, or nobody led what was asked for. Trying again may help."""
+    """No node answered in time, or a partition had no leader. A retry may help."""
 
 
 class TopicGone(RaftlogSparkError):  # noqa: N818
@@ -43,7 +43,7 @@ class TopicGone(RaftlogSparkError):  # noqa: N818
 
 
 class TopicRecreated(RaftlogSparkError):  # noqa: N818
-    """The topic that was meant was deleted, and another one made under its name."""
+    """The topic was deleted, and another topic was created under its name."""
 
     def __init__(self, message: str, *, topic: str, topic_id: str, found_id: str) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class TopicRecreated(RaftlogSparkError):  # noqa: N818
 
 
 class OffsetOutOfRange(RaftlogSparkError):  # noqa: N818
-    """Records that are to be read were deleted; `lowest` is the first offset that is left."""
+    """Records of the range were deleted; `lowest` is the first offset left."""
 
     def __init__(
         self, message: str, *, topic: str, partition: int, offset: int, lowest: int
@@ -66,9 +66,9 @@ class OffsetOutOfRange(RaftlogSparkError):  # noqa: N818
 
 
 class WriteFailed(RaftlogSparkError):  # noqa: N818
-    """Not everything that was given to a writer is written.
+    """Not all records given to a writer are written.
 
-    `outcome_unknown`: some of what failed may be written all the same.
+    `outcome_unknown`: some of the failed records may be written all the same.
     """
 
     def __init__(self, message: str, *, topic: str, outcome_unknown: bool) -> None:
@@ -78,7 +78,7 @@ class WriteFailed(RaftlogSparkError):  # noqa: N818
 
 
 def spark_error(error: RaftlogClientError, *, what: str, topic: str) -> RaftlogSparkError:
-    """The connector's error for a client's error in `what` ("reading t-0"); raise it from that."""
+    """The connector's error for a client's error during `what` ("reading t-0")."""
     from raftlog_client.errors import (  # noqa: PLC0415  see the module
         ConnectionLostError,
         RaftlogClientError,
@@ -123,7 +123,7 @@ def _changed(error: TopicChangedError) -> RaftlogSparkError:
 
 
 def write_failure(error: RaftlogClientError, topic: str) -> WriteFailed:
-    """The error of a failed write, for a client's error; raise it from that."""
+    """The connector's error of a write, for a client's error."""
     consequence = (
         "some of the rest may be written all the same: a retry may write records twice"
         if error.outcome_unknown

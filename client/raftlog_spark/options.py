@@ -1,13 +1,13 @@
 """Options of the source and the sink: the names and defaults of Spark's Kafka source.
 
-Spark hands options over as strings, their names possibly lower-cased; names are compared without
-case here. A name that nobody knows is an error, with the nearest known one: a misspelt
-`startingOffset` that silently reads from the wrong place costs more than a refused query.
+Spark passes options as strings, with names possibly lower-cased; names are compared without case.
+An unknown name is an error that shows the nearest known one: a misspelt `startingOffset` that
+silently reads from the wrong offset costs more than a refused query.
 
-Where two options say the same thing, the more exact one wins, as in the Kafka source:
+Of two options for the same setting, the more exact one wins, as in the Kafka source:
 `startingTimestamp` before `startingOffsetsByTimestamp` before `startingOffsets`; `ending...`
-likewise. One default differs: `isolationLevel` is `read_committed`, since what a retried task of a
-sink left behind must not be read.
+likewise. One default differs: `isolationLevel` is `read_committed`, since leftovers of a sink's
+retried task must not be read.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _SOURCE = (
     "fetchBytes",
 )
 _SINK = (*_COMMON, "topic", "sinkId", "transactionTimeoutMs")
-# What Spark itself adds to the options of a streaming sink.
+# Added by Spark itself to the options of a streaming sink.
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 _ALIASES = {
     "kafka.bootstrap.servers": "bootstrap.servers",
@@ -89,12 +89,12 @@ _ALIASES = {
 
 
 class OptionsError(RaftlogSparkError):
-    """An option is missing, misspelt, contradicts another, or its value means nothing."""
+    """An option is missing, misspelt, contradicts another, or has an invalid value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which partitions to read: exactly one of the three is set.
+    """The partitions to read: exactly one of the three fields is set.
 
     `assign` maps topics to partitions. `pattern`, in Python's syntax, must match a topic's whole
     name.
@@ -107,10 +107,10 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a reader needs to know; plain data, so that it pickles to executors.
+    """The settings of a reader: plain data, which pickles to executors.
 
-    Counts are of offsets, of which aborted and control records take some too. `starting` None
-    means the mode's default: earliest for a batch, latest for a stream.
+    Counts are of offsets, including aborted and control records. `starting` None means the mode's
+    default: earliest for a batch, latest for a stream.
     """
 
     bootstrap_servers: str
@@ -130,16 +130,16 @@ class SourceOptions:
     batch_only: tuple[str, ...] = ()
 
     def for_mode(self, mode: Mode) -> SourceOptions:
-        """These options, if the query is of that kind; errors that only then can be told.
+        """These options, checked for the kind of query.
 
-        Raises OptionsError: a stream that is to end, or a batch that starts at latest.
+        Raises OptionsError: a stream with an end, or a batch that starts at latest.
         """
         if mode == "stream" and self.batch_only:
             raise OptionsError(
                 f"option {self.batch_only[0]} is for batch queries only: a stream has no end"
             )
         if mode == "batch" and self.stream_only:
-            # As in Spark's Kafka source: reading all at once is what a batch is for.
+            # As in Spark's Kafka source: a batch reads all at once anyway.
             _log.warning("option %s is for streams: a batch ignores it", self.stream_only[0])
         if mode == "batch" and _is_latest(self.starting):
             raise OptionsError(
@@ -149,7 +149,7 @@ class SourceOptions:
         return self
 
     def starting_point(self, mode: Mode) -> StartPoint:
-        """Where a new query begins."""
+        """The start of a new query."""
         if self.starting is not None:
             return self.starting
         return EARLIEST if mode == "batch" else LATEST
@@ -157,7 +157,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What a writer needs to know. `topic` overrides the column of that name."""
+    """The settings of a writer. `topic` overrides the column of the same name."""
 
     bootstrap_servers: str
     topic: str | None = None
@@ -168,7 +168,7 @@ class SinkOptions:
 def source_options(options: Mapping[str, str]) -> SourceOptions:
     """The options of `spark.read` and `spark.readStream`.
 
-    Raises OptionsError: the first thing wrong, in words for the query's author.
+    Raises OptionsError for the first error, with the remedy.
     """
     given = _GivenOptions(options, _SOURCE, "source")
     bootstrap = given.bootstrap()
@@ -216,7 +216,7 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """The options of `df.write` and `df.writeStream`.
 
-    Raises OptionsError: the first thing wrong.
+    Raises OptionsError for the first error.
     """
     given = _GivenOptions(options, _SINK, "sink")
     return SinkOptions(
@@ -230,18 +230,18 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
 
 
 class _GivenOptions:
-    """The options as given, by their lower-cased names; remembers how they are spelt."""
+    """The given options by lower-cased name, with their original spelling."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...], side: str) -> None:
         self._side = side
         self._values: dict[str, str] = {}
-        spelt = {name.lower(): name for name in known}
+        spellings = {name.lower(): name for name in known}
         aliases = {alias.lower(): name for alias, name in _ALIASES.items() if name in known}
         for key, value in options.items():
             lowered = key.lower()
             if lowered in _SPARKS_OWN and side == "sink":
                 continue
-            name = aliases.get(lowered) or spelt.get(lowered)
+            name = aliases.get(lowered) or spellings.get(lowered)
             if name is None:
                 raise OptionsError(_unknown(key, side, known))
             if self._values.setdefault(name, value) != value:
@@ -332,7 +332,7 @@ def _point(
 
 
 def _check_against(subscription: Subscription, point: StartPoint | None, option: str) -> None:
-    """What can be told without asking the cluster: offsets for topics that nobody reads."""
+    """Check without the cluster: offsets for topics outside of the subscription."""
     if not isinstance(point, EachOffset | EachTime):
         return
     table: Iterable[str] = point.offsets if isinstance(point, EachOffset) else point.times_ms
@@ -378,7 +378,7 @@ def _fetch_bytes(value: str) -> int:
 
 
 def _parse_topics(value: str) -> tuple[str, ...]:
-    """Topics with commas between them; each once, in the order given."""
+    """Topics, separated by commas; each once, in the given order."""
     found = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
     if not all(found):
         raise ValueError("must be topics, with commas between them")
@@ -397,7 +397,7 @@ def _parse_pattern(value: str) -> str:
 
 
 def _parse_name(value: str) -> str:
-    """Text that is not empty."""
+    """Text, not empty."""
     if not value:
         raise ValueError("must not be empty")
     return value
@@ -418,7 +418,7 @@ def _parse_timestamp_ms(value: str) -> int:
 
 
 def _parse_duration_ms(value: str) -> int:
-    """A time with its unit, in milliseconds; without one it is in milliseconds."""
+    """A time in milliseconds; without a unit the text is in milliseconds."""
     match = re.fullmatch(r"(\d{1,12})\s*([a-z]*)", value.lower())
     unit = match and (match[2] or "ms")
     if not match or unit not in _UNITS_MS:
@@ -434,5 +434,5 @@ def _parse_boolean(value: str) -> bool:
 
 
 def _quoted(value: str) -> str:
-    """A value for an error's text, quoted, and cut if it is long."""
+    """A value for an error's text: quoted, and cut if long."""
     return repr(value if len(value) <= VALUE_SHOWN_MAX else value[: VALUE_SHOWN_MAX - 3] + "...")

@@ -1,13 +1,12 @@
 """Runs a project of Spark Declarative Pipelines, with raftlog's topics as sources and sinks.
 
-A project is a directory with a spec, `spark-pipeline.yml`, and the definitions that it names, in
-Python and SQL. Spark runs it over Spark Connect: the definitions are read here, in a client, and
-run in a server. Unless told a server (`sc://…`), this process starts one for itself, in its own
-JVM, that serves this process alone.
+A project is a directory with a spec, `spark-pipeline.yml`, and the Python and SQL definitions named
+there. Spark runs a project over Spark Connect: a client reads the definitions, and a server runs
+them. Without a server's address (`sc://…`), this process starts a private server in its own JVM.
 
-A run reads what is there now and ends. What it has read is noted below the spec's `storage`, so
-that the next run goes on from there. Tables need a catalog that remembers them as well: Spark's
-default one forgets them when a run ends, and the next run then finds files in the way.
+A run reads the existing records and ends. Progress is kept below the spec's `storage`, where the
+next run continues. Tables need a catalog that keeps them: Spark's default catalog forgets tables
+when a run ends, and the next run then finds files in the way.
 """
 
 from __future__ import annotations
@@ -27,27 +26,28 @@ if TYPE_CHECKING:
     from pyspark.pipelines.cli import PipelineSpec
 
 SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml", "pipeline.yml", "pipeline.yaml")
-"""What a spec may be called in a directory; the first two are Spark's own names."""
+"""Names of a spec in a directory; the first two are Spark's own."""
 
 MASTER_DEFAULT = "local[*]"
 _CONNECT = "sc://"
 _PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 _SERVER_CONFIG: Mapping[str, str] = {
     "spark.api.mode": "classic",
-    # Loopback and a free port. By itself Spark takes port 15002 of all addresses, so that there
-    # could be one pipeline on a machine at a time.
+    # Loopback and a free port. Spark's default is port 15002 of all addresses, which allows only
+    # one pipeline on a machine at a time.
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.connect.grpc.binding.port": "0",
-    # As Spark sets them for a server in its client's process.
+    # Spark sets these for a server in its client's process.
     "spark.sql.artifact.isolation.enabled": "true",
     "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
 }
 _LOCAL_SERVER_CONFIG: Mapping[str, str] = {
-    # Two flows that started at the same time were seen to fail for good, both, in serializing a
-    # collection that Spark had changed meanwhile (DESIGN.md). One has all cores of this machine.
+    # Two flows that started together were seen to fail for good, both, in serializing a collection
+    # that Spark had changed meanwhile (docs/decisions/spark-pipelines.md). One flow has all cores
+    # of this machine.
     "spark.sql.pipelines.execution.maxConcurrentFlows": "1",
 }
-# What decides where Spark runs; that is settled before the server starts.
+# Settings of the place where Spark runs, which is fixed before the server starts.
 _PLACES = frozenset({"spark.master", "spark.remote", "spark.api.mode"})
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 
@@ -57,11 +57,11 @@ class PipelineError(RaftlogSparkError):
 
 
 class SpecError(PipelineError):
-    """There is no spec in that place, or it is not what Spark takes for one."""
+    """The path has no spec, or an invalid one."""
 
 
 class ExtraMissingError(PipelineError):
-    """Spark, or what its pipelines need, is not installed."""
+    """Spark, or a package that its pipelines need, is not installed."""
 
 
 def run(
@@ -74,18 +74,18 @@ def run(
     full_refresh_all: bool = False,
     dry: bool = False,
 ) -> None:
-    """Run a pipeline until it has worked off what is there; print what happens, as Spark does.
+    """Run a pipeline over all existing records; print progress, as Spark does.
 
-    `project` is a spec, or the directory of one. `master` is as for Spark, or a Connect server's
-    `sc://host:port`; by default the spec's `spark.master`, or else this machine. `config` are
-    settings to start Spark with; those of the spec are for what can be set while Spark runs.
-    `refresh` names the tables to bring up to date, if not all; `full_refresh` those to make anew
-    from the start, `full_refresh_all` all of them. `dry` checks all definitions and moves no data.
+    `project` is a spec, or its directory. `master` is as for Spark, or a Connect server's
+    `sc://host:port`; the default is the spec's `spark.master`, or else this machine. `config` holds
+    settings to start Spark with; the spec's own settings are set while Spark runs. `refresh` names
+    the tables to update, default all; `full_refresh` names tables to rebuild from the start,
+    `full_refresh_all` rebuilds all. `dry` checks all definitions and moves no data.
 
-    For a process of its own, where no Spark session runs: it sets variables that Spark looks at.
+    Needs a process of its own, without a Spark session: it sets variables that Spark reads.
 
     Raises FileNotFoundError, SpecError, ExtraMissingError, JavaError, and PipelineError: the run
-    failed. What the definitions' own Python raises comes through.
+    failed. Errors of the definitions' own Python pass through.
     """
     cli = _spark_cli()
     from pyspark.errors import PySparkException  # noqa: PLC0415  after it is known to be there
@@ -106,9 +106,9 @@ def run(
 
 
 def find_spec(project: Path) -> Path:
-    """The spec itself, or the one in that directory, as an absolute path.
+    """The absolute path of the spec, or of the one in that directory.
 
-    Raises FileNotFoundError: there is nothing. Raises SpecError: no spec, or more than one.
+    Raises FileNotFoundError: nothing there. Raises SpecError: no spec, or more than one.
     """
     if project.is_file():
         return project.absolute()
@@ -142,7 +142,7 @@ def _load(path: Path, cli: Any) -> PipelineSpec:
 
     try:
         spec: PipelineSpec = cli.load_pipeline_spec(path)
-    # Spark takes the document apart without looking whether its parts are there.
+    # Spark uses the document's parts without checking for them.
     except (PySparkException, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
         raise SpecError(f"{path} is no pipeline's spec: {error}") from error
     return spec
@@ -151,7 +151,7 @@ def _load(path: Path, cli: Any) -> PipelineSpec:
 def place_of(
     master: str | None, configuration: Mapping[str, str], environ: Mapping[str, str]
 ) -> str:
-    """Where a pipeline runs, a Connect server or a master: by its caller, environment, or spec."""
+    """The Connect server or master of a pipeline: from its caller, environment, or spec."""
     return (
         master
         or environ.get("SPARK_REMOTE")
@@ -163,7 +163,7 @@ def place_of(
 
 @contextmanager
 def _connected(spec: PipelineSpec, place: str, config: Mapping[str, str]) -> Iterator[None]:
-    """This process has a session on a Connect server, which Spark's own `run` then finds."""
+    """Give this process a session on a Connect server, which Spark's own `run` then finds."""
     from pyspark.sql import SparkSession  # noqa: PLC0415  an extra
     from pyspark.sql.connect.session import SparkSession as Client  # noqa: PLC0415  an extra
 
@@ -176,14 +176,14 @@ def _connected(spec: PipelineSpec, place: str, config: Mapping[str, str]) -> Ite
         return
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
         os.environ.pop(name, None)
-    # Whoever reaches the port may run programs; the variable is this process's and the JVM's.
+    # Every program that reaches the port may run code; this process and its JVM share the token.
     os.environ[_TOKEN] = secrets.token_hex(32)
     server = session(spec.name, master=place, config=_server_config(spec, config, place))
     try:
         remote = Client.builder.remote(f"sc://localhost:{_port(server)}").getOrCreate()
         skip_figures(remote.client)
-        # As Spark sets them where it has started such a server: whoever asks for a session gets
-        # the running one, and to stop that stops the server.
+        # Spark sets these variables after starting such a server: a request for a session returns
+        # the running one, and stopping that session stops the server.
         os.environ["SPARK_LOCAL_REMOTE"] = "1"
         os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
         yield
@@ -201,17 +201,17 @@ def _server_config(spec: PipelineSpec, config: Mapping[str, str], place: str) ->
 
 
 def _port(server: Any) -> int:
-    """Where the server listens. Spark's client asks in the same way, where it is tested."""
+    """The server's listen address. Spark's client makes the same call, where it is tested."""
     service = getattr(server._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
     return int(getattr(service, "MODULE$").localPort())
 
 
 def skip_figures(client: Any) -> None:
-    """Has a Connect client leave out figures (metrics) among the answers to "run this pipeline".
+    """Make a Connect client drop metrics from the answers to "run this pipeline".
 
-    Spark 4.3.0's client knows only answers of other kinds there, and ends with UNKNOWN_RESPONSE
-    `__python_accumulator__` when a Python source that a definition has registered has read rows:
-    the run is complete then, but counts as failed. Later versions skip them too (SPARK-59135).
+    Spark 4.3.0's client does not know such answers there, and ends with UNKNOWN_RESPONSE
+    `__python_accumulator__` after a Python source registered by a definition has read rows: the run
+    is complete then, but counts as failed. Later versions skip them too (SPARK-59135).
     """
     from pyspark.sql.metrics import ObservedMetrics, PlanMetrics  # noqa: PLC0415  an extra
 

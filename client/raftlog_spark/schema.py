@@ -1,14 +1,12 @@
-"""The columns of a topic as Spark sees them, and which of them a query asks for.
+"""The columns of source and sink, checked without Arrow.
 
-They are those of Spark's Kafka source. Spark hands a Python source no list of the columns that a
-query uses, so a caller who wants few of them says so with `.schema("offset long")`: that is a
-projection, and what it leaves out is neither decoded nor copied.
+A query's columns are those of Spark's Kafka source. Spark gives a Python source no list of the
+columns that a query uses, so a caller selects columns by `.schema("offset long")`: a projection,
+whose missing columns are neither decoded nor copied.
 
-Which columns of a frame the sink writes: checked when the write is planned.
-
-They are those of Spark's Kafka sink. Columns that only the source has (offset, timestamp and its
-type) are left out as there, so that what was read can be written; any other column that records
-have no place for is an error, for it would be lost.
+A frame's columns are those of Spark's Kafka sink, checked when the write is planned. Columns of the
+source only (offset, timestamp and its type) are ignored, as there, so that a frame of read records
+can be written; any other column is an error, since its values would be lost.
 """
 
 from __future__ import annotations
@@ -35,32 +33,32 @@ _WITHOUT_HEADERS = tuple(name for name in _DDL if name != "headers")
 
 
 class SchemaError(RaftlogSparkError):
-    """The schema given to `.schema(...)` has a column that topics lack, or of another type."""
+    """A column is unknown, missing, duplicate or of another type."""
 
 
 def source_schema(*, include_headers: bool) -> str:
-    """The schema of a query without one of its own, as DDL; every column is nullable."""
+    """The schema of a query without its own, as DDL; every column is nullable."""
     names = tuple(_DDL) if include_headers else _WITHOUT_HEADERS
     return ", ".join(f"{name} {_DDL[name]}" for name in names)
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
-    """The columns that a query's schema asks for, in its order.
+    """The columns of a query's schema, in its order.
 
-    Raises SchemaError: a column that topics lack, twice the same, another type, or not nullable.
+    Raises SchemaError: an unknown or duplicate column, another type, or NOT NULL.
     """
     names: list[str] = []
     for field in schema.fields:
         if field.name not in _DDL:
             near = difflib.get_close_matches(field.name.lower(), [n.lower() for n in _DDL], n=1)
-            spelt = {name.lower(): name for name in _DDL}
-            hint = f"did you mean {spelt[near[0]]}? " if near else ""
+            spellings = {name.lower(): name for name in _DDL}
+            hint = f"did you mean {spellings[near[0]]}? " if near else ""
             raise SchemaError(
                 f"topics have no column {field.name!r}: {hint}they have {', '.join(_DDL)}. "
                 "What is inside value is parsed after load(), with from_json or the like"
             )
         if field.name in names:
-            raise SchemaError(f"column {field.name} is asked for twice")
+            raise SchemaError(f"column {field.name} is named twice")
         if field.dataType != _data_type(field.name):
             raise SchemaError(
                 f"column {field.name} is {_DDL[field.name]}, not {field.dataType.simpleString()}: "
@@ -75,7 +73,7 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
 
 
 def _data_type(name: str) -> DataType:
-    """The column's exact type, with all inside it nullable."""
+    """The column's exact type, with all nested fields nullable."""
     from pyspark.sql import types  # noqa: PLC0415  not needed to describe, only to check
 
     header = types.StructType().add("key", types.StringType()).add("value", types.BinaryType())
@@ -101,7 +99,7 @@ _TYPES = {
 
 
 class SinkColumns(NamedTuple):
-    """Where in the frame the columns are; None: there is no such column.
+    """Positions of the columns in the frame; None: absent.
 
     `topic` is None too if the option of that name overrides the column.
     """
@@ -114,10 +112,10 @@ class SinkColumns(NamedTuple):
 
 
 def sink_columns(schema: StructType, *, topic: str | None) -> SinkColumns:
-    """The columns of a frame that is to be written; `topic` is the option of that name.
+    """The columns of a frame to write; `topic` is the option of that name.
 
-    Names are compared without case, as Spark does. Raises SchemaError: a column is missing, has
-    another type, is there twice, or is none that records have.
+    Names are compared without case, as Spark does. Raises SchemaError: a column is missing,
+    unknown, duplicate, or of another type.
     """
     found: dict[str, int] = {}
     for place, field in enumerate(schema.fields):
@@ -136,7 +134,7 @@ def sink_columns(schema: StructType, *, topic: str | None) -> SinkColumns:
         found[name] = place
     if "value" not in found:
         raise SchemaError(
-            "there is no column value, which is what records hold: make one, as in "
+            "there is no column value, the content of records: make one, as in "
             'df.selectExpr("to_json(struct(*)) AS value")'
         )
     if topic is not None:

@@ -1,4 +1,4 @@
-"""A Spark session in which raftlog's sources, sinks and pipelines work."""
+"""A Spark session for raftlog's sources, sinks and pipelines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 CONFIG: Mapping[str, str] = {
-    # Without it filters reach no Python source, and partitions are read whole.
+    # Without pushdown no filter reaches a Python source, and partitions are read whole.
     "spark.sql.python.filterPushdown.enabled": "true",
     # State larger than memory, and the only store with transformWithState.
     "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
@@ -27,7 +27,7 @@ CONFIG: Mapping[str, str] = {
     # Timestamps read the same on every machine.
     "spark.sql.session.timeZone": "UTC",
 }
-"""What `session` sets, unless its caller says otherwise."""
+"""Settings of `session`, unless the caller overrides them."""
 
 LOCAL_CONFIG: Mapping[str, str] = {
     # A laptop's own name may not resolve, or to an address that changes with the network.
@@ -36,7 +36,7 @@ LOCAL_CONFIG: Mapping[str, str] = {
     # Each is a task, and with state a database, in every micro-batch; 200 is for clusters.
     "spark.sql.shuffle.partitions": str(max(8, os.cpu_count() or 1)),
 }
-"""What `session` sets besides for a master on this machine."""
+"""Further settings of `session` for a master on this machine."""
 
 
 def session(
@@ -45,12 +45,12 @@ def session(
     master: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The running session, or a new one; a new one is set up so that it works.
+    """Return the running session, or start one that is set up for raftlog.
 
-    `master`: as for Spark; by default `local[*]`, or what `spark-submit` was told. `config` adds to
-    `CONFIG` and wins over it; a session that runs already gets nothing but `config`. A new one
-    takes this Python for its workers, unless the variable PYSPARK_PYTHON names another, and finds a
-    Java (see `raftlog_spark.java`).
+    `master`: as for Spark; the default is `local[*]`, or the master of `spark-submit`. `config`
+    adds to `CONFIG` and wins over it; a running session gets only `config`. A new session uses this
+    Python for its workers, unless the variable PYSPARK_PYTHON names another, and finds a Java (see
+    `raftlog_spark.java`).
 
     Raises JavaError: there is no Java.
     """
@@ -60,7 +60,7 @@ def session(
     settings: dict[str, str] = {}
     if SparkSession.getActiveSession() is None:
         builder = builder.appName(app_name)
-        # Under spark-submit the JVM runs already, with the master that it was told.
+        # Under spark-submit the JVM runs already, with its own master.
         if "PYSPARK_GATEWAY_PORT" not in os.environ:
             prepare_environment(os.environ)
             master = master or "local[*]"
@@ -75,15 +75,15 @@ def session(
 
 
 def prepare_environment(environ: MutableMapping[str, str]) -> None:
-    """Sets the variables with which Spark's processes find Java, this Python and the connector.
+    """Set the variables by which Spark's processes find Java, this Python and the connector.
 
     Raises JavaError: there is no Java.
     """
     environ["JAVA_HOME"] = str(java_home(environ))
     # Unset, Spark takes the python3 of PATH, which may have neither Spark's version nor raftlog.
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Spark looks through the directories of its workers' path for sources, and there alone: an
-    # editable installation is not in any of them.
+    # Spark searches only the directories of its workers' path for sources, and an editable
+    # installation is in none of them.
     directory = _directory_of_sources()
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}

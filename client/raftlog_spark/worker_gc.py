@@ -1,10 +1,10 @@
-"""Keeps the garbage collector of Spark's Python workers away from what imports have made.
+"""Exempts the objects made by imports from garbage collection in Spark's Python workers.
 
-A worker collects all generations after every task. With Spark, Arrow and numpy loaded that is a
-walk over many objects which live as long as the process, and costs more than a small task itself
-(DESIGN.md). So what survives such a collection is taken out of the next ones (`gc.freeze`), again
-only when more modules have been imported. Objects that are taken out are still
-freed when nothing refers to them; only cycles among them are not, once for each such time.
+A worker collects all generations after every task. With Spark, Arrow and numpy loaded, a collection
+visits many objects that live as long as the process, and costs more than a small task itself
+(DESIGN.md). So the survivors of such a collection are exempt from the next ones (`gc.freeze`),
+again only after more modules have been imported. Exempt objects are still freed by reference
+counting; only their cycles are not, once for each freeze.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from typing import Any, Final
 
 WORKERS_MODULE: Final = "pyspark.daemon"
-"""The main module of the processes that Spark forks its workers from, and so theirs."""
+"""The main module of the processes that Spark forks its workers from, and so of the workers."""
 OLDEST_GENERATION: Final = 2
 
 
@@ -38,6 +38,6 @@ def is_worker(module: str = WORKERS_MODULE) -> bool:
 
 
 def spare_survivors() -> None:
-    """From now on, what survives a full collection is spared the next ones. Once in a process."""
+    """Exempt the survivors of full collections from now on. Idempotent."""
     if not any(isinstance(callback, _Survivors) for callback in gc.callbacks):
         gc.callbacks.append(_Survivors())

@@ -36,7 +36,7 @@ def test_every_command_is_measured(node: LoneNode) -> None:
     after = execute(node, "status")
     assert after["topics"] == 2
     assert after["applied_index"] > before["applied_index"] + counted["committed"]
-    assert not list(node.data_dir.glob("replicas/*/*")), "nobody here keeps these partitions"
+    assert not list(node.data_dir.glob("replicas/*/*")), "no replica is on this node"
 
     taken = execute(node, "snapshot 1")
     assert len(taken["snapshots_at"]) == 1

@@ -25,19 +25,19 @@ def row(partition: int, leader: int) -> Row:
 def test_the_victim_is_whoever_leads_most() -> None:
     rows = [row(0, 2), row(1, 3), row(2, 2)]
     for number in range(5):
-        trial = gaps._chosen(KILL, rows, 2, random.Random(number), number)
+        trial = gaps._choose_trial(KILL, rows, 2, random.Random(number), number)
         assert (trial.victim, trial.led, trial.was_controller) == (2, [0, 2], True)
 
 
 def test_a_rolling_restart_takes_the_nodes_in_turn() -> None:
     rows = [row(0, 2)]
-    chosen = [gaps._chosen(ROLLING, rows, 1, random.Random(1), number) for number in range(4)]
-    assert [trial.victim for trial in chosen] == [1, 2, 3, 1]
-    assert [trial.led for trial in chosen] == [[], [0], [], []]
+    trials = [gaps._choose_trial(ROLLING, rows, 1, random.Random(1), number) for number in range(4)]
+    assert [trial.victim for trial in trials] == [1, 2, 3, 1]
+    assert [trial.led for trial in trials] == [[], [0], [], []]
 
 
 def test_a_move_takes_one_partition_from_its_leader() -> None:
-    trial = gaps._chosen(MOVE, [row(0, 3), row(1, 3)], 1, random.Random(2), 0)
+    trial = gaps._choose_trial(MOVE, [row(0, 3), row(1, 3)], 1, random.Random(2), 0)
     assert trial.victim == 3
     assert len(trial.led) == 1
 

@@ -63,7 +63,7 @@ class FakeNode:
     """Acknowledges partition 0, refuses partition 1, never answers for partition 2."""
 
     def __init__(self) -> None:
-        self.asked = [0, 0, 0]
+        self.requests = [0, 0, 0]
         self.refused_enough = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -73,10 +73,10 @@ class FakeNode:
                 length = int(head.lower().split("content-length:")[1].split("\r\n")[0])
                 await reader.readexactly(length)
                 partition = int(head.split(" ")[1].rsplit("/", 1)[1])
-                self.asked[partition] += 1
+                self.requests[partition] += 1
                 if partition == 2:
                     await asyncio.Event().wait()
-                if self.asked[1] > 2 * probes.PROBES_WAITING_MAX:
+                if self.requests[1] > 2 * probes.PROBES_WAITING_MAX:
                     self.refused_enough.set()
                 row: dict[str, object] = {
                     "partition": partition,
@@ -116,7 +116,7 @@ async def test_probes_by_http_count_acknowledgements_only_and_wait_in_bounded_nu
     assert found.gaps(0.0, 1e9)[1:] == [1e9, 1e9]
     assert found.gaps(0.0, 1e9)[0] < 1e9
     assert found.errors["50302: no leader"] > 0
-    assert node.asked[2] == probes.PROBES_WAITING_MAX
+    assert node.requests[2] == probes.PROBES_WAITING_MAX
 
 
 async def test_a_node_that_is_gone_is_an_error_and_no_acknowledgement() -> None:

@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from bench import main as program
-from bench.parts import chosen
-from bench.replication import sampled, suite
+from bench import parts as suites
+from bench.parts import choose_parts
+from bench.replication import sampled
 from bench.replication.catch_up import Paced
 from bench.replication.cluster import Options
 from bench.replication.produce import Workload
@@ -28,25 +29,23 @@ def bad(_options: Options) -> list[Result]:
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = suite.PARTS
-    monkeypatch.setattr(suite, "PARTS", {"bad": bad, "good": good})
-    assert parts is not suite.PARTS
+    monkeypatch.setitem(suites.PARTS, "cluster", {"bad": bad, "good": good})
 
 
 def test_parts_are_chosen_by_how_their_names_begin() -> None:
-    parts = list(suite.PARTS)
-    assert chosen([], parts) == parts
-    assert chosen(["gap-m", "produce"], parts) == ["produce", "gap-move"]
-    assert len(chosen(["gap"], parts)) == 5
+    parts = list(suites.PARTS["cluster"])
+    assert choose_parts([], parts) == parts
+    assert choose_parts(["gap-m", "produce"], parts) == ["produce", "gap-move"]
+    assert len(choose_parts(["gap"], parts)) == 5
     with pytest.raises(ValueError, match="nonsense"):
-        chosen(["gap", "nonsense"], parts)
+        choose_parts(["gap", "nonsense"], parts)
 
 
 @pytest.mark.usefixtures("parts")
 def test_a_failed_part_is_reported_and_the_others_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    results, failed = suite.run(["bad", "good"], Options())
+    results, failed = suites.run("cluster", ["bad", "good"], Options())
     assert [result.name for result in results] == ["good"]
     assert failed == ["bad"]
     assert "broken" in capsys.readouterr().err
@@ -70,9 +69,9 @@ def test_sigterm_ends_the_suite_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) 
         return []
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(suite, "PARTS", {"terminated": terminated})
+    monkeypatch.setitem(suites.PARTS, "cluster", {"terminated": terminated})
     with pytest.raises(KeyboardInterrupt):
-        suite.run(["terminated"], Options())
+        suites.run("cluster", ["terminated"], Options())
     assert signal.getsignal(signal.SIGTERM) == before
 
 

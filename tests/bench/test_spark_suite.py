@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from bench import main as program
+from bench import parts as suites
 from bench.replication.cluster import Options
 from bench.report import Result
-from bench.spark import suite
 from bench.spark.running import Meter, Used
 
 
@@ -22,7 +22,7 @@ def bad(_options: Options) -> list[Result]:
 
 @pytest.fixture(autouse=True)
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "PARTS", {"good": good, "bad": bad})
+    monkeypatch.setitem(suites.PARTS, "spark", {"good": good, "bad": bad})
 
 
 def command(tmp_path: Path, *arguments: str) -> tuple[int, str]:

@@ -169,14 +169,14 @@ def test_any_node_answers_for_a_partition_and_names_its_leader_to_clients_that_a
         (record,) = node.request("GET", f"{path}/records?offset=earliest")
         assert record["value"] == "from anywhere"
     # The client's own requests are for the leader: other nodes answer with the leader's address.
-    asked = {"topics": {"asked": [partition]}}
+    query = {"topics": {"asked": [partition]}}
     with pytest.raises(urllib.error.HTTPError) as caught:
-        first.request("POST", "/v1/offsets", asked)
+        first.request("POST", "/v1/offsets", query)
     with caught.value as answer:
         refusal = json.loads(answer.read())
     assert refusal["error_code"] == 50301
     assert second.address in refusal["message"]
-    rows = second.request("POST", "/v1/offsets", asked)["topics"]["asked"]["partitions"]
+    rows = second.request("POST", "/v1/offsets", query)["topics"]["asked"]["partitions"]
     assert rows[str(partition)]["end_offset"] == 1
 
 
@@ -188,7 +188,7 @@ def answer_or_none(node: MeasuredNode, method: str, path: str, body: Any = None)
             return None
 
 
-def test_a_killed_node_costs_nobody_a_record(cluster: ClusterProcesses) -> None:
+def test_a_killed_node_costs_no_record(cluster: ClusterProcesses) -> None:
     asyncio.run(write_through_a_kill(cluster))
 
 
@@ -241,11 +241,11 @@ async def read_of_all(consumer: Consumer[Any, Any]) -> dict[int, list[BytesRecor
 
 def wait_for_loss(cluster: ClusterProcesses, node_id: int) -> None:
     """Wait until the metadata shows no leadership of a killed node."""
-    asked = next(node for node in cluster.nodes.values() if node.is_running)
+    alive = next(node for node in cluster.nodes.values() if node.is_running)
     path = "/topics/safe/partitions"
     wait_for(
         f"loss of node {node_id}",
-        lambda: node_id not in {row["leader"] for row in asked.request("GET", path)},
+        lambda: node_id not in {row["leader"] for row in alive.request("GET", path)},
     )
 
 

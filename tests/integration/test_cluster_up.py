@@ -168,11 +168,11 @@ def test_foreground_manager_stops_its_nodes_on_a_signal(cluster: Commands) -> No
             status = json.loads(manager.stdout.readline())
             assert status["manager_pid"] == manager.pid
             manager.send_signal(signal.SIGINT)
-            _, said = manager.communicate(timeout=TIMEOUT_S)
+            _, output = manager.communicate(timeout=TIMEOUT_S)
         finally:
             manager.kill()
-    assert manager.returncode == 0, said
-    assert "stopping node 1" in said
+    assert manager.returncode == 0, output
+    assert "stopping node 1" in output
     assert not any(map(runs, pids(status)))
 
 

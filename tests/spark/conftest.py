@@ -15,7 +15,7 @@ from bench.node import LoneNode
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# How long an example takes says more about the machine's other work than about the code.
+# An example's duration depends on the machine's other work more than on the code.
 settings.register_profile("spark", deadline=None)
 settings.load_profile("spark")
 
@@ -24,7 +24,7 @@ _numbers = count(1)
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session as users get it, in two threads. A task that fails is run once more."""
+    """A session as users get it, in two threads. A failed task is retried once."""
     from raftlog_spark.session import session
 
     running = session(
@@ -52,7 +52,7 @@ def spark_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
 
 @pytest.fixture(scope="session")
 def spark_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Three real nodes; `spark_cluster` is what tests use."""
+    """Three real nodes; tests use `spark_cluster`."""
     directory = tmp_path_factory.mktemp("spark-cluster") / "cluster"
     with ClusterProcesses(directory, 3, flush="async") as processes:
         processes.start()
@@ -61,7 +61,7 @@ def spark_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 
 @pytest.fixture
 def spark_cluster(spark_processes: ClusterProcesses) -> ClusterProcesses:
-    """Three real nodes, all running, whatever the last test has done to them."""
+    """Three real nodes, all running, after any test before."""
     spark_processes.heal()
     spark_processes.wait_answering()
     spark_processes.wait_quiet()
@@ -72,5 +72,5 @@ def spark_cluster(spark_processes: ClusterProcesses) -> ClusterProcesses:
 
 @pytest.fixture
 def topic_name() -> str:
-    """A name that no other test has."""
+    """A unique name."""
     return f"topic-{next(_numbers)}"

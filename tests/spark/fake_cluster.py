@@ -1,4 +1,4 @@
-"""A cluster in memory, with `Cluster`'s interface, that counts what it is asked."""
+"""A cluster in memory, with `Cluster`'s interface, which counts its calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FakeCluster(Cluster):
         self.asked: Counter[str] = Counter()
         self.on_bounds: Callable[[int], None] = lambda count: None
         self.written: dict[tuple[str, int], list[Record]] = {}
-        """What writers have been given, acknowledged or not; in no log."""
+        """Batches given to writers, acknowledged or not; in no log."""
         self.acknowledged_max = 1 << 62
         """How many batches are acknowledged; the next one fails, when the writer is flushed."""
         self.writers: list[FakeWriter] = []
@@ -43,7 +43,7 @@ class FakeCluster(Cluster):
         self.log_starts = {}
 
     def append(self, topic: str, partition: int, count: int) -> None:
-        """That many more records."""
+        """Append so many records."""
         log = self.logs[topic, partition]
         log += [b"%d" % (len(log) + i) for i in range(count)]
 
@@ -92,7 +92,7 @@ class FakeCluster(Cluster):
                 raise TopicGone("gone", topic=topic)
             if self.ids[topic] != topic_id:
                 raise TopicRecreated(
-                    "anew", topic=topic, topic_id=topic_id, found_id=self.ids[topic]
+                    "recreated", topic=topic, topic_id=topic_id, found_id=self.ids[topic]
                 )
             lowest = self.log_starts.get((topic, partition), 0)
             if offset < lowest:
@@ -113,7 +113,7 @@ class FakeCluster(Cluster):
 
 
 class FakeWriter(BatchWriter):
-    """Keeps what it is given, and tells of failures only when it is flushed, as a real one may."""
+    """Keeps batches, and reports failures only on flush, as a real writer may."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster

@@ -1,4 +1,4 @@
-"""What the fault tests share: topics that grow, shrink and vanish, streams that run in batches."""
+"""Shared by the fault tests: topics that grow, shrink and vanish, streams that run in batches."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Act = Callable[[int], None]
 
 
 class Topic:
-    """A topic whose records say what they are: life of the topic, partition, offset.
+    """A topic whose records name their origin: life of the topic, partition, offset.
 
-    Records have the timestamp 0, and are kept until the test deletes them: that moves the log's
-    start as retention does, at a moment of the test's own choice.
+    Records have the timestamp 0, and are kept until the test deletes them: a deletion moves the
+    log's start as retention does, at a moment of the test's own choice.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Topic:
         assert self._admin(lambda admin: admin.delete_records(starts)) == starts
 
     def send(self, count: int, *, partition: int | None = None, record_bytes: int = 0) -> None:
-        """That many records more, in one partition or in each; in batches of up to 50."""
+        """Append so many records, to one partition or to each; in batches of up to 50."""
         wanted = self._ends if partition is None else [partition]
         with Cluster(self.servers) as cluster, cluster.writer(self.name) as writer:
             for number in sorted(wanted):
@@ -92,7 +92,7 @@ class Topic:
                 self._ends[number] = first + count
 
     def values(self, partition: int, first: int, end: int) -> list[str]:
-        """The values of these offsets, without what fills them up."""
+        """The values of these offsets, without filler."""
         return [f"{self.life}:{partition}:{offset:06}" for offset in range(first, end)]
 
     def everything(self, first: int = 0) -> list[str]:
@@ -104,7 +104,7 @@ class Topic:
         ]
 
     def leader(self, partition: int = 0) -> int:
-        """The node that leads."""
+        """The leader's node id."""
         found = self._admin(lambda admin: admin.describe_topic(self.name))
         leader = found.partitions[partition].leader
         assert leader is not None
@@ -131,7 +131,7 @@ def values_of(frame: DataFrame) -> DataFrame:
 
 
 def listed(frame: DataFrame) -> list[str]:
-    """All values, sorted: a row that comes twice is seen."""
+    """All values, sorted: a duplicate row shows."""
     return sorted(row.value for row in frame.collect())
 
 
@@ -141,7 +141,7 @@ def merged(*lists: list[str]) -> list[str]:
 
 
 def failing_once(frame: DataFrame) -> DataFrame:
-    """The same rows, by tasks that give all of theirs and then fail, the first time."""
+    """The same rows, by tasks that yield all rows and then fail, on the first attempt."""
 
     def fail_first(batches: Any) -> Any:
         from pyspark import TaskContext
@@ -158,8 +158,8 @@ def failing_once(frame: DataFrame) -> DataFrame:
 class Batches:
     """A streaming query, and the rows of each of its batches.
 
-    `act` is called with a batch's number after it was planned and before its rows are read, `after`
-    when they are read, and the next batch is not planned yet.
+    `act` is called with a batch's number after its plan and before its rows are read, `after` when
+    they are read, and the next batch is not planned yet.
     """
 
     def __init__(
@@ -193,11 +193,11 @@ class Batches:
         return merged(*self.rows.values())
 
     def drain(self) -> None:
-        """Return once everything that was written before has been read. Raises what failed."""
+        """Wait until all earlier records are read. Raises the query's error."""
         self._query.processAllAvailable()
 
     def join(self) -> None:
-        """Return once the query has ended of its own accord. Raises what failed."""
+        """Wait until the query has ended by itself. Raises the query's error."""
         assert self._query.awaitTermination(int(TIMEOUT_S)), "the query goes on and on"
 
     def _take(self, frame: DataFrame, number: int) -> None:
@@ -211,7 +211,7 @@ class Batches:
 def run_available(
     frame: DataFrame, checkpoint: Path, act: Act | None = None
 ) -> dict[int, list[str]]:
-    """The rows of all batches of a run that reads what is there now."""
+    """The rows of all batches of a run over the existing records."""
     with Batches(frame, checkpoint, act=act, available_now=True) as batches:
         batches.join()
         return batches.rows

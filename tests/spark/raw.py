@@ -1,4 +1,4 @@
-"""Raw batches for the tests of the codec, and what they hold according to raftlog.record."""
+"""Raw batches for the tests of the codec, and their content according to raftlog.record."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ rows = st.lists(
 
 
 class Kind(NamedTuple):
-    """What a batch is besides its records."""
+    """The fields of a batch besides its records."""
 
     compression: Compression
     gaps: tuple[int, ...]
@@ -74,7 +74,7 @@ logs = st.lists(st.tuples(rows, kinds), min_size=1, max_size=5)
 
 
 def raw_batch(records: list[RecordTuple], kind: Kind, base_offset: int) -> bytes:
-    """A batch as a node has it, perhaps after compaction, by aiokafka's builder."""
+    """A batch as stored by a node, perhaps after compaction, by aiokafka's builder."""
     builder = DefaultRecordBatchBuilder(2, int(kind.compression), False, 7, 0, 0, 2**30)
     offset = kind.gaps[0]
     for number, (timestamp, key, value, headers) in enumerate(records):
@@ -99,7 +99,7 @@ def raw_log(log: list[tuple[list[RecordTuple], Kind]], base_offset: int = 1000) 
 
 
 def reference(data: bytes) -> list[Row]:
-    """What raftlog.record reads, as rows."""
+    """The rows according to raftlog.record."""
     return [row for batch in iterate_batches(data) for row in _reference_rows(batch)]
 
 
@@ -124,7 +124,7 @@ def read(
     end: int = EVERYTHING,
     **options: Any,
 ) -> list[Row]:
-    """What `decode` reads, as rows, with timestamps in microseconds."""
+    """The rows according to `decode`, with timestamps in microseconds."""
     found: list[Row] = []
     batches = decode(data, topic="t", partition=3, start=start, end=end, columns=columns, **options)
     for batch in batches:

@@ -1,4 +1,4 @@
-"""What the sink's tests in a real Spark share."""
+"""Shared by the sink's tests in a real Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def create(servers: str, topic: str, partitions: int = 3, *, replicas: int = 1) 
 
 
 def leader(servers: str, topic: str) -> int:
-    """The node that leads partition 0."""
+    """The leader of partition 0."""
 
     async def run() -> int:
         async with Admin(bootstrap_servers=servers) as admin:
@@ -63,14 +63,14 @@ def read(spark: SparkSession, servers: str, *topics: str) -> list[Row]:
 
 
 def values(spark: SparkSession, servers: str, *topics: str) -> list[str]:
-    """All values, sorted: one that is there twice is seen."""
+    """All values, sorted: a duplicate shows."""
     return sorted(bytes(row.value).decode() for row in read(spark, servers, *topics))
 
 
 def run_available_now(
     frame: DataFrame, checkpoint: Path, servers: str, topic: str | None = None, **more: str
 ) -> Any:
-    """Write what a stream has now; the query, which has ended. Raises what failed."""
+    """Write the stream's current records; return the ended query. Raises its error."""
     query = (
         frame.writeStream.format("raftlog")
         .options(**options(servers, topic, **more))
@@ -93,7 +93,7 @@ def count(servers: str, topic: str) -> int:
 
 
 def wait_for(what: str, condition: Callable[[], bool]) -> None:
-    """Return once it is so."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, f"within {TIMEOUT_S} s there was no {what}"

@@ -1,6 +1,6 @@
 """A streaming query that copies a topic, run as a process of its own, to be killed:
 
-`python -m tests.spark.sink_program SERVERS TOPIC OUT CHECKPOINT`. It never ends by itself.
+`python -m tests.spark.sink_program SERVERS TOPIC OUT CHECKPOINT`. Never ends by itself.
 """
 
 from __future__ import annotations

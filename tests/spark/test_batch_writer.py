@@ -1,4 +1,4 @@
-"""Encoded batches written: in order, each once, and failures that say what is known."""
+"""Encoded batches written: in order, each once, and failures with their known facts."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_all_of_it_on_a_real_node(node: LoneNode) -> None:
         assert caught.value.found_id == cluster.topics()["all"].topic_id
 
 
-def test_a_forked_process_connects_anew_and_leaves_its_parents_connections_alone(
+def test_a_forked_process_connects_again_and_leaves_its_parents_connections_alone(
     node: LoneNode,
 ) -> None:
     asyncio.run(make_topic(node.address, "fork", partitions=1))
@@ -311,7 +311,7 @@ async def test_a_leader_that_is_killed_costs_neither_readers_nor_writers_a_recor
             writing = asyncio.create_task(blocking(lambda: write(cluster)))
             await asyncio.to_thread(half.wait, 20.0)
             first = await leader_of(local.servers, "k")
-            # Some of what was written is on its way at this moment.
+            # Some batches are in flight at this moment.
             await local.kill(first)
             go_on.set()
             assert await writing == count * size

@@ -61,7 +61,7 @@ def encoded(
 
 
 def rows_of(batches: list[EncodedBatch]) -> list[RecordTuple]:
-    """What raftlog.record reads in batches that a node would take."""
+    """The records in batches that a node would accept, according to raftlog.record."""
     found: list[RecordTuple] = []
     for data, count in batches:
         [batch] = split_batches(data, max_message_bytes=2**31, allow_transactional=True)

@@ -46,7 +46,7 @@ def ended(query: StreamingQuery) -> None:
 
 
 def hourly(table: pd.DataFrame) -> pd.DataFrame:
-    """Delays by hour and carrier, of the hours that are over when these flights are known."""
+    """Delays by hour and carrier, of the hours that are over after these flights."""
     watermark = table["scheduled"].max() - LATENESS
     hours = table.assign(hour=table["scheduled"].dt.floor("h"))
     sums = hours.groupby(["carrier", "hour"], as_index=False).agg(
@@ -107,7 +107,7 @@ def test_windowed_delays_are_those_of_the_hours_that_are_over(
                 spark, servers, source=topic_name, target=target, checkpoint=str(tmp_path)
             )
         )
-        # The second run goes on where the first ended: no hour comes twice.
+        # The second run continues at the first one's end: no hour comes twice.
         found = read(servers, target)
         assert_equal(flights_data.table_of(found, ["hour"]), hourly(known))
     assert all(

@@ -1,4 +1,4 @@
-"""What happens to a batch query while it runs: it reads just what it planned, or says why not."""
+"""Faults during a batch query: it reads exactly its plan, or fails with the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OVERTAKEN = (
 
 @pytest.fixture
 def small_batches(spark: SparkSession) -> Iterator[None]:
-    """Functions of Arrow batches get their first rows early: by default it is 10,000 at once."""
+    """Functions of Arrow batches get their first rows early: by default 10,000 at once."""
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = spark.conf.get(name)
     spark.conf.set(name, "100")
@@ -44,7 +44,7 @@ def topic(spark_node: LoneNode, topic_name: str) -> Topic:
 
 
 class Planned:
-    """A query whose ranges are fixed, and that reads them when it is told to."""
+    """A query with fixed ranges, which it reads on command."""
 
     def __init__(self, frame: DataFrame) -> None:
         self._rdd = frame.rdd
@@ -87,7 +87,7 @@ def test_a_query_that_may_lose_records_reads_what_is_left(
     assert query.read() == topic.everything(15)
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["deleted", "made anew"])
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "recreated"])
 def test_a_topic_deleted_after_the_plan_is_a_loss(
     spark: SparkSession, topic: Topic, again: bool
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_topic_deleted_after_the_plan_is_a_loss(
     topic.delete()
     if again:
         topic.create()
-        # As long as the other was: by the offsets alone nobody would notice.
+        # As long as the other was: offsets alone do not show the difference.
         topic.send(40)
     with pytest.raises(Exception, match=DELETED):
         strict.read()
@@ -104,7 +104,7 @@ def test_a_topic_deleted_after_the_plan_is_a_loss(
 
 
 def gated(frame: DataFrame, directory: Path) -> DataFrame:
-    """The same rows, by tasks that say when they have their first, and then wait to be let on."""
+    """The same rows, by tasks that report their first row, and then wait for permission."""
     began, go = str(directory / "began"), str(directory / "go")
     patience_s = TIMEOUT_S
 
@@ -130,7 +130,7 @@ def test_a_leader_killed_in_the_middle_of_a_query_costs_no_row(
 ) -> None:
     servers = ",".join(node.address for node in spark_cluster.nodes.values())
     topic = Topic(servers, topic_name, partitions=6, replicas=3)
-    # 5 MB each: the small fetches of two tasks go on when it happens, those of four are to come.
+    # 5 MB each: the small fetches of two tasks are in flight then, those of four are to come.
     topic.send(5_000, record_bytes=1_000)
     frame = gated(batch(spark, topic, fetchBytes="65536"), tmp_path)
     victim = topic.leader()

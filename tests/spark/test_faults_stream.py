@@ -1,4 +1,4 @@
-"""What happens to a stream while it runs: every batch is exact, and a loss is an error or told."""
+"""Faults during a stream: every batch is exact, and a loss is an error or in the log."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_killed_driver_goes_on_from_its_checkpoint_with_the_very_same_batch(
             stderr=output,
             stdin=subprocess.DEVNULL,
             cwd=ROOT,
-            # So that Python and Java can be killed at once, and nothing else with them.
+            # So that Python and Java can be killed at once, and no other process with them.
             start_new_session=True,
         )
         try:
@@ -76,7 +76,7 @@ def test_a_killed_driver_goes_on_from_its_checkpoint_with_the_very_same_batch(
             driver.wait()
     before = topic.everything()
     seen = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*-*.json")}
-    # Planned anew now, both batches would have these as well.
+    # Planned again now, both batches would have these as well.
     topic.send(10)
     again = run_available(
         stream(spark, topic, startingOffsets="earliest", maxOffsetsPerTrigger="10"),
@@ -87,7 +87,7 @@ def test_a_killed_driver_goes_on_from_its_checkpoint_with_the_very_same_batch(
     assert again[stopped_at] == seen[f"earliest-{stopped_at}"]
     committed = [seen[f"earliest-{number}"] for number in range(stopped_at)]
     assert merged(*committed, *again.values()) == topic.everything()
-    # Its first batch was planned, and never committed: what came since is still what is new.
+    # Its first batch was planned, and never committed: the records since then are still new.
     again = run_available(stream(spark, topic, startingOffsets="latest"), tmp_path / "latest")
     assert again[0] == seen["latest-0"] == []
     assert merged(*again.values()) == sorted(set(topic.everything()) - set(before))
@@ -153,23 +153,25 @@ def test_partitions_added_to_a_running_stream_are_read_from_their_first_record(
 
 
 @pytest.mark.parametrize("count", [10, 30, 50], ids=["shorter", "as long", "longer"])
-def test_a_topic_made_anew_ends_a_stream_that_must_not_lose_records(
+def test_a_topic_recreated_ends_a_stream_that_must_not_lose_records(
     spark: SparkSession, topic: Topic, tmp_path: Path, count: int
 ) -> None:
     first = topic.everything()
 
-    def anew(number: int) -> None:
+    def recreate(number: int) -> None:
         topic.delete()
         topic.create()
         topic.send(count)
 
-    with Batches(stream(spark, topic, startingOffsets="earliest"), tmp_path, after=anew) as batches:
+    with Batches(
+        stream(spark, topic, startingOffsets="earliest"), tmp_path, after=recreate
+    ) as batches:
         with pytest.raises(Exception, match="DataLossError.*created again.*up to 30" + WHAT_TO_DO):
             batches.join()
         assert batches.rows == {0: first}
 
 
-def test_a_stream_that_may_lose_records_goes_on_with_the_topic_made_anew(
+def test_a_stream_that_may_lose_records_goes_on_with_the_topic_recreated(
     spark: SparkSession, topic: Topic, tmp_path: Path
 ) -> None:
     frame = stream(spark, topic, startingOffsets="earliest", failOnDataLoss="false")
@@ -178,7 +180,7 @@ def test_a_stream_that_may_lose_records_goes_on_with_the_topic_made_anew(
         batches.drain()
         for count in (10, 50):
             topic.delete()
-            # Long enough to be seen without the topic, or not: it makes no difference.
+            # With or without a trigger in between, the result is the same.
             batches.drain()
             topic.create()
             topic.send(count)
@@ -200,18 +202,18 @@ def test_a_deleted_topic_ends_a_stream_that_must_not_lose_records(
 def test_a_topic_deleted_after_a_batchs_plan_is_a_loss(
     spark: SparkSession, topic: Topic, tmp_path: Path
 ) -> None:
-    def anew(number: int) -> None:
+    def recreate(number: int) -> None:
         topic.delete()
         topic.create()
         topic.send(30)
 
     frame = stream(spark, topic, startingOffsets="earliest")
-    with Batches(frame, tmp_path / "strict", act=anew) as batches:
+    with Batches(frame, tmp_path / "strict", act=recreate) as batches:
         with pytest.raises(Exception, match="DataLossError.*the topic was deleted" + WHAT_TO_DO):
             batches.join()
         assert batches.rows == {}
     frame = stream(spark, topic, startingOffsets="earliest", failOnDataLoss="false")
-    assert run_available(frame, tmp_path / "lenient", act=anew) == {0: []}
+    assert run_available(frame, tmp_path / "lenient", act=recreate) == {0: []}
 
 
 @pytest.mark.parametrize("available_now", [False, True], ids=["for ever", "available now"])

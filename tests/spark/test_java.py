@@ -15,7 +15,7 @@ MakeJava = Callable[[str, str], Path]
 
 @pytest.fixture
 def make_java(tmp_path: Path) -> MakeJava:
-    """Makes homes of programs that tell modules as Java does, and otherwise their arguments."""
+    """Makes homes of programs that list modules as Java does, else print their arguments."""
 
     def make(name: str, modules: str, status: int = 0) -> Path:
         home = tmp_path / name
@@ -71,10 +71,10 @@ def test_a_java_without_the_vector_module_is_started_without_that_argument(
     home = java_home(environ(tmp_path, bare))
     assert home.parent == tmp_path / "cache" / "raftlog"
     arguments = ["-cp", "a b", VECTOR, "", "--x='y'", VECTOR, "-D*=$HOME"]
-    told = subprocess.run(
+    ended = subprocess.run(
         [home / "bin" / "java", *arguments], capture_output=True, text=True, check=True
     )
-    assert told.stdout == "<-cp><a b><><--x='y'><-D*=$HOME>"
+    assert ended.stdout == "<-cp><a b><><--x='y'><-D*=$HOME>"
     assert java_home(environ(tmp_path, bare)) == home
 
 

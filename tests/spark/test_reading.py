@@ -33,7 +33,7 @@ def values(start: int = 0, end: int = COUNT) -> list[bytes]:
 
 @pytest.fixture
 async def fake() -> AsyncIterator[FakeCluster]:
-    """Two nodes that both hold `t-0`, which the first leads."""
+    """Two nodes that both hold `t-0`, with the first as leader."""
     async with FakeCluster(2) as cluster:
         fill(cluster)
         yield cluster
@@ -174,7 +174,7 @@ async def test_an_answer_that_breaks_off_counts_as_far_as_it_came(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
     fake.is_framing_batches = True
-    # No answer ever comes whole: only what counts of each lets the reader get to the end.
+    # No answer ever comes whole: the reader advances only by each answer's whole frames.
     fake.fail(FETCH, *[Fault(frames_max=2)] * 100)
     assert await read(fake, cluster, 0, 21, fetch_bytes=1 << 20) == values(0, 21)
     assert fake.requests[FETCH] == 6
@@ -247,7 +247,7 @@ async def test_a_topic_that_was_deleted_is_told(fake: FakeCluster, cluster: Clus
     assert (caught.value.topic, caught.value.topic_id) == ("t", before)
 
 
-async def test_a_topic_made_anew_is_not_read_for_the_old_one(
+async def test_a_topic_recreated_is_not_read_for_the_old_one(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
     before = topic_id(fake)

@@ -14,7 +14,7 @@ batches = st.lists(
 
 
 def numbered(first: int, count: int) -> pa.RecordBatch:
-    """Rows with everything that records have, that tell their number."""
+    """Numbered rows with all columns of records."""
     numbers = range(first, first + count)
     header = pa.struct([("key", pa.string()), ("value", pa.binary())])
     return pa.record_batch(

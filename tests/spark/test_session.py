@@ -48,14 +48,14 @@ def test_spark_finds_the_source_by_its_name() -> None:
 
 def test_looking_for_the_source_imports_little() -> None:
     # Spark does it in a new process for every query; the client and Arrow would double its time.
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", "import pyspark_raftlog, sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
         cwd=SOURCES,
     )
-    loaded = {name.partition(".")[0] for name in told.stdout.split()}
+    loaded = {name.partition(".")[0] for name in ended.stdout.split()}
     assert "pyspark" in loaded
     assert not loaded & {"pyarrow", "numpy", "pandas", "aiohttp", "raftlog_client"}
 
@@ -67,5 +67,5 @@ def test_a_session_has_the_settings_and_is_made_once(spark: SparkSession) -> Non
     again = session("another", master="local[2]", config={"spark.sql.ansi.enabled": "true"})
     assert again.sparkContext is spark.sparkContext
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
-    # What the tests' session was told, and not a new session's default.
+    # The setting of the tests' session, not the default of a new session.
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"

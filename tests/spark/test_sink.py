@@ -1,4 +1,4 @@
-"""The sink in a real Spark, on a real node: what is written is what is read back."""
+"""The sink in a real Spark, on a real node: written rows are read back unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def topic(servers: str, topic_name: str) -> str:
 
 
 def numbered(spark: SparkSession, count: int, *columns: str) -> DataFrame:
-    """Rows with these expressions of `id`, in four tasks; `value` is one of them if not given."""
+    """Rows with these expressions of `id`, in four tasks; `value` is added if not given."""
     return spark.range(0, count, numPartitions=4).selectExpr(
         "cast(id AS string) AS value", *columns
     )

@@ -1,4 +1,4 @@
-"""The sink when something fails: never a row lost, and what is written twice is bounded."""
+"""The sink under failures: never a lost row, and a bound on duplicates."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_task_that_fails_and_runs_again_loses_no_row(
     def fail_first(batches: Any) -> Any:
         from pyspark import TaskContext
 
-        # All is given, and most of it is written, before the attempt fails.
+        # All rows are given, and most are written, before the attempt fails.
         yield from batches
         context = TaskContext.get()
         assert context is not None
@@ -64,7 +64,7 @@ def test_a_task_that_fails_and_runs_again_loses_no_row(
     save(frame, spark_node.address, topic)
     found = numbers(values(spark, spark_node.address, topic))
     assert sorted(found) == list(range(1000))
-    # At least once: of the attempt that failed, some rows stay. Two attempts, so twice at most.
+    # At least once: some rows of the failed attempt stay. Two attempts, so at most twice.
     assert set(found.values()) <= {1, 2}
 
 
@@ -119,13 +119,13 @@ def test_a_stream_whose_write_is_refused_fails_and_goes_on_later(
     fake.faults[PRODUCE].clear()
     run_available_now(frame, tmp_path, fake.bootstrap, "t")
     found = Counter(int(value or b"") for value in fake.topics["t"].partitions[0].values())
-    # The batch that was refused, and the next: neither is left out.
+    # The refused batch, and the next: neither is left out.
     assert sorted(found) == list(range(max(found) + 1))
     assert len(found) >= 50
 
 
 def driver(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
-    """A driver that can be killed with its Java and its workers, and nothing else with them."""
+    """A driver that can be killed with its Java and its workers, and no other process with them."""
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.spark.sink_program", *arguments],
@@ -161,7 +161,7 @@ def test_a_killed_driver_goes_on_from_its_checkpoint_and_loses_no_row(
     run_available_now(copied(spark, servers, topic), checkpoint, servers, out)
     found = numbers(values(spark, servers, out))
     assert sorted(found) == list(range(rows))
-    # Only the batch of 100 that was not committed is written again.
+    # Only the uncommitted batch of 100 is written again.
     assert sum(found.values()) <= rows + 100
 
 
@@ -178,7 +178,7 @@ def test_a_leader_that_dies_while_the_sink_writes_costs_no_row(
         spark_cluster.kill(leader(servers, topic))
         return written
 
-    # Spark finds Python sources only in threads that have a session: so the write is in this one.
+    # Spark finds Python sources only in threads with a session: so this thread writes.
     with ThreadPoolExecutor(1) as pool:
         killing = pool.submit(kill)
         save(big_rows(spark, rows), servers, topic)

@@ -196,7 +196,7 @@ def test_rows_are_written_by_tasks_only() -> None:
 
 
 class FakeContext:
-    """What Spark tells a task."""
+    """Spark's properties of a task."""
 
     def __init__(self, **properties: str) -> None:
         self.properties = {name.replace("_", "."): value for name, value in properties.items()}

@@ -154,7 +154,7 @@ def test_mistakes_are_told_when_the_source_is_loaded(spark: SparkSession, topic:
 
 
 def run_available_now(frame: DataFrame, checkpoint: Path) -> list[list[tuple[int, int]]]:
-    """The rows of each batch that is not empty."""
+    """The rows of each batch, without empty batches."""
     batches: list[list[tuple[int, int]]] = []
 
     def keep(found: DataFrame, number: int) -> None:

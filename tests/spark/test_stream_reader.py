@@ -16,7 +16,7 @@ ALL = ReadAllAvailable()
 
 
 class Clock:
-    """Time that passes only while somebody sleeps."""
+    """Time that advances only by sleeping."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -247,7 +247,7 @@ def test_large_ranges_are_cut_for_more_tasks(make: MakeReader) -> None:
     assert len(planned(reader, start, step(reader, start))) == 4
 
 
-# Reading what is there now
+# Runs over the existing records
 
 
 def test_available_now_reads_what_was_there_when_it_began_and_ends(
@@ -298,7 +298,7 @@ def test_a_topic_that_does_not_exist_is_an_error_at_the_start(make: MakeReader) 
 
 
 @pytest.mark.parametrize("is_strict", [True, False])
-def test_a_topic_made_anew_fails_the_stream_or_is_read_from_its_start(
+def test_a_topic_recreated_fails_the_stream_or_is_read_from_its_start(
     make: MakeReader, cluster: FakeCluster, is_strict: bool
 ) -> None:
     _, end = begun(make)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raftlog_spark.codec.varints import (
     LENGTHS,
-    UNTOLD,
+    NO_LENGTH,
     CorruptBatchError,
     Cursor,
     Window,
@@ -23,7 +23,7 @@ WRITTEN = st.integers(-(2**54), 2**54)
 
 
 def varint(value: int) -> bytes:
-    """One value, as the format's specification says."""
+    """One value, by the format's specification."""
     payload = ((value << 1) ^ (value >> 63)) & (2**64 - 1)
     parts = bytearray()
     while payload >= 0x80:
@@ -88,8 +88,8 @@ class TestReading:
     @given(value=INT)
     def test_lengths_of_two_bytes_are_looked_up(self, value: int) -> None:
         data = varint(value)
-        told = value if len(data) <= 2 and value >= -1 else UNTOLD
-        assert LENGTHS[int.from_bytes(data[:2], "little")] == told
+        expected = value if len(data) <= 2 and value >= -1 else NO_LENGTH
+        assert LENGTHS[int.from_bytes(data[:2], "little")] == expected
 
 
 class TestWriting:

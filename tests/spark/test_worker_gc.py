@@ -1,4 +1,4 @@
-"""Each in a process of its own: what is frozen stays so."""
+"""Each in a process of its own: frozen objects stay frozen."""
 
 from __future__ import annotations
 

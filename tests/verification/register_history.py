@@ -65,7 +65,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.returned_ns < self.invoked_ns:
             raise ValueError("an operation returns after its call")
         if self.kind is not Kind.READ and self.value is None:
-            raise ValueError("None stands for a register nobody has written: it is not written")
+            raise ValueError("None stands for a register without a write, so it cannot be written")
 
 
 DECODER: Final = msgspec.json.Decoder(Operation)

@@ -246,7 +246,7 @@ SOUND: dict[str, list[Operation]] = {
     ],
     "a consumer seeks back": [AB, poll("ab"), assign(0), poll("ab", at=(12, 13)), final("ab")],
     "a consumer seeks on": [AB, assign(1), poll("b", start=1), final("ab")],
-    "an offset that nobody knows is gone past": [
+    "a consumer passes an offset without a known value": [
         unknown("ac"),
         poll("a.c"),
         final("a.c"),
@@ -271,7 +271,7 @@ SOUND: dict[str, list[Operation]] = {
         end(0, (5, 6)),
         final("a"),
     ],
-    "ends that were asked for at once": [
+    "ends that were read at once": [
         unknown("a"),
         end(1, (1, 4)),
         end(0, (2, 5)),
@@ -284,13 +284,13 @@ SOUND: dict[str, list[Operation]] = {
         final("b", start=1),
     ],
     "deleted records are still there": [AB, Deletion(partition=P, before=1), final("ab")],
-    "what was said to be lost is lost": [
+    "records reported as lost are lost": [
         send("abc", 0),
         poll("abc"),
         Loss(partition=P, step=20, offset=1),
         final("a"),
     ],
-    "what was said to be lost is written anew": [
+    "an offset reported as lost is written again": [
         send("ab", 0),
         poll("ab"),
         Loss(partition=P, step=20, offset=1),
@@ -298,7 +298,7 @@ SOUND: dict[str, list[Operation]] = {
         poll("c", start=1, at=(23, 24), consumer="d"),
         final("ac"),
     ],
-    "what was said to be lost is there all the same": [
+    "records reported as lost are there all the same": [
         send("ab", 0),
         Loss(partition=P, step=20, offset=1),
         final("ab"),
@@ -311,7 +311,7 @@ SOUND: dict[str, list[Operation]] = {
 }
 
 LOST_ALL_THE_SAME: dict[str, Case] = {
-    "below what was said to be lost": Case(
+    "below a reported loss": Case(
         Kind.LOST_WRITE, [AB, Loss(partition=P, step=20, offset=1), final("")]
     ),
     "acknowledged after the loss was reported": Case(

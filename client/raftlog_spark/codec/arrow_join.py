@@ -1,8 +1,7 @@
-"""Pieces of bytes of many records, joined record by record at native speed.
+"""Joins byte pieces of many records, record by record, at native speed.
 
-All pieces are laid into one buffer, kind after kind, as one Arrow array whose elements are pieces
-and the gaps between them; `take` with the pieces' numbers in the records' order copies them
-together.
+All pieces stand in one buffer, kind after kind, as one Arrow array whose elements are pieces and
+the gaps between them; `take` with the pieces' numbers in the records' order copies them together.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ _U = np.uint64
 
 
 class Pieces(NamedTuple):
-    """A piece of every record: where it is in `data`. Ascending, not overlapping."""
+    """A piece of every record: its slice of `data`. Ascending, not overlapping."""
 
     data: NDArray[np.uint8]
     starts: Positions
     sizes: Positions
-    """-1: null, which has no bytes."""
+    """-1: null, without bytes."""
 
     @classmethod
     def of(cls, column: pa.Array) -> Pieces:
-        """A binary array's elements."""
+        """The pieces in a binary array's elements."""
         is_valid: NDArray[np.bool_] | None = None
         if column.null_count:
             is_valid = column.is_valid().to_numpy(zero_copy_only=False)
-            # Arrow does not promise that no bytes stand behind a null: they become a gap.
+            # Arrow allows bytes behind a null: they become a gap.
         _, offset_buffer, data_buffer = column.buffers()
         count = len(column)
         if not count:
@@ -51,7 +50,7 @@ class Pieces(NamedTuple):
 
 
 def heads(fields: Sequence[Varints]) -> list[Pieces]:
-    """Varints that follow each other in a record, as few pieces: of up to 16 bytes each."""
+    """Consecutive varints of every record, as few pieces of up to 16 bytes each."""
     pieces: list[Pieces] = []
     low, bits = fields[0]
     bits_max = fields[0].bits_max
@@ -64,7 +63,7 @@ def heads(fields: Sequence[Varints]) -> list[Pieces]:
             bits_max, high = field_bits_max, None
             continue
         if bits_max + field_bits_max > 64:
-            # numpy defines shifts by 64 and more, and so by wrapped negative numbers, to give 0.
+            # numpy defines shifts by 64 and more, and so by wrapped negative numbers, as 0.
             if high is None:
                 high = np.zeros(len(bits), np.uint64)
             high |= field.words >> (_U(64) - bits)
@@ -77,7 +76,7 @@ def heads(fields: Sequence[Varints]) -> list[Pieces]:
 
 
 def _rows(low: Words, high: Words | None, bits: Sizes) -> Pieces:
-    """Pieces from the words that they begin, in rows of equal length."""
+    """Pieces from rows of words of equal length."""
     words = np.ascontiguousarray(low) if high is None else np.stack((low, high), axis=1)
     row_size = WORD_SIZE if high is None else 2 * WORD_SIZE
     starts = np.arange(0, row_size * len(bits), row_size)
@@ -85,9 +84,9 @@ def _rows(low: Words, high: Words | None, bits: Sizes) -> Pieces:
 
 
 def joined(kinds: Sequence[Pieces]) -> tuple[NDArray[np.uint8], Positions]:
-    """The first record's pieces of every kind, in that order, then the second's, and so on.
+    """Join the first record's pieces of every kind, in order, then the second's, and so on.
 
-    Returns the bytes and the records' bounds in them: their starts, and the end of the last.
+    Returns the bytes and the records' bounds: their starts, and the end of the last.
     """
     count = len(kinds[0].sizes)
     if not count:

@@ -1,9 +1,9 @@
-"""Raw record batches into Arrow, many records at a time.
+"""Decodes raw record batches into Arrow, many records at a time.
 
-Batches are gathered into *units* of some megabytes: their headers are read one by one (Python, a
-few µs a batch), their records all together (numpy and Arrow, see DESIGN.md). Uncompressed batches
-are read where they are; compressed ones are decompressed into one buffer. Only the columns asked
-for are computed, and records are not looked at where their batch's header tells all.
+Batches form *units* of some megabytes: headers are read one by one (Python, a few µs a batch),
+records all together (numpy and Arrow, docs/decisions/spark-codec.md). Uncompressed batches are read
+in place; compressed batches are decompressed into one buffer. Only the selected columns are
+computed, and records are skipped where the batch's header has all values.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from raftlog_spark.codec.varints import CorruptBatchError, Cursor, Positions, Wi
 __all__ = ["DECOMPRESSED_BYTES_MAX", "CorruptBatchError", "decode"]
 
 DECOMPRESSED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A batch that holds more is refused. The client's consumer has the same default."""
+"""Largest decompressed batch. The client's consumer has the same default."""
 DECOMPRESSED_BYTES_LIMIT: Final = 2**30
-"""A unit with such a batch still has positions of 31 bits, as Arrow's binary arrays have."""
+"""Largest batch in a unit: positions still fit 31 bits, as in Arrow's binary arrays."""
 UNIT_BYTES: Final = 3 * 1024 * 1024
-"""Size at which a unit is full. Larger: fewer calls. Smaller: what is read stays in the cache."""
+"""Size of a full unit. Larger: fewer calls. Smaller: data stays in the cache."""
 SLICE_BYTES: Final = 4 * 1024 * 1024
-"""A unit of more than that is given out in slices of at most that, or of one record."""
+"""A larger unit is yielded in slices of at most this size, or of one record."""
 HEADER_ROWS: Final = 128 * 1024
-"""Rows of a RecordBatch where headers tell all."""
+"""Rows of a RecordBatch computed from headers alone."""
 
 _IN_HEADER: Final = frozenset({"topic", "partition", "offset", "timestampType"})
 TIMESTAMP_MS_LIMIT: Final = 2**63 // 1000
 COMPRESSION_RATIO: Final = 4
-"""A guess at what a compressed batch holds, before it is known."""
+"""Estimated ratio of decompressed to compressed size."""
 
 
 class _Place(Enum):
-    """Where a batch's rows are read from. A unit has batches of one kind."""
+    """The source of a batch's rows. All batches of a unit have the same."""
 
     HEADER = 1
     PLAIN = 2
     COMPRESSED = 3
 
 
-class _Asked(NamedTuple):
-    """What a call of `decode` asks for."""
+class _Query(NamedTuple):
+    """The arguments of a call of `decode`."""
 
     data: memoryview
     topic: str
@@ -72,7 +72,7 @@ class _Asked(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """A batch and where it begins in the data."""
+    """A batch and its position in the data."""
 
     position: int
     header: BatchHeader
@@ -82,12 +82,12 @@ class _Rows(NamedTuple):
     """Rows that are read together, of some batches of a unit."""
 
     starts: Positions
-    """Where their records begin and end, if they are looked at."""
+    """Starts and ends of their records, if records are read."""
     ends: Positions
     counts: Positions
-    """How many are of each batch."""
+    """Rows by batch."""
     offsets: Positions | None
-    """Where they are asked for."""
+    """Only if the column is selected."""
 
 
 def decode(
@@ -103,15 +103,15 @@ def decode(
     """The records of `data` (whole batches as stored) with start <= offset < end, as Arrow.
 
     Yields RecordBatches of `arrow_schema(columns)` of up to about 4 MB, none empty. Control batches
-    give no rows; what was aborted is the caller's to leave out. No RecordBatch refers to `data`.
-    Memory: a few times UNIT_BYTES, or a few times the largest batch, which holds at most
-    `decompressed_bytes_max` (eight times that, if all of it is smallest records).
+    give no rows; the caller removes aborted records. No RecordBatch refers to `data`. Memory: a few
+    times UNIT_BYTES, or a few times the largest batch, which holds at most `decompressed_bytes_max`
+    (eight times that, if all records are of the smallest size).
 
-    Raises CorruptBatchError for whatever is not a sound batch, its CRC included, or is too large,
-    after the rows of units before it. Records of batches outside of the range are not looked at.
+    Raises CorruptBatchError for any unsound batch, its CRC included, or one too large, after the
+    rows of earlier units. Records of batches outside of the range are not read.
     """
     assert 0 < decompressed_bytes_max <= DECOMPRESSED_BYTES_LIMIT
-    asked = _Asked(
+    query = _Query(
         memoryview(data),
         topic,
         partition,
@@ -125,40 +125,40 @@ def decode(
     place = _Place.HEADER
     size = 0
     try:
-        for position, header in iterate_headers(asked.data):
+        for position, header in iterate_headers(query.data):
             if header.next_offset <= start or header.base_offset >= end:
                 continue
-            _check(asked, position, header)
+            _check(query, position, header)
             if header.is_control or not header.record_count:
                 continue
-            batch_place = _place(header, asked.names)
+            batch_place = _place(header, query.names)
             if unit and batch_place is not place:
-                yield from _record_batches(unit, place, asked)
+                yield from _record_batches(unit, place, query)
                 unit, size = [], 0
             place = batch_place
             unit.append(_Batch(position, header))
             size = _size_after(unit, size, place)
             if size >= UNIT_BYTES:
-                yield from _record_batches(unit, place, asked)
+                yield from _record_batches(unit, place, query)
                 unit, size = [], 0
         if unit:
-            yield from _record_batches(unit, place, asked)
+            yield from _record_batches(unit, place, query)
     except LogError as error:
         raise CorruptBatchError(f"{topic}-{partition}: {error.message}") from error
 
 
-def _check(asked: _Asked, position: int, header: BatchHeader) -> None:
-    """Refuse a batch that is damaged, or that claims more than it can hold."""
+def _check(query: _Query, position: int, header: BatchHeader) -> None:
+    """Reject a batch that is damaged, or claims more records than it can hold."""
     reason: str | None = None
-    body_bytes_max = asked.decompressed_bytes_max
+    body_bytes_max = query.decompressed_bytes_max
     is_too_large = False
     if header.compression is Compression.NONE:
         is_too_large = header.size_bytes - HEADER_SIZE > body_bytes_max
         body_bytes_max = header.size_bytes - HEADER_SIZE
-    if not check_batch(asked.data, position, header):
+    if not check_batch(query.data, position, header):
         reason = "it is cut off, or its CRC is wrong"
     elif is_too_large:
-        reason = f"it holds more than {asked.decompressed_bytes_max} bytes"
+        reason = f"it holds more than {query.decompressed_bytes_max} bytes"
     elif header.record_count > header.last_offset_delta + 1:
         reason = "it claims more records than offsets"
     elif header.record_count * RECORD_SIZE_MIN > body_bytes_max:
@@ -167,13 +167,13 @@ def _check(asked: _Asked, position: int, header: BatchHeader) -> None:
         reason = "its offsets are too large"
     if reason is not None:
         raise CorruptBatchError(
-            f"{asked.topic}-{asked.partition}: bad record batch at offset {header.base_offset}: "
+            f"{query.topic}-{query.partition}: bad record batch at offset {header.base_offset}: "
             f"{reason}."
         )
 
 
 def _place(header: BatchHeader, names: frozenset[str]) -> _Place:
-    """Where the columns are found. In a compacted batch, only records tell their offsets."""
+    """The source of the batch's columns. In a compacted batch, only records have their offsets."""
     rest = names - _IN_HEADER
     if header.is_log_append_time:
         rest -= {"timestamp"}
@@ -183,47 +183,47 @@ def _place(header: BatchHeader, names: frozenset[str]) -> _Place:
 
 
 def _is_full(header: BatchHeader) -> bool:
-    """Whether no record was removed, so that offsets count up by one, as the node saw to."""
+    """Whether no record was removed: then offsets count up by one, as the node ensured."""
     return header.record_count == header.last_offset_delta + 1
 
 
 def _size_after(unit: list[_Batch], size: int, place: _Place) -> int:
-    """About how large the unit is, of `size` before its last batch was added, in bytes."""
+    """Estimated size of the unit in bytes; `size` is the size before its last batch was added."""
     position, header = unit[-1]
     match place:
         case _Place.HEADER:
             return size + header.record_count * UNIT_BYTES // HEADER_ROWS
         case _Place.PLAIN:
-            # With what is left out between its batches.
+            # Including skipped batches in between.
             return position + header.size_bytes - unit[0].position
         case _Place.COMPRESSED:
             return size + header.size_bytes * COMPRESSION_RATIO
 
 
-def _record_batches(unit: list[_Batch], place: _Place, asked: _Asked) -> Iterator[pa.RecordBatch]:
+def _record_batches(unit: list[_Batch], place: _Place, query: _Query) -> Iterator[pa.RecordBatch]:
     """The rows of a unit."""
     try:
         match place:
             case _Place.HEADER:
-                yield from _from_headers(unit, asked)
+                yield from _from_headers(unit, query)
             case _Place.PLAIN:
-                yield from _from_bodies(unit, *_plain(unit, asked), asked)
+                yield from _from_bodies(unit, *_plain(unit, query), query)
             case _Place.COMPRESSED:
-                for part, window, bodies in _decompressed(unit, asked):
-                    yield from _from_bodies(part, window, bodies, asked)
+                for part, window, bodies in _decompressed(unit, query):
+                    yield from _from_bodies(part, window, bodies, query)
     except CorruptBatchError as error:
         first, last = unit[0].header, unit[-1].header
         raise CorruptBatchError(
-            f"{asked.topic}-{asked.partition}: bad record batch at an offset from "
+            f"{query.topic}-{query.partition}: bad record batch at an offset from "
             f"{first.base_offset} to {last.last_offset}: {error}."
         ) from error
 
 
-def _from_headers(unit: list[_Batch], asked: _Asked) -> Iterator[pa.RecordBatch]:
-    """Rows of batches of which nothing is asked but what their headers tell."""
+def _from_headers(unit: list[_Batch], query: _Query) -> Iterator[pa.RecordBatch]:
+    """Rows computed from the batches' headers alone."""
     nowhere = np.empty(0, np.int64)
-    starts = np.array([max(batch.header.base_offset, asked.start) for batch in unit], np.int64)
-    ends = np.array([min(batch.header.next_offset, asked.end) for batch in unit], np.int64)
+    starts = np.array([max(batch.header.base_offset, query.start) for batch in unit], np.int64)
+    ends = np.array([min(batch.header.next_offset, query.end) for batch in unit], np.int64)
     counts = ends - starts
     firsts = np.cumsum(counts) - counts
     total = int(counts.sum())
@@ -231,41 +231,41 @@ def _from_headers(unit: list[_Batch], asked: _Asked) -> Iterator[pa.RecordBatch]
         last = min(first + HEADER_ROWS, total)
         within = np.clip(firsts + counts, first, last) - np.clip(firsts, first, last)
         offsets = np.arange(first, last) + np.repeat(starts - firsts, within)
-        yield _arrow(unit, None, _Rows(nowhere, nowhere, within, offsets), asked)
+        yield _arrow(unit, None, _Rows(nowhere, nowhere, within, offsets), query)
 
 
 def _from_bodies(
-    unit: list[_Batch], window: Window, bodies: Bodies, asked: _Asked
+    unit: list[_Batch], window: Window, bodies: Bodies, query: _Query
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of batches whose records have to be read."""
+    """Rows read from the batches' records."""
     starts = record_starts(window, bodies)
     ends = np.empty_like(starts)
     ends[:-1] = starts[1:]
     ends[np.cumsum(bodies.counts) - 1] = bodies.ends
     rows = _Rows(starts, ends, bodies.counts, None)
     is_cut = any(
-        batch.header.base_offset < asked.start or batch.header.next_offset > asked.end
+        batch.header.base_offset < query.start or batch.header.next_offset > query.end
         for batch in unit
     )
-    if is_cut or "offset" in asked.names:
+    if is_cut or "offset" in query.names:
         rows = rows._replace(offsets=_offsets(unit, window, rows))
     if is_cut:
-        rows = _cut(rows, asked)
+        rows = _cut(rows, query)
     first, total = 0, len(rows.starts)
     if total and rows.ends[-1] - rows.starts[0] <= SLICE_BYTES:
-        yield _arrow(unit, window, rows, asked)
+        yield _arrow(unit, window, rows, query)
         return
     while first < total:
         limit = rows.starts[first] + SLICE_BYTES
         last = max(int(np.searchsorted(rows.ends, limit, side="right")), first + 1)
-        yield _arrow(unit, window, _sliced(rows, first, last), asked)
+        yield _arrow(unit, window, _sliced(rows, first, last), query)
         first = last
 
 
-def _cut(rows: _Rows, asked: _Asked) -> _Rows:
-    """The rows in the asked range of offsets."""
+def _cut(rows: _Rows, query: _Query) -> _Rows:
+    """The rows in the range of offsets."""
     assert rows.offsets is not None
-    inside = (rows.offsets >= asked.start) & (rows.offsets < asked.end)
+    inside = (rows.offsets >= query.start) & (rows.offsets < query.end)
     before = np.concatenate(([0], np.cumsum(inside)))
     lasts = np.cumsum(rows.counts)
     counts = before[lasts] - before[lasts - rows.counts]
@@ -280,20 +280,20 @@ def _sliced(rows: _Rows, first: int, last: int) -> _Rows:
     return _Rows(rows.starts[first:last], rows.ends[first:last], counts, offsets)
 
 
-def _plain(unit: list[_Batch], asked: _Asked) -> tuple[Window, Bodies]:
-    """The batches' bodies where they are, with all that is between them."""
+def _plain(unit: list[_Batch], query: _Query) -> tuple[Window, Bodies]:
+    """The batches' bodies in place, including the bytes in between."""
     first = unit[0].position
     last = unit[-1]
-    window = Window(asked.data[first : last.position + last.header.size_bytes])
+    window = Window(query.data[first : last.position + last.header.size_bytes])
     ends = np.array([batch.position + batch.header.size_bytes for batch in unit], np.int64) - first
     starts = np.array([batch.position + HEADER_SIZE for batch in unit], np.int64) - first
     return window, Bodies(starts, ends, *_counts_and_spans(unit))
 
 
 def _decompressed(
-    unit: list[_Batch], asked: _Asked
+    unit: list[_Batch], query: _Query
 ) -> Iterator[tuple[list[_Batch], Window, Bodies]]:
-    """The batches' bodies, one after the other; in parts, if they hold more than was thought."""
+    """The decompressed bodies, one after the other; in parts if larger than estimated."""
     part: list[_Batch] = []
     bodies: list[Buffer] = []
     size = 0
@@ -301,8 +301,8 @@ def _decompressed(
         position, header = batch
         body = decompress(
             header.compression,
-            asked.data[position + HEADER_SIZE : position + header.size_bytes],
-            decompressed_bytes_max=asked.decompressed_bytes_max,
+            query.data[position + HEADER_SIZE : position + header.size_bytes],
+            decompressed_bytes_max=query.decompressed_bytes_max,
         )
         if header.record_count * RECORD_SIZE_MIN > len(body):
             raise CorruptBatchError(f"{len(body)} bytes cannot hold {header.record_count} records")
@@ -329,7 +329,7 @@ def _offsets(unit: list[_Batch], window: Window, rows: _Rows) -> Positions:
     counts = rows.counts
     bases = np.array([batch.header.base_offset for batch in unit], np.int64)
     firsts = np.cumsum(counts) - counts
-    # For full batches the header's word counts, as it does where records are not looked at.
+    # For full batches the header counts, as for batches without a read of records.
     offsets: Positions = np.arange(len(rows.starts)) + np.repeat(bases - firsts, counts)
     _, spans = _counts_and_spans(unit)
     if (spans == counts).all():
@@ -349,14 +349,14 @@ def _offsets(unit: list[_Batch], window: Window, rows: _Rows) -> Positions:
     return np.where(is_full, offsets, np.repeat(bases, counts) + deltas)
 
 
-def _arrow(unit: list[_Batch], window: Window | None, rows: _Rows, asked: _Asked) -> pa.RecordBatch:
-    """The rows with the columns asked for. `window` is None if headers tell all."""
-    names, count = asked.names, int(rows.counts.sum())
+def _arrow(unit: list[_Batch], window: Window | None, rows: _Rows, query: _Query) -> pa.RecordBatch:
+    """The rows with the selected columns. `window` is None if headers have all values."""
+    names, count = query.names, int(rows.counts.sum())
     found: dict[str, Any] = {}
     if "topic" in names:
-        found["topic"] = pa.repeat(pa.scalar(asked.topic, TYPES["topic"]), count)
+        found["topic"] = pa.repeat(pa.scalar(query.topic, TYPES["topic"]), count)
     if "partition" in names:
-        found["partition"] = pa.repeat(pa.scalar(asked.partition, TYPES["partition"]), count)
+        found["partition"] = pa.repeat(pa.scalar(query.partition, TYPES["partition"]), count)
     if "offset" in names:
         found["offset"] = pa.array(rows.offsets)
     if "timestampType" in names:
@@ -366,14 +366,14 @@ def _arrow(unit: list[_Batch], window: Window | None, rows: _Rows, asked: _Asked
         found |= _read_fields(unit, window, rows, names)
     elif "timestamp" in names:
         found["timestamp"] = _timestamps(unit, rows.counts, None)
-    columns = [found[name] for name in asked.schema.names]
-    return pa.RecordBatch.from_arrays(columns, schema=asked.schema)
+    columns = [found[name] for name in query.schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=query.schema)
 
 
 def _read_fields(
     unit: list[_Batch], window: Window, rows: _Rows, names: frozenset[str]
 ) -> dict[str, Any]:
-    """The columns that are in the records, of which no field is read that is not needed."""
+    """The columns read from records; unselected fields are skipped."""
     found: dict[str, Any] = {}
     if "timestamp" in names:
         cursor = Cursor(window, rows.starts)
@@ -397,7 +397,7 @@ def _read_fields(
 
 
 def _timestamps(unit: list[_Batch], counts: Positions, deltas: Positions | None) -> pa.Array:
-    """Microseconds since the Unix epoch. Raises CorruptBatchError for what these cannot express."""
+    """Microseconds since the Unix epoch. Raises CorruptBatchError for inexpressible times."""
     is_log_append = np.array([batch.header.is_log_append_time for batch in unit], np.bool_)
     bases = [
         header.max_timestamp_ms if header.is_log_append_time else header.base_timestamp_ms

@@ -1,8 +1,8 @@
-"""Arrow rows into raw record batches, many records at a time.
+"""Encodes Arrow rows into raw record batches, many records at a time.
 
 A record is a few pieces: a head of varints, the key, the value's length, the value, the headers.
-All pieces of one kind are made together; then Arrow gathers them in the order in which they stand
-in the batch, by one `take` from an array of all pieces. What it gives is the batches' bytes.
+All pieces of one kind are built together; then Arrow gathers the pieces in the batch's order, by
+one `take` from an array of all pieces. The result is the batches' bytes.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from raftlog_spark.sink.partition_router import binary_column, partition_of
 __all__ = ["EncodeError", "EncodedBatch", "ProducerStamp", "encode", "partition_of", "stamped"]
 
 GROUP_BYTES: Final = 4 * 1024 * 1024
-"""Batches are made together until they are that large. Larger: fewer calls, more memory."""
+"""Size of batches encoded together. Larger: fewer calls, more memory."""
 SEQUENCE_LIMIT: Final = 2**31
 """Sequence numbers begin again at 0 after the largest (KIP-98)."""
 TIMESTAMP_MS_MAX: Final = 2**53
 
 
 class EncodeError(RaftlogSparkError, ValueError):
-    """Rows that cannot be records. The message says why."""
+    """Rows that cannot become records. The message names the reason."""
 
 
 class EncodedBatch(NamedTuple):
@@ -60,7 +60,7 @@ class EncodedBatch(NamedTuple):
 
 
 class ProducerStamp(NamedTuple):
-    """What a node recognises a repeated batch by, for the first batch; sequences go on from it."""
+    """Identifies a repeated batch to the node; sequences of further batches count up from it."""
 
     producer_id: ProducerId = NO_PRODUCER_ID
     producer_epoch: ProducerEpoch = NO_PRODUCER_EPOCH
@@ -68,7 +68,7 @@ class ProducerStamp(NamedTuple):
     transactional: bool = False
 
     def after(self, records: int) -> ProducerStamp:
-        """The stamp of the batch that follows one of so many records."""
+        """The stamp of the batch after one of so many records."""
         if self.base_sequence == NO_SEQUENCE:
             return self
         return self._replace(base_sequence=(self.base_sequence + records) % SEQUENCE_LIMIT)
@@ -87,7 +87,7 @@ def encode(
     Columns: `value` (binary or string; null is a tombstone), and optionally `key` (the same),
     `headers` (list<struct<key, value>>) and `timestamp`; others are ignored. Without a timestamp a
     record has `now_ms`. A batch has at most `batch_bytes` before compression, unless a single
-    record is larger; compression that does not make it smaller is left out.
+    record is larger; a batch that compression does not shrink stays uncompressed.
 
     Raises EncodeError for other types, a header without a key, a negative timestamp, and a record
     too large for any batch; LogError(INVALID_CONFIG) for an unknown compression.
@@ -127,17 +127,17 @@ class _Headers(NamedTuple):
 
     counts: Positions
     encoded: Pieces
-    """As they stand in a record, after their count."""
+    """The encoded headers of a record, without their count."""
 
 
 class _Columns(NamedTuple):
-    """What records are made of."""
+    """The checked columns of the rows."""
 
     keys: Pieces | None
     """None: all null."""
     values: Pieces
     headers: _Headers | None
-    """None: no record has any."""
+    """None: no record has headers."""
     times: Positions
     """Milliseconds."""
 
@@ -166,7 +166,7 @@ def _columns(rows: pa.RecordBatch, now_ms: int) -> _Columns:
 
 
 def _headers(column: pa.Array) -> _Headers | None:
-    """Each record's headers as they stand in a batch, after their count."""
+    """Each record's encoded headers, without their count."""
     if not pa.types.is_list(column.type) or not pa.types.is_struct(column.type.value_type):
         raise EncodeError(f"`headers` has type {column.type}, not list<struct<key, value>>.")
     is_valid = column.is_valid().to_numpy(zero_copy_only=False)
@@ -188,7 +188,7 @@ def _headers(column: pa.Array) -> _Headers | None:
 
 
 def _sizes_max(columns: _Columns, count: int) -> Positions:
-    """How large each record becomes at most, in whatever batch."""
+    """An upper bound of each record's size, in any batch."""
     keys, values, headers, times = columns
     # Attributes, the offset delta, the timestamp delta.
     fixed = 1 + varint_size(count)
@@ -232,8 +232,8 @@ def _encode_group(
     counts = np.diff(starts)
     times = columns.times[first:end]
     data, bounds = _encode_rows(columns, times, starts, first, end)
-    # Without headers, the byte that says so stands in front of the next record, where it costs
-    # nothing; the last one is put back.
+    # Without headers, the zero that counts them stands in front of the next record, where it costs
+    # nothing; the last zero is appended.
     shift = 1 if columns.headers is None else 0
     for row, count in zip(starts.tolist(), counts.tolist(), strict=False):
         body = data[int(bounds[row]) + shift : int(bounds[row + count])]

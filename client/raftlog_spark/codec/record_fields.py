@@ -1,9 +1,8 @@
-"""The fields of many records as Arrow arrays. Nothing is copied but what a column consists of.
+"""The fields of many records as Arrow arrays, and the columns' types.
 
-The columns of a raftlog topic in Spark: names and types of Spark's Kafka source.
-
-Every column is nullable, as there, and as in a schema that a user writes (`"offset long"`): Spark
-takes a RecordBatch only if its Arrow schema equals the one asked for, nullability included.
+Only the bytes of a selected column are copied. Names and types of the columns are those of Spark's
+Kafka source. Every column is nullable, as there, and as in a user's schema (`"offset long"`): Spark
+accepts a RecordBatch only if its Arrow schema equals the query's, nullability included.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from raftlog_spark.codec.varints import (
     LENGTHS,
-    UNTOLD,
+    NO_LENGTH,
     CorruptBatchError,
     Cursor,
     Positions,
@@ -41,29 +40,30 @@ TYPES: Final[dict[str, pa.DataType]] = {
 
 
 def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
-    """What Spark expects of a RecordBatch with these columns. Raises KeyError for any other."""
+    """The schema of RecordBatches with these columns. Raises KeyError for an unknown column."""
     return pa.schema([pa.field(name, TYPES[name]) for name in columns])
 
 
 HEADERS_MAX: Final = 10_000
 """Headers of one record. Empty ones take two bytes each, but many times that in memory, and a step
-of the walk."""
+of the walk.
+"""
 HEADER_SIZE_MIN: Final = 2
 ACTIVE_FEW: Final = 16
-"""With fewer records left that have a further header, steps of Python are faster than numpy's."""
+"""With fewer records left, Python steps over further headers are faster than numpy's."""
 
 
 class Slices(NamedTuple):
-    """Where a field's bytes are in a buffer, for every record. Ascending."""
+    """A field's slice of a buffer, for every record. Ascending."""
 
     starts: Positions
     ends: Positions
     is_there: NDArray[np.bool_] | None
-    """Which are not null; None if all are."""
+    """The records without null; None if there is no null."""
 
 
 def taken(buffer: pa.Buffer, slices: Slices) -> pa.Array:
-    """The slices as one binary array: their bytes copied together, without what was between them.
+    """The slices as one binary array: their bytes copied together, without the gaps.
 
     Arrow sees the buffer as an array of all slices and all gaps, and takes every other element.
     """
@@ -89,7 +89,7 @@ def _bitmap(is_there: NDArray[np.bool_]) -> pa.Buffer:
 
 
 def key_positions(window: Window, starts: Positions) -> Positions:
-    """Where the records' keys begin, after length, attributes, timestamp delta and offset delta."""
+    """Starts of the records' keys, after length, attributes, timestamp delta and offset delta."""
     # Attributes are a byte below 128, too. Mostly all four are in the first eight bytes.
     bits = past_four(window.words(starts))
     if bits is not None:
@@ -110,7 +110,7 @@ def slices_at(window: Window, positions: Positions, limits: Positions) -> Slices
     pairs = window.pairs(positions)
     sizes = LENGTHS[pairs]
     smallest = int(sizes.min(initial=0))
-    if smallest == UNTOLD:
+    if smallest == NO_LENGTH:
         cursor = Cursor(window, positions)
         sizes = cursor.read_int()
         starts = cursor.positions
@@ -136,7 +136,7 @@ def slices_at(window: Window, positions: Positions, limits: Positions) -> Slices
 def headers_at(
     window: Window, buffer: pa.Buffer, positions: Positions, ends: Positions
 ) -> pa.Array:
-    """The headers at the positions, null for none. They end where the record does.
+    """The headers at the positions, null for none. They end with the record.
 
     Raises CorruptBatchError if they do not, for a key that is null or not UTF-8, and for a record
     of more than HEADERS_MAX headers.
@@ -177,7 +177,7 @@ def _header_slices(
     positions: Positions,
     ends: Positions,
 ) -> tuple[Slices, Slices, Positions]:
-    """Keys and values of all headers, record by record, and where the last of each record ends.
+    """Keys and values of all headers, record by record, and the end of each record's last header.
 
     The first headers of all records are read at once, then the second ones, and so on.
     """
@@ -193,7 +193,7 @@ def _header_slices(
         slots = offsets[active] + number
         found = slices_at(window, positions[active], ends[active])
         _put(keys, slots, found)
-        # The last value may end where its record does.
+        # The last value may end with its record.
         found = slices_at(window, found.ends, ends[active] + 1)
         _put(values, slots, found)
         positions[active] = found.ends
@@ -223,7 +223,7 @@ def _there(field: Slices) -> NDArray[np.bool_]:
 
 
 def _put(field: Slices, slots: NDArray[np.int32], found: Slices) -> None:
-    """Set some slots of `field` to what was found."""
+    """Set some slots of `field` to the slices of `found`."""
     field.starts[slots] = found.starts
     field.ends[slots] = found.ends
     if found.is_there is not None:

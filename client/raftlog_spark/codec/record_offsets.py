@@ -1,16 +1,16 @@
-"""Where the records of a batch begin.
+"""Finds the start of every record of a batch.
 
-Records form a chain: each begins with a varint of its length, and only following it finds the next.
-One chain cannot be followed by vector operations, but many can, in step. So a batch gets many
-*lanes*: about every `RECORDS_PER_LANE` records a start is guessed (a zero attributes byte after a
-plausible length, whose record is followed by another with a larger offset delta), and all lanes of
-all batches walk on until they meet the start of the next lane.
+Records form a chain: each begins with a varint of its length, which alone leads to the next. One
+chain cannot be followed by vector operations, but many can, in step. So a batch gets many *lanes*:
+about every `RECORDS_PER_LANE` records a start is guessed (a zero attributes byte after a plausible
+length, whose record is followed by another with a larger offset delta), and all lanes of all
+batches walk on until they meet the start of the next lane.
 
-The guess is never trusted: a batch counts only if its first lane, which begins where its records
-do, ends exactly where the second begins, and so on to its end, and if the number of records is the
-header's. That is the same chain that a walk record by record finds. A batch that fails this (large
-records, or a guess inside a value that looks like records) is walked by steps of Python, which
-also finds what is wrong with a bad one.
+The guess is never trusted: a batch counts only if its first lane, which begins with its first
+record, ends exactly at the start of the second, and so on to its end, and if the number of records
+is the header's. That is the same chain as in a walk record by record. A batch that fails this test
+(large records, or a guess inside a value that looks like records) is walked by Python steps, which
+also locate the error in a bad batch.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ RECORDS_PER_LANE: Final = 40
 STEPS_MAX: Final = 4 * RECORDS_PER_LANE
 """Steps before a lane is given up: its neighbours' guesses failed."""
 STEPS_PER_LOOK: Final = 8
-"""Steps between two looks whether all lanes have arrived."""
+"""Steps between two checks whether all lanes have arrived."""
 RECORD_SIZE_MIN: Final = 7
 RECORD_BYTES_LARGE: Final = 3000
-"""From this mean size on, steps of Python cost little beside the copying of the values."""
+"""From this mean size on, Python steps cost little beside the copying of the values."""
 RECORDS_FEW: Final = 64
-"""Up to here, a walk by steps of Python is over before numpy has warmed up."""
+"""Up to here, a walk by Python steps ends before numpy has warmed up."""
 GUESS_RECORDS: Final = 2
 GUESS_BYTES_MIN: Final = 64
-"""How far to look for a guess: in mean records, and in bytes."""
+"""Bounds of the search for a guess: in mean records, and in bytes."""
 GUESS_GAP: Final = 8
-"""Where offsets were removed, how many mean gaps two neighbours may be apart to be believed."""
+"""Where offsets were removed, the largest plausible gap between neighbours, in mean gaps."""
 
 
 class Bodies(NamedTuple):
@@ -54,13 +54,13 @@ class Bodies(NamedTuple):
     starts: Positions
     ends: Positions
     counts: Positions
-    """Records that the header claims: at least one, at most one for every RECORD_SIZE_MIN bytes."""
+    """Records claimed by the header: at least one, at most one for every RECORD_SIZE_MIN bytes."""
     spans: Positions
-    """Offsets that the header claims: more than records if some were removed."""
+    """Offsets claimed by the header: more than records if some were removed."""
 
 
 def _advances() -> NDArray[np.int64]:
-    """From the first two bytes of a record (little endian) to its size; 0 if these do not tell."""
+    """From the first two bytes of a record (little endian) to its size; 0: size not there."""
     pairs = np.arange(65536, dtype=np.int64)
     first, second = pairs & 0xFF, pairs >> 8
     is_short = first < 0x80
@@ -76,7 +76,7 @@ _ADVANCES: Final = _advances()
 def record_starts(window: Window, bodies: Bodies) -> Positions:
     """The position of every record, ascending.
 
-    Raises CorruptBatchError if the records of a body are not as many as claimed, or do not fill it.
+    Raises CorruptBatchError if a body does not hold exactly the claimed number of records.
     """
     count = int(bodies.counts.sum())
     size = int((bodies.ends - bodies.starts).sum())
@@ -103,7 +103,7 @@ def record_starts(window: Window, bodies: Bodies) -> Positions:
 
 
 def _lanes(window: Window, bodies: Bodies, mean_size: int) -> tuple[Positions, Positions]:
-    """Where lanes begin, ascending (every body's start, and guesses), and have to end."""
+    """Starts of lanes, ascending (every body's start, and guesses), and their required ends."""
     guessed = _guesses(window, bodies, mean_size)
     lanes = np.unique(np.concatenate((bodies.starts, guessed)))
     body = np.searchsorted(bodies.starts, lanes, side="right") - 1
@@ -127,8 +127,8 @@ def _guesses(window: Window, bodies: Bodies, mean_size: int) -> Positions:
     shape = (window.size - reach + 1,)
     stretches = np.ndarray(shape, f"V{reach}", window.data, strides=(1,))[places]
     looked_at = stretches.view(np.uint8).reshape(len(places), reach)
-    # Attributes are zero, after the last byte of a length: 1 to 127. Few places are like that, so
-    # they are sought by eights first.
+    # Attributes are zero, after the last byte of a length: 1 to 127. Such bytes are rare, so the
+    # search goes by eights first.
     eights = ((looked_at[:, 2:] == 0) & (looked_at[:, 1:-1] - np.uint8(1) < 0x7F)).reshape(-1, 8)
     some = np.flatnonzero(eights.view(np.uint64))
     which, bit = np.nonzero(eights[some])
@@ -166,10 +166,10 @@ def _look_like_records(
 
 
 def _seen(window: Window, starts: Positions) -> tuple[Positions, Positions, Bytes]:
-    """Size, offset delta and attributes of the records at these positions, if they were such."""
+    """Size, offset delta and attributes of assumed records at these positions."""
     words = window.words(starts)
     sizes = _ADVANCES[(words & np.uint64(0xFFFF)).view(np.int64)]
-    length_bits = sizes_of(words) & np.uint64(0x18)  # one or two bytes; nothing else is taken
+    length_bits = sizes_of(words) & np.uint64(0x18)  # one or two bytes; longer lengths are skipped
     attributes = (words >> length_bits).astype(np.uint8)
     times = starts + 1 + (length_bits >> np.uint64(3)).view(np.int64)
     deltas = times + (sizes_of(window.words(times)) >> np.uint64(3)).view(np.int64)
@@ -181,8 +181,8 @@ def _seen(window: Window, starts: Positions) -> tuple[Positions, Positions, Byte
 def _walk_in_step(window: Window, lanes: Positions, stops: Positions) -> Positions:
     """The positions of all lanes after each step (steps, lanes), until all are at their stops.
 
-    Lanes that have arrived walk on, into what is not theirs, and do no harm there. A lane that
-    meets a record whose size its first two bytes do not tell stays where it is.
+    Lanes that have arrived walk on into other lanes, harmlessly. A lane that meets a record whose
+    first two bytes do not hold its size stays there.
     """
     last = window.size - 2
     pairs: NDArray[np.uint16] = np.ndarray((last + 1,), "<u2", window.data, strides=(1,))
@@ -208,7 +208,7 @@ def _walk_each(window: Window, bodies: Bodies, which: range | list[int]) -> list
 
 
 def _walk(data: memoryview, position: int, end: int, count: int, starts: list[int]) -> None:
-    """Add the starts of one body's records to `starts`."""
+    """Append the starts of one body's records to `starts`."""
     add = starts.append
     for _ in range(count):
         add(position)

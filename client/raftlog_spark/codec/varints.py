@@ -32,7 +32,7 @@ _ALL_BITS: Final = _U(0xFFFFFFFFFFFFFFFF)
 
 
 class CorruptBatchError(RaftlogSparkError, ValueError):
-    """Bytes that are no sound record batch. The message says where and why."""
+    """Bytes that are no sound record batch. The message names position and reason."""
 
 
 class Window:
@@ -53,27 +53,27 @@ class Window:
         self._last = len(data) - WORD_SIZE
 
     def pairs(self, positions: Positions) -> NDArray[np.uint16]:
-        """Two bytes from each position, zeros in the place of bytes after the end."""
+        """Two bytes from each position; bytes after the end read as zero."""
         if positions.max(initial=0) <= self._last:
             return self._pairs[positions]
         return self.words(positions).astype(np.uint16)
 
     def words(self, positions: Positions) -> Words:
-        """Eight bytes from each position, zeros in the place of bytes after the end."""
+        """Eight bytes from each position; bytes after the end read as zero."""
         if positions.max(initial=0) <= self._last:
             return self._words[positions]
         clipped = np.minimum(positions, self._last)
         words: Words = self._words[clipped]
-        # A position near the end has its bytes in the upper part of the last word; one after the
-        # end is shifted out of it, which numpy defines to give zero.
+        # A position near the end has its bytes in the upper part of the last word; bytes after the
+        # end are shifted out, which numpy defines as zero.
         missing = (positions - clipped).view(np.uint64)
         return words >> (np.minimum(missing, _U(WORD_SIZE)) << _U(3))
 
 
 def sizes_of(words: Words) -> Sizes:
-    """Eight times the size of the varint that each word begins with; 64 also where it does not end.
+    """Eight times the size of each word's first varint; 64 also without a terminator.
 
-    Bits, because every use of it is a shift.
+    Bits, because every use is a shift.
     """
     stops = ~words
     stops &= _HIGH_BITS
@@ -84,11 +84,11 @@ def sizes_of(words: Words) -> Sizes:
 
 
 def past_four(words: Words) -> Sizes | None:
-    """The size in bits of the first four varints of each word; None if one has not all of them."""
+    """The size in bits of each word's first four varints; None if a word has fewer."""
     stops = ~words
     stops &= _HIGH_BITS
     for _ in range(3):
-        stops &= stops - _ONE  # The lowest one goes.
+        stops &= stops - _ONE  # Clears the lowest terminator.
     if not stops.all():
         return None
     stops ^= stops - _ONE  # All bits up to the fourth terminator's.
@@ -104,37 +104,36 @@ def unsigned(words: Words, bits: Sizes, bits_max: int) -> Words:
     if bits_max <= 16:
         return (payload & _U(0x7F)) | ((payload >> _ONE) & _U(0x3F80))
     payload &= _LOW_BITS
-    # Pairs of 7 bits become 14, pairs of those 28, the pair of those 56.
+    # Pairs of 7 bits become 14, pairs of 14 become 28, the pair of 28 becomes 56.
     payload = (payload & _U(0x007F007F007F007F)) | ((payload & _U(0x7F007F007F007F00)) >> _ONE)
     payload = (payload & _U(0x00003FFF00003FFF)) | ((payload & _U(0x3FFF00003FFF0000)) >> _U(2))
     return (payload & _U(0x0FFFFFFF)) | ((payload & _U(0x0FFFFFFF00000000)) >> _U(4))
 
 
 def signed(payload: Words) -> Positions:
-    """Zigzag undone: 0, -1, 1, -2, … for 0, 1, 2, 3, …"""
+    """Undo zigzag: 0, -1, 1, -2, … for 0, 1, 2, 3, …"""
     return ((payload >> _ONE) ^ (~(payload & _ONE) + _ONE)).view(np.int64)
 
 
 def _int_sizes_of_pairs() -> NDArray[np.int64]:
-    """The varint that begins with each pair of bytes (little endian); UNTOLD if it is longer, or
-    below -1, which no length is."""
+    """The varint of each byte pair (little endian); NO_LENGTH if longer or below -1."""
     pairs = np.arange(65536, dtype=np.int64)
     first, second = pairs & 0xFF, pairs >> 8
     zigzag = np.where(first < 0x80, first, (first & 0x7F) | (second << 7))
     values = (zigzag >> 1) ^ -(zigzag & 1)
-    return np.where(((first < 0x80) | (second < 0x80)) & (values >= -1), values, UNTOLD)
+    return np.where(((first < 0x80) | (second < 0x80)) & (values >= -1), values, NO_LENGTH)
 
 
-UNTOLD: Final = -2
+NO_LENGTH: Final = -2
 LENGTHS: Final = _int_sizes_of_pairs()
-"""Lengths of up to two bytes (to 8,191), by the pair that they begin with: nearly all of them."""
+"""Lengths of up to two bytes (to 8,191), by their first byte pair: nearly all lengths."""
 
 
 class Cursor:
     """Reads one varint field of every record after the other, all records in step.
 
-    What it reads after the end of the buffer is zero: the caller holds `positions` to the records'
-    ends. Raises CorruptBatchError for a varint that is too long.
+    Bytes after the end of the buffer read as zero: the caller compares `positions` with the
+    records' ends. Raises CorruptBatchError for an overlong varint.
     """
 
     __slots__ = ("_left", "_window", "_words", "positions")
@@ -142,16 +141,16 @@ class Cursor:
     def __init__(self, window: Window, positions: Positions) -> None:
         self._window = window
         self.positions = positions
-        """Where each record's next field begins."""
+        """The position of each record's next field."""
         self._words = window.words(positions)
         self._left = WORD_SIZE
 
     def skip_byte(self) -> None:
-        """Pass over one byte: a record's attributes, which mean nothing."""
+        """Skip one byte: a record's attributes, which have no meaning."""
         self._advance(_U(8), 1)
 
     def skip_long(self) -> None:
-        """Pass over varints of up to ten bytes."""
+        """Skip varints of up to ten bytes."""
         bits, bits_max = self._sizes()
         if bits_max == 64:
             self.read_long()
@@ -159,7 +158,7 @@ class Cursor:
             self._advance(bits, bits_max >> 3)
 
     def skip_int(self) -> None:
-        """Pass over varints of up to five bytes."""
+        """Skip varints of up to five bytes."""
         bits, bits_max = self._int_sizes()
         self._advance(bits, bits_max >> 3)
 
@@ -177,7 +176,7 @@ class Cursor:
         if bits_max < 64:
             self._advance(bits, bits_max >> 3)
             return signed(payload)
-        # Rare: deltas of 2^55 ms and more. Read their last bytes where they are.
+        # Rare: deltas of 2^55 ms and more. Read their last bytes in place.
         positions = self.positions + (bits >> _U(3)).view(np.int64)
         unended = np.flatnonzero((self._words & _HIGH_BITS) == _HIGH_BITS)
         data, size = self._window.data, self._window.size
@@ -200,7 +199,7 @@ class Cursor:
             bits_max = int(bits.max(initial=0))
             if bits_max <= self._left << 3:
                 return bits, bits_max
-        # What was shifted in is not theirs: look again.
+        # Bits shifted in from beyond the end do not count: check the size again.
         self._words = self._window.words(self.positions)
         self._left = WORD_SIZE
         bits = sizes_of(self._words)
@@ -220,7 +219,7 @@ class Cursor:
 
 
 class Varints(NamedTuple):
-    """Varints ready to be written: their bytes, in a word each, and how many bits these are."""
+    """Varints ready to write: their bytes, in a word each, and their sizes in bits."""
 
     words: Words
     bits: Sizes
@@ -253,14 +252,14 @@ def packed(values: Positions) -> Varints:
 
 
 def constant(value: int, count: int) -> Varints:
-    """The same small value, from -64 to 63, for every record: stands for arrays, but is none."""
+    """One small value, from -64 to 63, for every record: used in place of arrays."""
     word = np.full(1, (value << 1) ^ (value >> 7), np.uint64)
     shape = (count,)
     return Varints(np.broadcast_to(word, shape), np.broadcast_to(np.full(1, 8, np.uint64), shape))
 
 
 def varint_sizes(values: Positions) -> Positions:
-    """Bytes that each value takes as a varint."""
+    """Bytes of each value as a varint."""
     payload = (values << 1) ^ (values >> 63)
     sizes = np.ones(len(values), np.int64)
     largest = int(payload.max(initial=0))
@@ -272,5 +271,5 @@ def varint_sizes(values: Positions) -> Positions:
 
 
 def varint_size(value: int) -> int:
-    """Bytes that one value, not negative, takes as a varint."""
+    """Bytes of one non-negative value as a varint."""
     return ((value << 1 | 1).bit_length() - 1) // 7 + 1

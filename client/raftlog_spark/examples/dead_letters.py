@@ -1,7 +1,7 @@
-"""Good flights into one topic, malformed ones into another, with the reason and where they were.
+"""Good flights into one topic, malformed ones into another, with the reason and their origin.
 
-Both in one query: the sink takes each record's topic from a column. A record goes on with the
-bytes, key and headers that it came with.
+Both in one query: the sink reads each record's topic from a column. Bytes, key and headers of a
+record are copied unchanged.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (as everybody imports it)
+from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from raftlog_spark.examples.flights import FLIGHT, run, stream_of, write
 
 NEEDED = ("flight", "scheduled", "carrier", "origin", "dest")
 DELAY_MIN_MAX = 24 * 60
-"""A flight that leaves a day off its time is another flight, or a mistake."""
+"""A flight more than a day off its time is another flight, or a mistake."""
 
 _HEADERS = "array<struct<key string, value binary>>"
-# Where Spark puts the whole text, if it does not fit the schema.
+# Spark's column for the whole text of a value that does not fit the schema.
 _MISFIT = "_misfit"
 
 
 def with_reason(letters: DataFrame) -> DataFrame:
-    """Records with a column `reason`: why this is no flight; null for a flight."""
+    """Add a column `reason` to records: why a record is no flight; null for a flight."""
     text = F.col("value").cast("string")
     schema = f"{FLIGHT}, {_MISFIT} string"
     flight = F.from_json(text, schema, {"columnNameOfCorruptRecord": _MISFIT})
@@ -46,19 +46,19 @@ def _reason(text: Column) -> Column:
 
 
 def routed(letters: DataFrame, *, good: str, bad: str) -> DataFrame:
-    """The records with the topic that each goes to; a bad one's headers tell what and where."""
+    """Records with their topics; the headers of a bad record name its reason and origin."""
     judged = with_reason(letters)
     is_good = F.col("reason").isNull()
-    told = [
+    origin = [
         F.struct(F.lit(name).alias("key"), F.col(name).cast("string").alias("value"))
         for name in ("reason", "topic", "partition", "offset")
     ]
     headers = F.concat(
-        F.coalesce("headers", F.array().cast(_HEADERS)), F.array(*told).cast(_HEADERS)
+        F.coalesce("headers", F.array().cast(_HEADERS)), F.array(*origin).cast(_HEADERS)
     )
     return judged.select(
         "key",
-        # A sink has no records without value.
+        # The sink requires a value.
         F.coalesce("value", F.lit(b"")).alias("value"),
         F.when(is_good, F.col("headers")).otherwise(headers).alias("headers"),
         F.when(is_good, good).otherwise(bad).alias("topic"),
@@ -68,13 +68,13 @@ def routed(letters: DataFrame, *, good: str, bad: str) -> DataFrame:
 def start(
     spark: SparkSession, servers: str, *, source: str, good: str, bad: str, checkpoint: str
 ) -> StreamingQuery:
-    """Sort what the topic `source` holds."""
+    """Start routing the records of the topic `source`."""
     letters = stream_of(spark, servers, source, includeHeaders="true")
     return write(routed(letters, good=good, bad=bad), servers, checkpoint=checkpoint)
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run it from the command line."""
+    """Run from the command line."""
     run(
         start,
         "dead letters",
@@ -83,7 +83,7 @@ def main(given: Sequence[str] | None = None) -> None:
         source="topic of what may be flights",
         good="topic for flights",
         bad="topic for all else",
-        checkpoint="directory that remembers how far it came",
+        checkpoint="directory for the progress of the query",
     )
 
 

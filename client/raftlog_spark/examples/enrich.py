@@ -2,10 +2,10 @@
 
 Airlines and weather are topics, too, of JSON with the columns of their CSV files:
 
-    raftlog topic produce airlines airlines.csv --input csv --key-field carrier
-    raftlog topic produce weather weather.csv --input csv --key-field origin --infer-types
+raftlog topic produce airlines airlines.csv --input csv --key-field carrier
+   raftlog topic produce weather weather.csv --input csv --key-field origin --infer-types
 
-They are read anew in every run. A flight without airline or weather stays, with nulls.
+Every run reads both again. A flight without airline or weather stays, with nulls.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (as everybody imports it)
+from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from raftlog_spark.examples.flights import (
@@ -40,7 +40,7 @@ def enriched(flights: DataFrame, airlines: DataFrame, weather: DataFrame) -> Dat
     by_hour = weather.withColumnRenamed("time_hour", "hour")
     return (
         flights.withColumn("hour", F.date_trunc("hour", "scheduled"))
-        # Both are small: every task gets them whole, and no flight has to move.
+        # Both are small: every task gets a copy, and flights are not shuffled.
         .join(F.broadcast(named), "carrier", "left")
         .join(F.broadcast(by_hour), ["origin", "hour"], "left")
         .drop("hour")
@@ -57,7 +57,7 @@ def start(
     target: str,
     checkpoint: str,
 ) -> StreamingQuery:
-    """Enrich what the topic `source` holds; the flight is the key in `target`."""
+    """Start enriching the flights of the topic `source`; the flight is the key in `target`."""
     found = enriched(
         flights_in(stream_of(spark, servers, source)),
         rows(table_of(spark, servers, airlines), AIRLINE),
@@ -67,7 +67,7 @@ def start(
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run it from the command line."""
+    """Run from the command line."""
     run(
         start,
         "enrich",
@@ -77,7 +77,7 @@ def main(given: Sequence[str] | None = None) -> None:
         airlines="topic of airlines",
         weather="topic of weather",
         target="topic for flights with airline and weather",
-        checkpoint="directory that remembers how far it came",
+        checkpoint="directory for the progress of the query",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the examples share: flights as records and as rows, topics as DataFrames, a command line."""
+"""Shared by the examples: flights as records and rows, topics as DataFrames, a command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (as everybody imports it)
+from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from raftlog_spark.session import session
@@ -16,24 +16,25 @@ FLIGHT = (
     " tailnum string, dep_delay int, arr_delay int, air_time int, distance int"
 )
 """A flight as the value of a record: JSON with these fields. Delays and times are in minutes,
-distances in miles; a flight without `dep_delay` was cancelled."""
+distances in miles; a flight without `dep_delay` was cancelled.
+"""
 
 _TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss'Z'", "timeZone": "UTC"}
 
 
 def rows(records: DataFrame, schema: str) -> DataFrame:
-    """The values of records, which are JSON, as columns. What is no JSON gives nulls."""
+    """The JSON values of records as columns; other values become nulls."""
     value = F.col("value").cast("string")
     return records.select(F.from_json(value, schema).alias("row")).select("row.*")
 
 
 def flights_in(records: DataFrame) -> DataFrame:
-    """Records as flights. What is none is left out; `dead_letters` looks after it."""
+    """Records as flights, without malformed records; `dead_letters` handles those."""
     return rows(records, FLIGHT).where(F.col("flight").isNotNull())
 
 
 def records(frame: DataFrame, *, key: str) -> DataFrame:
-    """Rows as records: one column is the key, and all of them are the value, as JSON."""
+    """Rows as records: one column is the key, and all columns are the value, as JSON."""
     value = F.to_json(F.struct("*"), _TIMES)
     return frame.select(F.col(key).alias("key"), value.alias("value"))
 
@@ -51,7 +52,7 @@ def stream_of(spark: SparkSession, servers: str, topic: str, **options: str) -> 
 
 
 def table_of(spark: SparkSession, servers: str, topic: str) -> DataFrame:
-    """All that a topic holds now."""
+    """All current records of a topic."""
     return (
         spark.read.format("raftlog")
         .option("bootstrap.servers", servers)
@@ -63,10 +64,10 @@ def table_of(spark: SparkSession, servers: str, topic: str) -> DataFrame:
 def write(
     frame: DataFrame, servers: str, *, checkpoint: str, topic: str | None = None
 ) -> StreamingQuery:
-    """Start to write records to a topic, or to those that a column `topic` names.
+    """Start writing records to a topic, or to the topics in a column `topic`.
 
-    The query takes what its sources hold now, and ends. `checkpoint` is the directory that
-    remembers how far it came; the next run goes on there.
+    The query reads the current records of its sources, and ends. `checkpoint` is the directory of
+    its progress; the next run continues there.
     """
     writer = (
         frame.writeStream.format("raftlog")
@@ -81,21 +82,21 @@ def run(
     start: Callable[..., StreamingQuery],
     name: str,
     description: str | None,
-    given: Sequence[str] | None,
+    arguments: Sequence[str] | None,
     **needed: str,
 ) -> None:
-    """An example as a program: it starts, works off what is there, and ends.
+    """Run an example as a program: start it, wait for its end, stop Spark.
 
-    The command line has `--servers`, `--master` and the options `needed`, each with its help; these
-    are what `start` takes by name.
+    The command line has `--servers`, `--master` and the options `needed`, each with its help; their
+    values are arguments of `start`, by name.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--servers", default="127.0.0.1:8082", help="nodes, as HOST:PORT,…")
-    parser.add_argument("--master", help="where Spark runs, by default on this machine")
+    parser.add_argument("--master", help="Spark master, by default on this machine")
     for option, text in needed.items():
         parser.add_argument(f"--{option.replace('_', '-')}", required=True, help=text)
-    told = vars(parser.parse_args(given))
-    servers, master = told.pop("servers"), told.pop("master")
+    args = vars(parser.parse_args(arguments))
+    servers, master = args.pop("servers"), args.pop("master")
     spark = session(name, master=master)
-    start(spark, servers, **told).awaitTermination()
+    start(spark, servers, **args).awaitTermination()
     spark.stop()

@@ -1,7 +1,7 @@
-"""A topic's flights as Parquet files, by day; every run adds what is new, each record once.
+"""A topic's flights as Parquet files, by day; every run adds new records, each once.
 
-Spark's file sink notes in the directory (`_spark_metadata`) which files count. Spark heeds that;
-other readers see the files of a run that was cut off, too.
+Spark's file sink lists the committed files in the directory (`_spark_metadata`), and Spark reads
+only those. Other readers also see the files of an interrupted run.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (as everybody imports it)
+from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from raftlog_spark.examples.flights import FLIGHT, run, stream_of
 
 
 def table(letters: DataFrame) -> DataFrame:
-    """Flights with the place of their record, and the day (UTC) that they are filed under."""
+    """Flights with the position of their record, and the day (UTC) of their directory."""
     flight = F.from_json(F.col("value").cast("string"), FLIGHT)
     return (
         letters.select("partition", "offset", flight.alias("row"))
@@ -28,7 +28,7 @@ def table(letters: DataFrame) -> DataFrame:
 def start(
     spark: SparkSession, servers: str, *, source: str, directory: str, checkpoint: str
 ) -> StreamingQuery:
-    """Write what the topic `source` holds below `directory`."""
+    """Start writing the flights of the topic `source` below `directory`."""
     return (
         table(stream_of(spark, servers, source))
         .writeStream.format("parquet")
@@ -41,7 +41,7 @@ def start(
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run it from the command line."""
+    """Run from the command line."""
     run(
         start,
         "topic to Parquet",
@@ -49,7 +49,7 @@ def main(given: Sequence[str] | None = None) -> None:
         given,
         source="topic of flights",
         directory="where the files go",
-        checkpoint="directory that remembers how far it came",
+        checkpoint="directory for the progress of the query",
     )
 
 

@@ -1,12 +1,12 @@
 """Delays by hour and carrier, into another topic, each hour once it is over.
 
-An hour is over when a flight has been seen that was scheduled `LATENESS` or more after its end
-(the watermark); only then is it written, once. So the last hours of a topic wait, in the
-checkpoint, for the flights of a later run. A flight that comes later than that is left out.
+An hour is over once a flight is read that was scheduled `LATENESS` or more after the end of the
+hour (the watermark); only then the hour is written, once. So the last hours of a topic wait, in the
+checkpoint, for the flights of a later run. Later flights of a closed hour are dropped.
 
-Partitions are read side by side: what one trigger reads of a long history may reach further in one
-than in another. Here a run takes all in one batch; who limits it (`maxOffsetsPerTrigger`) must
-allow for more lateness than the partitions are apart.
+Partitions are read in parallel: one trigger over a long history may get further in one partition
+than in another. Here a run reads all in one batch; with a limit (`maxOffsetsPerTrigger`), the
+lateness must exceed the distance between partitions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (as everybody imports it)
+from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from raftlog_spark.examples.flights import flights_in, records, run, stream_of, write
@@ -25,8 +25,8 @@ LATENESS = "1 hour"
 def hourly_delays(flights: DataFrame) -> DataFrame:
     """One row for each hour (UTC) and carrier.
 
-    `flights` were scheduled for it, `departed` of them have left, `mean_delay_min` and
-    `max_delay_min` late (null, where none has left).
+    `flights` were scheduled, `departed` of them have left, `mean_delay_min` and `max_delay_min`
+    late (null: none has left).
     """
     return (
         flights.withWatermark("scheduled", LATENESS)
@@ -48,13 +48,13 @@ def hourly_delays(flights: DataFrame) -> DataFrame:
 def start(
     spark: SparkSession, servers: str, *, source: str, target: str, checkpoint: str
 ) -> StreamingQuery:
-    """Sum up what the topic `source` holds; the carrier is the key in `target`."""
+    """Start summing up the flights of the topic `source`; the carrier is the key in `target`."""
     delays = hourly_delays(flights_in(stream_of(spark, servers, source)))
     return write(records(delays, key="carrier"), servers, topic=target, checkpoint=checkpoint)
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run it from the command line."""
+    """Run from the command line."""
     run(
         start,
         "windowed delays",
@@ -62,7 +62,7 @@ def main(given: Sequence[str] | None = None) -> None:
         given,
         source="topic of flights",
         target="topic for delays",
-        checkpoint="directory that remembers how far it came",
+        checkpoint="directory for the progress of the query",
     )
 
 

@@ -1,4 +1,4 @@
-"""Writes encoded batches: stamped, in order, several under way, in bounded memory."""
+"""Writes encoded batches: stamped, in order, several in flight, in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raftlog_spark.errors import RaftlogSparkError, spark_error, write_failure
 
 
 class Written(NamedTuple):
-    """What is acknowledged by all in-sync replicas, since the writer was made."""
+    """Acknowledged by all in-sync replicas, since the writer was made."""
 
     batches: int
     records: int
@@ -24,24 +24,24 @@ class Written(NamedTuple):
 
 class BatchWriter:
     """Writes under a producer id of its own. A context manager: leaving it closes the writer, or
-    aborts it if there was an error. Not for several threads at once.
+    aborts it after an error. Not for several threads at once.
 
-    A repeat that the writer makes of its own accord never writes anything twice. Once a batch has
-    failed, nothing more is taken.
+    The writer's own retries never write a batch twice. After a failed batch, `write` accepts no
+    more.
     """
 
     def __init__(self, background: Background, producer: Producer, topic: str | None) -> None:
-        """`producer` is the writer's from now on. `topic`: where to, unless `write` says so."""
+        """The writer owns `producer` from now on. `topic`: the default of `write`."""
         self.topic = topic
         self._background = background
         self._producer = producer
         self._batches = self._records = self._size_bytes = 0
         self._failure: tuple[RaftlogClientError, str] | None = None
-        """The first, and the topic that was written to."""
+        """The first failure, and its topic."""
         self._is_closed = False
 
     def partitions(self, topic: str) -> int:
-        """How many partitions the topic has. Raises TopicGone, ClusterUnavailable."""
+        """The number of partitions of a topic. Raises TopicGone, ClusterUnavailable."""
         self._require_open()
         try:
             return len(self._background.run(self._producer.partitions_for(topic)))
@@ -51,12 +51,11 @@ class BatchWriter:
     def write(
         self, partition: int, data: bytearray, records: int, *, topic: str | None = None
     ) -> None:
-        """Send one whole batch (format v2) of so many records, after all before it.
+        """Send one whole batch (format v2) of so many records, after all earlier batches.
 
-        `topic`: where to, if it is another than the writer's own. `data` is changed (producer id,
-        sequence, CRC) and must not be touched afterwards. Returns when there is room for it, not
-        when it is written. Raises WriteFailed for this or an earlier batch, ValueError if `data` is
-        not one batch.
+        `topic`: overrides the writer's own. `data` is changed (producer id, sequence, CRC) and must
+        not be touched afterwards. Returns when there is room, not when the batch is written. Raises
+        WriteFailed for this or an earlier batch, ValueError if `data` is not one batch.
         """
         topic = topic or self.topic
         if topic is None:
@@ -75,9 +74,9 @@ class BatchWriter:
             raise write_failure(error, topic) from error
 
     def flush(self) -> Written:
-        """Wait until all batches are acknowledged, and tell how much that is.
+        """Wait until all batches are acknowledged; return the totals.
 
-        Raises WriteFailed with the first failure, once no batch is under way any more.
+        Raises WriteFailed with the first failure, once no batch is in flight.
         """
         self._require_open()
         try:
@@ -88,9 +87,9 @@ class BatchWriter:
         return Written(self._batches, self._records, self._size_bytes)
 
     def close(self) -> Written:
-        """Flush, and give everything back. Raises WriteFailed; the writer is closed all the same.
+        """Flush, and free all resources. Raises WriteFailed; the writer is closed all the same.
 
-        Closing again is allowed.
+        Idempotent.
         """
         if self._is_closed:
             return Written(self._batches, self._records, self._size_bytes)
@@ -100,7 +99,7 @@ class BatchWriter:
             self.abort()
 
     def abort(self) -> None:
-        """Send nothing more. What is under way may be written, what was acknowledged is."""
+        """Send no more batches. Batches in flight may be written; acknowledged ones are."""
         if not self._is_closed:
             self._is_closed = True
             self._background.run(self._producer.close(timeout_ms=0))

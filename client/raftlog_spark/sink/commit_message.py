@@ -1,6 +1,6 @@
-"""What a task tells the driver that it has written, and when a batch of them is whole.
+"""Commit messages: a task's report of its writes to the driver, and their check by batch.
 
-Kept apart, and light: Spark's process that commits a batch imports this and little else.
+A light module of its own: Spark's process that commits a batch imports little else.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ TASKS_SHOWN = 10
 
 
 class CommitError(RaftlogSparkError):
-    """The messages of a batch's tasks do not make up the batch: it must not count as written."""
+    """The messages of a batch's tasks are not complete: the batch must not count as written."""
 
 
 class PartitionWritten(NamedTuple):
-    """What an attempt has written to a partition, acknowledged by all in-sync replicas."""
+    """The records of an attempt in one partition, acknowledged by all in-sync replicas."""
 
     topic: str
     partition: int
@@ -30,11 +30,11 @@ class PartitionWritten(NamedTuple):
 
 
 class AttemptId(NamedTuple):
-    """Who writes: one attempt of one task of one batch.
+    """Identifies an attempt of one task of one batch.
 
     `sink_id`, `query_id` and `batch_id` are the same after a restart from a checkpoint; the number
-    of tasks, and what each of them writes, need not be. `query_id` and `batch_id` are None for a
-    batch query outside of a stream's `foreachBatch`. `attempt` counts from 0 for each task.
+    of tasks and their rows may differ. `query_id` and `batch_id` are None for a batch query outside
+    of a stream's `foreachBatch`. `attempt` counts from 0 for each task.
     """
 
     sink_id: str
@@ -53,16 +53,17 @@ class TaskCommit(WriterCommitMessage):
 
     @property
     def records(self) -> int:
-        """How many records that is, in all partitions."""
+        """Written records, in all partitions."""
         return sum(each.records for each in self.written)
 
 
 def check_complete(
     messages: Sequence[WriterCommitMessage | None], *, batch_id: int | None = None
 ) -> list[TaskCommit]:
-    """The messages of a batch, one of each of its tasks; `batch_id` is which one it must be.
+    """Check the messages of a batch, one of each of its tasks; return them.
 
-    Raises CommitError: a task's message is missing, there twice, or of another batch or sink.
+    `batch_id` is the expected one. Raises CommitError: a task's message is missing, duplicate, or
+    of another batch or sink.
     """
     commits: list[TaskCommit] = []
     for task, message in enumerate(messages):

@@ -1,6 +1,6 @@
-"""Which partition each row goes to: all rows of a batch in step.
+"""Routes rows to partitions, all rows of a batch in step.
 
-Which partitions many keys belong to: Kafka's default partitioner, all keys in step.
+By the row's partition, or by Kafka's default partitioner over its key, or in turn.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from raftlog_spark.codec.varints import Positions, Window
 from raftlog_spark.errors import RaftlogSparkError
 
 Destinations = NDArray[np.int32]
-"""For every row, a number that `Router.places` has."""
+"""For every row, an index into `Router.places`."""
 
 
 TURNS: Final = 2**31
-"""Turns begin again at 0 after so many; they count in 32 bits."""
+"""Turns wrap around to 0 after so many; they count in 32 bits."""
 
 
 class RowError(RaftlogSparkError):
-    """A row says a topic or a partition that it cannot be written to."""
+    """A row's topic or partition cannot be written to."""
 
 
 class Destination(NamedTuple):
@@ -37,15 +37,15 @@ class Destination(NamedTuple):
 
 
 class Router:
-    """Gives rows their partitions: the one that they name, or else their key's, or else the turn's.
+    """Assigns partitions to rows: the row's own, or its key's, or the current turn's.
 
     Rows without a key stay together until `next_turn`, so that batches become large; then the next
-    partition of their topic gets them. `places` grows with every topic that a row names; how many
-    partitions a topic has is asked for once, so that a key's records of one task stay together.
+    partition of their topic is used. `places` grows with every new topic; the number of a topic's
+    partitions is read once, so that a key's records of one task stay together.
     """
 
     def __init__(self, partitions: Callable[[str], int], *, turn: int) -> None:
-        """`partitions` tells how many a topic has; `turn` is where the turns begin."""
+        """`partitions` returns the number of a topic's partitions; `turn` is the first turn."""
         self.places: list[Destination] = []
         self._partitions = partitions
         self._turn = turn % TURNS
@@ -61,9 +61,9 @@ class Router:
         partitions: pa.Array | None = None,
         keys: pa.Array | None = None,
     ) -> Destinations:
-        """The destinations of so many rows. `topics`: of all of them, or of each.
+        """The destinations of so many rows. `topics`: one for all rows, or one for each.
 
-        Raises RowError; what `partitions` of `__init__` raises.
+        Raises RowError, and the errors of `partitions`.
         """
         numbers = self._numbers(topics, rows)
         counts = self._counts[numbers]
@@ -79,7 +79,7 @@ class Router:
         return (self._firsts[numbers] + chosen).astype(np.int32)
 
     def next_turn(self) -> None:
-        """Rows without a key go to the next partition from now on."""
+        """Route rows without a key to the next partition from now on."""
         self._turn = (self._turn + 1) % TURNS
 
     def _numbers(self, topics: pa.Array | str, rows: int) -> NDArray[np.int32]:
@@ -125,7 +125,7 @@ class Router:
 
 NO_PARTITION: Final = -1
 KEYS_FEW: Final = 16
-"""With fewer keys left that have a further word, the one-key function is faster."""
+"""With fewer keys left, the one-key function is faster for further words."""
 
 _TAKEN: Final = (
     pa.types.is_string,
@@ -154,7 +154,7 @@ def binary_column(column: pa.Array) -> pa.Array:
 def partition_of(keys: pa.Array, partitions: int | NDArray[np.int32]) -> NDArray[np.int32]:
     """The partition of each key (binary or string), of `partitions`; NO_PARTITION for null.
 
-    `partitions`: how many there are, for all keys or for each of them. The same as
+    `partitions`: one number for all keys, or one for each. The same function as
     `raftlog.record.partitioner.partition_for_key`.
     """
     data, starts, sizes = Pieces.of(binary_column(keys))

@@ -1,10 +1,10 @@
-"""Rows gathered until there are enough of them, then parted by destination.
+"""Buffers rows, then splits them by destination.
 
-What comes out is encoded in one call for each destination, and a call costs some 100 us however few
-its rows are. So rows are kept until each of the destinations that have any has about 1 MB of them,
-or all together have as much as may be kept; then all of them leave. To let the largest alone leave
-was rejected: the rows of one destination are slices of arrays that hold all others' too, so what
-is kept for the small ones would keep everything in memory.
+The rows are encoded in one call for each destination, and a call costs some 100 us for any number
+of rows. So rows are kept until the destinations with rows have about 1 MB each on average, or until
+the whole buffer is full; then all rows leave. Rejected: only the largest destination leaves. The
+rows of one destination are slices of arrays that hold all others too, so the rest would keep
+everything in memory.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import pyarrow as pa
 from raftlog_spark.sink.partition_router import Destinations
 
 PART_BYTES: Final = 1024 * 1024
-"""How many rows of each destination make a call worth it."""
+"""Bytes of each destination's rows that make a call worth it."""
 BUFFER_BYTES_MAX: Final = 16 * 1024 * 1024
-"""What may be kept. While it leaves, there is a second copy of it, in another order."""
+"""Most buffered bytes. While the rows leave, a second copy exists, in another order."""
 
 
 class RowBuffer:
-    """Rows that wait. Bounded: whoever adds takes everything out as soon as `is_full`."""
+    """Buffered rows. Bounded, since the caller empties the buffer as soon as `is_full`."""
 
     def __init__(self, *, part_bytes: int = PART_BYTES, bytes_max: int = BUFFER_BYTES_MAX) -> None:
         self._part_bytes = part_bytes
@@ -39,12 +39,12 @@ class RowBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to take everything out."""
+        """Whether the caller must empty the buffer now."""
         enough = self._part_bytes * int(np.count_nonzero(self._counts))
         return bool(self._rows) and self._size_bytes >= min(enough, self._bytes_max)
 
     def add(self, rows: pa.RecordBatch, destinations: Destinations) -> None:
-        """Keep rows, at least one, and where each of them goes."""
+        """Add rows, at least one, and the destination of each."""
         assert len(destinations) == rows.num_rows > 0
         counts = np.bincount(destinations, minlength=len(self._counts))
         counts[: len(self._counts)] += self._counts
@@ -54,9 +54,9 @@ class RowBuffer:
         self._size_bytes += rows.nbytes
 
     def take(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Each destination with its rows, in the order in which they were added; then none is left.
+        """Each destination with its rows, in the order of `add`; then the buffer is empty.
 
-        Every row that was added comes out exactly once.
+        Every added row comes out exactly once.
         """
         if not self._rows:
             return
@@ -65,7 +65,7 @@ class RowBuffer:
         self._clear()
         present = np.flatnonzero(counts)
         if len(present) > 1:
-            # Sorting is by counting, and so linear, for numbers of 16 bits.
+            # A counting sort, and so linear, for numbers of 16 bits.
             smallest = np.min_scalar_type(len(counts))
             order = np.argsort(destinations.astype(smallest), kind="stable")
             rows = rows.take(pa.array(order))

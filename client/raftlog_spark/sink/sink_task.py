@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
-"""What Spark calls them among the properties of a streaming query's tasks."""
+"""Spark's names among the properties of a streaming query's tasks."""
 
 BATCH_BYTES: Final = 512 * 1024
-"""Of a record batch. Half of what topics take unless they are told otherwise."""
+"""Of a record batch. Half of the default limit of topics."""
 
 
 def current_tag(sink_id: str | None) -> AttemptId:
-    """Who the attempt is that runs here. Without `sink_id`, its query is the sink.
+    """The id of the running attempt. Without `sink_id`, its query is the sink.
 
-    Raises RaftlogSparkError: no task of Spark runs here, or no query's.
+    Raises RaftlogSparkError: this is no task of Spark's, or of no query.
     """
     context = TaskContext.get()
     if context is None:
@@ -63,13 +63,13 @@ def write_rows(
     *,
     cluster: Cluster | None = None,
 ) -> TaskCommit:
-    """Writes all rows; they are acknowledged by all in-sync replicas when this returns.
+    """Write all rows; all in-sync replicas have acknowledged them at return.
 
-    A task without rows asks nobody anything. Memory is bounded whatever comes: see `RowBuffer` and
+    A task without rows sends no request. Memory is bounded for any input: see `RowBuffer` and
     `Cluster.writer`. `cluster` is for tests.
 
     Raises TopicGone, RowError, EncodeError, WriteFailed, ClusterUnavailable: some rows may be
-    written nevertheless, and be written again by the next attempt.
+    written nevertheless, and the next attempt writes them again.
     """
     rows = (batch for batch in batches if batch.num_rows)
     first = next(rows, None)
@@ -89,7 +89,7 @@ def write_rows(
 
 
 class _TaskWriter:
-    """One attempt's rows on their way."""
+    """Writes the rows of one attempt."""
 
     def __init__(
         self, options: SinkOptions, columns: SinkColumns, tag: AttemptId, writer: BatchWriter
@@ -98,14 +98,14 @@ class _TaskWriter:
         self._options = options
         self._columns = columns
         self._writer = writer
-        # Tasks and batches with few rows begin at different partitions, the same ones if they run
-        # again.
+        # Tasks and batches with few rows begin at different partitions, the same ones when
+        # replayed.
         self._router = Router(self._partitions, turn=tag.task + (tag.batch_id or 0))
         self._gathered = RowBuffer()
         self._written: dict[Destination, PartitionWritten] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Takes rows, and writes once there are enough."""
+        """Add rows, and write once the buffer is full."""
         columns = self._columns
         topic = self._options.topic
         for rows in parts(batch, BUFFER_BYTES_MAX):
@@ -121,7 +121,7 @@ class _TaskWriter:
                 self.send()
 
     def send(self) -> None:
-        """Encodes what is gathered and gives it to the writer, which waits for room."""
+        """Encode the buffered rows and pass them to the writer, which waits for room."""
         now_ms = int(time.time() * 1000)
         for number, rows in self._gathered.take():
             place = self._router.places[number]
@@ -137,7 +137,7 @@ class _TaskWriter:
         self._router.next_turn()
 
     def written(self) -> tuple[PartitionWritten, ...]:
-        """What all of it amounts to, by topic and partition."""
+        """The written records, by topic and partition."""
         return tuple(self._written[place] for place in sorted(self._written))
 
     def _partitions(self, topic: str) -> int:
@@ -156,7 +156,7 @@ def _column(rows: pa.RecordBatch, place: int | None) -> pa.Array | None:
 
 
 def _records(rows: pa.RecordBatch, columns: SinkColumns) -> pa.RecordBatch:
-    """The columns that records are made of, by the names that `encode` knows."""
+    """The columns for records, by the names of `encode`."""
     places = {"value": columns.value, "key": columns.key, "headers": columns.headers}
     found = {name: rows.column(place) for name, place in places.items() if place is not None}
     return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))

@@ -1,15 +1,14 @@
-"""The sink's driver side: what is checked before, and what a batch's end means.
+"""The sink's driver side: checks before a write, and the end of a batch.
 
 A batch is written in two steps, so that transactions can make it exactly once when the log has
-them: each attempt of a task writes on its own and tells in its commit message who it is and what
-it wrote; one call on the driver then commits the batch with the messages of all tasks.
+them: each attempt of a task writes on its own and reports its id and its writes in its commit
+message; one call on the driver then commits the batch with the messages of all tasks.
 
-**For now a batch is written at least once.** Nothing is ever reported as written before all in-sync
-replicas have acknowledged it, so no row is lost. But records can be read as soon as they are
-written, and nothing takes them back: an attempt that fails, a speculative one, a batch that is
-aborted, and a batch that runs again after a restart leave records that come twice. `commit` only
-makes sure that every task has said what it wrote. Whoever must have each row once gives it a key
-and drops duplicates when reading.
+**For now a batch is written at least once.** No row is reported as written before all in-sync
+replicas have acknowledged it, so no row is lost. But records are readable as soon as they are
+written, and cannot be withdrawn: a failed attempt, a speculative one, an aborted batch, and a batch
+that runs again after a restart leave duplicates. `commit` only checks that every task has reported
+its writes. For each row once, give rows a key and drop duplicates when reading.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ class BatchSink(DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
         self._options = options
         self._columns = columns
-        # Every write without a name is one of its own: none may be taken for the one before.
+        # Every unnamed write has an id of its own, unlike any earlier one.
         self._sink_id = options.sink_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommit:
-        """Writes the rows of one task; all are acknowledged when this returns.
+        """Write the rows of one task; all are acknowledged at return.
 
         Raises RaftlogSparkError: not all are; some may be written.
         """
@@ -54,11 +53,11 @@ class BatchSink(DataSourceArrowWriter):
         return write_rows(self._options, self._columns, current_tag(self._sink_id), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Ends a write that every task has ended. Raises CommitError: not all have."""
+        """End a write after all tasks. Raises CommitError: a task has not ended."""
         check_complete(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Says what a write that failed leaves behind."""
+        """Log the leftovers of a failed write."""
         _log_left_behind(messages, "the write")
 
 
@@ -70,7 +69,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._columns = columns
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommit:
-        """Writes the rows of one task of one batch; all are acknowledged when this returns.
+        """Write the rows of one task of one batch; all are acknowledged at return.
 
         Raises RaftlogSparkError: not all are; some may be written.
         """
@@ -80,19 +79,19 @@ class StreamSink(DataSourceStreamArrowWriter):
         return write_rows(self._options, self._columns, tag, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Ends a batch that every task has ended; the same batch may end again after a restart.
+        """End a batch after all tasks; the same batch may end again after a restart.
 
-        Raises CommitError: not all have, or the messages are another batch's.
+        Raises CommitError: a task has not ended, or the messages are another batch's.
         """
         check_complete(messages, batch_id=batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Says what a batch that failed leaves behind."""
+        """Log the leftovers of a failed batch."""
         _log_left_behind(messages, f"batch {batchId}")
 
 
 def require_append(*, overwrite: bool, is_stream: bool) -> None:
-    """Raises OptionsError if what is in the topic is to be replaced."""
+    """Raise OptionsError for a write that replaces the topic's content."""
     if not overwrite:
         return
     if is_stream:

@@ -1,4 +1,4 @@
-"""Reads the offsets that topics have now, or a part of them, once."""
+"""Reads the current offsets of topics, or a part of them, once."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
-        self._narrowing = RangeLimits()
+        self._limits = RangeLimits()
 
     def partitions(self) -> list[InputPartition]:
         """A task for each range of offsets.
 
-        Raises OptionsError: a topic does not exist, or the offsets given do not fit the topics.
-        Raises DataLossError: offsets given are not there (any more), and `failOnDataLoss`.
+        Raises OptionsError: a topic does not exist, or the given offsets do not fit the topics.
+        Raises DataLossError: given offsets do not exist (any more), with `failOnDataLoss`.
         """
         with Cluster(self._options.bootstrap_servers) as cluster:
             ranges = self._limited(cluster, self._ranges(cluster))
@@ -60,18 +60,18 @@ class BatchReader(DataSourceReader):
         ]
 
     def _limited(self, cluster: Cluster, ranges: Collection[Range]) -> list[Range]:
-        kept = apply_limits(self._narrowing, list(ranges), {})
-        not_before_ms = self._narrowing.not_before_ms
+        kept = apply_limits(self._limits, list(ranges), {})
+        not_before_ms = self._limits.not_before_ms
         if not_before_ms is None or not kept:
             return kept
-        asked = {(item.topic, item.partition): not_before_ms for item in kept}
-        return apply_limits(self._narrowing, kept, cluster.offsets_for_times(asked))
+        timestamps = {(item.topic, item.partition): not_before_ms for item in kept}
+        return apply_limits(self._limits, kept, cluster.offsets_for_times(timestamps))
 
 
 class FilteringBatchReader(BatchReader):
-    """A `BatchReader` that leaves out what the query's filters would throw away."""
+    """A `BatchReader` that skips ranges by the query's filters."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802  Spark's name
-        """Learns from the filters; Spark goes on checking all of them."""
-        self._narrowing = limits_of(filters)
+        """Record the filters; Spark still applies all of them."""
+        self._limits = limits_of(filters)
         return filters

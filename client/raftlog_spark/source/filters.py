@@ -1,10 +1,10 @@
-"""What a query's filters say about which offsets to read.
+"""Limits of offsets, derived from a query's filters.
 
-Only narrowing: every filter stays with Spark too, which checks each row again. So a filter that is
-not understood costs time and never rows.
+Filters only skip ranges: Spark still applies every filter to each row. So an unknown filter costs
+time and never rows.
 
-Timestamps narrow a range from below only. The first record that is late enough is known, but later
-ones may have earlier timestamps again, since producers set them.
+Timestamps limit a range from below only. The first record that is late enough is known, but later
+records may have earlier timestamps again, since producers set them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Interval:
     high: int = OFFSET_MAX
 
     def within(self, low: int, high: int) -> Interval:
-        """What both have in common."""
+        """The intersection of two intervals."""
         return Interval(max(self.low, low), min(self.high, high))
 
 
 @dataclass(frozen=True, slots=True)
 class RangeLimits:
-    """What can be left out, by all filters together.
+    """The limits by all filters together.
 
-    `topics` and `partitions` None: any. `prefix`: what a topic's name begins with.
-    `not_before_ms`: no earlier record is wanted.
+    `topics` and `partitions` None: any. `prefix`: of a topic's name. `not_before_ms`: the earliest
+    timestamp.
     """
 
     topics: frozenset[str] | None = None
@@ -52,7 +52,7 @@ class RangeLimits:
     not_before_ms: int | None = None
 
     def keeps(self, part: Partition) -> bool:
-        """Whether anything of that partition may be wanted."""
+        """Whether the filters may match records of that partition."""
         topic, number = part
         return (
             (self.topics is None or topic in self.topics)
@@ -63,7 +63,7 @@ class RangeLimits:
 
 
 def limits_of(filters: Iterable[Filter]) -> RangeLimits:
-    """What filters say, all of which must hold."""
+    """The limits by all filters, which are combined by AND."""
     found = RangeLimits()
     for each in filters:
         found = _limited(found, each)
@@ -73,10 +73,10 @@ def limits_of(filters: Iterable[Filter]) -> RangeLimits:
 def apply_limits(
     found: RangeLimits, ranges: Sequence[Range], times: Mapping[Partition, int | None]
 ) -> list[Range]:
-    """The parts of the ranges that may be wanted.
+    """The parts of the ranges that may match.
 
-    `times`: per partition the offset of the first record that is not before `not_before_ms`, None
-    if there is none; partitions that it lacks are not narrowed by time.
+    `times`: per partition the offset of the first record not before `not_before_ms`, None if there
+    is none; partitions without an entry have no limit by time.
     """
     kept: list[Range] = []
     for item in ranges:
@@ -134,10 +134,10 @@ def _by_topic(found: RangeLimits, kind: str, value: object) -> RangeLimits:
 
 def _by_time(found: RangeLimits, kind: str, value: object) -> RangeLimits:
     from_below = {"EqualTo", "EqualNullSafe", "GreaterThan", "GreaterThanOrEqual"}
-    # A time without a zone depends on the session, which is not known here.
+    # A time without a zone depends on the session, which is unknown here.
     if kind not in from_below or not isinstance(value, datetime) or value.tzinfo is None:
         return found
-    # Records have whole milliseconds: rounding down never leaves out one that is late enough.
+    # Records have whole milliseconds: rounding down never skips a matching record.
     time_ms = max(0, (value - _EPOCH) // timedelta(milliseconds=1))
     return replace(found, not_before_ms=max(time_ms, found.not_before_ms or 0))
 

@@ -1,15 +1,15 @@
-"""The offset of a stream: what Spark keeps in its checkpoint, as JSON, for ever.
+"""The offset of a stream, which Spark keeps in its checkpoint, as JSON, for ever.
 
 `{"v": 1, "from": {...}, "offsets": {"topic": {"0": 30}}, "topicIds": {"topic": "..."}}`
 
-`offsets` are exclusive ends. `from` has the first offset of every partition that does not simply
-go on where the previous offset ended: in the first batch all, later new partitions, and those that
-lost records or belong to a topic made anew. So a batch is described by its end alone wherever the
-previous offset says nothing, and reads the same range when it is replayed, whatever the log looks
-like by then. `topicIds` tell a topic from a later one of the same name.
+`offsets` are exclusive ends. `from` has the first offset of every partition that does not start at
+the previous offset's end: all partitions in the first batch, later new partitions, and partitions
+that lost records or belong to a recreated topic. So a batch is described by its end alone where the
+previous offset has no entry, and a replay reads the same range, whatever the log looks like by
+then. `topicIds` distinguish a topic from a later one of the same name.
 
-A stream that has not begun has the offset `{"v": 1}`: where it begins is told by its first batch,
-and kept with it. Spark asks for that offset more than once, and it must not change in between.
+A stream that has not begun has the offset `{"v": 1}`: its first batch decides the start, and keeps
+it. Spark reads that offset more than once, and it must not change in between.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ JsonOffset = dict[str, object]
 
 
 class OffsetFormatError(RaftlogSparkError):
-    """A checkpoint's offset is not one of this source's, or of a newer version of it."""
+    """A checkpoint's offset is not from this source, or from a newer version."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """How far a stream has come. Every key of `starts` is one of `ends`, and start <= end.
+    """The progress of a stream. Every key of `starts` is one of `ends`, and start <= end.
 
     `begun` is false for one offset only, `INITIAL`. A stream may begin without any partition.
     """
@@ -59,9 +59,9 @@ def to_json(offset: StreamOffset) -> JsonOffset:
 
 
 def from_json(value: object) -> StreamOffset:
-    """The offset that JSON stands for.
+    """The offset of a JSON value.
 
-    Raises OffsetFormatError: it does not stand for one.
+    Raises OffsetFormatError: the value is no offset.
     """
     if not isinstance(value, dict) or "v" not in value:
         raise OffsetFormatError(

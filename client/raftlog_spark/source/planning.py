@@ -1,8 +1,8 @@
-"""What to read: pure decisions from wishes, bounds and offsets. No network, no Spark, no clock.
+"""Plans reads: pure decisions from options, bounds and offsets. No network, no Spark, no clock.
 
-A partition here is a pair of topic and number; a range has an inclusive start and an exclusive
-end. Offsets are counted, not records: aborted records and control records take offsets too, so a
-range may hold fewer records than its length, and never more.
+A partition here is a pair of topic and number; a range has an inclusive start and an exclusive end.
+Limits count offsets, not records: aborted records and control records take offsets too, so a range
+may hold fewer records than its length, and never more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SPLITS_MAX = 100_000
 
 
 class DataLossError(RaftlogSparkError):
-    """Records that the query should have read are gone, and `failOnDataLoss` is true."""
+    """Records of the query's range are gone, and `failOnDataLoss` is true."""
 
 
 class Range(NamedTuple):
@@ -47,21 +47,21 @@ class Range(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What the cluster said of the partitions that a query reads, at one moment."""
+    """Topic ids and bounds of a query's partitions, at one moment."""
 
     topic_ids: Mapping[str, str]
     bounds: Mapping[Partition, Bounds]
 
 
 class Advance(NamedTuple):
-    """The next offset of a stream, and what is lost on the way, in words."""
+    """The next offset of a stream, and texts of the losses on the way."""
 
     offset: StreamOffset
     losses: tuple[str, ...]
 
 
 def select_topics(subscription: Subscription, topics: Iterable[str]) -> list[str]:
-    """The names of the existing topics that a query reads, sorted."""
+    """The names of the query's existing topics, sorted."""
     existing = sorted(topics)
     if subscription.pattern is not None:
         pattern = re.compile(subscription.pattern)
@@ -73,7 +73,7 @@ def select_topics(subscription: Subscription, topics: Iterable[str]) -> list[str
 def select_partitions(
     subscription: Subscription, topics: Mapping[str, TopicInfo]
 ) -> dict[Partition, str]:
-    """The existing partitions that a query reads, sorted, with their topics' ids."""
+    """The query's existing partitions, sorted, with their topics' ids."""
     selected: dict[Partition, str] = {}
     for topic in select_topics(subscription, topics):
         info = topics[topic]
@@ -85,7 +85,7 @@ def select_partitions(
 
 
 def missing(subscription: Subscription, topics: Mapping[str, TopicInfo]) -> list[str]:
-    """The topics and partitions that a query names and that do not exist, in words."""
+    """Named topics and partitions that do not exist, as texts."""
     named = subscription.topics or tuple(subscription.assign or ())
     absent = [f"topic {topic}" for topic in named if topic not in topics]
     for topic, numbers in (subscription.assign or {}).items():
@@ -96,7 +96,7 @@ def missing(subscription: Subscription, topics: Mapping[str, TopicInfo]) -> list
 
 
 def timestamps_to_query(point: StartPoint, partitions: Iterable[Partition]) -> dict[Partition, int]:
-    """The timestamps (ms) whose offsets the cluster must be asked for, to resolve a point.
+    """The timestamps (ms) to look up in the cluster, to resolve a point.
 
     Raises OptionsError: the point's table names other partitions than these.
     """
@@ -112,11 +112,11 @@ def resolve(
     bounds: Mapping[Partition, Bounds],
     times: Mapping[Partition, int | None],
 ) -> dict[Partition, int]:
-    """The offset of every partition of `bounds` that a point stands for.
+    """The offset of a point in every partition of `bounds`.
 
-    `times`: the answers to `timestamps_to_query`. Offsets that were given as numbers are
-    returned as they are, in bounds or not. Raises OptionsError: the point's table names other
-    partitions, or no record is as late as its time and the point says that this is an error.
+    `times`: the answers to `timestamps_to_query`. Offsets given as numbers are returned unchanged,
+    in bounds or not. Raises OptionsError: the point's table names other partitions, or no record is
+    as late as its time and the point treats this as an error.
     """
     if isinstance(point, Everywhere):
         earliest = point.end == "earliest"
@@ -137,7 +137,7 @@ def resolve(
                     f"no record of {_name(part)} has the starting timestamp or a later one: give "
                     "an earlier one, or startingOffsetsByTimestampStrategy=latest"
                 )
-            # The search sees all records, the query only what is committed.
+            # The search covers all records, the query only committed ones.
             resolved[part] = at.end if offset is None else max(at.start, min(offset, at.end))
         return resolved
     assert_never(point)
@@ -146,24 +146,24 @@ def resolve(
 def clamp(
     wanted: Mapping[Partition, int], bounds: Mapping[Partition, Bounds]
 ) -> tuple[dict[Partition, int], tuple[str, ...]]:
-    """The offsets, moved into their partitions' bounds; what that skips or invents, in words."""
+    """The offsets, clamped to their partitions' bounds; and texts of skipped or missing ranges."""
     clamped: dict[Partition, int] = {}
     losses: list[str] = []
     for part, offset in sorted(wanted.items()):
         at = bounds[part]
         clamped[part] = max(at.start, min(offset, at.end))
         if offset < at.start:
-            losses.append(f"{_name(part)} has nothing before {at.start}, asked for was {offset}")
+            losses.append(f"{_name(part)} has nothing before {at.start}, the query names {offset}")
         elif offset > at.end:
-            losses.append(f"{_name(part)} ends at {at.end}, asked for was {offset}")
+            losses.append(f"{_name(part)} ends at {at.end}, the query names {offset}")
     return clamped, tuple(losses)
 
 
 def begin(snapshot: Snapshot, starts: Mapping[Partition, int], limit: int | None) -> StreamOffset:
     """The end of a stream's first batch, at most `limit` offsets from its starts.
 
-    It may read nothing, and is kept all the same: so `latest` means the moment at which the stream
-    first began, however often it is restarted before anything is there to read.
+    The batch may be empty, and is kept all the same: so `latest` means the moment of the stream's
+    first start, however often it restarts before any record arrives.
     """
     before = StreamOffset(dict(starts), topic_ids=snapshot.topic_ids)
     ends = advance(before, snapshot, limit).offset.ends
@@ -171,10 +171,10 @@ def begin(snapshot: Snapshot, starts: Mapping[Partition, int], limit: int | None
 
 
 def advance(start: StreamOffset, snapshot: Snapshot, limit: int | None) -> Advance:
-    """The offset to which the batch after `start` reads, at most `limit` offsets further.
+    """The end of the batch after `start`, at most `limit` offsets further.
 
-    New partitions are read from their first record. Where records were lost, the batch goes on
-    with what is left; the caller decides whether it may. Without news the offset is `start`.
+    New partitions are read from their first record. After a loss, the batch continues with the
+    remaining records, if the caller allows. Without new records the offset is `start`.
     """
     positions: dict[Partition, int] = {}
     starts: dict[Partition, int] = {}
@@ -182,16 +182,18 @@ def advance(start: StreamOffset, snapshot: Snapshot, limit: int | None) -> Advan
     for part, at in sorted(snapshot.bounds.items()):
         topic = part[0]
         before = start.ends.get(part)
-        anew = start.topic_ids.get(topic, snapshot.topic_ids[topic]) != snapshot.topic_ids[topic]
-        if before is not None and not anew and at.start <= before <= at.end:
+        recreated = (
+            start.topic_ids.get(topic, snapshot.topic_ids[topic]) != snapshot.topic_ids[topic]
+        )
+        if before is not None and not recreated and at.start <= before <= at.end:
             positions[part] = before
             continue
-        # Before an end that moved back there is nothing that was not read already.
+        # All records before an end that moved back were read already.
         positions[part] = (
-            at.end if before is not None and not anew and before > at.end else at.start
+            at.end if before is not None and not recreated and before > at.end else at.start
         )
         starts[part] = positions[part]
-        loss = _loss(part, before, at, anew=anew)
+        loss = _loss(part, before, at, recreated=recreated)
         if loss is not None:
             losses.append(loss)
     waiting = {part: at.end - positions[part] for part, at in sorted(snapshot.bounds.items())}
@@ -203,7 +205,7 @@ def advance(start: StreamOffset, snapshot: Snapshot, limit: int | None) -> Advan
 
 
 def moved_back(start: StreamOffset, snapshot: Snapshot) -> list[Partition]:
-    """Partitions whose end is before what was read: lost, or their new leader has to catch up."""
+    """Partitions whose end is before the last read: lost, or their new leader has to catch up."""
     return [
         part
         for part, before in sorted(start.ends.items())
@@ -214,14 +216,14 @@ def moved_back(start: StreamOffset, snapshot: Snapshot) -> list[Partition]:
 
 
 def offsets_between(start: StreamOffset, end: StreamOffset) -> int:
-    """How many offsets lie between two offsets of a stream."""
+    """Number of offsets between two offsets of a stream."""
     return sum(item.end - item.start for item in ranges_between(start, end))
 
 
 def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Range]:
-    """What the batch from `start` to `end` reads; the same whenever it is asked. None is empty.
+    """The ranges of the batch from `start` to `end`; always the same. None is empty.
 
-    Raises DataLossError: the checkpoint does not say where a partition begins.
+    Raises DataLossError: the checkpoint lacks the start of a partition.
     """
     ranges: list[Range] = []
     for part, last in sorted(end.ends.items()):
@@ -237,10 +239,10 @@ def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Range]:
 
 
 def apportion(backlog: Mapping[Partition, int], limit: int, *, turn: int) -> dict[Partition, int]:
-    """How much of each backlog to read: `limit` in all, or everything where that is less.
+    """Shares of each backlog: `limit` in all, or everything if that is less.
 
-    In proportion to the backlogs. What rounding leaves goes one by one to partitions, beginning at
-    another one each `turn`, so that a small backlog beside large ones does not wait for ever.
+    In proportion to the backlogs. The remainder of rounding goes one by one to partitions,
+    beginning at another one each `turn`, so that a small backlog beside large ones does not starve.
     """
     total = sum(backlog.values())
     if total <= limit:
@@ -292,7 +294,7 @@ def describe(losses: Sequence[str]) -> str:
 
 
 def loss_error(losses: Sequence[str]) -> DataLossError:
-    """The error for a query that must not lose anything."""
+    """The error for a query with `failOnDataLoss`."""
     return DataLossError(
         f"records are gone that this query should read: {describe(losses)}. "
         "To go on with what is left, set failOnDataLoss=false"
@@ -300,10 +302,10 @@ def loss_error(losses: Sequence[str]) -> DataLossError:
 
 
 def _shares(sizes: Sequence[int], pieces: int) -> list[int]:
-    """Into how many pieces to cut each size, so that there are about that many.
+    """Numbers of pieces by size, about `pieces` in all.
 
-    Sizes too small for a second piece are set aside first: their one piece each is not taken from
-    the share of the large ones.
+    Sizes too small for a second piece count first: their one piece each does not reduce the share
+    of the large ones.
     """
     total = sum(sizes)
     small = [size > 0 and size * pieces * 2 < 3 * total for size in sizes]
@@ -337,8 +339,8 @@ def _gone(part: Partition, start: StreamOffset, snapshot: Snapshot) -> str:
     return f"{_name(part)}: {what} deleted or no longer subscribed; read up to {start.ends[part]}"
 
 
-def _loss(part: Partition, before: int | None, at: Bounds, *, anew: bool) -> str | None:
-    if anew:
+def _loss(part: Partition, before: int | None, at: Bounds, *, recreated: bool) -> str | None:
+    if recreated:
         return f"{_name(part)}: the topic was deleted and created again; read up to {before or 0}"
     if before is None:
         return f"{_name(part)} is new and begins at {at.start}, not 0" if at.start > 0 else None

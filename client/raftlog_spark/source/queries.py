@@ -1,4 +1,4 @@
-"""Questions to the cluster that both readers ask when they plan, and what they do about losses."""
+"""Queries of both readers to the cluster during planning, and the handling of losses."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 def take_snapshot(cluster: Cluster, options: SourceOptions, *, must_exist: bool) -> Snapshot:
-    """The partitions to read, and their bounds, in two calls however many there are.
+    """The partitions to read, and their bounds, in two calls for any number of partitions.
 
-    Raises OptionsError: a topic or partition named in the options does not exist, if it must.
-    Raises TopicGone: topics disappear faster than they can be asked about.
+    Raises OptionsError: a topic or partition named in the options does not exist, with
+    `must_exist`. Raises TopicGone: topics disappear between the calls, repeatedly.
     """
     for attempt in range(SNAPSHOT_ATTEMPTS_MAX):
         topics = cluster.topics()
@@ -48,7 +48,7 @@ def take_snapshot(cluster: Cluster, options: SourceOptions, *, must_exist: bool)
 
 
 def refresh(cluster: Cluster, options: SourceOptions, before: Snapshot) -> Snapshot:
-    """The same partitions' bounds as of now, in one call. Raises TopicGone."""
+    """The current bounds of the same partitions, in one call. Raises TopicGone."""
     return before._replace(bounds=_bounds(cluster, options, before.topic_ids, before.bounds))
 
 
@@ -67,19 +67,19 @@ def _bounds(
 def resolve_point(
     cluster: Cluster, point: StartPoint, snapshot: Snapshot
 ) -> tuple[dict[Partition, int], Sequence[str]]:
-    """The offsets that a point stands for, within bounds, and what moving them there loses.
+    """The offsets of a point, clamped to the bounds, and texts of the losses by that.
 
     Raises OptionsError: the point does not fit the partitions.
     """
-    asked = planning.timestamps_to_query(point, snapshot.bounds)
-    times = cluster.offsets_for_times(asked) if asked else {}
+    timestamps = planning.timestamps_to_query(point, snapshot.bounds)
+    times = cluster.offsets_for_times(timestamps) if timestamps else {}
     return planning.clamp(planning.resolve(point, snapshot.bounds, times), snapshot.bounds)
 
 
 def check_losses(losses: Sequence[str], options: SourceOptions) -> None:
-    """Says in the log what is lost, if the query may lose it.
+    """Log losses that the query tolerates.
 
-    Raises DataLossError: it may not.
+    Raises DataLossError: `failOnDataLoss` is set.
     """
     if not losses:
         return

@@ -1,7 +1,7 @@
-"""Where a query begins or ends, as its options say it: earliest, latest, offsets, times.
+"""The start or end of a query, as given in its options: earliest, latest, offsets, times.
 
-These are wishes; `planning` turns them into offsets with what the cluster answers. The JSON is that
-of Spark's Kafka source: `{"topic": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest.
+`planning` resolves a point into offsets, with the cluster's answers. The JSON is that of Spark's
+Kafka source: `{"topic": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Everywhere:
 
 @dataclass(frozen=True, slots=True)
 class EachOffset:
-    """An offset for every partition that is read; -2 is earliest, -1 is latest."""
+    """An offset for every partition of the query; -2 is earliest, -1 is latest."""
 
     offsets: Mapping[str, Mapping[int, int]]
 
@@ -39,7 +39,7 @@ class EachOffset:
 class SameTime:
     """In every partition the first record whose timestamp is not before this one.
 
-    `missing`: what holds for a partition that has no such record.
+    `missing`: the behaviour for a partition without such a record.
     """
 
     time_ms: int
@@ -48,7 +48,7 @@ class SameTime:
 
 @dataclass(frozen=True, slots=True)
 class EachTime:
-    """As `SameTime`, with a time for every partition that is read."""
+    """As `SameTime`, with a time for every partition of the query."""
 
     times_ms: Mapping[str, Mapping[int, int]]
     missing: Strategy
@@ -60,9 +60,9 @@ LATEST = Everywhere("latest")
 
 
 def parse_offsets(value: str) -> StartPoint:
-    """`earliest`, `latest`, or offsets as JSON.
+    """Parse `earliest`, `latest`, or offsets as JSON.
 
-    Raises ValueError: it is none of these.
+    Raises ValueError: the text is none of these.
     """
     if value.lower() == "earliest":
         return EARLIEST
@@ -73,18 +73,18 @@ def parse_offsets(value: str) -> StartPoint:
 
 
 def parse_times(value: str) -> dict[str, dict[int, int]]:
-    """Timestamps (ms since 1970 UTC) of each partition.
+    """Parse timestamps (ms since 1970 UTC) of each partition.
 
-    Raises ValueError: it is not that JSON.
+    Raises ValueError: the text is not such JSON.
     """
     hint = 'must be JSON with milliseconds since 1970, such as {"topic": {"0": 1700000000000}}'
     return _table(value, lowest=0, hint=hint)
 
 
 def parse_assign(value: str) -> dict[str, tuple[int, ...]]:
-    """The partitions of each topic, `{"topic": [0, 1]}`, in rising order.
+    """Parse the partitions of each topic, `{"topic": [0, 1]}`, into ascending order.
 
-    Raises ValueError: it is not that JSON.
+    Raises ValueError: the text is not such JSON.
     """
     hint = 'must be JSON such as {"topic": [0, 1]}'
     parsed = load_json(value, hint)
@@ -101,9 +101,9 @@ def parse_assign(value: str) -> dict[str, tuple[int, ...]]:
 
 
 def load_json(value: str, hint: str) -> object:
-    """Parsed JSON in which no key comes twice.
+    """Parse JSON without duplicate keys.
 
-    Raises ValueError, with the hint: not JSON, too large, too deep, or a key twice.
+    Raises ValueError, with the hint: not JSON, too large, too deep, or a duplicate key.
     """
 
     def without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -123,12 +123,12 @@ def load_json(value: str, hint: str) -> object:
 
 
 def is_int(value: object, lowest: int, highest: int) -> bool:
-    """Whether it is a whole number of that range; JSON's true is not one."""
+    """Whether the value is a whole number in that range; JSON's true is not one."""
     return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
 
 
 def parse_partition(text: str) -> int | None:
-    """The number of a partition as a JSON key, or None: one spelling for each number."""
+    """The partition number of a JSON key; None: another spelling than the canonical one."""
     if not re.fullmatch(r"0|[1-9][0-9]{0,9}", text) or int(text) > PARTITION_MAX:
         return None
     return int(text)

@@ -1,7 +1,7 @@
-"""Reads topics as a stream: tells Spark how far there is to read, and reads what it then asks for.
+"""Reads topics as a stream: reports the next offset to Spark, then reads the planned ranges.
 
-Spark keeps the offsets that this reader returns, in its checkpoint, before it reads up to them.
-Everything that a batch needs is in them: after a restart it is read again exactly as it was.
+Spark stores the offsets of this reader in its checkpoint before it reads up to them. They hold
+everything that a batch needs, so a replay after a restart reads exactly the same ranges.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 IDLE_WAIT_S = 0.2
-"""How long an idle trigger waits for records: Spark would ask again after 10 ms."""
+"""Wait of an idle trigger for records: Spark would call again after 10 ms."""
 IDLE_POLL_S = 0.02
 CATCH_UP_WAIT_S = 10.0
-"""How long a partition may seem shorter than what was read of it, as after a change of leader."""
+"""Longest time for which an end may lie before the last read, as after a leader change."""
 CATCH_UP_POLL_S = 0.1
 
 
@@ -62,15 +62,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._triggered_at: float | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """All but the connection, which is this process's own."""
+        """All state but the connection, which belongs to this process."""
         return {**self.__dict__, "_cluster": None}
 
     def initialOffset(self) -> JsonOffset:  # noqa: N802
-        """The offset of a stream that has not begun, always the same one."""
+        """The constant offset of a stream that has not begun."""
         return to_json(INITIAL)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The limit by the options; where both are set, `latestOffset` heeds the lower one too."""
+        """The limit by the options; if both are set, `latestOffset` applies the lower one too."""
         if self._options.max_offsets_per_trigger is not None:
             return ReadMaxRows(self._options.max_offsets_per_trigger)
         if self._options.min_offsets_per_trigger is not None:
@@ -78,14 +78,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What there is now is all that this run reads."""
+        """Limit this run to the current ends."""
         self._target = take_snapshot(self._connected(), self._options, must_exist=False)
 
     def latestOffset(self, start: JsonOffset, limit: ReadLimit) -> JsonOffset:  # noqa: N802
-        """How far the next batch reads; `start` itself if there is nothing to read.
+        """The end of the next batch; `start` itself if there is nothing to read.
 
-        Raises DataLossError: records are gone, and `failOnDataLoss`.
-        Raises OptionsError: a stream begins, and a topic does not exist or offsets do not fit.
+        Raises DataLossError: records are gone, with `failOnDataLoss`. Raises OptionsError: the
+        stream begins, and a topic does not exist or offsets do not fit.
         """
         before = from_json(start)
         if not before.begun:
@@ -104,7 +104,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(step.offset)
 
     def reportLatestOffset(self) -> JsonOffset | None:  # noqa: N802
-        """The ends that were seen last, for Spark's progress reports. Asks nobody."""
+        """The last seen ends, for Spark's progress reports. No request."""
         if self._latest is None:
             return None
         ends = {part: at.end for part, at in self._latest.bounds.items()}
@@ -124,7 +124,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_task(self._options, self._columns, partition.value)
 
     def stop(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
@@ -151,7 +151,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planning.begin(snapshot, starts, most)
 
     def _caught_up(self, before: StreamOffset, snapshot: Snapshot) -> Snapshot:
-        """A snapshot in which no partition is shorter than what was read of it, if one comes.
+        """Wait for a snapshot in which no partition ends before the last read.
 
         A new leader may not know yet how far the records before its time are replicated.
         """
@@ -178,7 +178,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _step(self, before: StreamOffset, snapshot: Snapshot, limit: ReadLimit) -> Advance:
         """As `planning.advance`, by the trigger's limit and `minOffsetsPerTrigger`.
 
-        A run that reads what is there now does not wait for more: nothing more would come.
+        A run up to the current ends ignores the minimum: no more records would come.
         """
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         step = planning.advance(before, snapshot, most)

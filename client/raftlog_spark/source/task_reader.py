@@ -1,4 +1,4 @@
-"""One task's work: fetch a range of offsets and decode it. Runs on executors."""
+"""Reads one task: fetches a range of offsets and decodes it. Runs on executors."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def read_task(
     *,
     connect: Callable[[str], Cluster] = Cluster,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range, in order; None has none: Spark makes such a task of an empty plan.
+    """The records of a range, in order; None is the task that Spark makes of an empty plan.
 
-    Raises DataLossError: records of the range are gone, and `failOnDataLoss`. Otherwise it goes on
-    with what is left of them.
+    Raises DataLossError: records of the range are gone, with `failOnDataLoss`. Otherwise the task
+    continues with the remaining records.
     """
     if task is None:
         return
@@ -39,7 +39,7 @@ def read_task(
             try:
                 yield from _decoded(cluster, options, columns, task._replace(start=start))
             except OffsetOutOfRange as error:
-                # Whatever was read before lies below what is left, so nothing comes twice.
+                # All records read before have lower offsets, so no record comes twice.
                 left = min(task.end, max(start + 1, error.lowest))
                 _lost(task, options, f"offsets {start} to {left - 1} were deleted by retention")
                 start = left

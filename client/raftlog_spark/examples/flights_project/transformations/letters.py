@@ -9,12 +9,12 @@ from raftlog_spark.examples.flights import stream_of
 
 SERVERS = os.environ["RAFTLOG_SERVERS"]
 
-# Without an option `topic`, each record goes to the topic that its column of that name says.
+# Without an option `topic`, the column `topic` names each record's topic.
 dp.create_sink("letters", "raftlog", {"bootstrap.servers": SERVERS})
 
 
 @dp.append_flow(target="letters")
 def sorted_letters() -> DataFrame:
-    """Every record to one of the two."""
+    """Every record, with its topic."""
     letters = stream_of(SparkSession.active(), SERVERS, "flights", includeHeaders="true")
     return routed(letters, good="flights-good", bad="flights-bad")

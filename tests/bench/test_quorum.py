@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import failover
+from bench import quorum
 from bench.quorum import failover_results
 from tests.bench.fakes import fake_cluster
 
@@ -13,19 +13,19 @@ from tests.bench.fakes import fake_cluster
 def test_each_trial_ends_with_the_first_acknowledgement_and_a_whole_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failover, "CALM_S", (0.0, 0.1))
+    monkeypatch.setattr(quorum, "CALM_S", (0.0, 0.1))
     with fake_cluster(tmp_path) as cluster:
         cluster.start()
-        seconds = failover.trials(cluster, 3, seed=1)
+        seconds = quorum.failover_trials(cluster, 3, seed=1)
         assert all(node.is_running for node in cluster.nodes.values())
     assert len(seconds) == 3
-    assert all(0 < second < failover.PROBES_MAX * failover.PROBE_INTERVAL_S for second in seconds)
+    assert all(0 < second < quorum.PROBES_MAX * quorum.PROBE_INTERVAL_S for second in seconds)
 
 
-def test_a_probe_that_nobody_answers_acknowledges_nothing() -> None:
+def test_an_unanswered_probe_acknowledges_nothing() -> None:
     async def probe() -> bool:
         acknowledged: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        await failover._probe("127.0.0.1:1", 1, acknowledged)
+        await quorum._probe("127.0.0.1:1", 1, acknowledged)
         return acknowledged.done()
 
     assert not asyncio.run(probe())
