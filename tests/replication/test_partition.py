@@ -1,4 +1,4 @@
-"""The leader's partition: nothing is acknowledged or shown before it is committed."""
+"""The leader's partition: no record is acknowledged or shown before its commit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from raftlog.world.time import SystemClock
 
 
 class ManualLog:
-    """A log whose syncs return when the test says so."""
+    """A log with syncs that return when the test lets them."""
 
     def __init__(self, flush: FlushMode = FlushMode.SYNC) -> None:
         self.config = LogConfig(flush=flush)
@@ -62,7 +62,7 @@ class ManualLog:
         self._failed = callback
 
     def on_appended(self, callback: object) -> None:
-        """Nobody is fed."""
+        """Without followers."""
 
     def become_leader(self, leader_epoch: LeaderEpoch) -> None:
         self.leader_epochs.assign(leader_epoch, self.log_end_offset)

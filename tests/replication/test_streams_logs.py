@@ -117,7 +117,7 @@ class Node:
             settings=cluster.settings,
         )
         self.partition, self.feeds, self.streams = partition, feeds, streams
-        # What was applied while the log was being opened.
+        # Changes applied while the log was in opening.
         self.apply()
         await asyncio.get_running_loop().create_future()
 
@@ -219,7 +219,7 @@ class Cluster:
         )
 
     def agree(self) -> bool:
-        """Whether all replicas end at the same offset, durably, and all know it to be committed."""
+        """Whether all replicas end at the same offset, durably, and know it to be committed."""
         partitions = [node.partition for node in self.nodes.values()]
         ends = [
             (each.log_end_offset, each.durable_end, each.high_watermark)
@@ -276,7 +276,7 @@ def test_a_replica_that_was_away_catches_up_over_many_segments(seed: int) -> Non
         cluster.nodes[3].crash(power=seed % 2 == 0)
         for number in range(150):
             await cluster.append(batch(b"%d" % number * 100))
-        # One that is longer than any message.
+        # Longer than any message.
         await cluster.append(batch(b"long" * 5000))
         cluster.nodes[3].start()
         await cluster.append(batch(b"last"))
@@ -298,7 +298,7 @@ def test_a_follower_begins_where_records_were_deleted_in_the_middle_of_a_batch(s
         for number in range(50):
             await cluster.append(batch(b"%d" % number * 100, count=10))
         await asyncio.sleep(0.1)
-        # As retention does; delete-records would wait for the one that is away.
+        # As retention does; delete-records would wait for the absent replica.
         one.log.high_watermark = one.log_end_offset
         await world.processes[1].run(one.log.delete_records_before(255))  # type: ignore[arg-type]
         cluster.nodes[3].start()
@@ -337,7 +337,7 @@ def test_what_was_acknowledged_by_all_survives(seed: int) -> None:
                 assert type(error).__name__ == "NodeDiedError"
 
         def elect() -> None:
-            """Whoever is there and has most: nothing acknowledged by all is missing anywhere."""
+            """The present replica with the longest log: it has every record acknowledged by all."""
             there = [each for each in cluster.nodes.values() if each.partition is not None]
             if there:
                 cluster.lead(chance.choice(there).node_id)
@@ -377,7 +377,7 @@ def test_what_was_acknowledged_by_all_survives(seed: int) -> None:
                 cluster.nodes[each].start()
         await until(world, cluster.is_up, within_s=5)
         elect()
-        # A cut, or an append of what was fetched, may have to end first.
+        # A truncation or a fetched append may have to end first.
         await until(world, lambda: cluster.leader.leads, within_s=1)
         await asyncio.wait_for(asyncio.gather(*writers), 10)
         await cluster.append(batch(b"end"), acks=Acks.ALL)

@@ -1,4 +1,4 @@
-"""Any node answers any request: what is done here, what is passed on, what is tried again."""
+"""Any node serves any request: local calls, forwarded calls, retries."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_request_waits_for_the_leader_to_be_elected_and_goes_to_it_at_once() -
         cluster.lead(3, 3)
         began = now()
         await appending
-        # Told by the metadata: the pauses between tries have grown to a quarter of a second.
+        # By the metadata: the pauses between retries have grown to a quarter of a second.
         assert now() - began < 0.05
         assert cluster.nodes[3].mine.calls == ["append ALL 4.0"]
 
@@ -229,7 +229,7 @@ def test_a_leader_whose_storage_failed_is_not_the_last_word_on_a_replicated_part
         cluster.lead(3, 2)
         await reading
         cluster.nodes[3].mine.errors.append(LogError(STORAGE_FAILED, "broken"))
-        # Its writer is told: the records may be written, and would not be recognised.
+        # The writer gets an error: a retry could not recognise records already written.
         assert (await refusal_of(cluster.nodes[2])).entry is STORAGE_FAILED
 
     simulate(test)
@@ -461,7 +461,7 @@ def test_a_follower_serves_what_it_knows_to_be_committed() -> None:
         assert (fetched.next_offset, fetched.high_watermark) == (1, 1)
         assert node.mine.calls == ["read 0 1048576 None any"]
         assert await node.run(node.find(any_replica=True).bounds()) == (0, 1)
-        # At its end it waits, beyond it the leader is asked.
+        # At the end the read is local, beyond the end it goes to the leader.
         assert not (await node.read(1, any_replica=True)).data
         assert (await node.read(2, any_replica=True)).next_offset == 2
         assert leader.mine.calls[-1] == "read 2 1048576 None"
