@@ -134,12 +134,12 @@ class CatchUpReader:
 
     async def _read(self, stream: PartitionStream) -> LogError | None:
         """Read a chunk and send it. Returns an error that ends the stream."""
-        asked = stream.read_offset
-        if asked == stream.replica.log_end_offset:
+        offset = stream.read_offset
+        if offset == stream.replica.log_end_offset:
             return None
         try:
             result = await stream.replica.require_leader().read_uncommitted(
-                asked, max_bytes=self._session.settings.chunk_bytes
+                offset, max_bytes=self._session.settings.chunk_bytes
             )
         except LogError as error:
             return error
@@ -147,11 +147,11 @@ class CatchUpReader:
             return None
         if result.data:
             await self._send(stream, result.next_offset, result.data)
-        elif result.next_offset > asked:
+        elif result.next_offset > offset:
             # Compaction has removed the whole range. The next batch shows the gap by its offset.
             stream.read_offset = result.next_offset
         else:
-            return LogError(RETRIABLE, f"Nothing could be read at offset {asked}.")
+            return LogError(RETRIABLE, f"No batch could be read at offset {offset}.")
         return None
 
     async def _has_room(self, stream: PartitionStream) -> bool:

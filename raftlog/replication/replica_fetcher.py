@@ -144,7 +144,7 @@ class ReplicaFetcher:
     @property
     def name(self) -> str:
         """Topic and partition, for logs."""
-        return f"{self.partition.topic}-{self.partition.partition}"
+        return self.partition.name
 
     @property
     def is_working(self) -> bool:
@@ -233,7 +233,7 @@ class ReplicaFetcher:
             self._on_error(
                 LogError(
                     CORRUPT_BATCH,
-                    f"{self.name}: offset {data.base_offset} came where {self._end} belongs.",
+                    f"{self.name}: received offset {data.base_offset}, expected {self._end}.",
                 )
             )
         elif data.flags or self._pieces:

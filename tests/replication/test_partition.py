@@ -160,7 +160,7 @@ async def test_an_append_is_refused_once_the_node_may_not_act_as_a_leader(acks: 
     )
     await partition.append(batch_of(1), acks=Acks.LEADER, timeout_s=60)
     may_act = False
-    with pytest.raises(LogError, match="lost touch") as caught:
+    with pytest.raises(LogError, match="lease has expired") as caught:
         await partition.append(batch_of(1), acks=acks, timeout_s=60)
     assert caught.value.entry is NO_LEADER
     assert log.log_end_offset == 1
