@@ -190,9 +190,9 @@ class StreamSession:
         self._liveness = Liveness(clock, settings)
         self.behind: OrderedDict[int, PartitionStream] = OrderedDict()
         """Streams that the catch-up reader reads for, the next one first."""
-        self._pump = CatchUpReader(self, clock)
+        self._reader = CatchUpReader(self, clock)
         self._tasks = (
-            spawn(self._pump.run(), f"replication-pump-{broker_id}"),
+            spawn(self._reader.run(), f"replication-pump-{broker_id}"),
             spawn(self._watch(), f"replication-watch-{broker_id}"),
         )
 
@@ -275,7 +275,7 @@ class StreamSession:
             role = stream.replica.leader_role
             if role is not None:
                 role.acked(stream.feed, Offset(durable_end), Offset(log_start_offset))
-        self._pump.window_moved()
+        self._reader.window_moved()
 
     def _on_subscribe(self, message: Subscribe) -> None:
         for subscription in message.subscriptions:
@@ -353,7 +353,7 @@ class StreamSession:
         """Queue the stream for the catch-up reader."""
         stream.is_behind = True
         self.behind[stream.handle] = stream
-        self._pump.wake()
+        self._reader.wake()
 
     def send_data(
         self,
@@ -445,7 +445,7 @@ class StreamSession:
             del self._handles[key]
         self.behind.pop(stream.handle, None)
         self.bytes_in_flight -= sum(size_bytes for _, size_bytes in stream.unacked or ())
-        self._pump.window_moved()
+        self._reader.window_moved()
 
     async def _watch(self) -> None:
         await self._liveness.watch(lambda: self.send(Ping()))
