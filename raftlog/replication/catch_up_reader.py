@@ -36,30 +36,30 @@ class CatchUpReader:
     def __init__(self, session: StreamSession, clock: Clock) -> None:
         self._session = session
         self._clock = clock
-        self._alarm = Wakeup(clock)
+        self._wakeup = Wakeup(clock)
         self._held: OrderedDict[int, PartitionStream] = OrderedDict()
         """Streams to replicas in addition, while the throttle holds them."""
         self._held_until_s = 0.0
-        self._waits_for_window = False
+        self._is_waiting_for_window = False
 
     def window_moved(self) -> None:
         """Wake the reader if it waits for the window."""
-        if self._waits_for_window:
-            self._alarm.set()
+        if self._is_waiting_for_window:
+            self._wakeup.set()
 
     def wake(self) -> None:
         """Wake the reader: one more stream is behind."""
-        self._alarm.set()
+        self._wakeup.set()
 
     async def run(self) -> None:
         """Read and send, until cancelled."""
         while True:
-            self._waits_for_window = self._is_window_full()
-            stream = None if self._waits_for_window else self._next()
-            if self._waits_for_window:
-                await self._alarm.wait(None)
+            self._is_waiting_for_window = self._is_window_full()
+            stream = None if self._is_waiting_for_window else self._next()
+            if self._is_waiting_for_window:
+                await self._wakeup.wait(None)
             elif stream is None:
-                await self._alarm.wait(self._held_until_s if self._held else None)
+                await self._wakeup.wait(self._held_until_s if self._held else None)
             else:
                 await self._push(stream)
                 # A read from memory never waits: let other tasks run.
@@ -134,12 +134,12 @@ class CatchUpReader:
 
     async def _read(self, stream: PartitionStream) -> LogError | None:
         """Read a chunk and send it. Returns an error that ends the stream."""
-        asked = stream.read_offset
-        if asked == stream.replica.log_end_offset:
+        offset = stream.read_offset
+        if offset == stream.replica.log_end_offset:
             return None
         try:
             result = await stream.replica.require_leader().read_uncommitted(
-                asked, max_bytes=self._session.settings.chunk_bytes
+                offset, max_bytes=self._session.settings.chunk_bytes
             )
         except LogError as error:
             return error
@@ -147,11 +147,11 @@ class CatchUpReader:
             return None
         if result.data:
             await self._send(stream, result.next_offset, result.data)
-        elif result.next_offset > asked:
+        elif result.next_offset > offset:
             # Compaction has removed the whole range. The next batch shows the gap by its offset.
             stream.read_offset = result.next_offset
         else:
-            return LogError(RETRIABLE, f"Nothing could be read at offset {asked}.")
+            return LogError(RETRIABLE, f"No batch could be read at offset {offset}.")
         return None
 
     async def _has_room(self, stream: PartitionStream) -> bool:

@@ -182,7 +182,9 @@ class LeaderRole:
             # Checked here, not signalled: a process that was stopped finds its waiting requests
             # before any timer ends its lease (promise 7).
             raise LogError(
-                NO_LEADER, f"{self._replica.name}: this node has lost touch with the controller."
+                NO_LEADER,
+                f"{self._replica.name}: this node's lease has expired: no answer from "
+                "the controller.",
             )
 
     async def _confirm_lead(self) -> None:

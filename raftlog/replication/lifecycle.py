@@ -126,7 +126,7 @@ class ReplicaLifecycle:
                 lambda: self._settled_index >= index or self._failure is not None
             )
         if self._failure is not None:
-            raise LogError(STORAGE_FAILED, f"Following the metadata failed: {self._failure}")
+            raise LogError(STORAGE_FAILED, f"Applying metadata on disk failed: {self._failure}")
 
     def offline(self, topic: str, partition: int) -> LogError | None:
         """Why a replica could not be opened; None if it was opened, or never tried."""
@@ -244,7 +244,7 @@ class ReplicaLifecycle:
             self._failure = error
             logger.critical("applying metadata on disk failed", exc_info=error)
             await self._notify()
-            self._on_fatal(f"Following the metadata failed: {error!r}")
+            self._on_fatal(f"Applying metadata on disk failed: {error!r}")
 
     async def _carry_out_one(self, change: _Change) -> None:
         delta = change.delta

@@ -89,12 +89,12 @@ class ReplicaFetcher:
         "_generation",
         "_handle",
         "_held_bytes",
-        "_marks",
         "_pieces",
         "_queue",
         "_refusals",
         "_subscribed_epoch",
         "_timer",
+        "_watermarks",
         "_work",
         "error",
         "is_stopped",
@@ -127,7 +127,7 @@ class ReplicaFetcher:
         """The durable end and log start offset acknowledged last."""
         self._queue: list[Data] = []
         self._pieces: list[memoryview] = []
-        self._marks: tuple[Offset, Offset] | None = None
+        self._watermarks: tuple[Offset, Offset] | None = None
         """The last watermarks that came during a change of the log."""
         self._held_bytes = 0
         """Bytes of the queue and the pieces."""
@@ -144,7 +144,7 @@ class ReplicaFetcher:
     @property
     def name(self) -> str:
         """Topic and partition, for logs."""
-        return f"{self.partition.topic}-{self.partition.partition}"
+        return self.partition.name
 
     @property
     def is_working(self) -> bool:
@@ -233,7 +233,7 @@ class ReplicaFetcher:
             self._on_error(
                 LogError(
                     CORRUPT_BATCH,
-                    f"{self.name}: offset {data.base_offset} came where {self._end} belongs.",
+                    f"{self.name}: received offset {data.base_offset}, expected {self._end}.",
                 )
             )
         elif data.flags or self._pieces:
@@ -246,7 +246,7 @@ class ReplicaFetcher:
         if self.state is not FollowState.FOLLOWING:
             self._on_accepted()
         if self._work is not None:
-            self._marks = (high_watermark, log_start_offset)
+            self._watermarks = (high_watermark, log_start_offset)
             return
         try:
             self._follower.update_watermarks(
@@ -396,7 +396,7 @@ class ReplicaFetcher:
     def _forget_queue(self) -> None:
         self._queue = []
         self._pieces = []
-        self._marks = None
+        self._watermarks = None
         self._release(self._held_bytes)
 
     # Inner parts
@@ -425,7 +425,7 @@ class ReplicaFetcher:
         finally:
             # In the same turn: the next data must not queue behind a task that is over.
             self._work = None
-        marks, self._marks = self._marks, None
+        marks, self._watermarks = self._watermarks, None
         if marks is not None and self._handle:
             self.on_marks(*marks)
         if self.state in (FollowState.TRUNCATING, FollowState.RESTARTING):

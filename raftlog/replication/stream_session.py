@@ -186,8 +186,8 @@ class StreamSession(Session):
         self._watermarks_timer: asyncio.TimerHandle | None = None
         self.behind: OrderedDict[int, PartitionStream] = OrderedDict()
         """Streams that the catch-up reader reads for, the next one first."""
-        self._pump = CatchUpReader(self, clock)
-        self._pumping = spawn(self._pump.run(), f"replication-pump-{broker_id}")
+        self._reader = CatchUpReader(self, clock)
+        self._reading = spawn(self._reader.run(), f"replication-pump-{broker_id}")
 
     @property
     def address(self) -> str:
@@ -232,7 +232,7 @@ class StreamSession(Session):
     def on_ended(self, reason: str) -> None:
         """Detach all feeds."""
         logger.info("broker %d: replication session ended: %s", self.broker_id, reason)
-        self._pumping.cancel()
+        self._reading.cancel()
         if self._watermarks_timer is not None:
             self._watermarks_timer.cancel()
         for stream in list(self._streams.values()):
@@ -263,7 +263,7 @@ class StreamSession(Session):
             role = stream.replica.leader_role
             if role is not None:
                 role.acked(stream.feed, Offset(durable_end), Offset(log_start_offset))
-        self._pump.window_moved()
+        self._reader.window_moved()
 
     def _on_subscribe(self, message: Subscribe) -> None:
         for subscription in message.subscriptions:
@@ -276,9 +276,9 @@ class StreamSession(Session):
         # The watermarks accept the subscriptions.
         self._send_watermarks()
 
-    def _subscribe(self, asked: Subscription) -> None:
-        partition = PartitionId(asked.partition)
-        key = (asked.topic_id, partition)
+    def _subscribe(self, subscription: Subscription) -> None:
+        partition = PartitionId(subscription.partition)
+        key = (subscription.topic_id, partition)
         old = self._streams.get(self._handles.get(key, 0))
         if old is not None:
             self._forget(old)
@@ -286,34 +286,34 @@ class StreamSession(Session):
         replica = self._find(*key)
         if replica is None:
             # Unknown yet, or gone: newer metadata will reach the follower, or this node.
-            self._send_refused(asked.handle, LogError(NOT_READY, "No such replica here."))
+            self._send_refused(subscription.handle, LogError(NOT_READY, "No such replica here."))
             return
         position = FetchPosition(
-            leader_epoch=asked.leader_epoch,
-            offset=asked.offset,
-            last_epoch=asked.last_epoch,
-            durable_end=asked.durable_end,
-            log_start_offset=asked.log_start_offset,
+            leader_epoch=subscription.leader_epoch,
+            offset=subscription.offset,
+            last_epoch=subscription.last_epoch,
+            durable_end=subscription.durable_end,
+            log_start_offset=subscription.log_start_offset,
         )
         # The log start may be above the offset, after an interrupted restart in mid-batch.
         if position.durable_end > position.offset:
             raise ProtocolError(f"a replica cannot stand at {position}")
-        stream = PartitionStream(self, asked.handle, replica, position)
+        stream = PartitionStream(self, subscription.handle, replica, position)
         try:
             answer = replica.attach(stream.feed, position)
         except LogError as error:
-            self._send_refused(asked.handle, error)
+            self._send_refused(subscription.handle, error)
             return
         if isinstance(answer, Diverging):
-            self.send(Diverged(asked.handle, answer.epoch, answer.end_offset))
+            self.send(Diverged(subscription.handle, answer.epoch, answer.end_offset))
             return
-        self._streams[asked.handle] = stream
-        self._handles[key] = asked.handle
+        self._streams[subscription.handle] = stream
+        self._handles[key] = subscription.handle
         if isinstance(answer, BelowStart):
-            stream.restart = (answer.log_start_offset, asked.leader_epoch)
+            stream.restart = (answer.log_start_offset, subscription.leader_epoch)
             self.fell_behind(stream)
         else:
-            self._watermarks_due[asked.handle] = stream
+            self._watermarks_due[subscription.handle] = stream
             if stream.sent_end == replica.log_end_offset:
                 stream.is_behind = False
             else:
@@ -341,7 +341,7 @@ class StreamSession(Session):
         """Queue the stream for the catch-up reader."""
         stream.is_behind = True
         self.behind[stream.handle] = stream
-        self._pump.wake()
+        self._reader.wake()
 
     def send_data(
         self,
@@ -433,4 +433,4 @@ class StreamSession(Session):
             del self._handles[key]
         self.behind.pop(stream.handle, None)
         self.bytes_in_flight -= sum(size_bytes for _, size_bytes in stream.unacked or ())
-        self._pump.window_moved()
+        self._reader.window_moved()

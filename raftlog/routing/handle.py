@@ -182,10 +182,6 @@ class PartitionHandle:
         assert isinstance(outcome, Marks)
         return Offset(outcome.log_start_offset), Offset(outcome.high_watermark)
 
-    async def wait_for_data(self, offset: Offset, timeout_s: float) -> None:
-        """Return when there may be a committed record at `offset`, or the time is up."""
-        await self._router.wait_for_data(((self, offset),), timeout_s)
-
     async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int] | None:
         """See `Partition.offset_for_timestamp`."""
         refusal: LogError | None = None

@@ -1,6 +1,6 @@
 """The replicas of one broker over a simulated disk, with metadata that the test changes by hand.
 
-Brokers 2 and 3 exist in the metadata only. Time passes when somebody sleeps.
+Brokers 2 and 3 exist in the metadata only. Only `sleep` moves the time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DEADLINE_S = 30.0
 
 
 class JumpingClock(SystemClock):
-    """Whoever sleeps wakes up in the next turn, and the time has passed."""
+    """A sleep ends in the next turn, and the time has passed."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -55,7 +55,7 @@ class JumpingClock(SystemClock):
 
 @dataclass
 class NotedStreams:
-    """Follows nobody, and remembers whom it should."""
+    """Fake streams that only note the followed replicas."""
 
     followed: dict[Partition, tuple[BrokerId, int]] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ def topic_id(number: int) -> TopicId:
 
 @dataclass
 class OneNode:
-    """Broker 1. `open` starts it, again after `disk.crash` too."""
+    """Broker 1. `open` starts it, also after `disk.crash`."""
 
     disk: SimulatedDisk = field(default_factory=lambda: SimulatedDisk(1))
     state_machine: MetadataStateMachine = field(default_factory=MetadataStateMachine)
@@ -80,9 +80,9 @@ class OneNode:
     streams: NotedStreams = field(default_factory=NotedStreams)
     defaults: dict[str, str] = field(default_factory=dict)
     failed: list[list[ReplicaKey]] = field(default_factory=list)
-    """What the metadata was asked to forget."""
+    """Failed replicas, as reported to the metadata."""
     refusals: list[LogError] = field(default_factory=list)
-    """What becomes of the next such wishes."""
+    """Errors of the next reports."""
     on_fail: Callable[[], None] = lambda: None
     fatal: list[str] = field(default_factory=list)
     index: int = 0
@@ -122,7 +122,7 @@ class OneNode:
         self.run(FenceBroker(broker_id=BrokerId(number), broker_epoch=epoch))
 
     def shut_down(self, number: int) -> None:
-        """It is about to stop."""
+        """Begin a controlled shutdown."""
         epoch = self.state_machine.image.brokers[BrokerId(number)].broker_epoch
         self.run(SetControlledShutdown(broker_id=BrokerId(number), broker_epoch=epoch))
 
@@ -210,7 +210,7 @@ class OneNode:
         await self.replicas.settled(self.index)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Let others work until it is so. Not in turns: storage pauses in real time."""
+        """Let other tasks run until the condition holds. Storage pauses in real time."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + DEADLINE_S
         while not condition():
@@ -218,7 +218,7 @@ class OneNode:
             await asyncio.sleep(0)
 
     async def turns(self, number: int = 200) -> None:
-        """Let others do what they would do."""
+        """Let other tasks run."""
         for _ in range(number):
             await asyncio.sleep(0)
 

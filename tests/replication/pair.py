@@ -1,4 +1,4 @@
-"""Replicas on several brokers over real logs, fed by hand: the test says what is sent, and when."""
+"""Replicas on several brokers over real logs: the test itself sends, acknowledges and applies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def row(
     partition_epoch: int | None = None,
     unclean_epoch: int = -1,
 ) -> PartitionImage:
-    """`partition_epoch` follows the leader epoch, unless it is given."""
+    """Without `partition_epoch`, it is derived from the leader epoch."""
     return PartitionImage(
         partition=PartitionId(0),
         replicas=tuple(map(BrokerId, replicas)),
@@ -77,7 +77,7 @@ def one(*values: bytes) -> list[RecordBatch]:
 
 @dataclass
 class HandFeed:
-    """A feed that only notes what it is told."""
+    """A feed that only notes its calls."""
 
     broker_id: BrokerId
     broker_epoch: BrokerEpoch = BROKER_EPOCH
@@ -113,15 +113,15 @@ class Node:
     config: LogConfig = field(default_factory=LogConfig)
     may_act: bool = True
     newest: PartitionImage | None = None
-    """What it learns when it asks for the newest metadata."""
+    """The row that a read barrier applies."""
     nothing_learned: LogError | None = None
-    """Why it cannot ask, if so."""
+    """Error of a read barrier."""
     isr_changes_due: int = 0
     logs: LogManager = field(init=False)
     partition: Partition = field(init=False)
 
     async def open(self, image: PartitionImage) -> Partition:
-        """Open the log that is on the disk, in the role that `image` gives."""
+        """Open the log on the disk, in the role that `image` gives."""
         self.logs = await LogManager.open(self.disk, SystemClock())
         log = await self.logs.open_replica(TOPIC_ID, PartitionId(0), self.config, create=True)
         self.partition = Partition(
@@ -152,19 +152,19 @@ class Node:
             self.partition.update(self.newest, 2)
 
     async def values(self) -> list[bytes | None]:
-        """The values of all that its log holds, committed or not."""
+        """The values of the whole log, committed or not."""
         return await read_all(self.partition.log)
 
 
 def nodes(*numbers: int, flush: FlushMode = FlushMode.SYNC) -> list[Node]:
-    """Brokers that know of each other."""
+    """Brokers that know each other."""
     brokers = {BrokerId(number): broker(number) for number in numbers}
     config = LogConfig(flush=flush)
     return [Node(number, brokers, SimulatedDisk(number), config) for number in numbers]
 
 
 def restarted(node: Node, number: int) -> None:
-    """Let a broker be started again, as `node` has applied it."""
+    """Restart a broker, as `node` has applied it."""
     known = node.brokers[BrokerId(number)]
     node.brokers[BrokerId(number)] = replace(
         known, broker_epoch=BrokerEpoch(known.broker_epoch + 1)
@@ -172,7 +172,7 @@ def restarted(node: Node, number: int) -> None:
 
 
 def attach(leader: Node, follower: Node) -> HandFeed:
-    """Begin to feed a follower whose log is a part of the leader's."""
+    """Attach a follower with a prefix of the leader's log."""
     feed = HandFeed(BrokerId(follower.number))
     answer = leader.partition.attach(feed, follower.partition.follower_role.position())
     assert answer is None, answer
@@ -196,13 +196,13 @@ async def send(leader: Node, follower: Node, *, sync: bool = True) -> None:
 
 
 def ack(leader: Node, follower: Node, feed: HandFeed) -> None:
-    """Tell the leader what the follower has durably."""
+    """Acknowledge the follower's durable end to the leader."""
     partition = follower.partition
     leader.partition.require_leader().acked(feed, partition.durable_end, partition.log_start_offset)
 
 
 async def restart(leader: Node, follower: Node, offset: Offset) -> None:
-    """Begin the follower's log anew, with the producers that its leader knows."""
+    """Restart the follower's log, with its leader's producers."""
     epoch = leader.partition.image.leader_epoch
     await follower.partition.follower_role.restart_at(
         offset,

@@ -121,6 +121,10 @@ class FakePartition:
         return self.image.partition
 
     @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    @property
     def leader_epoch(self) -> LeaderEpoch:
         return self.image.leader_epoch
 

@@ -1,4 +1,4 @@
-"""What replicas that are being added may be sent, and when."""
+"""The throttle of replicas in addition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Bucket:
         self.throttle = Throttle(self.clock, lambda: self.rate)
 
     def send(self, size_bytes: int, times: int = 1) -> int:
-        """How many chunks of that size are let through at once, of so many."""
+        """Number of chunks of that size that pass at once."""
         for sent in range(times):
             if self.throttle.wait_s() > 0:
                 return sent

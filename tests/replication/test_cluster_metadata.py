@@ -1,4 +1,4 @@
-"""Changing the cluster's metadata: what a proposer is told, and what settings do to open logs."""
+"""Changes of the cluster's metadata: results for the proposer, and the effect on open logs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BROKER = BrokerId(1)
 
 @dataclass
 class DirectQuorum:
-    """Applies at once what is proposed, unless it is told how to end it."""
+    """Applies proposals at once, unless the test gives another ending."""
 
     state_machine: MetadataStateMachine
     ending: Refused | Unknown | None = None
@@ -167,7 +167,7 @@ async def test_illegal_setting_is_not_proposed(cluster: Cluster) -> None:
 
 
 async def test_broker_without_life_vote_and_replicas_is_forgotten(cluster: Cluster) -> None:
-    cluster.run(registration(2))  # fenced: nobody has heard of it yet
+    cluster.run(registration(2))  # fenced: no heartbeat yet
     await cluster.metadata.unregister_broker(BrokerId(2))
     assert sorted(cluster.metadata.image.brokers) == [1]
     before = cluster.quorum.index
@@ -179,7 +179,7 @@ async def test_broker_without_life_vote_and_replicas_is_forgotten(cluster: Clust
 
 
 async def test_broker_is_forgotten_by_what_was_known_anywhere_before(cluster: Cluster) -> None:
-    """This node may not have heard yet that the vote was taken, or that the broker is fenced."""
+    """This node may not have applied the vote's removal, or the fencing, yet."""
     quorum = cluster.quorum
     with_vote = quorum.voters.add(Voter(2, "h", 2))
     cluster.run(registration(2))

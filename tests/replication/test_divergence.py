@@ -1,4 +1,4 @@
-"""Where two logs part: they end up with their common prefix, and nothing that both share is cut."""
+"""Divergent logs converge to their common prefix, and no common record is truncated."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Model:
 
 
 def settle(leader: Model, follower: Model) -> int:
-    """Cut the follower until the leader takes it; return how many rounds that took."""
+    """Truncate the follower until the leader accepts it; return the number of rounds."""
     for rounds in range(len(follower.epochs) + 2):
         answer = leader.answer(follower)
         if answer is None:
@@ -77,16 +77,16 @@ def settle(leader: Model, follower: Model) -> int:
 
 @st.composite
 def forks(draw: st.DrawFn) -> tuple[Model, Model, int]:
-    """A leader, a follower, and how many records they share: what Raft's log matching allows.
+    """A leader, a follower, and the length of their common prefix: Raft's log matching.
 
-    Behind the common part their epochs differ: one epoch has one leader, which writes an offset
-    once. The leader's newest epoch is above all of them.
+    Behind the prefix their epochs differ: one epoch has one leader, which writes an offset once.
+    The leader's newest epoch is above all others.
     """
     common = draw(st.lists(st.integers(0, 5), max_size=8).map(sorted))
     base = common[-1] if common else 0
     rest = draw(st.lists(st.integers(base, 12), max_size=8).map(sorted))
     other = draw(st.lists(st.integers(base, 12), max_size=8).map(sorted))
-    # An epoch that both have must agree from its first record on, as far as both go.
+    # A common epoch must agree from its first record on, as far as both logs reach.
     owner = draw(st.lists(st.booleans(), min_size=13, max_size=13))
     mine = [epoch for epoch in rest if owner[epoch]]
     theirs = [epoch for epoch in other if not owner[epoch]]
@@ -103,7 +103,7 @@ def test_follower_keeps_what_is_shared_and_cuts_the_rest(fork: tuple[Model, Mode
 
 
 def test_several_fast_failovers_lead_to_the_last_common_record() -> None:
-    # KIP-279: the follower has epochs that the leader never saw, between those that it did.
+    # KIP-279: between common epochs the follower has epochs unknown to the leader.
     leader, follower = Model([0, 0, 2, 4]), Model([0, 0, 1, 1, 3, 3])
     assert leader.answer(follower) == Diverging(LeaderEpoch(2), Offset(3))
     settle(leader, follower)

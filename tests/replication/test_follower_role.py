@@ -1,4 +1,4 @@
-"""What a follower takes, what it cuts, and what it never cuts."""
+"""Appends, truncations and restarts of a follower, and the ones it refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def put(leader: Node, *values: bytes) -> None:
 
 
 async def cluster(*, flush: FlushMode = FlushMode.SYNC) -> tuple[Node, Node]:
-    """A leader and a follower that share two records, both committed and known to be so."""
+    """A leader and a follower with two common records, both known to be committed."""
     leader, follower = nodes(1, 2, flush=flush)
     await leader.open(row(1, 1))
     await follower.open(row(1, 1))
@@ -153,7 +153,7 @@ async def test_it_begins_anew_where_the_leaders_log_begins() -> None:
         await put(leader, value)
     await leader.partition.log.operations.delete_records_before(Offset(3))
     follower.partition.close(LogError(NOT_READY))
-    # Elsewhere: this one has heard of nothing since it was begun.
+    # Meanwhile, elsewhere: this replica has had no message since its start.
     other = nodes(1, 2)[1]
     await other.open(row(1, 1))
     await catch_up(leader, other)
@@ -162,7 +162,7 @@ async def test_it_begins_anew_where_the_leaders_log_begins() -> None:
 
 
 async def test_it_tells_no_log_start_before_that_is_written_down() -> None:
-    """The answer to whoever deletes records counts on it."""
+    """The answer to delete-records counts on this acknowledgement."""
     leader, follower = await cluster()
     await catch_up(leader, follower)
     follower.partition.follower_role.update_watermarks(
@@ -180,7 +180,7 @@ async def test_it_tells_no_log_start_before_that_is_written_down() -> None:
 async def test_an_epoch_that_wrote_nothing_is_not_in_the_way_of_an_older_one() -> None:
     first, second = await cluster()
     await put(first, b"c")
-    # `second` leads without that record of epoch 1, and writes nothing in epoch 2.
+    # `second` leads without the record of epoch 1, and writes none in epoch 2.
     for node in (first, second):
         node.partition.update(row(2, 2), 2)
     assert second.partition.log.leader_epochs.latest == EpochEntry(LeaderEpoch(2), Offset(2))
@@ -191,7 +191,7 @@ async def test_an_epoch_that_wrote_nothing_is_not_in_the_way_of_an_older_one() -
 
 
 async def test_metadata_that_is_older_than_its_log_makes_no_leader_of_it_and_ends_nothing() -> None:
-    """As after a start on a full disk, which could not take what the others know."""
+    """As after a start on a full disk, without the newest metadata."""
     leader, follower = await cluster()
     for node in (leader, follower):
         node.partition.update(row(2, 2), 2)
@@ -274,7 +274,7 @@ async def test_it_says_what_has_become_durable() -> None:
 
 
 class TestDistrusted:
-    """A replica that may have lost what it had acknowledged (KIP-966)."""
+    """A replica that may lack acknowledged records (KIP-966)."""
 
     async def lost(self, *, replicas: tuple[int, ...] = (1, 2)) -> Node:
         node = nodes(1, 2, flush=FlushMode.ASYNC)[0]
@@ -323,8 +323,8 @@ class TestDistrusted:
         attach(node, attach_again)
 
     async def test_it_does_not_lead_on_in_the_epoch_that_it_may_have_lost_of(self) -> None:
-        # A node whose disk is full opens its replicas without a new registration, in the epoch in
-        # which it had been elected uncleanly, and in which it has acknowledged records since.
+        # A node with a full disk opens its replicas without a new registration, in the epoch of its
+        # unclean election, in which it has acknowledged records since.
         node = nodes(1, 2, flush=FlushMode.ASYNC)[0]
         await node.open(row(1, 3, isr=(1,), unclean_epoch=3))
         await node.partition.append(one(b"a"), acks=Acks.LEADER, timeout_s=60)

@@ -1,4 +1,4 @@
-"""Proposing in-sync sets: what counts meanwhile, and what becomes of each outcome."""
+"""ISR proposals: the effective ISR meanwhile, and the next step after each outcome."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class World:
         self.quorum.waiting.pop(0)[1].set_result(outcome)
 
     def carry_out(self) -> Applied[ApplyResult]:
-        """Apply what waits, here too, and say so."""
+        """Apply the waiting proposal, here too, and report the outcome."""
         applied = self.quorum.apply(self.quorum.waiting[0][0])
         self.take_over()
         self.end(applied)
@@ -103,7 +103,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def world(*in_sync: int) -> World:
-    """Two records in the log; replicas 2 and 3 have what the test says they acknowledge."""
+    """Two records in the log; the test acknowledges for replicas 2 and 3."""
     leader, second, third = nodes(1, 2, 3)
     image = MetadataImage()
     image.brokers = leader.brokers
@@ -140,7 +140,7 @@ async def test_who_has_caught_up_is_proposed_and_counts_at_once() -> None:
     command = await w.proposed()
     assert isinstance(command, AlterIsr)
     assert [member for member, _ in command.isr] == [1, 2, 3]
-    # Replica 2 has all, and is all that the committed set asks for; but 3 may be in by now.
+    # Replica 2, the whole committed ISR, has all records; but 3 may be in the ISR by now.
     w.ack(2, 1)
     assert w.partition.high_watermark == 1
     w.carry_out()
@@ -205,13 +205,13 @@ class TestUnknown:
         lost = await w.proposed()
         w.end(Unknown("no answer"))
         await w.proposed()
-        # So that it is not wished for any more.
+        # So that 3 is no longer a candidate.
         w.leader.brokers[BrokerId(3)] = replace(w.leader.brokers[BrokerId(3)], fenced=True)
         w.end(Refused(NO_CONTROLLER, "nobody"))
         assert isinstance(await w.proposed(), ChangePartitions)
         w.leader.brokers[BrokerId(3)] = replace(w.leader.brokers[BrokerId(3)], fenced=False)
         w.ack(2, 1)
-        # Were 3 forgotten now, the first proposal could make a leader of one that has less.
+        # Without 3, the first proposal could still make it a leader that lacks records.
         assert w.partition.high_watermark == 1
         assert w.quorum.apply(lost).result.refusal is None
         w.take_over()
@@ -234,7 +234,7 @@ class TestUnknown:
         assert w.partition.image.leader_epoch == 2
         assert w.partition.image.isr == (1, 2)
         assert w.partition.is_leader
-        # What was lost is stale now, even if 3 is back.
+        # The lost proposal is stale now, even if 3 is back.
         w.leader.brokers[BrokerId(3)] = replace(w.leader.brokers[BrokerId(3)], fenced=False)
         assert w.quorum.apply(lost).result.refusal is not None
         second = w.others[0]
@@ -246,7 +246,7 @@ class TestUnknown:
     async def test_the_doubt_is_found_by_the_next_look_too(self) -> None:
         w = await world(1, 2)
         w.leader.brokers[BrokerId(3)] = replace(w.leader.brokers[BrokerId(3)], fenced=True)
-        # Of a proposal whose task has ended: this node was fenced for a while.
+        # The proposal's task has ended: this node was fenced for a while.
         w.state.propose([BrokerId(3)])
         looks = asyncio.ensure_future(w.keeper.run())
         assert isinstance(await w.proposed(), ChangePartitions)
@@ -287,7 +287,7 @@ async def test_so_many_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) ->
     for each in (first, second):
         each.ack(1, 1)
         keeper.maybe_propose(each.partition)
-    # What is refused again and again does not keep the others from their turn.
+    # A proposal refused again and again does not hold up the other partitions.
     topics = set()
     for _ in range(20):
         command = await first.proposed()

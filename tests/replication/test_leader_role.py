@@ -1,4 +1,4 @@
-"""What a leader promises its writers and readers, whatever its followers do."""
+"""The leader's promises to producers and consumers, whatever the followers do."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def pair(*, flush: FlushMode = FlushMode.SYNC) -> tuple[Node, Node]:
 
 
 async def begin(node: Node, *values: bytes, acks: Acks = Acks.ALL) -> asyncio.Task[list[object]]:
-    """Begin to append, and let it come as far as it can by itself."""
+    """Start an append, and let it run until it waits for others."""
     append = asyncio.ensure_future(node.partition.append(one(*values), acks=acks, timeout_s=60))
     await asyncio.sleep(0)
     await node.partition.log.flush()
@@ -111,7 +111,7 @@ async def test_below_the_minimum_acks_all_is_refused_and_nothing_is_committed() 
         await leader.partition.append(one(b"a"), acks=Acks.ALL, timeout_s=60)
     assert refused.value.entry is NOT_ENOUGH_REPLICAS
     assert leader.partition.log_end_offset == 0
-    # KIP-966: whoever left the ISR last is as good as its rest, as long as nothing is committed.
+    # KIP-966: a replica that left the ISR stays complete as long as no record is committed.
     await leader.partition.append(one(b"a"), acks=Acks.LEADER, timeout_s=60)
     await leader.partition.log.flush()
     assert leader.partition.high_watermark == 0
@@ -188,7 +188,7 @@ async def test_a_leader_that_may_have_been_replaced_tells_no_end() -> None:
 
 
 async def test_a_leader_that_was_moved_unawares_tells_no_end() -> None:
-    """Its lease goes on: a leader that is moved does not wait for it to end."""
+    """The old lease goes on: a planned move does not wait for its end."""
     leader, _ = await pair()
     assert await leader.partition.end_offset() == 0
     leader.newest = row(2, 2)
@@ -198,7 +198,7 @@ async def test_a_leader_that_was_moved_unawares_tells_no_end() -> None:
 
 
 async def test_a_leader_that_was_moved_unawares_calls_no_offset_out_of_range() -> None:
-    """The next one may have it, and a consumer that is told so would begin anew."""
+    """The next leader may have the offset, and a consumer would restart after OUT_OF_RANGE."""
     leader, _ = await pair()
     with pytest.raises(LogError) as refused:
         await leader.partition.read(Offset(7), max_bytes=100)
@@ -375,7 +375,7 @@ async def test_deleted_records_do_not_wait_for_who_is_not_in_sync_any_more() -> 
     ack(leader, follower, feed)
     await append
     deleting = asyncio.ensure_future(leader.partition.require_leader().delete_records(Offset(1)))
-    # Its own log start is durable before it waits for others.
+    # The leader's own log start is durable before it waits for others.
     await leader.partition.log.operations.delete_records_before(Offset(1))
     await asyncio.sleep(0)
     assert not deleting.done()
@@ -395,7 +395,7 @@ async def test_who_may_have_been_away_has_to_ask_anew() -> None:
     assert stays.ended_by is None
     assert goes.ended_by is not None
     assert goes.ended_by.entry is NOT_READY
-    # What it had acknowledged would have let it into the in-sync set.
+    # The old acknowledgement would have let the broker into the ISR.
     assert leader.partition.require_leader().desired_isr(60) is None
 
 
@@ -404,7 +404,7 @@ async def test_a_look_right_after_an_append_finds_nobody_late() -> None:
     attach(leader, follower)
     state = leader.partition.require_leader().state
     assert state is not None
-    # It has had everything for an hour.
+    # The follower has had the whole log for an hour.
     state.followers[BrokerId(2)].caught_up_s -= 3600
     append = await begin(leader, b"a")
     assert leader.partition.require_leader().desired_isr(60) is None
@@ -417,7 +417,7 @@ async def test_a_look_right_after_an_append_finds_nobody_late() -> None:
 async def test_who_leaves_sequences_out_is_told_so_by_the_real_leader_only(
     is_replaced: bool,
 ) -> None:
-    """A leader that was replaced without knowing it lacks what the next one took."""
+    """A replaced leader that has not applied the change lacks the next one's records."""
     leader, _ = await pair()
     if is_replaced:
         leader.newest = row(2, 2)

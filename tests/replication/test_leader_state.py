@@ -1,4 +1,4 @@
-"""What a leader makes of its followers' acknowledgements."""
+"""The leader's state after acknowledgements, proposals and metadata changes."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class TestCommitted:
 
     def test_who_may_have_been_away_meanwhile_is_to_be_heard_anew(self) -> None:
         # A snapshot shows the row three changes later. Replica 3 may have been taken away, and
-        # with it its records, and be added again, empty: all in one leader epoch.
+        # with its records, and be added again, empty: all in one leader epoch.
         state = leader(1, 2)
         ack(state, 2, 80)
         ack(state, 3, 80)
@@ -182,7 +182,7 @@ class TestCommitted:
         assert state.followers[BrokerId(3)].durable_end == 80
         assert state.update(row(1, 2, epoch=4), 0) == (3,)
         assert state.followers[BrokerId(3)].durable_end == UNKNOWN_END
-        # Who is in sync still was never away: only this leader lets anybody in.
+        # Members of the ISR were never away: only this leader adds members.
         assert state.followers[BrokerId(2)].durable_end == 80
 
     @given(st.lists(st.tuples(st.integers(2, 3), st.integers(0, 100)), max_size=20))

@@ -1,4 +1,4 @@
-"""What metadata makes of the replicas of one node: their roles, and whether they are here."""
+"""The effect of metadata changes on one node's replicas: roles, opening, removal."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_what_the_metadata_does_not_name_is_kept(node: OneNode) -> None:
     await node.settled()
     await put(node.here(), b"a")
     await node.close()
-    # A node that knows nothing: its metadata was lost, or is of another cluster.
+    # A node without its metadata: lost, or of another cluster.
     node.state_machine = MetadataStateMachine()
     await node.open()
     assert node.files("replicas")
@@ -175,8 +175,8 @@ class TestAwayAndBack:
         assert node.streams.followed == {node.here(): (2, 1)}
 
     async def test_nothing_is_asked_for_before_an_earlier_cut_is_over(self) -> None:
-        # The cut goes on after its replica has left. What is fetched by the position before it
-        # would leave a hole, which is taken for one that compaction has made.
+        # The truncation goes on after its replica has left. Data fetched by the position before
+        # would leave a hole that looks like a gap of compaction.
         node = OneNode()
         node.disk.yields = True
         await node.open()
@@ -241,7 +241,7 @@ async def test_a_node_that_cannot_follow_the_metadata_ends(
 async def test_a_topic_that_nobody_remembers_is_served_no_more_and_kept(
     node: OneNode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A snapshot may have forgotten the deletion; or it is of a cluster that never knew it."""
+    """A snapshot may have forgotten the deletion; or the other cluster never had the topic."""
     node.create(1)
     node.create(1, number=1, name="deleted")
     await node.settled()
@@ -260,7 +260,7 @@ async def test_a_topic_that_nobody_remembers_is_served_no_more_and_kept(
     ]
     assert "are kept" in caplog.text
     await node.logs.tick()
-    # Should it come back, it is as it was.
+    # If the topic comes back, its records are unchanged.
     node.create(1)
     await node.settled()
     assert node.here() is not before

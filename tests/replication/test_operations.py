@@ -1,4 +1,4 @@
-"""Operators' decisions and failed replicas, through a quorum that others use at the same time."""
+"""Operators' requests and failed replicas, through a quorum with concurrent proposals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KEY: PartitionKey = (TOPIC_ID, PartitionId(0))
 
 @dataclass
 class SharedQuorum:
-    """Applies at once what is proposed; others may be faster."""
+    """Applies proposals at once; other proposals may come first."""
 
     state_machine: MetadataStateMachine = field(default_factory=MetadataStateMachine)
     index: int = 0

@@ -1,4 +1,4 @@
-"""The leader's partition: nothing is acknowledged or shown before it is committed."""
+"""The leader's partition: no record is acknowledged or shown before its commit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from raftlog.world.time import SystemClock
 
 
 class ManualLog:
-    """A log whose syncs return when the test says so."""
+    """A log with syncs that return when the test lets them."""
 
     def __init__(self, flush: FlushMode = FlushMode.SYNC) -> None:
         self.config = LogConfig(flush=flush)
@@ -151,7 +151,7 @@ async def test_an_append_is_refused_once_the_node_may_not_act_as_a_leader(acks: 
     )
     await partition.append(batch_of(1), acks=Acks.LEADER, timeout_s=60)
     may_act = False
-    with pytest.raises(LogError, match="lost touch") as caught:
+    with pytest.raises(LogError, match="lease has expired") as caught:
         await partition.append(batch_of(1), acks=acks, timeout_s=60)
     assert caught.value.entry is NO_LEADER
     assert log.log_end_offset == 1

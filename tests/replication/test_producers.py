@@ -1,4 +1,4 @@
-"""What a replica knows of idempotent producers whose records it never had."""
+"""Producer state of a replica that never had the records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def write(leader: Node, producer: int, sequence: int, *values: bytes) -> A
 
 
 async def committed(leader: Node, follower: Node) -> None:
-    """Both have all, and know it."""
+    """Both have all records, and both know them to be committed."""
     feed = await catch_up(leader, follower)
     await send(leader, follower)
     assert leader.partition.high_watermark == leader.partition.log_end_offset
@@ -33,7 +33,7 @@ async def committed(leader: Node, follower: Node) -> None:
 
 
 async def cluster() -> tuple[Node, Node, Node]:
-    """Two replicas of what two producers wrote; and a broker that is to have a third one."""
+    """Two replicas with records of two producers, and a broker for a third replica."""
     first, second, third = nodes(1, 2, 3)
     image = row(1, 1, replicas=(1, 2, 3), isr=(1, 2))
     await first.open(image)
@@ -91,7 +91,7 @@ async def test_a_log_that_begins_in_a_batch_knows_the_others_and_learns_of_that_
 
 
 async def test_nothing_is_known_of_records_that_did_not_come() -> None:
-    """The leader's producers are further than the log that begins: that may be all there is."""
+    """The leader's producer state is ahead of the new log, which may be all that survives."""
     first, second, third = await cluster()
     await first.partition.log.operations.delete_records_before(Offset(3))
     await third.open(first.partition.image)

@@ -1,4 +1,4 @@
-"""Replicas that cannot be used: nothing is touched while anybody may count on them."""
+"""Repair: no file is touched while ISR or ELR may count on the replica."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TestFailedWhileServing:
         assert seen == [(files, [])]
 
     async def test_who_is_in_no_set_leaves_all_the_same(self, node: OneNode) -> None:
-        # Its leader may be about to let it in, by what it acknowledged before.
+        # The leader may be about to add the replica to the ISR, by older acknowledgements.
         before = await filled(node, 1, 2)
         node.change(leader=2, isr=(2,))
         epoch = node.row().leader_epoch
@@ -127,7 +127,7 @@ class TestTheLastOne:
         await node.turns()
         assert node.failed == []
         assert node.row().isr == (1,)
-        # A restart brings back what was acknowledged.
+        # A restart brings the acknowledged records back.
         await node.close()
         await node.open()
         assert (await read_all(node.here().log))[:2] == [b"a", b"b"]
@@ -214,7 +214,7 @@ class TestDamaged:
         with pytest.raises(LogError):
             await before.log.reader.read(Offset(0), end=Offset(2), max_bytes=1000)
         after = await repaired(node, before)
-        # It has to stop before it leaves: what goes on following would be let in again.
+        # The replica must stop before it leaves: a follower would enter the ISR again.
         assert states == [LogState.DAMAGED]
         assert node.row().isr == (2,)
         assert after.log_end_offset == 0
@@ -242,7 +242,7 @@ class TestBounds:
         partition.log.declare_damaged("once more")
         await node.until(lambda: not node.repairs.under_way)
         assert node.here() is partition
-        # After a while it may be again.
+        # Later a replacement is allowed again.
         node.clock.now += RENEWALS_S + 1
         node.replicas.on_replica_failed(*KEY)
         await repaired(node, partition)
@@ -303,7 +303,7 @@ class TestBounds:
 
 class TestLosses:
     async def lost(self, node: OneNode, *replicas: int) -> None:
-        """A power cut took what was acknowledged and not synced."""
+        """A power cut took acknowledged records that were not synced."""
         node.defaults["flush"] = "async"
         await node.close()
         await node.open()
@@ -356,7 +356,7 @@ class TestLosses:
         assert not node.here().loss_gate.may_have_lost_data
 
     async def test_what_comes_back_later_is_reported_then(self, node: OneNode) -> None:
-        # It was no replica at the start; its files were kept as a stray.
+        # No replica at the start; the files were kept as a stray.
         await self.lost(node, 1, 2)
         node.change(replicas=(2,), isr=(2,), leader=2)
         await node.open()

@@ -1,4 +1,4 @@
-"""What whole nodes say of their part in replication."""
+"""Replication status of whole nodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_leader_and_followers_count_what_goes_between_them() -> None:
         data.nodes.start(3)
         await data.isr(T, 1, 2, 3)
         assert status(1).isr_expands == 1
-        # What was sent on connections that are over still counts.
+        # Bytes sent on ended connections still count.
         assert status(1).bytes_out > before
         data.rot(2, T, segment=0)
         data.replica(2, T).log.declare_damaged("for a test")  # type: ignore[union-attr]

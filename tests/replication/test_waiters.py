@@ -1,6 +1,6 @@
-"""Who waits at a partition is woken once, in order, and costs nothing while it waits.
+"""Waiters of a partition wake once, in order, and cost nothing meanwhile.
 
-Long polls: what ends them is what has been committed.
+Long polls end with committed records only.
 """
 
 from __future__ import annotations

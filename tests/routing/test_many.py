@@ -1,4 +1,4 @@
-"""Questions about many partitions: each leader is asked once, each partition answers for itself."""
+"""Queries over many partitions: one call per leader, one outcome per partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may have happened is never told in the words of a refusal."""
+"""A lost call never ends with an error that means "no effect"."""
 
 from __future__ import annotations
 

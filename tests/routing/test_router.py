@@ -1,4 +1,4 @@
-"""Any node answers any request: what is done here, what is passed on, what is tried again."""
+"""Any node serves any request: local calls, forwarded calls, retries."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_request_waits_for_the_leader_to_be_elected_and_goes_to_it_at_once() -
         cluster.lead(3, 3)
         began = now()
         await appending
-        # Told by the metadata: the pauses between tries have grown to a quarter of a second.
+        # By the metadata: the pauses between retries have grown to a quarter of a second.
         assert now() - began < 0.05
         assert cluster.nodes[3].mine.calls == ["append ALL 4.0"]
 
@@ -229,7 +229,7 @@ def test_a_leader_whose_storage_failed_is_not_the_last_word_on_a_replicated_part
         cluster.lead(3, 2)
         await reading
         cluster.nodes[3].mine.errors.append(LogError(STORAGE_FAILED, "broken"))
-        # Its writer is told: the records may be written, and would not be recognised.
+        # The writer gets an error: a retry could not recognise records already written.
         assert (await refusal_of(cluster.nodes[2])).entry is STORAGE_FAILED
 
     simulate(test)
@@ -345,7 +345,9 @@ def test_a_wait_elsewhere_ends_with_the_records_there() -> None:
         node, leader = cluster.nodes[2], cluster.nodes[1]
         access = node.find()
         began = now()
-        waiting = asyncio.ensure_future(node.run(access.wait_for_data(Offset(0), 30.0)))
+        waiting = asyncio.ensure_future(
+            node.run(node.partitions.wait_for_data([(access, Offset(0))], 30.0))
+        )
         await asyncio.sleep(1.0)
         assert not waiting.done()
         leader.replicas.wake.set()
@@ -361,7 +363,7 @@ def test_a_wait_elsewhere_ends_with_its_time_and_is_told_to_the_other_side() -> 
     async def test(cluster: Cluster) -> None:
         node = cluster.nodes[2]
         began = now()
-        await node.run(node.find().wait_for_data(Offset(0), 2.0))
+        await node.run(node.partitions.wait_for_data([(node.find(), Offset(0))], 2.0))
         assert 2.0 <= now() - began < 2.1
 
     simulate(test)
@@ -370,7 +372,9 @@ def test_a_wait_elsewhere_ends_with_its_time_and_is_told_to_the_other_side() -> 
 def test_a_wait_ends_when_the_leader_moves_so_that_the_reader_finds_out() -> None:
     async def test(cluster: Cluster) -> None:
         node = cluster.nodes[2]
-        waiting = asyncio.ensure_future(node.run(node.find().wait_for_data(Offset(0), 30.0)))
+        waiting = asyncio.ensure_future(
+            node.run(node.partitions.wait_for_data([(node.find(), Offset(0))], 30.0))
+        )
         await asyncio.sleep(0.5)
         cluster.lead(3, 2)
         began = now()
@@ -385,7 +389,7 @@ def test_a_wait_without_a_leader_does_not_return_at_once_for_ever() -> None:
         cluster.lead(-1, 2)
         node = cluster.nodes[2]
         began = now()
-        await node.run(node.find().wait_for_data(Offset(0), 30.0))
+        await node.run(node.partitions.wait_for_data([(node.find(), Offset(0))], 30.0))
         assert 0.1 < now() - began < 0.5
 
     simulate(test)
@@ -419,7 +423,7 @@ def test_a_wait_that_there_is_no_room_for_says_so() -> None:
 
         node.forwarder.call = refuse  # type: ignore[assignment, method-assign]
         with pytest.raises(LogError) as caught:
-            await node.run(node.find().wait_for_data(Offset(0), 30.0))
+            await node.run(node.partitions.wait_for_data([(node.find(), Offset(0))], 30.0))
         assert caught.value.entry is OVERLOADED
 
     simulate(test)
@@ -435,13 +439,15 @@ def test_what_led_here_once_is_asked_elsewhere_without_a_pause() -> None:
         for _ in range(3):
             await node.run(access.read(Offset(0), max_bytes=100))
         assert now() - began < 0.02 + 0.015, "a tail reads so for ever"
-        waiting = asyncio.ensure_future(node.run(access.wait_for_data(Offset(0), 30.0)))
+        waiting = asyncio.ensure_future(
+            node.run(node.partitions.wait_for_data([(access, Offset(0))], 30.0))
+        )
         await asyncio.sleep(0.1)
         cluster.nodes[3].replicas.wake.set()
         await asyncio.sleep(0.1)
         assert waiting.done()
         cluster.lead(1, 3)
-        await node.run(access.wait_for_data(Offset(0), 1.0))
+        await node.run(node.partitions.wait_for_data([(access, Offset(0))], 1.0))
         assert node.replicas.waits == [1.0], "it leads again"
         assert cluster.world.network.connections == 1
 
@@ -461,7 +467,7 @@ def test_a_follower_serves_what_it_knows_to_be_committed() -> None:
         assert (fetched.next_offset, fetched.high_watermark) == (1, 1)
         assert node.mine.calls == ["read 0 1048576 None any"]
         assert await node.run(node.find(any_replica=True).bounds()) == (0, 1)
-        # At its end it waits, beyond it the leader is asked.
+        # At the end the read is local, beyond the end it goes to the leader.
         assert not (await node.read(1, any_replica=True)).data
         assert (await node.read(2, any_replica=True)).next_offset == 2
         assert leader.mine.calls[-1] == "read 2 1048576 None"
@@ -486,7 +492,9 @@ def test_a_reader_waits_at_a_follower_for_what_comes_there() -> None:
     async def test(cluster: Cluster) -> None:
         node = cluster.nodes[2]
         waiting = asyncio.ensure_future(
-            node.run(node.find(any_replica=True).wait_for_data(Offset(0), 30.0))
+            node.run(
+                node.partitions.wait_for_data([(node.find(any_replica=True), Offset(0))], 30.0)
+            )
         )
         await asyncio.sleep(0.1)
         node.replicas.wake.set()

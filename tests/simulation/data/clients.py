@@ -1,7 +1,7 @@
-"""Producers and consumers, as the real client behaves: they write the history that is judged.
+"""Producers that behave like the real client, and write the history for the checker.
 
-A producer has one batch of a partition under way at a time. It repeats it, with the same sequence,
-until it is answered or its patience ends; then it goes on under another name and producer id.
+A producer has one batch per partition in flight. It repeats the batch, with the same sequence,
+until an answer or its own timeout; then it continues under another name and producer id.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 PATIENCE_S: Final = 2.0
 """With one request; then its outcome is unknown."""
 APPEND_S: Final = 1.5
-"""What a request gives the node to have it committed."""
+"""The timeout given to the node for a commit."""
 DELIVERY_S: Final = 6.0
 """With one batch; then the producer gives up its sequence."""
 PAUSE_S: Final = 0.05
 READ_BYTES: Final = 2_000
 BATCH_BYTES_MAX: Final = 1 << 16
 TIME_MS: Final = 1_700_000_000_000
-"""Of all records: the time at which simulated clocks begin, so that none is too old to be kept."""
+"""Base of record timestamps: the simulated clocks' start, so that retention deletes none."""
 
 
 _Told: TypeAlias = tuple[Outcome, int | None, int]
-"""What became of a send: its offset, if it is known, and how often it was tried."""
+"""The outcome of a send: its offset, if known, and the number of attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class Part:
     topic: str
     number: int
     topic_id: str | None = None
-    """Of the topic that is meant, where one is deleted and another created under its name."""
+    """The id of the current topic, where one is deleted and another created under the same name."""
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.number}{self.topic_id or ''}"
 
     def require(self, topic_id: str) -> None:
-        """Raise LogError if that is another topic: names are what nodes are asked by."""
+        """Raise LogError if the name belongs to another topic by now: nodes are called by name."""
         if self.topic_id is not None and self.topic_id != topic_id:
             raise LogError(UNKNOWN_TOPIC, f"{self.topic} is another topic here")
 
@@ -105,7 +105,8 @@ def decode_all(data: bytes | memoryview, start: int) -> Pairs:
 
 
 async def ask(data: DataWorld, node_id: int, work: Callable[[NodeCore], Any]) -> Any:
-    """Have a node do something. Raises LogError; TimeoutError or NodeDiedError: nobody knows."""
+    """Run an operation on a node. Raises LogError; after TimeoutError or NodeDiedError the outcome
+    is unknown."""
     if data.nodes.cores.get(node_id) is None:
         raise LogError(NOT_READY, f"nobody listens at node {node_id}")
 
@@ -121,7 +122,7 @@ async def ask(data: DataWorld, node_id: int, work: Callable[[NodeCore], Any]) ->
 
 @dataclass
 class _Request:
-    """Becomes a coroutine when it is awaited: a node that dies first leaves none behind."""
+    """Creates the coroutine only when awaited: a node that dies first leaves none behind."""
 
     serve: Callable[[NodeCore], Coroutine[Any, Any, Any]]
     core: NodeCore
@@ -142,11 +143,11 @@ class Producer:
     acks: Acks = Acks.ALL
     idempotent: bool = True
     repeats: bool = True
-    """Without sequences: sends again what nobody knows the outcome of, and may so double it."""
+    """Without sequences: repeats sends of unknown outcome, and so may duplicate records."""
     routed: float = 0.3
-    """How often it asks any node, which passes it on."""
+    """Share of sends to any node, which forwards them."""
     stale: float = 0.2
-    """How often it stays with the leader that it knew after a refusal."""
+    """Share of refusals after which the producer stays with the known leader."""
     acknowledged: int = 0
     _identity: tuple[ProducerId, ProducerEpoch] | None = None
     _session: int = 0
@@ -159,7 +160,7 @@ class Producer:
         self._chance = self.data.world.random(f"producer {self.name}")
 
     async def run(self, until_s: float, mean_s: float) -> None:
-        """Write until that time, with such pauses."""
+        """Write until `until`, with such pauses."""
         loop = self.data.world.loop
         while loop.now < until_s:
             await asyncio.sleep(self._chance.expovariate(1 / mean_s))
@@ -170,9 +171,9 @@ class Producer:
     async def send(
         self, part: Part, count: int = 1, *, within_s: float = DELIVERY_S, node: int | None = None
     ) -> Send | None:
-        """Write one batch; return what became of it, or None if it was not even begun.
+        """Write one batch; return its outcome, or None if the send never began.
 
-        `node`: only that one is asked, and does not pass it on.
+        With `node`, only that node is called, and does not forward.
         """
         if self.idempotent and self._identity is None and not await self._begin_session(node):
             return None
@@ -187,7 +188,7 @@ class Producer:
         try:
             told = await self._deliver(part, batches, deadline, node)
         finally:
-            # Also of what is interrupted by the end of the history.
+            # Also records sends interrupted by the end of the history.
             send = self._note(part, values, invoked, told)
         if send.outcome == "ok" and self.acks is Acks.ALL:
             self.acknowledged += 1
@@ -196,7 +197,7 @@ class Producer:
     def _note(self, part: Part, values: list[str], invoked: int, told: _Told) -> Send:
         outcome, offset, tries = told
         if outcome != "ok" and self.idempotent:
-            # Whoever goes on with the next sequence must know that this one was written.
+            # The next sequence may follow only a batch known to be written.
             name = self._end_session()
         else:
             name = self._session_name
@@ -257,10 +258,10 @@ class Producer:
                 if error.entry is DUPLICATE_SEQUENCE:
                     return "ok", None, tries
                 if error.entry is OUT_OF_ORDER_SEQUENCE and self.acks is Acks.ALL:
-                    # All that came before was acknowledged.
+                    # All earlier sends were acknowledged.
                     self.data.complain(f"{part}: {self._session_name} was forgotten: {error}")
                 outcome_unknown_error = outcome_unknown_error or error.entry.outcome_unknown
-                # A topic that exists may not be known everywhere yet.
+                # A new topic may not be known on every node yet.
                 may_pass = error.entry.retriable or error.entry is UNKNOWN_TOPIC
                 if not may_pass and not error.entry.outcome_unknown:
                     break
@@ -272,7 +273,7 @@ class Producer:
         return ("unknown" if outcome_unknown_error else "refused"), None, tries
 
     def _target(self, part: Part, node: int | None) -> tuple[int | None, bool]:
-        """Which node to ask, and whether it may pass it on."""
+        """The node to call, and whether it may forward."""
         if node is not None:
             return node, False
         if self._chance.random() < self.routed:

@@ -1,4 +1,4 @@
-"""Readers: each reads one partition, from whichever node it likes, and notes what it is given."""
+"""Consumers: each reads one partition, from any node, and records the results."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ READ_BYTES: Final = 2_000
 
 @dataclass
 class Consumer:
-    """Reads one partition from wherever it can, and goes back at times."""
+    """Reads one partition from any node, and seeks back at times."""
 
     data: DataWorld
     name: str
     part: Part
     near: float = 0.5
-    """How often it is content with what a follower knows."""
+    """Share of reads served by a follower."""
     seeks: float = 0.03
     position: int = 0
     polls: int = 0
@@ -38,7 +38,7 @@ class Consumer:
         self._chance = self.data.world.random(f"consumer {self.name}")
 
     async def run(self, until_s: float, mean_s: float) -> None:
-        """Read until that time, with such pauses."""
+        """Read until `until`, with such pauses."""
         self.seek(0)
         while self.data.world.loop.now < until_s:
             await asyncio.sleep(self._chance.expovariate(1 / mean_s))
@@ -57,7 +57,7 @@ class Consumer:
         )
 
     async def poll(self, node_id: int, *, near: bool = False) -> Pairs | None:
-        """Read on at that node; None if it could not be read."""
+        """Read on at that node; None after an error."""
 
         async def work(core: NodeCore) -> Any:
             partitions = core.services.partitions
@@ -72,7 +72,7 @@ class Consumer:
             return None
         except LogError as error:
             if error.entry is OFFSET_OUT_OF_RANGE:
-                # A follower may know less than this consumer; or what was here is deleted.
+                # A follower may be behind this consumer, or the records are deleted.
                 self.data.out_of_range += 1
                 await self._skip_deleted(node_id)
             return None
@@ -108,7 +108,7 @@ class Consumer:
             self.seek(start)
 
     async def ask_end(self, node_id: int) -> int | None:
-        """Ask for the end of the partition, as its leader knows it."""
+        """Query the leader for the end of the partition."""
 
         async def work(core: NodeCore) -> int:
             found = core.services.partitions.find(self.part.topic, self.part.number)

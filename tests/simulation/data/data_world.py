@@ -49,7 +49,7 @@ SMALL_SEGMENTS: Final = {"segment.bytes": "1024", "index.interval.bytes": "128"}
 
 
 class Test(Protocol):
-    """What a scenario does."""
+    """A scenario."""
 
     def __call__(self, data: DataWorld, /) -> Coroutine[Any, Any, None]: ...
 
@@ -61,11 +61,11 @@ class DataWorld:
     nodes: NodeWorld
     history: list[Operation] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
-    """All that is there to the end."""
+    """All parts checked to the end."""
     gone: list[Part] = field(default_factory=list)
-    """Of topics that were deleted."""
+    """Parts of deleted topics."""
     complaints: list[str] = field(default_factory=list)
-    """What clients were told and must not have been."""
+    """Wrong answers to clients."""
     out_of_range: int = 0
     resume_s: float = 0.0
     settle_s: float = 0.0
@@ -89,7 +89,7 @@ class DataWorld:
         return next(self._steps)
 
     def complain(self, what: str) -> None:
-        """A client was told what it must not be."""
+        """Record a wrong answer to a client."""
         self.world.trace("complaint", what)
         self.complaints.append(what)
 
@@ -149,11 +149,11 @@ class DataWorld:
         return self.topic(part.topic).partition(part.number)
 
     def key(self, part: Part) -> tuple[str, int]:
-        """How the invariants know it."""
+        """The part's key in the invariants."""
         return self.topic(part.topic).topic_id, part.number
 
     def min_insync_replicas(self, part: Part) -> int:
-        """What the topic asks for, or the default for so many replicas."""
+        """The topic's min.insync.replicas, or the default for its number of replicas."""
         topic = self.topic(part.topic)
         asked = topic.configs.get("min.insync.replicas")
         return min_isr_default(topic.replication_factor) if asked is None else int(asked)
@@ -164,7 +164,7 @@ class DataWorld:
         return None if leader == NO_LEADER_ID else int(leader)
 
     def leader_by(self, node_id: int, part: Part) -> int | None:
-        """By that node's metadata, old as it may be."""
+        """By that node's metadata, however old."""
         core = self.nodes.cores.get(node_id)
         if core is None:
             return None
@@ -175,7 +175,7 @@ class DataWorld:
         return None if leader == NO_LEADER_ID else int(leader)
 
     def replica(self, node_id: int, part: Part) -> Partition | None:
-        """What the node holds of a partition, if it is up and holds it."""
+        """The node's replica of a partition, if the node is up and has one."""
         core = self.nodes.cores.get(node_id)
         if core is None:
             return None
@@ -191,12 +191,12 @@ class DataWorld:
         return leader is not None and self.nodes.takes_writes(leader, part.topic, part.number)
 
     def is_in_sync(self, part: Part) -> bool:
-        """Whether all its replicas are in sync, of all that it has or is to have."""
+        """Whether all replicas are in sync, including those of a reassignment."""
         row = self.row(part)
         return not row.adding and not row.removing and set(row.isr) == set(row.replicas)
 
     async def led(self, part: Part, *candidates: int, seconds: float = LED_S) -> int:
-        """Wait until one of these, or anybody, takes writes as the leader; return who."""
+        """Wait until one of these nodes, or any node, takes writes as the leader; return its id."""
         wanted = candidates or tuple(self.nodes.node_ids)
 
         def leader() -> int | None:
@@ -220,7 +220,7 @@ class DataWorld:
         return Producer(self, name, **arguments)
 
     async def write(self, part: Part, count: int = 1, within_s: float = RESUME_S_MAX) -> Send:
-        """Write a batch with acks=all, wherever it is led; it must be acknowledged."""
+        """Write a batch with acks=all through the leader; fail unless acknowledged."""
         send = await self._prober.send(part, count, within_s=within_s)
         assert send is not None and send.outcome == "ok", (
             f"{part} took no write within {within_s} s: {send}\n{self.describe()}"
@@ -246,7 +246,7 @@ class DataWorld:
         return path
 
     def lose(self, part: Part, from_offset: int) -> None:
-        """The partition has said that it may have lost what it held from there on."""
+        """The partition has reported a possible loss from that offset on."""
         self.history.append(Loss(partition=str(part), step=self.step(), offset=from_offset))
         self.replicas.forgive(self.key(part), from_offset)
 
@@ -276,15 +276,15 @@ class DataWorld:
         await final_checks.judge(self)
 
     async def _settle(self) -> None:
-        """Wait until all replicas are in sync, equal, and can be read from end to end.
+        """Wait until all replicas are in sync, equal, and readable from end to end.
 
-        Damage that nobody has met by then is met now, and repaired.
+        Reading finds the remaining damage, which is repaired.
         """
         for _ in range(SCRUBS_MAX):
             await self.nodes.until(self._is_settled, SETTLE_S_MAX)
             if all([await self._is_readable(part) for part in self.parts]):
                 return
-            # The reader's node has been told, and has begun to repair.
+            # The read has reported the damage, and the node has begun the repair.
             await asyncio.sleep(PAUSE_S)
         raise AssertionError(f"some replica is damaged, and not repaired:\n{self.describe()}")
 
@@ -299,7 +299,7 @@ class DataWorld:
         return readable
 
     def heal(self) -> None:
-        """Everything is connected and runs; see `Nemesis.heal_all` for what a nemesis has done."""
+        """Heal all connections and processes; for a nemesis see `Nemesis.heal_all`."""
         self.world.network.heal()
         for node_id in self.nodes.node_ids:
             if node_id in self.world.processes:
@@ -307,7 +307,7 @@ class DataWorld:
 
     @contextmanager
     def supervised(self) -> Iterator[None]:
-        """Have every node started again that ends, or is just being stopped."""
+        """Restart every node that has ended, or is just stopping."""
         supervisor = self.world.loop.create_task(self._supervise())
         try:
             yield
@@ -359,7 +359,7 @@ class DataWorld:
 def simulate_data(
     test: Test, seed: int = 0, *, may_end: bool = False, **arguments: Any
 ) -> DataWorld:
-    """Run a scenario in a cluster of which all nodes serve, and judge it at its end.
+    """Run a scenario in a cluster with all nodes serving, and judge the history at the end.
 
     No node ends by itself, unless it `may_end`. `arguments` are those of NodeWorld.
     """

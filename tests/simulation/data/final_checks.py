@@ -1,5 +1,4 @@
-"""The last judgement of a history: every replica is read to its end, and all that was told is held
-against it."""
+"""The final checks of a history: every replica is read to its end and compared with the answers."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from tests.simulation.data.data_world import DataWorld
 
 CUT_BYTES_MAX: Final = 4_000
-"""What a cut of records that were not committed may take, after retention has left enough."""
+"""Most uncommitted bytes that a truncation may remove after retention has left enough."""
 
 
 async def judge(data: DataWorld) -> None:
@@ -26,7 +25,7 @@ async def judge(data: DataWorld) -> None:
         await _read_all(data, part)
     assert not data.complaints, data.complaints
     gone = {str(part) for part in data.gone}
-    # Nobody can read to the end what was deleted.
+    # Deleted topics cannot be read to the end.
     require_none(
         anomaly
         for anomaly in check(data.history)
@@ -35,7 +34,7 @@ async def judge(data: DataWorld) -> None:
 
 
 def _note_retention(data: DataWorld, part: Part) -> None:
-    """What is gone for want of room was deleted as asked, if it was no more than that."""
+    """Records deleted for lack of space count as deleted on request, up to that amount."""
     asked = int(data.topic(part.topic).configs.get("retention.bytes", -1))
     if asked < 0:
         return
@@ -64,7 +63,7 @@ async def _read_all(data: DataWorld, part: Part) -> None:
         replica = data.replica(member, part)
         assert replica is not None
         start = max(start, int(replica.log_start_offset))
-    # Where old segments are dropped, each replica is free to keep more than it must.
+    # Where old segments are deleted, a replica may keep more than it must.
     contents = {
         member: _content(data, member, part, start) for member in map(int, data.row(part).replicas)
     }
@@ -73,7 +72,7 @@ async def _read_all(data: DataWorld, part: Part) -> None:
 
 
 def _content(data: DataWorld, node_id: int, part: Part, start: int) -> bytes:
-    """The bytes of a replica behind the last batch that ends at `start` or before it."""
+    """Bytes of a replica after the last batch that ends at `start` or below."""
     replica = data.replica(node_id, part)
     assert replica is not None
     followed = data.replicas.replicas[node_id, data.key(part)]
@@ -81,7 +80,7 @@ def _content(data: DataWorld, node_id: int, part: Part, start: int) -> bytes:
     content = b""
     for segment in replica.log.segments.all:
         content += disk.contents(segment.path)
-        # Damage where nobody can read any more is not repaired; nor must it be parsed.
+        # Unreachable damage is not repaired, and must not be parsed.
         written, position = followed.as_written(disk._inode(segment.path)), 0
         while position < len(written):
             header = parse_header(written, position)
@@ -92,7 +91,7 @@ def _content(data: DataWorld, node_id: int, part: Part, start: int) -> bytes:
 
 
 async def read_replica(data: DataWorld, node_id: int, part: Part) -> FinalRead:
-    """All that one replica lets be read. Raises LogError."""
+    """All readable records of one replica. Raises LogError."""
     replica = data.replica(node_id, part)
     assert replica is not None
     start, end = replica.log_start_offset, replica.high_watermark

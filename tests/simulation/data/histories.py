@@ -49,7 +49,7 @@ class TopicCast:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who takes part in a seed's history, and in what manner."""
+    """The participants of a seed's history, and their manner."""
 
     nodes: int
     voters: int
@@ -59,7 +59,7 @@ class Cast:
     data_faults: DataRates
     wishes: OperatorRates
     throttle: int
-    """Bytes per second for replicas that a reassignment adds; 0: any."""
+    """Bytes per second for replicas in addition; 0: no bound."""
 
     @classmethod
     def draw(cls, seed: int) -> Cast:
@@ -70,14 +70,14 @@ class Cast:
         data_faults = DataRates.draw(chance)
         flush = "async" if chance.random() < 0.25 else "sync"
         if flush == "async":
-            # Promise 2: power on fewer than the minimum at a time. `DataNemesis` sees to that.
+            # Promise 2: fewer power cuts than the minimum at a time. `DataNemesis` ensures this.
             faults = replace(faults, power=0.0)
             data_faults = replace(data_faults, failed_sync_per_s=0.0, rot_per_s=0.0)
         else:
             data_faults = replace(data_faults, async_power_per_s=0.0)
         wishes = OperatorRates.draw(chance)
         if wishes.wipe_per_s:
-            # Another vote that is taken away at the same time could be one too many.
+            # Another lost vote at the same time could be one too many.
             data_faults = replace(data_faults, voters_per_s=0.0)
         topics = []
         for _ in range(chance.choice((1, 1, 2, 3))):
@@ -106,7 +106,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a history came to."""
+    """The result of a history."""
 
     seed: int
     digest: str
@@ -145,7 +145,7 @@ class History:
         return self.data.world
 
     async def play(self) -> None:
-        """All of it."""
+        """All writes of a history."""
         nodes = self.data.nodes
         self.world.network.latency_s = self.cast.faults.latency_s
         nodes.start_all()
@@ -171,7 +171,7 @@ class History:
         await self.data.judge()
 
     def _focus(self) -> int | None:
-        """At whom faults are aimed: who leads some partition."""
+        """Targets of faults: leaders of some partition."""
         chance = self.data_nemesis.random
         return self.data.leader(chance.choice(self.data.parts))
 
@@ -202,7 +202,7 @@ class History:
         return [*self.data.parts, self.data.parts[0]]
 
     def report(self, seed: int) -> Report:
-        """What it came to."""
+        """The result of this history."""
         data = self.data
         outcomes = Counter(each.outcome for each in data.history if isinstance(each, Send))
         return Report(
@@ -222,7 +222,7 @@ class History:
 
 
 def replay(seed: int) -> Report:
-    """Run one seed's history. Raises AssertionError if it went wrong."""
+    """Run one seed's history. Raises AssertionError after a violation."""
     cast = Cast.draw(seed)
 
     async def main(world: World) -> History:
@@ -243,7 +243,7 @@ def replay(seed: int) -> Report:
 
 
 def summary(reports: Sequence[Report]) -> str:
-    """What many histories came to."""
+    """The results of many histories."""
     faults = Counter({name: 0 for report in reports for name, _ in report.faults})
     for report in reports:
         faults.update(dict(report.faults))

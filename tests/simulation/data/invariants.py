@@ -1,20 +1,20 @@
-"""What must hold of all replicas of all partitions, after every event of any node.
+"""Invariants of all replicas of all partitions, checked after every event of any node.
 
-1. In one leader epoch of a partition one process acts as its leader: it alone appends what others
-   did not send it, and moves the high watermark by itself.
+1. In one leader epoch of a partition one process acts as its leader: only this process appends
+   batches of its own, and moves the high watermark by itself.
 2. The high watermark of a replica never falls within a process and leader epoch.
-3. What any replica has known to be committed is the same on every replica that knows as much, for
-   ever: equal prefixes below the smaller of their high watermarks.
-4. One (leader epoch, offset) is one batch, with one history before it, wherever it lies and
-   whenever it was written.
-5. Every replica that may be elected (ISR and ELR of the newest metadata) has everything that a
-   leader has committed, durably. One whose disk has lost something is excused until the start of
-   its node that follows is unfenced: before that it may be named, but cannot act as a leader.
+3. Committed records are the same on every replica, for ever: equal prefixes below the smaller of
+   two high watermarks.
+4. One (leader epoch, offset) is one batch, with one history before it, on every disk and at any
+   time.
+5. Every electable replica (ISR and ELR of the newest metadata) has all committed records, durably.
+   A replica with losses on its disk is excused until the next start of its node is unfenced: before
+   that the metadata may name it, but it cannot act as a leader.
 
-Metadata that says that records were lost (an unclean election, a loss reported with flush=async)
-excuses what follows from it: `forgive`.
+Metadata with a recorded loss (an unclean election, a loss reported with flush=async) excuses the
+consequences: `forgive`.
 
-Looked at are only replicas of which something has moved: the storage's own hands are watched.
+Only replicas with a change are checked: hooks in the storage report the changes.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from tests.simulation.node_checker import InvariantError
 from tests.simulation.node_world import NodeWorld
 
 MOVED: list[LogCore] = []
-"""Logs of which something has moved in the event that runs."""
+"""Logs with a change in the present event."""
 
 
 @contextlib.contextmanager
 def watching() -> Iterator[None]:
-    """Have the storage say what moves. One world at a time."""
+    """Install the hooks in the storage. One world at a time."""
 
     def noting(name: str) -> Any:
         original: Callable[..., Any] = getattr(LogCore, name)
@@ -86,18 +86,18 @@ def watching() -> Iterator[None]:
 
 @dataclass
 class Shared:
-    """What is known of one partition, whoever said so."""
+    """Knowledge about one partition, from all replicas."""
 
     committed: dict[int, Batch] = field(default_factory=dict)
     """By base offset, everything below any high watermark."""
     links: dict[int, bytes] = field(default_factory=dict)
-    """By the offset that follows them, the links of these batches."""
+    """The links of these batches, by next offset."""
     committed_end: int = 0
-    """The highest that any leader has reached."""
+    """The highest high watermark of any leader."""
     committed_link: bytes = b""
-    """Of the last batch below that."""
+    """The link of the last batch below."""
     leaders: dict[int, str] = field(default_factory=dict)
-    """Leader epoch to the process that has acted as its leader."""
+    """Leader epoch to the process acting as its leader."""
     row: PartitionImage | None = None
     """Of the newest metadata."""
     unclean_epoch: int = -1
@@ -112,7 +112,7 @@ class ReplicaChecker:
         self.replicas: dict[tuple[int, Key], Replica] = {}
         self.shared: dict[Key, Shared] = {}
         self.links: dict[tuple[Key, int, int], tuple[bytes, str]] = {}
-        """(partition, leader epoch, base offset) to the batch's link, and who had it first."""
+        """(partition, leader epoch, base offset) to the batch's link, and its first replica."""
         self.newest_index = 0
         self.newest: MetadataImage | None = None
         self.fenced: dict[int, bool] = {}
@@ -122,16 +122,16 @@ class ReplicaChecker:
         self._after = self.world.loop.after_event
         self.world.loop.after_event = self._after_event
 
-    # What tests tell
+    # Reports of tests
 
     def damaged(self, node_id: int, key: Key) -> None:
-        """That replica's files were damaged on purpose."""
+        """Files of a replica were damaged on purpose."""
         replica = self.replicas[node_id, key]
         replica.is_lost, replica.lost_epoch = True, self.broker_epochs.get(node_id, 0)
         replica.damaged_log = replica.log
 
     def forgive(self, key: Key, from_offset: int = 0) -> None:
-        """The partition has said that what it held from there on may be gone."""
+        """The partition has reported a possible loss of records from there on."""
         shared = self.shared.setdefault(key, Shared())
         for base_offset in [each for each in shared.committed if each >= from_offset]:
             shared.links.pop(shared.committed.pop(base_offset).next_offset, None)
@@ -164,7 +164,7 @@ class ReplicaChecker:
             MOVED.clear()
             core = self.nodes.cores.get(life.node_id)
             if core is None:
-                # Logs are opened before the node is: they are looked at when they first move.
+                # Logs are opened before the node: they are checked after their first change.
                 return
             for log in moved:
                 self._look(life, core, log)
@@ -174,7 +174,7 @@ class ReplicaChecker:
         for broker_id, broker in image.brokers.items():
             node_id, epoch = int(broker_id), int(broker.broker_epoch)
             if self.broker_epochs.get(node_id, epoch) != epoch:
-                # Before the new epoch is taken over: what was lost, was lost in the old one.
+                # Before the new epoch is applied: losses happened in the old one.
                 for owner, key in self.replicas:
                     if owner == node_id:
                         self._look_at_disk(self.replicas[owner, key])
@@ -202,14 +202,14 @@ class ReplicaChecker:
     def _look(self, life: Life, core: NodeCore, log: LogCore) -> None:
         """Something has moved in a log of the node in which the event was."""
         if log.shared.disk is not self.world.disk(life.node_id):
-            # Of a node that died in the middle of an event.
+            # Of a node that died in mid-event.
             return
         self.looks += 1
         parts = log.directory.split("/")
         key = (parts[1], int(parts[2]))
         found = core.services.logs.logs().get((TopicId(key[0]), PartitionId(key[1])))
         if found is None or found is not log:
-            # It is being opened, or has been given up.
+            # The replica is in opening, or was given up.
             return
         replica = self._follow(life.node_id, key, log)
         shared = self.shared.setdefault(key, Shared())
@@ -227,7 +227,7 @@ class ReplicaChecker:
             )
         replica.epoch, replica.high_watermark = epoch, high_watermark
         if is_leader and core.controller.broker_epoch is not None:
-            # One that has no room to be registered lets its last metadata's records be read only.
+            # Without space to register, a node only lets the records of its last metadata be read.
             self._acts(key, shared, epoch, life)
         if high_watermark > replica.checked_to:
             self._check_committed(key, shared, replica)
@@ -239,7 +239,7 @@ class ReplicaChecker:
             self._check_electable(key)
 
     def _follow(self, node_id: int, key: Key, log: LogCore) -> Replica:
-        """What that log is by now, every new batch of it looked at."""
+        """The present state of a log, with a check of every new batch."""
         replica = self.replicas.get((node_id, key))
         if replica is None:
             links = self.shared.setdefault(key, Shared()).links
@@ -255,7 +255,7 @@ class ReplicaChecker:
         return replica
 
     def _present(self, node_id: int, key: Key) -> Replica | None:
-        """That replica as its node has it now, or as it was when the node went down."""
+        """A replica as its running node has it, or as it was when the node went down."""
         core = self.nodes.cores.get(node_id)
         if core is not None:
             log = core.services.logs.logs().get((TopicId(key[0]), PartitionId(key[1])))
@@ -271,14 +271,14 @@ class ReplicaChecker:
         replica.look_at_disk(self.world.disk(node_id), self.broker_epochs.get(node_id, 0))
 
     def _is_excused(self, replica: Replica) -> bool:
-        """Whether its disk has lost something, and it cannot be led by before it has said so."""
+        """Whether the disk has lost records, and the replica cannot lead before its report."""
         log, damaged = replica.log, replica.damaged_log
         if log is not None and log.state in (LogState.DAMAGED, LogState.FAILED):
-            # Its files are untouched, and nobody acts by them.
+            # The files are untouched, and no process acts by them.
             return True
         is_anew = damaged is not None and log is not None and log is not damaged
         if is_anew and log.shared is damaged.shared:  # type: ignore[union-attr]
-            # Begun anew, without a start of its node.
+            # Replaced, without a start of its node.
             return False
         epoch = self.broker_epochs.get(replica.node_id, 0)
         return replica.is_lost and (
@@ -306,7 +306,7 @@ class ReplicaChecker:
 
     def _check_committed(self, key: Key, shared: Shared, replica: Replica) -> None:
         committed = shared.committed
-        # What is deleted can be read no more.
+        # Deleted records cannot be read any more.
         start = max(replica.checked_to, replica.start)
         for batch in replica.between(start, replica.high_watermark):
             known = committed.setdefault(batch.base_offset, batch)
@@ -319,7 +319,7 @@ class ReplicaChecker:
         replica.checked_to = max(replica.checked_to, replica.high_watermark)
 
     def _check_electable(self, key: Key) -> None:
-        """Who may be elected has everything that was committed, durably."""
+        """Electable replicas have all committed records, durably."""
         shared = self.shared[key]
         row, end = shared.row, shared.committed_end
         if row is None or end == 0:
@@ -332,7 +332,7 @@ class ReplicaChecker:
                 continue
             replica.is_lost, replica.damaged_log = False, None
             if replica.start >= end:
-                # All of it was deleted, as somebody asked: see the history.
+                # All records were deleted on request: see the history.
                 continue
             holding = replica.holding(end - 1)
             if replica.durable_end < end:

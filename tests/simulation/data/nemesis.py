@@ -1,4 +1,4 @@
-"""What goes wrong with data only: beside the faults of `tests.simulation.faults`.
+"""Faults of data only: beside the faults of `tests.simulation.faults`.
 
 Faults of storage (bit rot, a failed fsync, a power cut with flush=async) come one at a time, and
 only while every replica is in sync: promises 1 and 2 hold for `min.insync.replicas - 1` of them.
@@ -21,16 +21,16 @@ ALONE_S_MAX: Final = 4.0
 FAILOVER_S: Final = (0.2, 2.5)
 """Between the two deaths of a double failover."""
 HURTS_MAX: Final = 3
-"""Storage faults of one partition: a replica that fails more often is not repaired any more."""
+"""Most storage faults of one partition: a replica with more failures is not repaired any more."""
 ORDER_S: Final = 1.0
-"""After which a sync that has not come does not fail any more."""
+"""A sync still missing after this time does not fail any more."""
 FULL_S_MAX: Final = 3.0
 ROOMS: Final = (0, 0, 300, 3_000)
-"""Bytes that a full disk still takes."""
+"""Bytes that fit on a full disk."""
 POWERLESS_MAX: Final = 3
-"""Nodes of which it is asked whether they may lose power at once."""
+"""Most nodes checked for a power cut at once."""
 STOP_S: Final = 3.0
-"""A node that does not stop for so long is killed."""
+"""A node that has not stopped by then is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class DataNemesis(Recurring):
         super().__init__(data, "data nemesis")
         self.rates = rates
         self._rotten: dict[Part, tuple[int, str, bytes]] = {}
-        """A replica's segment that was damaged, and its bytes since."""
+        """A damaged segment of a replica, and its bytes since."""
         self._hurts: dict[Part, int] = {}
 
     def start(self) -> None:
@@ -219,7 +219,7 @@ class DataNemesis(Recurring):
         except (NodeDiedError, TimeoutError):
             return False
         finally:
-            # Also where it hangs, or nobody waits any more: it does not serve.
+            # Also for a hanging node, or without a waiting caller: the node does not serve.
             process.kill()
         return True
 

@@ -1,7 +1,7 @@
-"""What operators and users do to topics and brokers while everything else goes wrong.
+"""Operators and users who change topics and brokers during all other faults.
 
-What was begun and not finished when a history ends is finished by `finish`, in a healed cluster: a
-broker whose disk was wiped is taken out and added again, maintenance and decommissions end.
+`finish` completes unfinished work in a healed cluster at the end of a history: a broker with a
+wiped disk is removed and added again, maintenance and decommissions end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.verification.log_history import Deletion
 PATIENCE_S: Final = 60.0
 """With anything, faults or not."""
 WISH_S: Final = 0.1
-"""Between two tries of what failed."""
+"""Between two attempts."""
 MAINTENANCE_S: Final = (0.5, 5.0)
 DECOMMISSION_S: Final = (1.0, 8.0)
 REPEATED: Final = "recreated"
@@ -41,7 +41,7 @@ WIPED_REASONS: Final = ("another data directory", "is not registered in this clu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRates:
-    """How often somebody does something, in the whole cluster."""
+    """Rates of operations, in the whole cluster."""
 
     wipe_per_s: float = 0.0
     """A disk is lost for good, and another one takes its place."""
@@ -53,7 +53,7 @@ class OperatorRates:
 
     @classmethod
     def draw(cls, chance: random.Random) -> OperatorRates:
-        """Rates of one run: most runs know a few of them only."""
+        """Rates of one run: most runs have only a few operations."""
         pick = chance.choice
         return cls(
             wipe_per_s=pick((0.0, 0.0, 0.3)),
@@ -65,23 +65,23 @@ class OperatorRates:
 
 
 class Operators(Recurring):
-    """Do all that until `stop`, and see it through in `finish`."""
+    """Run all operations until `stop`, and complete them in `finish`."""
 
     def __init__(self, data: DataWorld, rates: OperatorRates, nemesis: DataNemesis) -> None:
         super().__init__(data, "operators")
         self.rates = rates
         self._nemesis = nemesis
         self._wiped: int | None = None
-        """The broker that is to be taken out and added again."""
+        """The broker to be removed and added again."""
         self._wiped_epoch = 0
-        """Of its last start with the disk that is gone."""
+        """The broker epoch of its last start with the lost disk."""
         self._had_vote = False
         self._ever_wiped: set[int] = set()
         self._lives = 0
         self._repeated: Part | None = None
-        """The present one of its name, as far as it was created."""
+        """The present topic of the name, as far as created."""
         self._ending: Part | None = None
-        """The one that is to be deleted."""
+        """The topic to be deleted."""
 
     def start(self) -> None:
         """Begin."""
@@ -98,10 +98,10 @@ class Operators(Recurring):
         )
 
     async def finish(self) -> None:
-        """Finish what was begun. The cluster is healed."""
+        """Complete unfinished work. The cluster is healed."""
         await self._clear_wishes()
         if self._ending is not None:
-            # First: nobody moves its replicas away, so a wiped broker that holds one cannot leave.
+            # First: without reassignment of this topic, a wiped broker with a replica cannot leave.
             await self._end_life()
         if self._wiped is not None:
             await self._replace(self._wiped)
@@ -112,9 +112,9 @@ class Operators(Recurring):
             self.data.parts.append(part)
 
     def unexpected_endings(self) -> tuple[str, ...]:
-        """Of nodes; those with a wiped disk end until they have been taken out.
+        """Restart nodes; those with a wiped disk end until they have been removed.
 
-        And once more, if somebody who was not answered takes out what has just come back.
+        Once more, if an operator without an answer removes a node that has just come back.
         """
         return tuple(
             ending.reason
@@ -126,7 +126,7 @@ class Operators(Recurring):
     # Helpers
 
     async def _ask(self, work: Callable[[NodeCore], Awaitable[Any]]) -> bool:
-        """Have any node do something; whether it has."""
+        """Run an operation on any node; return whether it succeeded."""
         try:
             await ask(self.data, self.random.choice(self.data.nodes.node_ids), work)
         except (LogError, NodeDiedError, TimeoutError) as error:
@@ -137,7 +137,7 @@ class Operators(Recurring):
     async def _until(
         self, attempt: Callable[[], Awaitable[Any]], is_done: Callable[[], bool]
     ) -> None:
-        """Try until it is done."""
+        """Retry until success."""
         deadline = self.data.world.loop.now + PATIENCE_S
         while not is_done():
             assert self.data.world.loop.now < deadline, self.data.describe()
@@ -191,7 +191,7 @@ class Operators(Recurring):
 
             await self._until(clear, is_clear)
 
-    # A disk that is gone
+    # Lost disks
 
     async def _wipe(self) -> bool:
         victim = self.random.choice(self.data.nodes.node_ids)
@@ -217,7 +217,7 @@ class Operators(Recurring):
         return True
 
     async def _replace(self, victim: int) -> None:
-        """Have its replicas held by others, forget it, and see it come back with its new disk."""
+        """Reassign the broker's replicas, unregister it, and add it again with its new disk."""
 
         def is_gone() -> bool:
             known = self._broker(victim)
@@ -237,7 +237,7 @@ class Operators(Recurring):
         self._wiped = None
 
     def _has_vote(self, node_id: int) -> bool:
-        """By the member that knows most."""
+        """By the member with the newest metadata."""
         cores = self.data.nodes.cores.values()
         newest = max((core.quorum for core in cores), key=_known, default=None)
         return newest is not None and newest.voters.find(node_id) is not None
@@ -276,7 +276,7 @@ class Operators(Recurring):
             await self._ask(lambda core: core.quorum.remove_voter(victim))
         await self._ask(lambda core: core.services.metadata.unregister_broker(BrokerId(victim)))
 
-    # Records and topics that are deleted
+    # Deleted records and topics
 
     async def _delete_records(self) -> bool:
         part = self.part()

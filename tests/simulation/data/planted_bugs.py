@@ -1,7 +1,7 @@
-"""The ten mistakes that lost data in real systems (replication.md), each planted in one place.
+"""The ten mistakes of docs/decisions/ten-mistakes.md, each planted in one place.
 
-They exist in tests only: `planted` puts one into the shipped code, as long as the block lasts. The
-oracles must find every one of them; test_mistakes.py shows that they do.
+They exist in tests only: `planted` patches one into the shipped code for the duration of the block.
+The checkers must find every one: see test_planted_bugs.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raftlog.storage.producer_state import ProducerStates
 
 @dataclass(frozen=True)
 class Mistake:
-    """One of the ten, or a variant of it."""
+    """One of the ten mistakes, or a variant."""
 
     number: int
     what: str
@@ -81,7 +81,7 @@ def _offsets_without_epochs(
 
 
 def _acked_before_compared(right: Callable[..., Any]) -> Any:
-    """What the follower acknowledged to earlier leaders counts, whatever its log is."""
+    """Acknowledgements to earlier leaders count, whatever the follower's log is."""
 
     def attach(self: LeaderRole, feed: Any, position: Any) -> Any:
         before = self._feeds.get(feed.broker_id)
@@ -123,7 +123,7 @@ def _trusting(right: Callable[..., None]) -> Any:
 
 
 def _succeeding(right: Callable[..., Any]) -> Any:
-    """A failed sync is taken for one that can be tried again, and is found to succeed."""
+    """A failed sync is retried, and seems to succeed."""
 
     def end_sync(self: LogCore, error: Exception | None) -> None:
         right(self, None)

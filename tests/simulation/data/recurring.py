@@ -1,4 +1,4 @@
-"""What happens again and again, at random times, until it is stopped."""
+"""Recurring events at random times, until stopped."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tests.simulation.data.clients import Part
 from tests.simulation.data.data_world import DataWorld
 
 Happening = Callable[[], Awaitable[bool]]
-"""Whether it came about."""
+"""Whether the event happened."""
 
 
 class Recurring:
     """Lets things happen, each kind one at a time. Belongs to the test itself, not to a node."""
 
     def __init__(self, data: DataWorld, name: str) -> None:
-        """`name` is that of a stream of chance of its own."""
+        """`name` is the name of its own stream of randomness."""
         self.data = data
         self.random = data.world.random(name)
         self.counts: dict[str, int] = {}
@@ -30,7 +30,7 @@ class Recurring:
                 self._tasks.append(task)
 
     def stop(self) -> None:
-        """No more of it; what is under way ends in the middle."""
+        """Stop; an event under way ends in the middle."""
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
@@ -42,11 +42,11 @@ class Recurring:
                 self.count(happening.__name__)
 
     def count(self, name: str) -> None:
-        """It came about."""
+        """The event happened."""
         self.counts[name] = self.counts.get(name, 0) + 1
 
     def part(self) -> Part:
-        """Any of the partitions that are looked at to the end."""
+        """Any part that is checked to the end."""
         return self.random.choice(self.data.parts)
 
     def is_calm(self) -> bool:

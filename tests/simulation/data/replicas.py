@@ -1,7 +1,7 @@
-"""What each replica holds, batch by batch: followed as it is written, from the simulated disk.
+"""The content of each replica, batch by batch, followed on the simulated disk.
 
-A batch is known by its *link*: a hash of its base offset, leader epoch and CRC, and of the link of
-the batch before. Two replicas that have one link in common have everything before it in common.
+A batch is identified by its *link*: a hash of its base offset, leader epoch and CRC, and of the
+link of the batch before. Two replicas with a common link have the whole prefix in common.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Key = tuple[str, int]
 START: Final = b""
 """The link before offset 0."""
 UNKNOWN: Final = b"?"
-"""The link before the first batch of a log whose beginning was deleted, if nobody knows it."""
+"""The unknown link before the first batch of a log with a deleted beginning."""
 
 
 class Batch(NamedTuple):
-    """One batch as it lies in a log."""
+    """One batch in a log."""
 
     base_offset: int
     next_offset: int
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
 
 def link(before: bytes, base_offset: int, leader_epoch: int, crc: int) -> bytes:
-    """The link of a batch that follows `before`."""
+    """The link of a batch after `before`."""
     return hashlib.blake2b(
         b"%b %d %d %d" % (before, base_offset, leader_epoch, crc), digest_size=12
     ).digest()
@@ -57,35 +57,35 @@ class Replica:
     start: int = 0
     end: int = 0
     durable_end: int = 0
-    """What the last process that was seen knew to be durable, as the flush mode has it."""
+    """The durable end of the last process, by the flush mode."""
     is_sync: bool = True
     is_lost: bool = False
-    """The disk may have lost what counted as durable: power with flush=async, wiped, or damaged."""
+    """The disk may have lost durable records: power cut with flush=async, wiped, or damaged."""
     lost_epoch: int = 0
-    """The node's broker epoch when that happened."""
+    """The node's broker epoch at that time."""
     damaged_log: LogCore | None = None
-    """The log that was damaged on purpose, if it was."""
+    """The log damaged on purpose, if any."""
     flips: list[tuple[Inode, int]] = field(default_factory=list)
-    """Bits that were flipped on purpose: what is followed is what was written."""
+    """Bits flipped on purpose: the content followed here is the written one."""
     disk: SimulatedDisk | None = None
     boot_id: str = ""
     """Of `disk`, when the replica was last looked at."""
     log: LogCore | None = None
     high_watermark: int = 0
     checked_to: int = 0
-    """Below, its batches were compared with what is committed."""
+    """Batches below were compared with the committed ones."""
     epoch: int = -1
     """Leader epoch in which `high_watermark` was seen."""
     root: bytes = START
     """The link before its first batch."""
     link_before: Callable[[int], bytes] = lambda _offset: UNKNOWN
-    """The link of the committed batch that ends at an offset, where somebody knows it."""
+    """Gives the link of the committed batch that ends at an offset, if known."""
     _generation: int = -1
     _segment: int = 0
     _position: int = 0
 
     def opened(self, log: LogCore) -> None:
-        """A process of the node has opened it."""
+        """A process of the node has opened the replica."""
         self.log = log
         self.high_watermark = 0
         self.epoch = -1
@@ -101,14 +101,14 @@ class Replica:
         self.disk, self.boot_id = disk, disk.boot_id()
 
     def follow(self, disk: SimulatedDisk) -> Iterator[Batch]:
-        """Take over what its log has become, and give the batches that are new in it."""
+        """Follow the changes of the log, and return its new batches."""
         log = self.log
         assert log is not None
         self.start = log.segments.log_start_offset
         self.end = log.segments.end_offset
         self.is_sync = log.config.flush is FlushMode.SYNC
         if log.state is LogState.DAMAGED:
-            # What it holds is not known, so nothing of it counts.
+            # The content is unknown, so no batch counts.
             self.durable_end = self.end = self.start
             return
         self.durable_end = log.flushed_offset if self.is_sync else self.end
@@ -118,7 +118,7 @@ class Replica:
         yield from self._read_on(disk, log)
 
     def _begin_at(self, log: LogCore, *, keeps: bool) -> None:
-        """Read the log anew from its first file; with `keeps`, what lay before that is known."""
+        """Read the log again from its first file; with `keeps`, the prefix before is known."""
         first = int(log.segments.all[0].base_offset)
         keep = bisect_right(self.starts, first - 1) if keeps else 0
         known = START if first == 0 else self.link_before(first)
@@ -126,7 +126,7 @@ class Replica:
             self.batches[keep - 1].next_offset != first
             or known not in (UNKNOWN, self.batches[keep - 1].link)
         ):
-            # Begun anew farther on, behind what was not committed.
+            # Restarted at a later offset, behind uncommitted batches.
             keep = 0
         del self.batches[keep:], self.starts[keep:]
         if not keep:
@@ -148,7 +148,7 @@ class Replica:
                 try:
                     header = parse_header(data, self._position)
                 except LogError:
-                    # Lost in a power cut: whoever reads it will see.
+                    # Lost in a power cut: the next reader finds out.
                     self._position = segment.size_bytes
                     break
                 epoch = header.partition_leader_epoch
@@ -160,7 +160,7 @@ class Replica:
                 yield batch
 
     def as_written(self, inode: Inode) -> bytearray:
-        """A file's content; not a copy of it, unless it was damaged on purpose."""
+        """A file's content; a copy only of a file damaged on purpose."""
         flipped = [bit for owner, bit in self.flips if owner is inode]
         data = bytearray(inode.written) if flipped else inode.written
         for bit in flipped:
@@ -175,7 +175,7 @@ class Replica:
 
     @property
     def is_rooted(self) -> bool:
-        """Whether its links go back to offset 0: what came before its first batch is known."""
+        """Whether the links go back to offset 0, so the whole prefix is known."""
         return self.root != UNKNOWN
 
     def before(self, offset: int) -> Batch | None:
@@ -184,7 +184,7 @@ class Replica:
         return self.batches[at - 1] if at else None
 
     def holding(self, offset: int) -> Batch | None:
-        """The batch that `offset` lies in."""
+        """The batch that contains `offset`."""
         at = bisect_right(self.starts, offset)
         if not at or self.batches[at - 1].next_offset <= offset:
             return None

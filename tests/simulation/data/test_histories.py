@@ -1,7 +1,7 @@
-"""Random histories of replicated partitions: everything may go wrong, nothing is lost.
+"""Random histories of replicated partitions: any fault, no loss.
 
-The seeds run in two processes of their own, which begin with all that are asked for when the first
-one is; each test waits for its own.
+Two processes of their own run the seeds of all selected tests, from the first test on; each test
+waits for its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Outcomes: TypeAlias = dict[int, Future[tuple[int, Report | str]]]
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> Iterator[Outcomes]:
-    """Of the seeds whose tests are to run: reports, or failures as text."""
+    """Results of the selected seeds: reports, or failures as text."""
     name = test_partitions_keep_their_promises.__name__
     wanted = {
         item.callspec.params["seed"]

@@ -1,4 +1,4 @@
-"""The invariants notice what no planted mistake shows, and excuse only what may be excused."""
+"""The invariants find violations that no planted mistake shows, and excuse only allowed losses."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_replica_in_sync_that_is_cut_short_is_noticed() -> None:
 
 
 def test_what_is_lost_on_all_disks_is_noticed_by_the_history() -> None:
-    """Whatever the invariants are told, clients remember."""
+    """The clients' history finds a loss even if the invariants have excused it."""
 
     async def test(data: DataWorld) -> None:
         await begin(data)

@@ -1,4 +1,4 @@
-"""What operators have begun when a history ends is finished, in whatever order it was begun."""
+"""Unfinished operations are completed at the end of a history, in any order of their beginnings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests.simulation.data.operators import REPEATED, OperatorRates, Operators
 
 
 def test_a_wiped_broker_leaves_though_it_holds_a_topic_that_is_being_deleted() -> None:
-    """Nobody had moved that topic's replica away, and it was to be deleted only after the broker
-    had left, which it could not (`data 41274`).
+    """The topic's replica was not reassigned, and the topic was to be deleted only after the broker
+    had left, which the replica prevented (`data 41274`).
     """
 
     async def test(data: DataWorld) -> None:
@@ -32,5 +32,5 @@ def test_a_wiped_broker_leaves_though_it_holds_a_topic_that_is_being_deleted() -
         assert data.replicas.newest is not None
         assert REPEATED not in data.replicas.newest.topics_by_name
 
-    # A seed by which the broker that is wiped holds the topic that is deleted.
+    # A seed in which the wiped broker holds the deleted topic.
     simulate_data(test, seed=2, may_end=True, node_count=4)

@@ -20,13 +20,13 @@ from tests.simulation.data.planted_bugs import MISTAKES, Mistake
 
 @dataclass(frozen=True)
 class Finding:
-    """Who finds a mistake, and by what."""
+    """The scenario that finds a mistake, and the message of the finding."""
 
     scenario: Callable[[], None]
     sign: str
-    """A regular expression that the finding matches."""
+    """A regular expression for the finding."""
     is_found_by_chance: bool = True
-    """Whether one of the first random histories finds it, too."""
+    """Whether one of the first random histories finds the mistake, too."""
 
 
 ELECTABLE: Final = "may be elected, and h"
@@ -43,7 +43,7 @@ FINDINGS: Final = {
         ELECTABLE,
     ),
     "fetches without epochs": Finding(
-        # Two batches at one offset: which rule sees it first is a matter of time.
+        # Two batches at one offset: time decides which rule finds it first.
         network.test_row_05_a_leader_alone_acknowledges_nothing,
         f"takes .* for committed|{ELECTABLE}",
     ),
@@ -59,8 +59,8 @@ FINDINGS: Final = {
     "trusts a restart after power loss": Finding(
         epochs.test_row_10_kip_966_the_last_replica_standing_loses_power, ELECTABLE
     ),
-    # Who leads without asking commits nothing all the same: its followers refuse its epoch. What
-    # it does is to take writes that it should refuse, and to tell ends that are long past.
+    # Such a leader commits nothing all the same: its followers refuse its epoch. But it accepts
+    # writes that it must refuse, and reports old ends.
     "leads without asking": Finding(
         processes.test_row_03_a_paused_leader_is_fenced, "unknown", is_found_by_chance=False
     ),

@@ -1,4 +1,4 @@
-"""What is deleted because somebody asked for it, and what must not be for want of metadata."""
+"""Deletions on request, and files that must survive missing metadata."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def delete_records(data: DataWorld, before: int) -> None:
 
 
 def test_a_log_that_parted_below_the_start_of_its_leader_shows_nothing_of_it() -> None:
-    """The epoch that replaced it at that offset is not known to have begun there any more."""
+    """The start of the epoch that replaced the records is not known any more."""
 
     async def test(data: DataWorld) -> None:
         await data.create("t", [[1, 2, 3]])
@@ -40,7 +40,7 @@ def test_a_log_that_parted_below_the_start_of_its_leader_shows_nothing_of_it() -
         leader = await data.led(T, 2, 3)
         for _ in range(60):
             await data.write(T)
-        # Far enough that files go with it.
+        # Far enough to delete files.
         await delete_records(data, 40)
         assert data.paths(leader, T)[0].rpartition("/")[2] > f"{3:020}.log"
         data.world.network.heal()
@@ -71,7 +71,7 @@ def test_producers_are_known_though_their_records_are_deleted(power: bool) -> No
 
 
 def test_a_topic_of_the_same_name_has_nothing_of_the_one_before() -> None:
-    """Also on a node that was down when the one was deleted and the other created."""
+    """Also on a node that was down during the deletion and the creation."""
 
     async def test(data: DataWorld) -> None:
         await data.create("t", [[1, 2, 3]])
@@ -95,7 +95,7 @@ def test_a_topic_of_the_same_name_has_nothing_of_the_one_before() -> None:
 
 
 def test_row_16_what_the_metadata_does_not_name_is_kept() -> None:
-    """The replica's broker was down when it was moved away: it may be the only copy by now."""
+    """The broker was down during the reassignment: its replica may be the only copy by now."""
 
     async def test(data: DataWorld) -> None:
         topic = await data.create("t", [[1, 2, 3]])
@@ -127,7 +127,7 @@ def test_row_16_a_node_that_has_lost_its_metadata_touches_nothing() -> None:
         data.nodes.start(4)
         assert "its metadata/journal is missing" in await data.nodes.ended(4)
         assert _under(data, 4, topic.topic_id) == kept
-        # Restored, it goes on as if nothing had been.
+        # Restored, the node serves as before.
         disk.put("metadata/journal", journal)
         data.nodes.start(4)
         await data.in_sync()

@@ -1,4 +1,4 @@
-"""Rows of faults.md: failovers in a row, and who may be elected (KIP-101, 279, 966)."""
+"""Rows of FAULTS.md: failovers in a row, and elections (KIP-101, 279, 966)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = Part("t", 0)
 
 
 async def lone_write(data: DataWorld, name: str, node_id: int, count: int) -> None:
-    """Have a leader append what nobody else will get."""
+    """Let a leader append records that reach no other replica."""
     send = await data.producer(name, acks=Acks.LEADER, idempotent=False).send(
         T, count, node=node_id
     )
@@ -20,7 +20,7 @@ async def lone_write(data: DataWorld, name: str, node_id: int, count: int) -> No
 
 
 def test_row_08_kip_279_logs_converge_after_fast_failovers() -> None:
-    """Each of three leaders has written, at the same offsets, what no other one has."""
+    """Each of three leaders has written records of its own at the same offsets."""
 
     async def test(data: DataWorld) -> None:
         await data.create("t", [[1, 2, 3]], {"min.insync.replicas": "1"})
@@ -45,7 +45,7 @@ def test_row_08_kip_279_logs_converge_after_fast_failovers() -> None:
         await asyncio.sleep(0.4)
         data.nodes.start(third)
         await data.in_sync()
-        # All three had written at offset 5, and two of them had to cut it.
+        # All three wrote at offset 5, and two of them had to truncate.
         written = {place[1] for place in data.replicas.links if place[2] == 5}
         assert len(written) == 3, written
 
@@ -53,7 +53,7 @@ def test_row_08_kip_279_logs_converge_after_fast_failovers() -> None:
 
 
 def test_row_09_kip_101_a_restart_before_the_high_watermark_spreads() -> None:
-    """The follower has what was acknowledged, but not yet the word that it is committed."""
+    """The follower has the acknowledged records, but no high watermark above them yet."""
 
     async def test(data: DataWorld) -> None:
         await data.create("t", [[1, 2]])
@@ -91,7 +91,7 @@ def test_row_09_kip_101_a_follower_restarts_and_its_leader_dies() -> None:
 
 
 def test_row_10_kip_966_the_last_replica_standing_loses_power() -> None:
-    """What it had not flushed is gone: it must not be elected before it has caught up."""
+    """Unflushed records are gone: the replica must not be elected before it has caught up."""
 
     async def test(data: DataWorld) -> None:
         await data.create("t", [[1, 2, 3]], {"flush": "async"})
@@ -101,7 +101,7 @@ def test_row_10_kip_966_the_last_replica_standing_loses_power() -> None:
         await data.isr(T, 1, 3)
         await data.write(T, 4)
         data.nodes.kill(3)
-        # Without node 3 there is no majority: what follows is in the metadata only once it is back.
+        # Without node 3 there is no majority: later changes are committed only once it is back.
         data.cut_power(1)
         data.nodes.start(1)
         data.nodes.start(2)
@@ -117,7 +117,7 @@ def test_row_10_kip_966_the_last_replica_standing_loses_power() -> None:
 
 
 def test_row_10_kip_966_an_eligible_replica_leads_again() -> None:
-    """Who left an ISR that fell below the minimum has everything, and may lead."""
+    """A replica that left an ISR below the minimum has all records, and may lead."""
 
     async def test(data: DataWorld) -> None:
         await data.create("t", [[4, 5, 1]])
@@ -186,7 +186,7 @@ def test_row_22_membership_change_kill_and_partition() -> None:
         await change("add_voter", 5)
         data.nodes.start(controller)
         await data.nodes.ready()
-        # Whoever is asked is on the side that can do it: else the cut lasts as long as it waits.
+        # Call a node on the side with a quorum: else the cut lasts as long as the call.
         leader = await data.nodes.until(data.nodes.controller)
         first, second, *rest = data.nodes.others(leader)
         data.world.network.partition([first, second], [leader, *rest])
@@ -221,7 +221,7 @@ def test_row_22_a_partition_moves_while_its_leader_dies() -> None:
 
 
 def test_a_replica_given_again_is_not_taken_for_the_one_that_was_taken_away() -> None:
-    """Its broker hears late of both, and acknowledges until then what the first one has."""
+    """The broker applies both changes late, and acknowledges by its first replica until then."""
 
     async def test(data: DataWorld) -> None:
         controller = await data.nodes.until(data.nodes.controller)
@@ -230,7 +230,7 @@ def test_a_replica_given_again_is_not_taken_for_the_one_that_was_taken_away() ->
         await data.write(T, 5)
         await data.in_sync()
         data.world.network.slow(controller, late, 0.6)
-        # One who has the spare's place at once, so that the late one is not needed.
+        # A broker that takes the spare's place at once, so that the late one is not needed.
         await data.reassign(T, [leader, other, late, spare])
         await data.isr(T, leader, other, late, spare)
         await data.reassign(T, [leader, other, spare])

@@ -1,4 +1,4 @@
-"""Rows of faults.md: partitions, delays, leaders that are cut off."""
+"""Rows of FAULTS.md: network cuts, delays, leaders that are cut off."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_row_04_a_leader_is_cut_off(kind: str) -> None:
             network.partition([1], [2, 3], one_way=kind == "cannot speak")
         await data.led(T, 2, 3)
         await data.write(T)
-        # One that still takes itself for the leader commits nothing.
+        # A replaced leader that has not applied the change commits nothing.
         await data.producer("d", idempotent=False).send(T, node=1, within_s=0.5)
         await asyncio.sleep(1.0)
         network.heal()
@@ -64,7 +64,7 @@ def test_a_leader_that_was_moved_unawares_tells_no_old_end() -> None:
         await data.reassign(T, others)
         await data.led(T, *others)
         await data.write(T, 2)
-        # It has not heard of it, and may act as a leader still.
+        # The node has not applied the change, and may still act as a leader.
         assert data.leader_by(late, T) == late
         assert data.nodes.takes_writes(late, "t", 0)
         assert await consumer.ask_end(late) == 7
@@ -84,13 +84,12 @@ def test_row_05_a_leader_without_the_quorum_acknowledges_nothing_that_needs_an_i
         send = await data.producer("p", idempotent=False).send(T, node=4, within_s=1.0)
         assert send is not None and send.outcome != "ok"
         assert data.nodes.takes_writes(4, "t", 0)
-        # It steps down within a session timeout, by its own clock.
+        # The node resigns within a session timeout, by its own clock.
         await data.nodes.until(lambda: not data.nodes.takes_writes(4, "t", 0))
         assert data.world.loop.now - cut_at <= SESSION_S
         late = await data.producer("q", idempotent=False).send(T, node=4, within_s=0.2)
         assert late is not None and late.outcome == "refused"
-        # The others do not go on without a majority of the in-sync set that could be elected
-        # having everything: node 1 has.
+        # The others do not go on without an electable replica with all records: node 1 has them.
         await data.led(T, 1)
         await data.isr(T, 1)
         data.world.network.heal()
@@ -125,7 +124,7 @@ def test_row_05_an_isr_change_counts_once_it_is_committed() -> None:
         network = data.world.network
         network.partition([4], [lost])
         network.slow(4, controller, 0.4)
-        # These do not wait, so that the leader hears of its other follower all the time.
+        # These sends do not wait, so that the leader hears its other follower all the time.
         eager = data.producer("eager", acks=Acks.LEADER, stale=0.0)
         work = data.world.loop.create_task(eager.run(data.world.loop.now + 4.0, 0.02))
         await asyncio.sleep(4.0)
@@ -153,14 +152,14 @@ def test_row_07_delays_and_resets(seed: int) -> None:
 
 
 def test_kip_320_data_of_a_replaced_leader_is_refused() -> None:
-    """What the old leader had sent arrives when the follower has a new one."""
+    """Data of the old leader arrives when the follower has a new one."""
 
     async def test(data: DataWorld) -> None:
         await data.create("t", [[1, 2, 3]])
         await data.write(T, 2)
         await data.in_sync()
         data.world.network.give_up_s = (30.0, 31.0)
-        # What 1 sends to 3 waits, as TCP does; then 1 is cut off from all, and replaced.
+        # Messages from 1 to 3 wait, as in TCP; then 1 is cut off from all, and replaced.
         data.world.network.block(1, 3)
         await data.producer("p", acks=Acks.LEADER, idempotent=False).send(T, 3, node=1)
         data.nodes.cut_off(1)
@@ -180,7 +179,7 @@ def test_kip_320_a_reader_at_a_follower_sees_nothing_that_is_withdrawn() -> None
         await data.in_sync()
         near = Consumer(data, "c", T, near=1.0)
         near.seek(0)
-        # Only node 2 gets what the leader writes now, and must not show it.
+        # From now on only node 2 gets the leader's records, and must not show them.
         data.world.network.partition([1], [3])
         await data.producer("p", acks=Acks.LEADER, idempotent=False).send(T, 3, node=1)
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Rows of faults.md: processes that die, stop, and hang; clients with old metadata."""
+"""Rows of FAULTS.md: processes that die, stop, and hang; clients with old metadata."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SESSION_S = 1.5
 
 
 async def written(data: DataWorld, seconds: float) -> asyncio.Task[None]:
-    """Writers who write for that long, two of them, and a reader."""
+    """Two producers and a consumer, for that long."""
     loop = data.world.loop
     end_s = loop.now + seconds
     works = [
@@ -91,7 +91,7 @@ def test_row_03_a_paused_leader_is_fenced() -> None:
         assert data.world.loop.now - begun < 2.5
         await data.write(T, 3)
         data.world.resume(1)
-        # The first thing that the old leader hears of is a writer.
+        # The first message to the old leader is a write.
         refused = await data.producer("p", idempotent=False).send(T, node=1, within_s=0.01)
         assert refused is not None and refused.outcome == "refused"
         assert data.leader(T) == successor
@@ -131,7 +131,7 @@ def test_row_06_stale_metadata_of_a_client() -> None:
                 ),
             )
         assert refusal.value.entry is NO_LEADER
-        # Whoever passes it on, or asks where the leader is, is served.
+        # A client that lets the node forward, or looks up the leader, is served.
         sent = await data.producer("retrying", routed=1.0).send(T)
         assert sent is not None and sent.outcome == "ok"
 

@@ -1,4 +1,4 @@
-"""Rows of faults.md: power, disks that fail, rot, lag or are wiped, and clocks."""
+"""Rows of FAULTS.md: power cuts, disks that fail, rot, lag or are wiped, and clocks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_row_13_power_cut_of_all_nodes_sync(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_row_13_power_cut_of_all_nodes_async_is_reported(seed: int) -> None:
-    """Nobody can vouch for the newest records: the partition stays offline and says why."""
+    """No replica can vouch for the newest records: the partition stays offline and reports why."""
 
     async def test(data: DataWorld) -> None:
         await data.create("t", [[1, 2, 3]], {"flush": "async"})
@@ -67,7 +67,7 @@ def test_row_13_power_cut_of_all_nodes_async_is_reported(seed: int) -> None:
         await data.nodes.until(lambda: all(map(data.nodes.is_ready, data.nodes.node_ids)))
         await asyncio.sleep(3.0)
         assert data.leader(T) is None, data.describe()
-        # An operator accepts the loss; from then on nobody claims that there was none.
+        # An operator accepts the loss; from then on the metadata has recorded it.
         controller = await data.nodes.until(data.nodes.controller)
         data.lose(T, 0)
         await data.nodes.call(
@@ -83,7 +83,7 @@ def test_row_13_power_cut_of_all_nodes_async_is_reported(seed: int) -> None:
 
 
 def test_row_14_a_tail_torn_at_every_byte() -> None:
-    """A write that a crash cut short anywhere is left out, and fetched again."""
+    """A write cut short at any byte is dropped, and fetched again."""
 
     async def test(data: DataWorld) -> None:
         await data.create("t", [[1, 2, 3]], small_segments=False)
@@ -127,7 +127,7 @@ def test_row_15_bit_rot_in_the_middle(victim: str, when: str) -> None:
         near.seek(0)
         for _ in range(60):
             await near.poll(node_id, near=True)
-        # Repaired, and the bytes that were damaged are kept.
+        # Repaired, and the damaged bytes are kept.
         await data.nodes.until(lambda: rotten not in _contents(data, node_id, "replicas/"))
         await data.in_sync()
         assert rotten in _contents(data, node_id, "")
@@ -156,7 +156,7 @@ def test_row_17_a_failed_sync_is_final(victim: str) -> None:
         flushed = failed.log.flushed_offset
         await data.write(T, 3)
         await data.nodes.until(lambda: failed.is_closed)
-        # What could not be synced is not trusted any more, whatever a second try would say.
+        # Unsynced records are not counted any more, whatever a second sync would return.
         assert failed.log.flushed_offset == flushed
         await data.in_sync()
         assert data.replica(node_id, T) is not failed
@@ -217,7 +217,7 @@ def test_row_20_clock_jumps(seconds: float) -> None:
 
 
 def test_row_21_a_wiped_disk_under_the_same_id() -> None:
-    """Refused, until the broker has been removed and added again; then it catches up first."""
+    """Refused, until the broker is removed and added again; then the replica catches up first."""
 
     async def test(data: DataWorld) -> None:
         await data.create("t", [[1, 2, 4]])
@@ -281,7 +281,7 @@ def test_what_was_refused_is_written_nowhere() -> None:
 
 
 def test_row_21_the_files_of_one_replica_are_gone() -> None:
-    """It must not be taken for one that has everything, though the metadata says that it has."""
+    """The replica must not count as complete, though the metadata has it in the ISR."""
 
     async def test(data: DataWorld) -> None:
         await data.create("t", [[1, 2, 3]])

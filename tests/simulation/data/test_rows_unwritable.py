@@ -1,7 +1,7 @@
-"""Rows 18 and 19 of faults.md, for leaders: a disk that is full, or hangs, costs its node the lead.
+"""Rows 18 and 19 of FAULTS.md, for leaders: a full or hanging disk costs its node the lead.
 
-Nobody else is told what a disk is like. So the node that has it says so, and others take over what
-they can, though it lives, answers, and goes on as a member of the quorum.
+Only the node itself knows its disk. So the node reports it, and others take over leadership where
+possible, though the node lives, answers, and stays a member of the quorum.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ T, U = Part("t", 0), Part("u", 0)
 FULL_RESUME_S = 6.0
 """Until the leader is another, and the full replica is not waited for any more."""
 HANG_RESUME_S = 10.0
-"""Likewise, and before that until the sync has taken too long."""
+"""Likewise, plus the time until the sync counts as too slow."""
 ROOMS = [0, 3_000, 4 << 20]
-"""Bytes that a full disk still takes: of the metadata at most, since appends leave it a reserve."""
+"""Bytes that fit on a full disk: metadata at most, since appends leave a reserve."""
 
 
 async def _led_by_controller(data: DataWorld, *, is_controller: bool) -> int:
-    """Have the quorum led by the leader of T, or by another; return who leads T."""
+    """Let the leader of T, or another node, lead the quorum; return the leader of T."""
     leader = await data.led(T)
     wanted = leader if is_controller else data.nodes.others(leader)[0]
     controller = await data.nodes.until(data.nodes.controller)
@@ -49,7 +49,7 @@ def test_row_18_a_leader_whose_disk_is_full_gives_the_lead_to_one_with_room(
         await data.led(T, *data.nodes.others(leader), seconds=FULL_RESUME_S)
         await data.write(T, within_s=FULL_RESUME_S)
         assert data.row(T).leader != leader
-        # Still there: nobody had to be fenced, and it gets no lead while it has no room.
+        # Still there: no broker was fenced, and the node gets no lead without space.
         assert not data.nodes.is_fenced(leader)
         await data.write(U, within_s=FULL_RESUME_S)
         disk.capacity_bytes = None
@@ -68,7 +68,7 @@ def test_row_19_a_leader_whose_disk_hangs_gives_the_lead_to_another(*, is_contro
         await data.led(T, *data.nodes.others(leader), seconds=HANG_RESUME_S)
         await data.write(T, within_s=HANG_RESUME_S)
         assert not data.nodes.is_fenced(leader)
-        # It may not know yet that others lead, and must not take what would be lost with it.
+        # The node may not know the new leaders yet, and must not accept records that would be lost.
         assert not data.nodes.takes_writes(leader, "t")
         await clients
 
@@ -85,7 +85,7 @@ def test_leaderships_return_once_there_has_been_room_for_a_while() -> None:
         disk.capacity_bytes = disk.used_bytes()
         await data.led(T, 2, 3, seconds=FULL_RESUME_S)
         epoch = data.row(T).leader_epoch
-        # Room that comes and goes moves nothing.
+        # Space that comes and goes moves no leader.
         for _ in range(4):
             disk.capacity_bytes = None
             await asyncio.sleep(STEADY_S - 1.0)
