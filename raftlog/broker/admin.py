@@ -40,7 +40,7 @@ from raftlog.replication.partition import Partition
 __all__ = ["NODE_ID_MAX", "AdminService", "ClusterMembership", "ReplicaProgress"]
 
 DELETIONS_AT_ONCE: Final = 32
-"""Partitions of one request whose records are deleted at the same time."""
+"""Partitions of one request handled at the same time."""
 VALIDATED_TOPIC_ID: Final = TopicId("0" * 32)
 """Id of a topic that is only validated."""
 
@@ -56,7 +56,7 @@ class ClusterMembership:
     voters: VoterSet
     image: MetadataImage
     unwritable: Set[BrokerId]
-    """Brokers whose disks take no writes."""
+    """Brokers with disks that take no writes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, NamedTuple, NoReturn, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 from raftlog.broker.authorize import (
     CLUSTER,
@@ -59,7 +59,7 @@ from raftlog.routing.handle import PartitionHandle
 __all__ = ["Acks", "ProduceOptions", "ProduceService"]
 
 TOPICS_REMEMBERED_MAX: Final = 10_000
-"""Topics whose next partition the round robin remembers."""
+"""Bound of the round robin: topics with a remembered next partition."""
 SEQUENCE_MASK: Final = 2**31 - 1
 """Sequence numbers go on from 0 after 2^31 - 1."""
 
@@ -100,7 +100,8 @@ class PartitionWrite:
     log_append_time_ms: int = -1
 
 
-class BatchesAppended(NamedTuple):
+@dataclass(slots=True)
+class BatchesAppended:
     """The place of one partition's batches in its log."""
 
     base_offset: Offset

@@ -52,5 +52,5 @@ class Broker:
         return self.services.node_id
 
     def not_ready(self) -> str | None:
-        """None while the node serves; otherwise the reason why it does not."""
+        """None while the node serves; otherwise the reason for refusing requests."""
         return self.services.is_ready()

@@ -24,11 +24,11 @@ class Dispatcher:
     def __init__(self, router: Router, context: ServerContext) -> None:
         self._find = router.find
         self._context = context
-        # The event loop's own time stands still while it runs callbacks, and has milliseconds.
+        # The event loop's own clock stands still during callbacks, and counts milliseconds.
         self._time = context.broker.clock.monotonic
 
     async def __call__(self, request: Request) -> web.StreamResponse:
-        """The answer to a request. Raises only what ends the connection."""
+        """The answer to a request. An exception ends the connection."""
         context = self._context
         started = self._time()
         route: Route | None = None
@@ -58,7 +58,7 @@ class Dispatcher:
                 context.on_broken_invariant(error)
             response = self._failed(request, INTERNAL)
         if isinstance(response, Answer) and len(response.content) > WRITE_SLICE_BYTES:
-            # A slow reader makes us keep it. What exists cannot be refused; it leaves less room.
+            # A slow reader makes this node keep the answer: it leaves less room for bodies.
             context.broker.bytes_in_flight.take_anyway(len(response.content))
             request.bytes_held += len(response.content)
         if request.must_close or context.broker.closing.is_set():
@@ -69,7 +69,7 @@ class Dispatcher:
     def _failed(
         self, request: Request, entry: ErrorEntry, message: str | None = None
     ) -> web.StreamResponse:
-        """The error answer; or a cut, the only honest one once part of another has been sent."""
+        """The error answer; or a cut connection, once part of another answer has been sent."""
         if request.writer.output_size > 0:
             self._context.release(request)
             raise ConnectionResetError("failed after the answer had begun")
@@ -79,7 +79,7 @@ class Dispatcher:
 def _check_ready(context: ServerContext) -> None:
     reason = context.broker.not_ready()
     if reason is not None:
-        # Before that, an unknown topic may only be one that has not been read from disk yet.
+        # Earlier, an unknown topic may merely not have been read from disk yet.
         raise LogError(NOT_READY, reason)
 
 

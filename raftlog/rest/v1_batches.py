@@ -132,7 +132,14 @@ def _result(
 ) -> ProduceResult:
     if isinstance(outcome, LogError):
         return _failed(frame.topic, frame.partition, outcome, broker)
-    return ProduceResult(frame.topic, frame.partition, *outcome)
+    return ProduceResult(
+        frame.topic,
+        frame.partition,
+        outcome.base_offset,
+        outcome.last_offset,
+        outcome.log_append_time_ms,
+        outcome.log_start_offset,
+    )
 
 
 def _failed(topic: str, number: PartitionId, error: LogError, broker: Broker) -> ProduceResult:
