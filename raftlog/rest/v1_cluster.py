@@ -1,8 +1,8 @@
-"""What operators decide about the cluster: who leads, who holds what, which nodes rest or leave.
+"""/v1 operations on the cluster: leaders, reassignments, maintenance, decommission.
 
-Each request is answered when its decision is in the metadata and this node acts by it. Copying
-records and moving leaders away then takes as long as it takes; the reads here say how far it is, as
-far as this node knows.
+The answer to a change comes once the change is in the metadata and this node acts by it. Copying
+records and moving leaders away then goes on in the background; the reads have its progress, as far
+as this node knows.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ ROUTES: Final = (
         "POST",
         "/v1/topics/{topic}/partitions/{partition}/leader",
         set_leader,
-        "Let another replica lead a partition",
+        "Elect another replica as a partition's leader",
         tag="v1",
         request_type=LeaderWish,
         status=204,
@@ -230,7 +230,7 @@ ROUTES: Final = (
         "GET",
         "/v1/reassignments",
         list_reassignments,
-        "Partitions that are being moved",
+        "Partitions being moved",
         tag="v1",
         query=(QueryParameter("topic", str, "Only those of this topic."),),
         response_type=ReassignmentList,
@@ -258,7 +258,7 @@ ROUTES: Final = (
         "GET",
         "/v1/nodes/{node}/decommission",
         get_decommission,
-        "How far a node's decommission is",
+        "Progress of a node's decommission",
         tag="v1",
         response_type=DecommissionView,
         errors=(NOT_FOUND,),
@@ -276,7 +276,7 @@ ROUTES: Final = (
         "PUT",
         "/v1/nodes/{node}/maintenance",
         begin_maintenance,
-        "Have a node lead nothing that others can",
+        "Begin maintenance: the node leads only where no other can",
         tag="v1",
         status=204,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),
