@@ -13,7 +13,7 @@ from aiohttp import web
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import WRITE_SLICE_BYTES, Answer, error_response, method_not_allowed
 from raftlog.http.routing import Route, Router, WrongMethod
-from raftlog.record.errors import BAD_REQUEST, INTERNAL, NOT_READY, ErrorEntry, LogError
+from raftlog.record.errors import BAD_REQUEST, INTERNAL, ErrorEntry, LogError
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Dispatcher:
                 route = found.route
                 request.path_parameters = found.path_parameters
                 if not route.serves_always:
-                    _check_ready(context)
+                    context.broker.check_ready()
                 request.cancel_on_disconnect = route.cancel_on_disconnect
                 response = await route.handler(request, context)
         except LogError as error:
@@ -74,13 +74,6 @@ class Dispatcher:
             self._context.release(request)
             raise ConnectionResetError("failed after the answer had begun")
         return error_response(entry, message)
-
-
-def _check_ready(context: ServerContext) -> None:
-    reason = context.broker.not_ready()
-    if reason is not None:
-        # Earlier, an unknown topic may merely not have been read from disk yet.
-        raise LogError(NOT_READY, reason)
 
 
 def _unusual_target(request: Request) -> str:

@@ -32,7 +32,7 @@ def framed(message: bytes, mask: bytes | None = b"\x01\x02\x03\x04") -> bytes:
 
 
 class HonestCaller:
-    """A caller by hand, which a test lets go wrong where it likes."""
+    """A caller by hand, for mistakes at any step."""
 
     def __init__(self, channel: str = CHANNEL) -> None:
         self.auth = Caller(SECRET, channel, b"hello", NONCE)
@@ -140,7 +140,7 @@ async def test_caller_may_not_speak_before_the_answer() -> None:
 
 @on_both_loops
 async def test_handshake_by_hand_opens_a_connection() -> None:
-    """Byte by byte: and the reference for the tests that spoil one step of it."""
+    """Byte by byte: the reference for tests of one wrong step."""
     async with node() as callee, RawPeer.connected(callee.port) as peer:
         caller = HonestCaller()
         for byte in await caller.challenge(peer):
@@ -239,7 +239,7 @@ async def other_answer(callee: RunningNode) -> int:
 async def test_caller_meets_noise_at_every_step(
     step: str, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A callee that goes wrong: the caller gets an error of the interface, and no connection."""
+    """A faulty callee: the caller gets an error of the interface, and no connection."""
 
     def serve(noise: bytes) -> Callable[..., object]:
         async def callee(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
