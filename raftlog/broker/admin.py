@@ -72,7 +72,7 @@ class ReplicaProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class DecommissionProgress:
+class DecommissionState:
     """Progress of a broker's decommission."""
 
     is_decommissioning: bool
@@ -297,23 +297,21 @@ class AdminService:
 
     # Brokers
 
-    async def decommission(self, principal: Principal, broker_id: BrokerId) -> DecommissionProgress:
+    async def decommission(self, principal: Principal, broker_id: BrokerId) -> DecommissionState:
         """Begin to move all partitions of a broker to others."""
         self._authorize(principal, Operation.ALTER, CLUSTER)
         await self._metadata.operations.decommission(broker_id)
         return self._decommission_progress(broker_id)
 
-    def decommission_progress(
-        self, principal: Principal, broker_id: BrokerId
-    ) -> DecommissionProgress:
+    def decommission_progress(self, principal: Principal, broker_id: BrokerId) -> DecommissionState:
         """Progress of a broker's decommission. LogError NOT_FOUND."""
         self._authorize(principal, Operation.DESCRIBE, CLUSTER)
         return self._decommission_progress(broker_id)
 
-    def _decommission_progress(self, broker_id: BrokerId) -> DecommissionProgress:
+    def _decommission_progress(self, broker_id: BrokerId) -> DecommissionState:
         image = self._metadata.image
         progress = evacuation_progress(image, broker_id)
-        return DecommissionProgress(
+        return DecommissionState(
             image.brokers[broker_id].decommissioning, progress.left, progress.moving
         )
 

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from raftlog.broker.admin import DecommissionProgress
+from raftlog.broker.admin import DecommissionState
 from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext, partition_parameter
 from raftlog.http.responses import empty_response, json_response
@@ -192,7 +192,7 @@ def _broker_id(request: Request) -> BrokerId:
     return BrokerId(node_number(request.path_parameters["node"]))
 
 
-def _view(broker_id: BrokerId, progress: DecommissionProgress) -> DecommissionView:
+def _view(broker_id: BrokerId, progress: DecommissionState) -> DecommissionView:
     return DecommissionView(
         node_id=broker_id,
         decommissioning=progress.is_decommissioning,
