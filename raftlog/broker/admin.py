@@ -41,7 +41,7 @@ from raftlog.replication.partition import Partition
 __all__ = ["NODE_ID_MAX", "AdminService", "ClusterMembership", "ReplicaProgress"]
 
 DELETIONS_AT_ONCE: Final = 32
-"""Partitions of one request whose records are deleted at the same time."""
+"""Partitions of one request handled at the same time."""
 VALIDATED_TOPIC_ID: Final = TopicId("0" * 32)
 """Id of a topic that is only validated."""
 
@@ -57,7 +57,7 @@ class ClusterMembership:
     voters: VoterSet
     image: MetadataImage
     unwritable: Set[BrokerId]
-    """Brokers whose disks take no writes."""
+    """Brokers with disks that take no writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ReplicaProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class DecommissionProgress:
+class DecommissionState:
     """Progress of a broker's decommission."""
 
     is_decommissioning: bool
@@ -304,23 +304,21 @@ class AdminService:
 
     # Brokers
 
-    async def decommission(self, principal: Principal, broker_id: BrokerId) -> DecommissionProgress:
+    async def decommission(self, principal: Principal, broker_id: BrokerId) -> DecommissionState:
         """Begin to move all partitions of a broker to others."""
         self._authorize(principal, Operation.ALTER, CLUSTER)
         await self._metadata.operations.decommission(broker_id)
         return self._decommission_progress(broker_id)
 
-    def decommission_progress(
-        self, principal: Principal, broker_id: BrokerId
-    ) -> DecommissionProgress:
+    def decommission_progress(self, principal: Principal, broker_id: BrokerId) -> DecommissionState:
         """Progress of a broker's decommission. LogError NOT_FOUND."""
         self._authorize(principal, Operation.DESCRIBE, CLUSTER)
         return self._decommission_progress(broker_id)
 
-    def _decommission_progress(self, broker_id: BrokerId) -> DecommissionProgress:
+    def _decommission_progress(self, broker_id: BrokerId) -> DecommissionState:
         image = self._metadata.image
         progress = evacuation_progress(image, broker_id)
-        return DecommissionProgress(
+        return DecommissionState(
             image.brokers[broker_id].decommissioning, progress.left, progress.moving
         )
 

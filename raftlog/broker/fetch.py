@@ -228,7 +228,9 @@ class MultiFetch:
         """
         one = PartitionFetch(topic, number, offset, max_bytes, end_offset)
         self._partitions.append(one)
-        refusal = self._refusal(topic)
+        if topic not in self._refusals:
+            self._authorize(topic)
+        refusal = self._refusals[topic]
         if refusal is not None:
             one.error = refusal
             return
@@ -315,16 +317,13 @@ class MultiFetch:
                 return fetched
         return Fetched(b"", one.offset, partition.high_watermark, partition.log_start_offset)
 
-    def _refusal(self, topic: str) -> LogError | None:
-        """The authorization's error for a topic, if any. Decided once per topic and fetch."""
-        refusals = self._refusals
-        if topic not in refusals:
-            refusals[topic] = None
-            try:
-                self._service.authorize(self._principal, Operation.READ, topic_resource(topic))
-            except LogError as error:
-                refusals[topic] = error
-        return refusals[topic]
+    def _authorize(self, topic: str) -> None:
+        """Decide about a topic, once per fetch."""
+        self._refusals[topic] = None
+        try:
+            self._service.authorize(self._principal, Operation.READ, topic_resource(topic))
+        except LogError as error:
+            self._refusals[topic] = error
 
     def _check_topic_id(self, name: str, topic_id: str) -> None:
         """Raise LogError UNKNOWN_TOPIC unless the topic of that name has that id."""

@@ -36,7 +36,7 @@ class BrokerSettings:
 class BytesInFlight:
     """Counts the bytes that requests hold: bodies received or worked on, large answers being sent.
 
-    It refuses, and never waits: requests that each wait for the others' bytes would wait for ever.
+    `take` refuses, and never waits: requests waiting for each other's bytes would wait for ever.
     """
 
     def __init__(self, bytes_max: int) -> None:

@@ -1,10 +1,10 @@
 """The services of one node, as its broker uses them, and the node's readiness.
 
-Readiness is two questions. While a node starts or stops it serves nothing, because it cannot tell
-an unknown topic from one it has not read yet (`NodeServices.is_ready`). A node that knows no active
-controller has everything it needs to read and write the partitions it leads: it serves, and the
-quorum itself refuses changes of metadata (NO_CONTROLLER). But it is not *ready* (`unready`): a load
-balancer, or a rolling restart, should prefer the other nodes. The same holds for a fenced node.
+Readiness is two questions. A starting or stopping node serves nothing, because an unknown topic may
+merely not have been read yet (`NodeServices.is_ready`). A node without an active controller can
+still read and write the partitions that it leads: it serves, and the quorum itself refuses changes
+of metadata (NO_CONTROLLER). But it is not *ready* (`unready`): a load balancer, or a rolling
+restart, should prefer the other nodes. The same holds for a fenced node.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NodeServices:
 
 
 def unready(services: NodeServices) -> LogError | None:
-    """Why the node is not ready, as the error that says so; None if it is."""
+    """None while the node is ready; otherwise the error with the reason."""
     reason = services.is_ready()
     if reason is not None:
         return LogError(NOT_READY, reason)
@@ -80,7 +80,7 @@ def unready(services: NodeServices) -> LogError | None:
 
 
 def _reach(services: NodeServices) -> str:
-    """How many voters this node is in touch with, itself included: what the reader asks next."""
+    """The number of voters this node reaches, itself included."""
     voters = services.quorum.voters
     peers = services.quorum.peers()
     reached = sum(node_id == services.node_id or node_id in peers for node_id in voters.ids)

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, NamedTuple, NoReturn, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 from raftlog.broker.authorize import (
     CLUSTER,
@@ -59,9 +59,12 @@ from raftlog.routing.handle import PartitionHandle
 __all__ = ["Acks", "ProduceOptions", "ProduceService"]
 
 TOPICS_REMEMBERED_MAX: Final = 10_000
-"""Topics whose next partition the round robin remembers."""
+"""Bound of the round robin: topics with a remembered next partition."""
 SEQUENCE_MASK: Final = 2**31 - 1
 """Sequence numbers go on from 0 after 2^31 - 1."""
+
+_WRITE: Final = Operation.WRITE
+"""A local name: the lookup of an enum's member costs as much as the rest of an authorization."""
 
 StoredRecord: TypeAlias = tuple[int, bytes | None, bytes | None, Headers | None]
 """Timestamp (ms), key, value, headers of a record to write."""
@@ -100,7 +103,8 @@ class PartitionWrite:
     log_append_time_ms: int = -1
 
 
-class BatchesAppended(NamedTuple):
+@dataclass(slots=True)
+class BatchesAppended:
     """The place of one partition's batches in its log."""
 
     base_offset: Offset
@@ -150,7 +154,7 @@ class ProduceService:
         Call it before `write`: it authorizes the principal. Raises LogError UNKNOWN_TOPIC,
         FORBIDDEN.
         """
-        self._authorize(principal, Operation.WRITE, topic_resource(name))
+        self._authorize(principal, _WRITE, topic_resource(name))
         topic = self._metadata.image.topics_by_name.get(name)
         if topic is not None:
             return topic
@@ -346,7 +350,7 @@ class ProduceService:
         topic, number, data = frame
         is_known = False
         try:
-            self._authorize(principal, Operation.WRITE, topic_resource(topic))
+            self._authorize(principal, _WRITE, topic_resource(topic))
             if topic not in self._metadata.image.topics_by_name:
                 await self._missing_topic(principal, topic)
             is_known = True

@@ -3,7 +3,7 @@
 The node constructs one `Broker`, and gives it to every listener. So limits, batches of small
 requests, the round robin and the metrics are common to all protocols. A listener
 
-1. checks `not_ready`, and refuses the request if there is a reason;
+1. calls `check_ready` for each request;
 2. authenticates the client: a `Principal`;
 3. takes the request's bytes from `bytes_in_flight`, and gives them back after the answer;
 4. calls an operation, and shapes its outcome.
@@ -21,6 +21,7 @@ from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
 from raftlog.broker.offsets import OffsetService
 from raftlog.broker.produce import ProduceService
+from raftlog.record.errors import NOT_READY, LogError
 
 
 class Broker:
@@ -51,6 +52,11 @@ class Broker:
         """This node's broker id."""
         return self.services.node_id
 
-    def not_ready(self) -> str | None:
-        """None while the node serves; otherwise the reason why it does not."""
-        return self.services.is_ready()
+    def check_ready(self) -> None:
+        """Raise LogError NOT_READY, with the reason, unless the node serves.
+
+        A starting node may merely not have read an unknown topic from disk yet.
+        """
+        reason = self.services.is_ready()
+        if reason is not None:
+            raise LogError(NOT_READY, reason)

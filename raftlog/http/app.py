@@ -88,7 +88,7 @@ class Server:
         network: HttpNetwork | None = None,
         on_broken_invariant: Callable[[AssertionError], None] | None = None,
     ) -> Server:
-        """Listen and serve `routes`. While `broker.not_ready()` has a reason, answer NOT_READY.
+        """Listen and serve `routes`; answer NOT_READY until `broker.check_ready()` passes.
 
         `network` accepts the connections of other nodes; closing the server closes it, too.
         `on_broken_invariant` is called with assertions that failed in a handler (`network` reports

@@ -40,7 +40,7 @@ async def read_body(request: Request, context: ServerContext) -> bytes:
     """The whole body, decompressed. Its bytes are held until the request is answered.
 
     Raises LogError BODY_TOO_LARGE, REQUEST_TIMEOUT, OVERLOADED, UNSUPPORTED_MEDIA_TYPE (an unknown
-    Content-Encoding), BAD_REQUEST (broken framing or compression).
+    Content-Encoding), BAD_REQUEST (malformed framing or compression).
     """
     content = request.content
     if content.is_eof() and content.exception() is None:
@@ -63,15 +63,14 @@ async def read_json(
 ) -> T:
     """The body as JSON of the decoder's type.
 
-    Raises what `read_body` does, INVALID_BODY, and UNSUPPORTED_MEDIA_TYPE if it claims to be
-    something else.
+    Raises LogError as `read_body`, INVALID_BODY, and UNSUPPORTED_MEDIA_TYPE for another media type.
     """
     require_media_type(request, (JSON,))
     return decode_json(await read_body(request, context), decoder, context.limits.json_depth_max)
 
 
 def decode_json(body: bytes, decoder: msgspec.json.Decoder[T], depth_max: int) -> T:
-    """Decode bounded JSON; LogError INVALID_BODY says where it is wrong."""
+    """Decode bounded JSON; LogError INVALID_BODY names the place of the mistake."""
     check_json_depth(body, depth_max)
     try:
         return decoder.decode(body)
@@ -80,10 +79,10 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[T], depth_max: int) -
 
 
 def check_json_depth(body: bytes, depth_max: int) -> None:
-    """LogError INVALID_BODY if brackets nest deeper than `depth_max`.
+    """Raise LogError INVALID_BODY if brackets nest deeper than `depth_max`.
 
     Works layer by layer on the brackets alone, each step at memory speed: few documents are nested
-    more than some layers deep. Text that is not JSON is left for the parser to refuse.
+    more than some layers deep. The parser refuses text other than JSON.
     """
     if body.count(b"[") + body.count(b"{") <= depth_max:
         return
@@ -119,7 +118,7 @@ async def _receive(request: Request, context: ServerContext) -> bytes:
     if (request.content_length or 0) > limits.body_bytes_max:
         raise too_large(limits.body_bytes_max)
     if EXPECT in request.headers and request.version >= (1, 1):
-        # Only now is it known that the body is wanted (RFC 9110, section 10.1.1).
+        # Invite the body only after all checks of the head (RFC 9110, section 10.1.1).
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
     chunks: list[bytes] = []
@@ -156,7 +155,7 @@ async def _decompress(
     if name in ("gzip", "x-gzip"):
         window_bits = 16 + zlib.MAX_WBITS
     elif name == "deflate":
-        # The standard says zlib's framing; some send the bare stream, which never begins with 0x?8.
+        # zlib's framing by the standard; some send the bare stream, never beginning with 0x?8.
         window_bits = zlib.MAX_WBITS if body[0] & 0x0F == 0x08 else -zlib.MAX_WBITS
     else:
         raise LogError(
@@ -189,10 +188,9 @@ async def _decompress(
 class BodyStream:
     """The objects of a body, group by group, as they arrive.
 
-    Iterating gives (objects, error): the error is why the stream cannot be followed any further,
-    and comes with the last group. Ends at the body's end, and when the server closes. Between
-    objects the peer may be silent for as long as an idle connection may; within one, for as long as
-    a body may take.
+    Iteration yields (objects, error): an error ends the stream, and comes with the last group. The
+    stream ends with the body, and when the server closes. Between objects the peer may be silent
+    as long as an idle connection; within one, as long as a body may take.
     """
 
     def __init__(self, request: Request, context: ServerContext) -> None:
@@ -203,7 +201,7 @@ class BodyStream:
         self._has_begun = False
         self._closing: asyncio.Task[bool] | None = None
         self.is_over = False
-        """Whether nothing more will come."""
+        """Whether the stream has ended."""
 
     async def __aenter__(self) -> Self:
         self._closing = asyncio.ensure_future(self._context.broker.closing.wait())
@@ -242,7 +240,7 @@ class BodyStream:
         return objects, error
 
     async def _next_chunk(self) -> bytes:
-        """What has arrived; empty at the end. Raises LogError."""
+        """The bytes that have arrived; empty at the end. Raises LogError."""
         request, limits = self._request, self._context.limits
         if CONTENT_ENCODING in request.headers:
             return await read_body(request, self._context)
@@ -270,14 +268,14 @@ class BodyStream:
         return b""
 
     async def _continue(self) -> None:
-        """Tell a peer that waits to be asked for its body (RFC 9110, section 10.1.1)."""
+        """Invite the body of a peer that waits for that (RFC 9110, section 10.1.1)."""
         request = self._request
         if EXPECT in request.headers and request.version >= (1, 1):
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
 
     def _hold(self) -> LogError | None:
-        """Count the unfinished object's bytes as held, in place of what was counted before."""
+        """Count the unfinished object's bytes as held, in place of the previous count."""
         more = self._splitter.pending_bytes - self._held
         if more <= 0:
             self._request.bytes_held += more

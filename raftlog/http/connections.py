@@ -1,6 +1,6 @@
-"""One connection: aiohttp's HTTP/1.1 protocol, with the deadlines and bounds that it lacks.
+"""Connections: aiohttp's HTTP/1.1 protocol, with the deadlines and bounds it lacks.
 
-aiohttp parses, pipelines, keeps alive and writes. Added here:
+aiohttp parses, pipelines, keeps alive and writes. `Connection` adds:
 
 - a deadline and a size for request heads (slowloris), an idle time, and a deadline for readers that
   stall, all enforced by one periodic sweep over the connections instead of timers per request;
@@ -8,12 +8,12 @@ aiohttp parses, pipelines, keeps alive and writes. Added here:
 
 A connection is *receiving a head* from its first byte after a complete request until the parser
 reports the next one; *busy* while requests are queued or handled; otherwise *idle*. Bodies have
-their deadline where they are read (body.py).
+their own deadline (body.py).
 
 aiohttp offers no hooks for some of this, so `Connection` reads private state of its
-`RequestHandler`; `AIOHTTP_PRIVATE_NAMES` lists it, and a test checks that it is still there.
+`RequestHandler`: `AIOHTTP_PRIVATE_NAMES`, which a test checks against the installed version.
 
-All connections of a server: made, counted, bounded, swept over, and drained at the end.
+`ConnectionServer` makes, counts, bounds and sweeps all connections of a server, and drains them.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Connection(web.RequestHandler):
         self._linger_until: float | None = None
         self.address = ""
         self.refusal_unless_node: tuple[ErrorEntry, str] | None = None
-        """Why this connection is closed, unless its first request hands it over as a node's."""
+        """The error that closes this connection, unless its first request is another node's."""
 
     @property
     def is_idle(self) -> bool:
@@ -112,11 +112,11 @@ class Connection(web.RequestHandler):
         waiter = self._waiter
         return self._request_count == 0 or (waiter is not None and not waiter.done())
 
-    # What the event loop tells
+    # Callbacks of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Admit the peer, or say why not and close."""
-        # uvloop's transport is one in all but its class.
+        """Admit the peer, or answer with the error and close."""
+        # uvloop's transport has the methods, not the base class.
         self._socket = transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
@@ -129,7 +129,7 @@ class Connection(web.RequestHandler):
             self._say_and_linger(*refusal)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection; stop a handler that only the peer was waiting for."""
+        """Forget the connection; cancel a handler that worked for this peer alone."""
         self._server.forget(self)
         request = self._current_request
         if isinstance(request, Request) and request.cancel_on_disconnect and self._task_handler:
@@ -138,7 +138,7 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and note how far the peer has come with its request."""
+        """Parse, and track the progress of the request for the sweep."""
         if self._linger_until is not None or self._close or self._force_close:
             return
         if self._upgraded:
@@ -153,7 +153,9 @@ class Connection(web.RequestHandler):
         try:
             super().data_received(data)
         except Exception:
-            logger.exception("The parser failed on what %s sent", self.address)
+            logger.exception(
+                "the parser failed on bytes from %s: closing the connection", self.address
+            )
             self._refuse(BAD_REQUEST)
             return
         self._idle_since = None
@@ -169,24 +171,24 @@ class Connection(web.RequestHandler):
                 self._refuse(HEADERS_TOO_LARGE)
 
     def pause_writing(self) -> None:
-        """The peer does not read as fast as we write."""
+        """The peer reads slower than the answer is written: start the stall deadline."""
         self._blocked_since = self._server.now
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """The peer has caught up."""
+        """The peer has caught up: end the stall deadline."""
         self._blocked_since = None
         super().resume_writing()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Called whenever a reader has room, which is after every body: mostly nothing is paused.
+        """Resume only if reading is paused; aiohttp calls this after every body.
 
-        aiohttp would feed the parser, and ask the transport, each time.
+        Its own method would feed the parser, and call the transport, each time.
         """
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
-    # What aiohttp asks
+    # Callbacks of aiohttp
 
     def handle_error(
         self,
@@ -195,18 +197,18 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer bytes that are not HTTP, and what went wrong outside the dispatcher."""
+        """Answer bytes that are not HTTP, and failures outside the dispatcher."""
         if isinstance(exc, ConnectionError):
             raise exc
         if request.writer.output_size > 0:
             raise ConnectionResetError("the answer has begun; it cannot become an error")
         if status >= 500:
-            logger.error("Request of %s failed", self.address, exc_info=exc)
+            logger.error("request from %s failed outside its handler", self.address, exc_info=exc)
             response = error_response(INTERNAL)
         elif isinstance(exc, LineTooLong):
             response = error_response(HEADERS_TOO_LARGE)
         else:
-            logger.debug("%s sent malformed HTTP: %s", self.address, message)
+            logger.debug("malformed HTTP from %s: %s", self.address, message)
             first_line = (message or BAD_REQUEST.message).strip().partition("\n")[0]
             response = error_response(BAD_REQUEST, first_line[:200])
         response.force_close()
@@ -216,7 +218,7 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send the answer; then what the request held is free again."""
+        """Send the answer, then release the bytes that the request held."""
         assert isinstance(request, Request)
         if self.refusal_unless_node is not None:
             resp.force_close()
@@ -225,16 +227,16 @@ class Connection(web.RequestHandler):
         finally:
             self._server.context.release(request)
             if self._linger_after_answer and self._socket is not None:
-                # aiohttp would close now: taken from it, the transport lives on.
+                # aiohttp would close now: without its reference, the transport lives on.
                 self.transport = None
                 self._linger()
 
     def hand_over(self, protocol: asyncio.Protocol) -> None:
-        """Give the transport to `protocol`: what is sent on it is HTTP no more.
+        """Give the transport to `protocol`: bytes on it are HTTP no more.
 
-        For a handler, which then returns an answer that sends nothing. HTTP's deadlines and limits
+        The calling handler then returns an answer that sends nothing. HTTP's deadlines and limits
         end here; `protocol` has its own, and calls `connection_lost` when its transport is gone.
-        LogError BAD_REQUEST if the peer did not wait for its answer.
+        Raises LogError BAD_REQUEST if the peer sent more before the answer.
         """
         transport = self._socket
         if transport is None or transport.is_closing():
@@ -242,16 +244,16 @@ class Connection(web.RequestHandler):
         if self._message_tail or self._messages:
             raise LogError(BAD_REQUEST, "Nothing may follow this request before its answer.")
         self._taken = transport
-        # Taken from aiohttp, too, which would close it after the request.
+        # Out of aiohttp's reach, too, which would close it after the request.
         self._socket = self.transport = None
         self._server.handed_over(self)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
 
-    # What the sweep asks
+    # Called by the sweep
 
     def enforce_deadlines(self, now: float) -> None:
-        """Close the connection if the peer is late with what it owes us."""
+        """Close the connection if the peer has missed a deadline."""
         socket, limits = self._socket, self._server.limits
         if socket is None:
             return
@@ -259,11 +261,15 @@ class Connection(web.RequestHandler):
             if now >= self._linger_until:
                 socket.abort()
         elif self._blocked_since is not None and now - self._blocked_since > limits.write_stall_s:
-            logger.info("%s does not read its answer: cut off", self.address)
+            logger.info(
+                "cut off %s: it read nothing of its answer for %s s",
+                self.address,
+                limits.write_stall_s,
+            )
             self._server.stalled_readers += 1
             socket.abort()
         elif socket.is_closing():
-            # Closed by us, with something still unsent.
+            # Closed by this side, with bytes still unsent.
             if self._closing_since is None:
                 self._closing_since = now
             elif now - self._closing_since > limits.write_stall_s:
@@ -284,7 +290,7 @@ class Connection(web.RequestHandler):
     # Inner parts
 
     def _may_be_node(self, data: bytes) -> bool:
-        """Whether what has come can be the request of a node, which comes in one piece."""
+        """Whether `data` can begin another node's request, which arrives in one piece."""
         is_first = not self._request_count and not self._head_bytes
         return not is_first or data.startswith(NODE_REQUEST)
 
@@ -293,7 +299,7 @@ class Connection(web.RequestHandler):
         previous = self._newest_body
         self._newest_body = self._messages[-1][1]
         if isinstance(self._messages[-1][0], _ErrInfo) and not previous.is_eof():
-            # The parser failed inside a body, and tells the next request instead of its reader.
+            # The parser failed inside a body, and reported the next request instead of the body.
             previous.set_exception(web.RequestPayloadError("malformed chunk"))
             previous.feed_eof()
         elif self._head_bytes + data_bytes > limit:
@@ -305,9 +311,9 @@ class Connection(web.RequestHandler):
         self._head_bytes = 0
 
     def _bound_queue(self) -> None:
-        """Read no more while pipelined requests hold much: aiohttp bounds only their number.
+        """Pause reading while pipelined requests hold many bytes; aiohttp bounds their number.
 
-        It reads on by itself when the next of them is taken up.
+        aiohttp resumes by itself with the next queued request.
         """
         if not self._buffer_paused:
             queued_bytes = sum(body.total_bytes for _, body in self._messages)
@@ -315,7 +321,7 @@ class Connection(web.RequestHandler):
                 self._pause_reading_for_buffer()
 
     def _refuse(self, entry: ErrorEntry, message: str | None = None) -> None:
-        """Answer outside of any request, and close. While busy, only close when that is done."""
+        """Answer outside of any request, and close; while busy, close after the request."""
         if self.is_idle:
             self._server.refused_requests += 1
             self._say_and_linger(entry, message)
@@ -331,8 +337,8 @@ class Connection(web.RequestHandler):
     def _linger(self) -> None:
         """Half-close, and let the peer read its answer before the end.
 
-        Closing at once with the peer's bytes unread would reset the connection, and with it what we
-        said.
+        Closing at once with bytes of the peer unread would reset the connection, and lose the
+        answer.
         """
         assert self._socket is not None
         self._linger_until = self._server.now + self._server.limits.linger_s
@@ -340,14 +346,14 @@ class Connection(web.RequestHandler):
             self._socket.write_eof()
 
     def abort(self) -> None:
-        """Cut the connection, whatever is unsent; also one that was handed over."""
+        """Cut the connection with all unsent bytes; also one that was handed over."""
         transport = self._socket or self._taken
         if transport is not None:
             transport.abort()
 
 
 def _head_size(message: Any) -> int:
-    """Bytes of a parsed head; 0 for what could not be parsed."""
+    """Bytes of a parsed head; 0 for a malformed one."""
     if isinstance(message, _ErrInfo):
         return 0
     fields = sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
@@ -355,11 +361,11 @@ def _head_size(message: Any) -> int:
 
 
 CANCEL_S = 0.5
-"""How long handlers that were cancelled at shutdown may take to end."""
+"""Time for handlers to end once shutdown has cancelled them."""
 
 NODES_RESERVED_MAX = 32
-"""Connections over a limit that may still show that they are another node's: users' connections
-must not keep the nodes of a cluster from each other. Only their request decides it."""
+"""Connections over a limit that may still turn out to be another node's, by their first request:
+users' connections must not keep the nodes of a cluster from each other."""
 
 _NEVER_S = 10 * 365 * 86_400.0
 """aiohttp's own keep-alive timer is set out of reach: the sweep does its work."""
@@ -421,7 +427,7 @@ class ConnectionServer(web.Server):
 
     @property
     def sweep_interval_s(self) -> float:
-        """How often deadlines are looked at: a tenth of the shortest, within reason."""
+        """Interval of the sweep: a tenth of the shortest deadline, within bounds."""
         limits = self.limits
         shortest = min(
             limits.header_receive_s, limits.keep_alive_s, limits.write_stall_s, limits.linger_s
@@ -429,9 +435,9 @@ class ConnectionServer(web.Server):
         return min(max(shortest / 10, 0.01), 1.0)
 
     def admit(self, connection: Connection) -> tuple[ErrorEntry, str] | None:
-        """Count a connection in; or the reason why it cannot be.
+        """Count a connection in; otherwise return the error to answer.
 
-        One that might be a node's, for want of room elsewhere, is only told to prove it.
+        A connection over a limit that may be a node's is reserved until its first request.
         """
         limits = self.limits
         if len(self._open) >= limits.connections_max:
@@ -450,13 +456,13 @@ class ConnectionServer(web.Server):
         return refusal
 
     def refuse(self, connection: Connection) -> None:
-        """The connection is over a limit, and is told so."""
+        """Count a connection over a limit, which is answered with the error."""
         self._reserved.discard(connection)
         self.refused_connections += 1
         self._refused.add(connection)
 
     def handed_over(self, connection: Connection) -> None:
-        """The connection speaks HTTP no more: it counts for no limit, and is not swept over."""
+        """The connection is another protocol's now: no limit counts it, no sweep sees it."""
         self._leave(connection)
         self._handed_over.add(connection)
 
@@ -476,15 +482,15 @@ class ConnectionServer(web.Server):
                 del self._per_address[connection.address]
 
     def sweep(self) -> None:
-        """Enforce every deadline. The caller calls it each `sweep_interval_s`."""
+        """Enforce every deadline. Call it each `sweep_interval_s`."""
         self.now = now = self._event_loop.time()
         for connection in [*self._open, *self._reserved, *self._refused]:
             connection.enforce_deadlines(now)
 
     async def drain(self, timeout_s: float) -> None:
-        """Close idle connections, wait for the others to finish, and cut those that do not.
+        """Close idle connections, let the busy ones finish, and cut the rest after `timeout_s`.
 
-        The dispatcher ends connections with their next answer once the context is closing.
+        The dispatcher ends connections with their next answer once `broker.closing` is set.
         Connections that were handed over are cut last: requests may need them to finish.
         """
         for connection in [*self._open, *self._reserved]:
@@ -507,7 +513,7 @@ class ConnectionServer(web.Server):
                     await self._forgotten.wait()
 
     def metrics(self) -> Iterator[Metric]:
-        """What Prometheus is told of the connections."""
+        """Families about connections and bytes in flight."""
         yield gauge("raftlog_http_connections", "Connections open.", len(self._open))
         yield gauge(
             "raftlog_node_connections_accepted",

@@ -13,7 +13,7 @@ from aiohttp import web
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import WRITE_SLICE_BYTES, Answer, error_response, method_not_allowed
 from raftlog.http.routing import Route, Router, WrongMethod
-from raftlog.record.errors import BAD_REQUEST, INTERNAL, NOT_READY, ErrorEntry, LogError
+from raftlog.record.errors import BAD_REQUEST, INTERNAL, ErrorEntry, LogError
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +24,11 @@ class Dispatcher:
     def __init__(self, router: Router, context: ServerContext) -> None:
         self._find = router.find
         self._context = context
-        # The event loop's own time stands still while it runs callbacks, and has milliseconds.
+        # The event loop's own clock stands still during callbacks, and counts milliseconds.
         self._time = context.broker.clock.monotonic
 
     async def __call__(self, request: Request) -> web.StreamResponse:
-        """The answer to a request. Raises only what ends the connection."""
+        """The answer to a request. An exception ends the connection."""
         context = self._context
         started = self._time()
         route: Route | None = None
@@ -43,7 +43,7 @@ class Dispatcher:
                 route = found.route
                 request.path_parameters = found.path_parameters
                 if not route.serves_always:
-                    _check_ready(context)
+                    context.broker.check_ready()
                 request.cancel_on_disconnect = route.cancel_on_disconnect
                 response = await route.handler(request, context)
         except LogError as error:
@@ -58,7 +58,7 @@ class Dispatcher:
                 context.on_broken_invariant(error)
             response = self._failed(request, INTERNAL)
         if isinstance(response, Answer) and len(response.content) > WRITE_SLICE_BYTES:
-            # A slow reader makes us keep it. What exists cannot be refused; it leaves less room.
+            # A slow reader makes this node keep the answer: it leaves less room for bodies.
             context.broker.bytes_in_flight.take_anyway(len(response.content))
             request.bytes_held += len(response.content)
         if request.must_close or context.broker.closing.is_set():
@@ -69,18 +69,11 @@ class Dispatcher:
     def _failed(
         self, request: Request, entry: ErrorEntry, message: str | None = None
     ) -> web.StreamResponse:
-        """The error answer; or a cut, the only honest one once part of another has been sent."""
+        """The error answer; or a cut connection, once part of another answer has been sent."""
         if request.writer.output_size > 0:
             self._context.release(request)
             raise ConnectionResetError("failed after the answer had begun")
         return error_response(entry, message)
-
-
-def _check_ready(context: ServerContext) -> None:
-    reason = context.broker.not_ready()
-    if reason is not None:
-        # Before that, an unknown topic may only be one that has not been read from disk yet.
-        raise LogError(NOT_READY, reason)
 
 
 def _unusual_target(request: Request) -> str:

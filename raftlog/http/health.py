@@ -1,13 +1,7 @@
-"""/healthy, /ready and /metrics: for those who watch over the process.
+"""/healthy, /ready and /metrics, for monitoring and load balancers.
 
-Whether a node is ready, and for what.
-
-Two questions, kept apart. While a node starts or stops it answers nothing, because it may not tell
-an unknown topic from one it has not read yet (`Services.is_ready`, asked by dispatch.py for every
-request). A node that merely knows no active controller has everything it needs to read and write
-the partitions it leads: it serves, and only changes of metadata are refused (NO_CONTROLLER, by the
-quorum itself). But it is not *ready*: whoever spreads load, or restarts nodes one by one, should
-look at the others first. The same holds for a node that is fenced.
+`/healthy`: the process answers. `/ready`: the node can do everything, and should get load; see
+broker/node.py for the two questions behind that.
 """
 
 from __future__ import annotations
@@ -31,12 +25,12 @@ def _status(context: ServerContext, status: str) -> web.StreamResponse:
 
 
 async def healthy(_request: Request, context: ServerContext) -> web.StreamResponse:
-    """The process answers; whether it can serve is /ready's question."""
+    """The process answers, whether or not the node serves."""
     return _status(context, "healthy")
 
 
 async def ready(_request: Request, context: ServerContext) -> web.StreamResponse:
-    """Whether the node can do all that is asked of it; if not, the error says why."""
+    """The node serves and knows the active controller; otherwise the error has the reason."""
     if context.broker.closing.is_set():
         raise LogError(NOT_READY, "The node is stopping.")
     error = unready(context.broker.services)

@@ -1,7 +1,7 @@
-"""Taking a stream of bytes apart into JSON objects: one after another, with or without newlines.
+"""Splits a stream of bytes into JSON objects, with or without newlines between them.
 
-Sans I/O: bytes in, objects' bytes out. Only brackets and strings are looked at; whether an object
-is valid JSON is for its parser to say. The work is linear, however the stream is cut into chunks.
+Sans I/O: bytes in, objects' bytes out. The splitter follows only brackets and strings; the parser
+decides whether an object is valid JSON. The work is linear, however the stream is cut into chunks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def _nested(layers: int) -> bytes:
 
 
 _WHOLE = re.compile(_nested(_QUICK_LAYERS), re.DOTALL)
-"""An object that is all there and not nested deeper than usual: ten times faster than mark by mark.
-Possessive, so that it never goes back: linear in any input."""
+"""A complete object of usual depth: ten times faster than mark by mark. Possessive, hence without
+backtracking: linear in any input."""
 
 
 class JsonSplitter:
-    """Finds where the objects of a stream begin and end. Holds at most one unfinished object."""
+    """Finds the bounds of a stream's objects. Holds at most one unfinished object."""
 
     __slots__ = ("_buffer", "_depth", "_in_string", "_object_bytes_max", "_scanned", "_start")
 
@@ -38,21 +38,21 @@ class JsonSplitter:
         self._object_bytes_max = object_bytes_max
         self._buffer = bytearray()
         self._start = -1
-        """Where the unfinished object begins; -1 between objects."""
+        """Start of the unfinished object in the buffer; -1 between objects."""
         self._scanned = 0
         self._depth = 0
         self._in_string = False
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes held of an object whose end has not come yet."""
+        """Bytes held of an unfinished object."""
         return len(self._buffer)
 
     def take(self, chunk: bytes, objects: list[bytes]) -> LogError | None:
         """Add the objects that `chunk` completes to `objects`.
 
-        Returns why the stream cannot be followed any further, if so: INVALID_BODY for anything
-        between objects but whitespace, BODY_TOO_LARGE for an object over the limit.
+        Returns the error that ends the stream, if any: INVALID_BODY for anything but whitespace
+        between objects, BODY_TOO_LARGE for an object over the limit.
         """
         buffer = self._buffer
         buffer += chunk
@@ -92,7 +92,7 @@ class JsonSplitter:
         return error
 
     def _find_end(self) -> int:
-        """Where the unfinished object ends; -1 if that is not here yet."""
+        """End of the unfinished object; -1 if it has not arrived."""
         buffer = self._buffer
         position = self._scanned
         size = len(buffer)
@@ -105,7 +105,7 @@ class JsonSplitter:
             mark = buffer[position - 1]
             if mark == 0x22:  # a quote
                 self._in_string = not self._in_string
-            elif self._in_string:  # a backslash: it and what it escapes belong together
+            elif self._in_string:  # a backslash and the byte it escapes belong together
                 if position >= size:
                     self._scanned = position - 1
                     return -1

@@ -80,12 +80,12 @@ class ServerMetrics(Collector):
         counters.seconds += seconds
 
     def aborted(self, route: Route | None) -> None:
-        """Count a request whose peer left before its answer."""
+        """Count a request aborted by its peer before the answer."""
         counters = self._routes.get(route) or self._routes.setdefault(route, _RouteCounters())
         counters.aborted += 1
 
     def add_source(self, source: Source) -> None:
-        """Ask `source` for families, too, at each scrape."""
+        """Add the families of `source` at each scrape."""
         self._sources.append(source)
 
     def render(self) -> bytes:
@@ -114,7 +114,7 @@ class ServerMetrics(Collector):
             "raftlog_http_requests", "Requests answered.", labels=["route", "status"]
         )
         aborted = CounterMetricFamily(
-            "raftlog_http_requests_aborted", "Requests whose peer left early.", labels=["route"]
+            "raftlog_http_requests_aborted", "Requests aborted by their peer.", labels=["route"]
         )
         seconds = HistogramMetricFamily(
             "raftlog_http_request_seconds",
@@ -152,7 +152,7 @@ CONTROLLER: Final = "kafka_controller_kafkacontroller"
 
 @dataclass(slots=True)
 class _Counts:
-    """Of all partitions, by the applied metadata."""
+    """Counts of partitions in the applied metadata."""
 
     partitions: int = 0
     offline: int = 0
@@ -202,7 +202,7 @@ def service_metrics(services: NodeServices, topic_labels_max: int) -> Iterator[M
     )
     yield gauge(
         f"{MANAGER}_atminisrpartitioncount",
-        "Those with just as many: no more may be missed.",
+        "Partitions led by this node at min.insync.replicas: they can lose no further replica.",
         status.at_min_isr,
     )
     yield from _replication_metrics(status)
@@ -226,24 +226,22 @@ def service_metrics(services: NodeServices, topic_labels_max: int) -> Iterator[M
     yield gauge(
         "raftlog_metadata_applied_index", "Last metadata command applied.", image.applied_index
     )
-    yield gauge("raftlog_ready", "1 if /ready says so, else 0.", int(unready(services) is None))
+    yield gauge("raftlog_ready", "1 while /ready succeeds, else 0.", int(unready(services) is None))
     yield _log_sizes(services, topic_labels_max)
     totals = services.logs.totals()
     yield gauge("raftlog_log_segments", "Segments of all replicas.", totals.segments)
     yield gauge("raftlog_log_open_files", "Files held open by the storage.", totals.open_files)
     yield counter("raftlog_log_syncs", "fsync calls that returned.", totals.syncs)
-    yield gauge("raftlog_log_failed_replicas", "Replicas whose disk failed.", totals.failed)
+    yield gauge("raftlog_log_failed_replicas", "Replicas with a failed disk.", totals.failed)
     yield gauge("raftlog_log_damaged_replicas", "Replicas with damaged data.", totals.damaged)
+    yield counter("raftlog_log_scrubbed_bytes", "Bytes read by the scrub.", totals.scrubbed_bytes)
     yield counter(
-        "raftlog_log_scrubbed_bytes", "Read again to look for damage.", totals.scrubbed_bytes
-    )
-    yield counter(
-        "raftlog_log_scrub_damage", "Segments in which damage was found.", totals.scrub_damage
+        "raftlog_log_scrub_damage", "Damaged segments found by the scrub.", totals.scrub_damage
     )
     yield gauge("raftlog_disk_free_bytes", "Room left in the data directory.", totals.free_bytes)
     yield gauge(
         "raftlog_disk_writable",
-        "1, or 0 while the disk is full or hangs, and others lead what they can.",
+        "1, or 0 while the disk is full or stalled and this node resigns its leadership.",
         int(services.can_write()),
     )
 
@@ -253,15 +251,17 @@ def _replication_metrics(status: ReplicationStatus) -> Iterator[Metric]:
     prefix = "raftlog_replication"
     yield counter(
         f"{MANAGER}_isrshrinks",
-        "Changes that took members out of in-sync sets, of partitions led by this node.",
+        "Changes that removed replicas from the ISR of partitions led by this node.",
         status.isr_shrinks,
     )
     yield counter(
-        f"{MANAGER}_isrexpands", "Changes that took members in, likewise.", status.isr_expands
+        f"{MANAGER}_isrexpands",
+        "Changes that added replicas to the ISR of partitions led by this node.",
+        status.isr_expands,
     )
     yield gauge(
         f"{MANAGER}_offlinereplicacount",
-        "Replicas on this node that serve nobody: failed, damaged, or not opened.",
+        "Replicas on this node that serve no client: failed, damaged, or not opened.",
         status.offline,
     )
     yield counter(
@@ -276,17 +276,17 @@ def _replication_metrics(status: ReplicationStatus) -> Iterator[Metric]:
     )
     yield gauge(
         f"{prefix}_leaders_connected",
-        "Connections to nodes that this one follows.",
+        "Connections to leaders that this node follows.",
         status.leaders_connected,
     )
     yield gauge(
         f"{prefix}_followers_connected",
-        "Connections of nodes that follow this one.",
+        "Connections of followers of this node.",
         status.followers_connected,
     )
     lags = GaugeMetricFamily(
         f"{prefix}_follower_lag_records_max",
-        "The most records of one partition led here that a follower does not have durably.",
+        "Records of one partition led here that a follower lacks on disk, at most.",
         labels=["follower"],
     )
     # Bounded by the nodes of the cluster.
@@ -295,18 +295,18 @@ def _replication_metrics(status: ReplicationStatus) -> Iterator[Metric]:
     yield lags
     yield gauge(
         f"{prefix}_distrusted_replicas",
-        "Replicas on this node that may lack what they acknowledged, until the cluster knows.",
+        "Replicas on this node that may have lost acknowledged records, until the cluster knows.",
         status.distrusted,
     )
     yield gauge(f"{prefix}_repairs", "Replicas on this node that are under repair.", status.repairs)
     yield counter(
         "raftlog_forwarding_requests_sent",
-        "Requests passed on to the node that leads.",
+        "Requests forwarded to the leader.",
         status.requests_forwarded,
     )
     yield counter(
         "raftlog_forwarding_requests_taken",
-        "Requests carried out for other nodes.",
+        "Requests executed for other nodes.",
         status.requests_taken,
     )
 
@@ -336,7 +336,7 @@ def quorum_metrics(services: NodeServices) -> Iterator[Metric]:
     yield gauge(f"{prefix}_term", "Raft's term.", status.term)
     yield gauge(
         f"{prefix}_leader_id",
-        "Node that this one takes for the leader, -1 if it knows of none.",
+        "The leader as this node knows it, -1 if unknown.",
         NO_LEADER_ID if status.leader_id is None else status.leader_id,
     )
     yield gauge(
@@ -348,10 +348,10 @@ def quorum_metrics(services: NodeServices) -> Iterator[Metric]:
     yield gauge(f"{prefix}_applied_index", "Last entry applied here.", status.applied_index)
     yield gauge(
         f"{prefix}_applied_lag",
-        "Entries known to be committed that are not applied here yet.",
+        "Committed entries not applied here yet.",
         max(status.commit_index - status.applied_index, 0),
     )
-    yield counter(f"{prefix}_elections", "Elections that this node began.", status.elections)
+    yield counter(f"{prefix}_elections", "Elections started by this node.", status.elections)
     yield SummaryMetricFamily(
         f"{prefix}_fsync_seconds",
         "Syncs of the metadata journal.",

@@ -1,7 +1,7 @@
-"""/openapi.json: the route table and the messages' types, as OpenAPI 3.1 describes them.
+"""/openapi.json: the route table and the messages' types in OpenAPI 3.1.
 
-Nothing is written twice: paths, parameters, statuses and errors come from the routes, schemas from
-the types that the handlers decode and encode.
+Nothing is described twice: paths, parameters, statuses and errors come from the routes, schemas
+from the types that handlers decode and encode.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _NAME_IN_BRACES = re.compile(r"\{([a-z_]+)\}")
 
 
 def route(routes: Sequence[Route]) -> Route:
-    """The route that answers with the description of `routes`, and of itself."""
+    """The route of the description of `routes` and of itself."""
     document: list[bytes] = []
 
     async def openapi(_request: Request, _context: ServerContext) -> web.StreamResponse:
         if not document:
-            # Made when first asked for: most nodes never are, and it takes some milliseconds.
+            # Built with the first request: some milliseconds that most nodes never need.
             document.append(msgspec.json.encode(describe((*routes, own))))
         return bytes_response(document[0], JSON)
 
@@ -180,7 +180,7 @@ def _operation_id(item: Route) -> str:
 
 
 def _key(kind: object) -> object:
-    """Types are looked up by what they are; annotated ones are unhashable if their metadata is."""
+    """A key of a type; an annotated type is unhashable if its metadata is."""
     try:
         hash(kind)
     except TypeError:

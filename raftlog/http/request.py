@@ -53,7 +53,7 @@ class Request(web.BaseRequest):
     bytes_held: int = 0
     """Bytes in flight that this request holds; released with its answer."""
     must_close: bool = False
-    """Whether the connection must close after this request, whose end is unknown."""
+    """Whether the connection must close after this request, because its end is unknown."""
     cancel_on_disconnect: bool = False
     """Whether to cancel the handler once the peer has left."""
     principal: Principal = ANONYMOUS

@@ -35,9 +35,9 @@ FORM = "application/x-www-form-urlencoded"
 SERVER = "raftlog"
 RETRY_AFTER_S = 1
 WRITE_SLICE_BYTES = 256 * 1024
-"""Answers go to the socket in pieces of this size: about what a stalled reader can make us hold."""
+"""Size of the pieces in which answers go to the socket: a stalled reader holds about one."""
 JOIN_BYTES = 16 * 1024
-"""Up to this size, to copy a piece costs less than a write of its own."""
+"""Up to this size, a copy of a piece costs less than its own write."""
 REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 _encode = msgspec.json.Encoder().encode
@@ -48,8 +48,8 @@ _NOT_IN_HEADERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 class Answer(web.StreamResponse):
     """A whole answer, sent in one write if it is small, else in slices.
 
-    Does what web.Response does with the headers that matter here, without its multidict, defaults
-    and serialiser, which cost a quarter of a small request (DESIGN.md).
+    In place of web.Response: its multidict, defaults and serialiser cost a quarter of a small
+    request (DESIGN.md).
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Answer(web.StreamResponse):
         self._extra = _header_lines(headers) if headers else ""
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Take note of the request. Nothing goes out before `write_eof`, which sends it all."""
+        """Keep the request. `write_eof` sends everything."""
         if not self.prepared:
             self._req = request
             self._payload_writer = request.writer
@@ -70,7 +70,7 @@ class Answer(web.StreamResponse):
         return self._payload_writer
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Send head and body; a slow reader must take each slice before it gets the next."""
+        """Send head and body; the next slice waits until the reader has taken the one before."""
         request, writer = self._req, self._payload_writer
         if self._eof_sent or request is None or writer is None:
             return
@@ -101,11 +101,11 @@ class Answer(web.StreamResponse):
 
 @lru_cache(maxsize=1_024)
 def _head_start(status: int, content_type: str, is_http11: bool, keep_alive: bool) -> str:
-    """What the heads of alike answers share. The cache suffices: handlers use few media types."""
+    """The common part of similar heads. Handlers use few media types: the cache suffices."""
     lines = [
         f"HTTP/{'1.1' if is_http11 else '1.0'} {status} {REASONS[status]}",
         f"Server: {SERVER}",
-        # What users store here is shown by browsers as what it claims to be, or not at all.
+        # Browsers must not guess another type for users' data.
         "X-Content-Type-Options: nosniff",
         "Cache-Control: no-store",
     ]
@@ -157,7 +157,7 @@ def json_response(
     content_type: str = JSON,
     headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
-    """A whole answer from anything msgspec can write: structs, dataclasses, plain data."""
+    """A whole answer from any value msgspec can encode: structs, dataclasses, plain data."""
     return bytes_response(_encode(value), content_type, status=status, headers=headers)
 
 
@@ -200,9 +200,11 @@ def method_not_allowed(method: str, allow: str) -> web.StreamResponse:
 def stream_response(
     content_type: str, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.StreamResponse:
-    """An answer without a known size: `await response.prepare(request)`, then `write` pieces of at
-    most `WRITE_SLICE_BYTES`, then return it. Each `write` waits for a slow reader; one that
-    stalls is cut off, and `write` raises ConnectionError, which a handler lets pass.
+    """An answer without a known size.
+
+    Call `await response.prepare(request)`, then `write` pieces of at most `WRITE_SLICE_BYTES`, then
+    return it. Each `write` waits for a slow reader; a stalled one is cut off, and `write` raises
+    ConnectionError, which a handler lets pass.
     """
     response = web.StreamResponse(status=status, headers=headers)
     response.headers["Content-Type"] = content_type
@@ -215,14 +217,14 @@ def stream_response(
 async def write_pieces(
     request: web.BaseRequest, response: web.StreamResponse, pieces: Sequence[Buffer]
 ) -> None:
-    """Write pieces of a prepared `stream_response`, in slices, as `StreamResponse.write` does.
+    """Write pieces of a prepared `stream_response` without a copy of the large ones.
 
-    But large ones as they are: aiohttp's own `write` copies what it is given, together with a
-    chunk's framing. Raises ConnectionError.
+    aiohttp's own `write` copies its argument together with a chunk's framing. Raises
+    ConnectionError.
     """
     size = sum(len(piece) for piece in pieces)
     if not size:
-        # To HTTP, a chunk of no bytes is the end.
+        # In HTTP, an empty chunk is the end.
         return
     writer = request.writer
     assert isinstance(writer, StreamWriter)
@@ -252,7 +254,7 @@ def media_type(request: web.BaseRequest) -> str:
 
 
 def require_media_type(request: web.BaseRequest, understood: Sequence[str]) -> str:
-    """The body's media type, if it is one of `understood`; else LogError UNSUPPORTED_MEDIA_TYPE."""
+    """The body's media type; LogError UNSUPPORTED_MEDIA_TYPE unless `understood` has it."""
     value = media_type(request)
     if value not in understood:
         wanted = " or ".join(understood)
@@ -264,9 +266,9 @@ def require_media_type(request: web.BaseRequest, understood: Sequence[str]) -> s
 
 
 def negotiate(request: web.BaseRequest, offered: tuple[str, ...]) -> str:
-    """Which of the offered media types the Accept header likes best; the first if there is none.
+    """The offered media type that the Accept header prefers; the first without a header.
 
-    LogError UNSUPPORTED_FORMAT if it likes none of them.
+    Raises LogError UNSUPPORTED_FORMAT if the header accepts none.
     """
     header = request.headers.get("Accept")
     if not header or header == "*/*":
@@ -279,7 +281,7 @@ def negotiate(request: web.BaseRequest, offered: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=256)
 def _choose(accept: str, offered: tuple[str, ...]) -> str | None:
-    """RFC 9110 section 12.5.1: the most specific range that fits gives a type its quality."""
+    """RFC 9110 section 12.5.1: the most specific matching range gives a type its quality."""
     ranges: list[tuple[str, float]] = []
     for part in accept.split(","):
         pieces = [piece.strip().lower() for piece in part.split(";")]

@@ -3,15 +3,16 @@
 How to add an endpoint
 1. Write `async def handler(request: Request, context: ServerContext) -> web.StreamResponse`.
    Path parameters are in `request.path_parameters` (decoded), the query in
-   `request.query_parameters`; `parameters.py` reads them as numbers and choices. `body.py` reads
-   bodies (`read_body`, `read_json`); `responses.py` makes answers (`json_response`).
-   Raise LogError for every failure: dispatch.py answers it. Anything else becomes 50002.
-2. Add a `Route` to a `ROUTES` tuple of your module; `app.py` joins the tuples into the table.
-   What the route says of itself (query, types, errors) is what /openapi.json publishes.
+   `request.query_parameters`; `request.py` reads numbers and choices. `body.py` reads bodies
+   (`read_body`, `read_json`); `responses.py` makes answers (`json_response`). Call an operation of
+   `context.broker` with `request.principal`. Raise LogError for every failure: dispatch.py answers
+   with its entry of the error table. Any other exception becomes 50002.
+2. Add a `Route` to the `ROUTES` of your module, which rest/routes.py joins into the table. Its
+   query, types and errors are published by /openapi.json.
 
 Matching is exact: a path is split at `/`, each segment is decoded once and compared with literals;
-a `{name}` takes any one non-empty segment. No regular expression and no URL object is built. A node
-of the tree holds literals or one parameter, never both, so that no user-chosen name (a topic called
+a `{name}` takes any one non-empty segment, without regular expressions or URL objects. A node of
+the tree holds literals or one parameter, never both, so no user-chosen name (a topic called
 `partitions`) can shadow a route.
 """
 
@@ -33,12 +34,12 @@ Handler: TypeAlias = Callable[["Request", "ServerContext"], Awaitable[web.Stream
 
 JSON = "application/json"
 SEGMENTS_MAX = 32
-"""Longest path looked at; every route is far shorter."""
+"""Bound of a path; every route is far shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryParameter:
-    """One query parameter, as OpenAPI describes it. `type` is any type msgspec can describe."""
+    """One query parameter in OpenAPI's description. `type` is any type msgspec can describe."""
 
     name: str
     type: object
@@ -48,9 +49,9 @@ class QueryParameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """One endpoint: how it is reached, who answers, and what it says of itself.
+    """One endpoint: method and path, its handler, and its description.
 
-    Compared by identity, so that it is a cheap key.
+    Compared by identity: a cheap key.
     """
 
     method: str
@@ -59,7 +60,7 @@ class Route:
     handler: Handler
     summary: str
     tag: str = "other"
-    """The group it is listed under."""
+    """Its group in the description."""
     query: tuple[QueryParameter, ...] = ()
     request_type: object = None
     """Type of the body (any type msgspec can describe); None: no body is read."""
@@ -71,13 +72,13 @@ class Route:
     status: int = 200
     """Status of success."""
     errors: tuple[ErrorEntry, ...] = ()
-    """Errors worth telling of, besides those any request can meet."""
+    """Errors to describe, besides those of every request."""
     streams: bool = False
-    """The answer has no known end or size: HEAD is not offered."""
+    """The answer has no known end or size: there is no HEAD."""
     serves_always: bool = False
-    """Served while the node is not ready, too."""
+    """Whether a node that is not ready serves it, too."""
     cancel_on_disconnect: bool = False
-    """Stop the handler as soon as the peer has left. For reads that wait; never for writes."""
+    """Cancel the handler once the peer has left. For reads that wait; never for writes."""
 
     @property
     def name(self) -> str:
@@ -103,7 +104,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class WrongMethod:
-    """The path exists; `allow` names the methods it has, as the Allow header says them."""
+    """The path exists with other methods: `allow`, in the format of the Allow header."""
 
     allow: str
 

@@ -1,7 +1,7 @@
-"""Settings of the HTTP server: where it listens, and every limit it holds its peers to.
+"""Settings of the HTTP server: addresses, and every limit for its peers.
 
-All numbers are checked against their bounds however a settings object comes to be: decoded from a
-file, converted from the environment, or constructed in code.
+All numbers are checked against their bounds in every settings object: decoded from a file,
+converted from the environment, or constructed in code.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ MIB = 1024 * KIB
 
 
 class SettingError(ValueError):
-    """A setting is outside its bounds. `str()` names it, its value and what is allowed."""
+    """A setting is outside its bounds. `str()` has its name, its value and the bounds."""
 
 
 def check_bounds(settings: msgspec.Struct) -> None:
     """Raise SettingError if a field violates the `ge` or `le` of its annotation.
 
-    msgspec checks them when it decodes, but not in the constructor.
+    msgspec checks bounds when it decodes, but not in the constructor.
     """
     hints = get_type_hints(type(settings), include_extras=True)
     for name, hint in hints.items():
@@ -42,16 +42,16 @@ Seconds = Annotated[float, Meta(ge=0.01, le=86_400)]
 
 
 class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one peer, and all of them together, may make the server hold or wait for."""
+    """Bounds on memory and time that one peer, and all together, may take."""
 
-    # What a request may be
+    # Size of a request
     body_bytes_max: Bytes = 32 * MIB
     """Request body as it arrives on the wire; more is 41301."""
     decompressed_bytes_max: Bytes = 64 * MIB
     """Request body after Content-Encoding; more is 41301."""
     batch_decompressed_bytes_max: Bytes = 16 * MIB
-    """A record batch decoded for a JSON answer, after decompression; more is 42202. Its records
-    are Python objects for a moment, which take several times this."""
+    """A record batch decoded for a JSON answer, after decompression; more is 42202. Decoding takes
+    several times this for a moment."""
     records_per_request_max: Count = 100_000
     """Records in one produce request; more is 41301."""
     partitions_per_request_max: Count = 10_000
@@ -65,36 +65,36 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     header_count_max: Annotated[int, Meta(ge=8, le=1_000)] = 100
     """Headers of one request; more is 40001."""
 
-    # What an answer may be
+    # Size and duration of an answer
     response_bytes_max: Bytes = 32 * MIB
-    """Largest `max_bytes` that a read may ask for; larger ones are lowered to it."""
+    """Largest `max_bytes` of a read; larger ones are lowered to it."""
     long_poll_ms_max: Annotated[int, Meta(ge=1, le=3_600_000)] = 300_000
-    """Longest `timeout` or `max_wait_ms` that a read may ask for; longer ones are lowered to it."""
+    """Longest `timeout` or `max_wait_ms` of a read; longer ones are lowered to it."""
     produce_timeout_ms_default: Annotated[int, Meta(ge=1, le=3_600_000)] = 30_000
-    """How long a produce request waits for its acknowledgements when it does not say."""
+    """Time to wait for acknowledgements, where a produce request names none."""
     produce_timeout_ms_max: Annotated[int, Meta(ge=1, le=3_600_000)] = 300_000
-    """Longest such time a request may ask for; longer ones are lowered to it."""
+    """Longest such time of a request; longer ones are lowered to it."""
     tail_idle_s: Seconds = 15
-    """A tail that has nothing to send sends a comment this often, to notice readers that left."""
+    """A tail without records sends a comment this often, to notice readers that left."""
 
     # Time on the wire
     header_receive_s: Seconds = 10
     """From a request's first byte to the end of its headers; longer is 40801."""
     body_receive_s: Seconds = 10
-    """From the end of the headers to the end of the body, plus the time the bytes received so far
-    would take at `body_bytes_per_second_min`; longer is 40801."""
+    """From the end of the headers to the end of the body, plus the time of the received bytes at
+    `body_bytes_per_second_min`; longer is 40801."""
     body_bytes_per_second_min: Annotated[int, Meta(ge=1, le=1024 * MIB)] = 64 * KIB
-    """The rate that a long body must keep up."""
+    """Minimum rate of a long body."""
     keep_alive_s: Seconds = 75
     """An idle connection is closed after this."""
     write_stall_s: Seconds = 30
-    """A reader must take the next slice (256 KiB) of its answer within this, or is cut off."""
+    """A reader that does not take the next slice (256 KiB) of its answer within this is cut off."""
     linger_s: Seconds = 2
-    """How long a refused peer may go on sending before it is cut off, so that it can read why."""
+    """Time for a refused peer to read its answer before the connection is cut."""
     shutdown_s: Seconds = 10
-    """How long requests in flight may take to finish when the server closes."""
+    """Time for requests in flight to finish when the server closes."""
 
-    # How much at once
+    # Load at one time
     connections_max: Annotated[int, Meta(ge=1, le=100_000)] = 4_096
     """Open connections; further ones are answered 50305 and closed."""
     connections_per_address_max: Annotated[int, Meta(ge=1, le=100_000)] = 1_024
@@ -102,9 +102,9 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bytes_in_flight_max: Bytes = 128 * MIB
     """Request bodies being received or worked on and large answers being sent; more is 50305."""
     receive_buffer_bytes: Annotated[int, Meta(ge=4 * KIB, le=4 * MIB)] = 64 * KIB
-    """Body bytes buffered per connection ahead of their reader, about; then the socket waits."""
+    """About how many body bytes a connection buffers; then the socket is not read."""
 
-    # What is remembered
+    # Metrics
     topic_labels_max: Annotated[int, Meta(ge=0, le=100_000)] = 200
     """Topics with metrics of their own; the others are summed as `other`."""
 
@@ -113,26 +113,25 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the HTTP server of one node is set up."""
+    """Settings of one node's HTTP server."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8082
     """Port to listen on; 0 takes a free one."""
     health_port: Annotated[int, Meta(ge=-1, le=65_535)] = -1
-    """Port for /healthy, /ready and /metrics alone, besides the main one; 0 takes a free one, -1
-    has none."""
+    """Additional port for /healthy, /ready and /metrics alone; 0 takes a free one, -1: none."""
     backlog: Annotated[int, Meta(ge=1, le=65_535)] = 1_024
-    """Connections the kernel may keep waiting for us to accept them."""
+    """Connections that the kernel queues before the server accepts them."""
     auto_create_topics: bool = False
-    """Whether producing to an unknown topic creates it."""
+    """Whether a produce request to an unknown topic creates it."""
     limits: ServerLimits = ServerLimits()
 
     def __post_init__(self) -> None:
         check_bounds(self)
 
     def for_broker(self) -> BrokerSettings:
-        """The part that is common to all listeners of the node."""
+        """The settings common to all listeners of the node."""
         limits = self.limits
         return BrokerSettings(
             auto_create_topics=self.auto_create_topics,

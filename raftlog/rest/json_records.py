@@ -44,7 +44,7 @@ _RAW_NULL = msgspec.Raw(JSON_NULL)
 
 
 class RecordFormat(StrEnum):
-    """How keys and values stand in JSON."""
+    """Format of keys and values in JSON."""
 
     JSON = "json"
     """As JSON values; the stored bytes are JSON text."""
@@ -62,7 +62,7 @@ class JsonHeader(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class JsonRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A record whose key and value are JSON; null is none."""
+    """A record with key and value in JSON; null is none."""
 
     value: msgspec.Raw
     key: msgspec.Raw = _RAW_NULL
@@ -72,7 +72,7 @@ class JsonRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class BinaryRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A record whose key and value are base64; null is none."""
+    """A record with key and value in base64; null is none."""
 
     value: bytes | None
     key: bytes | None = None
@@ -82,7 +82,7 @@ class BinaryRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class TextRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A record whose key and value are text; null is none."""
+    """A record with key and value as text; null is none."""
 
     value: str | None
     key: str | None = None
@@ -92,10 +92,9 @@ class TextRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class ProduceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a produce request says besides its records.
+    """The fields of a produce request besides its records.
 
-    The schema fields belong to the field's REST proxies; there is no schema registry here, so only
-    null is taken for them.
+    The schema fields belong to other REST proxies; without a schema registry, only null is valid.
     """
 
     acks: int | str | None = None
@@ -109,7 +108,7 @@ class ProduceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     value_schema_id: None = None
 
     def has_options(self) -> bool:
-        """Whether the body says how its records are to be written."""
+        """Whether the body has options for the write."""
         return not (
             self.acks is None
             and self.timeout is None
@@ -147,7 +146,7 @@ _DECODERS: dict[RecordFormat, msgspec.json.Decoder[AnyProduceBody]] = {
 
 
 def check_utf8(body: bytes) -> None:
-    """LogError INVALID_BODY if the body is not UTF-8, which the parser skips in what it keeps."""
+    """Raise LogError INVALID_BODY unless the body is UTF-8: the parser skips raw values."""
     if not body.isascii():
         try:
             body.decode()
@@ -158,9 +157,9 @@ def check_utf8(body: bytes) -> None:
 def parse_produce_body(
     body: bytes, record_format: RecordFormat, *, depth_max: int, records_max: int
 ) -> AnyProduceBody:
-    """Read and check a produce request's body as a whole.
+    """Decode and check a produce request's body as a whole.
 
-    Raises LogError: INVALID_BODY (saying where), BODY_TOO_LARGE (too many records).
+    Raises LogError INVALID_BODY (naming the place), BODY_TOO_LARGE (too many records).
     """
     check_utf8(body)
     check_json_depth(body, depth_max)
@@ -179,7 +178,7 @@ def parse_produce_body(
 
 
 def stored_records(body: AnyProduceBody, now_ms: int) -> list[StoredRecord]:
-    """The records as they are stored; those without a timestamp get `now_ms`."""
+    """The records to store; a record without a timestamp gets `now_ms`."""
     if isinstance(body, JsonProduceBody):
         return [
             (
@@ -212,7 +211,7 @@ def stored_records(body: AnyProduceBody, now_ms: int) -> list[StoredRecord]:
 
 
 def stored_headers(headers: list[JsonHeader]) -> Headers:
-    """Headers as the codec takes them."""
+    """Headers in the codec's form."""
     return [(header.key, header.value) for header in headers]
 
 
@@ -223,7 +222,7 @@ EntryId: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-zA-Z_-]{1,80}$")]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _DATETIME_MS_MAX = 253_402_300_799_999
-"""The last millisecond of the year 9999: where a date has no standard form any more."""
+"""The last millisecond of the year 9999, beyond which RFC 3339 has no form."""
 
 
 class JsonData(msgspec.Struct, gc=False, tag_field="type", tag="JSON", forbid_unknown_fields=True):
@@ -259,7 +258,7 @@ class HeaderV3(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class RecordV3(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A record of a v3 produce request. At least one of key and value is there, if only as null."""
+    """A record of a v3 produce request, with key or value or both, possibly null."""
 
     partition_id: PartitionNumber | None = None
     headers: list[HeaderV3] | None = None
@@ -269,7 +268,7 @@ class RecordV3(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class EntryV3(RecordV3, gc=False, forbid_unknown_fields=True, kw_only=True):
-    """A record of a batch, and how its answer is told from the others'."""
+    """A record of a batch, with the id of its answer."""
 
     id: EntryId
 
@@ -278,18 +277,18 @@ _decoder = msgspec.json.Decoder(RecordV3)
 
 
 class DataSummary(msgspec.Struct, frozen=True):
-    """What was stored of a key or value: its format, and its size in bytes."""
+    """Format and stored size in bytes of a key or value."""
 
     type: str
     size: int
 
 
 class MalformedJsonError(LogError):
-    """Not JSON at all, so that it is not certain where it ends."""
+    """Not JSON at all, hence without a known end."""
 
 
 def parse_record_v3(text: bytes, depth_max: int) -> RecordV3:
-    """One record. Raises LogError INVALID_BODY; MalformedJsonError if it is not even JSON."""
+    """One record. Raises LogError INVALID_BODY; MalformedJsonError for anything but JSON."""
     check_utf8(text)
     check_json_depth(text, depth_max)
     try:
@@ -301,7 +300,7 @@ def parse_record_v3(text: bytes, depth_max: int) -> RecordV3:
 
 
 def stored_record_v3(record: RecordV3, now_ms: int) -> StoredRecord:
-    """The record as it is stored. Raises LogError INVALID_BODY: no key and value, before 1970."""
+    """The record to store. Raises LogError INVALID_BODY without key and value, and before 1970."""
     if record.key is msgspec.UNSET and record.value is msgspec.UNSET:
         raise LogError(INVALID_BODY, "The record is not valid: it has neither key nor value.")
     timestamp = record.timestamp
@@ -327,14 +326,14 @@ def _stored(data: Data | msgspec.UnsetType | None) -> bytes | None:
 
 
 def data_summary(data: Data | msgspec.UnsetType | None, stored: bytes | None) -> DataSummary | None:
-    """What a receipt says of a key or value that was given."""
+    """The receipt's summary of a key or value; None if the record had none."""
     if data is None or data is msgspec.UNSET:
         return None
     return DataSummary(str(data.__struct_config__.tag), len(stored or b""))
 
 
 def timestamp_text(timestamp_ms: int) -> str | None:
-    """RFC 3339, or None for a time beyond what that can write."""
+    """RFC 3339, or None for a time that has no such form."""
     if not 0 <= timestamp_ms <= _DATETIME_MS_MAX:
         return None
     text = (_EPOCH + timedelta(milliseconds=timestamp_ms)).isoformat(timespec="milliseconds")
@@ -342,7 +341,7 @@ def timestamp_text(timestamp_ms: int) -> str | None:
 
 
 DECODED_RECORD_BYTES = 512
-"""What a small record takes in memory while it is decoded and answered, about."""
+"""About the memory of a small record while it is decoded and answered."""
 
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -384,7 +383,7 @@ def decode_within_budget(batch: RecordBatch, context: ServerContext) -> Sequence
 def record_answer(
     record: Record, topic: str, partition: PartitionId, record_format: RecordFormat
 ) -> RecordAnswer:
-    """A record as it is answered. Raises LogError UNSUPPORTED_FORMAT, naming its offset."""
+    """A record in its answer's form. Raises LogError UNSUPPORTED_FORMAT, naming its offset."""
     key: msgspec.Raw | bytes | str | None = record.key
     value: msgspec.Raw | bytes | str | None = record.value
     if record_format is not RecordFormat.BINARY:
@@ -434,7 +433,7 @@ class ProduceDocument(ProduceBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class RecordDocument(msgspec.Struct, omit_defaults=True):
-    """A record that was read. Key and value are JSON, base64 strings or strings, by Accept."""
+    """A record of an answer. Key and value are JSON, base64 strings or strings, by Accept."""
 
     topic: str
     key: Any
@@ -463,12 +462,12 @@ class RecordDocumentV3(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EntryDocument(RecordDocumentV3, kw_only=True, forbid_unknown_fields=True):
-    """A record of a batch, and how its answer is told from the others'."""
+    """A record of a batch, with the id of its answer."""
 
     id: EntryId
 
 
 class BatchDocument(msgspec.Struct, forbid_unknown_fields=True):
-    """Records that are answered one by one, told apart by their ids."""
+    """Records answered one by one, with an id for each."""
 
     entries: list[EntryDocument]

@@ -1,4 +1,4 @@
-"""Our own administrative calls, and the v2 convention's list of brokers."""
+"""/v1 metadata, producer ids and record deletion, and the v2 convention's list of brokers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _DELETE_RECORDS = msgspec.json.Decoder(DeleteRecords)
 
 
 async def list_broker_ids(_request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer the numbers of all brokers."""
+    """The ids of all brokers."""
     return json_response(BrokerIds(sorted(context.broker.admin.brokers())))
 
 
 async def get_metadata(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer brokers and partitions, of all topics or of those asked for."""
+    """Brokers and partitions, of all topics or of those in the query."""
     admin = context.broker.admin
     controller_id = admin.controller_id()
     names = request.query_parameters.get("topics")
@@ -65,13 +65,13 @@ async def get_metadata(request: Request, context: ServerContext) -> web.StreamRe
 
 
 async def allocate_producer_id(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Give a producer its id."""
+    """Allocate a producer id."""
     identity = await context.broker.produce.allocate_producer_id(request.principal)
     return json_response(ProducerIdentity(*identity))
 
 
 async def delete_records(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Move log start offsets, each partition for itself."""
+    """Advance log start offsets, with an outcome for each partition."""
     offsets = (await read_json(request, context, _DELETE_RECORDS)).offsets
     targets = [
         (topic, partition, Offset(offset))

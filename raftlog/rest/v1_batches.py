@@ -18,7 +18,6 @@ from raftlog.api.records import (
     ProduceResults,
 )
 from raftlog.broker.fetch import FETCH_CHUNK_BYTES, Fetched, PartitionFetch
-from raftlog.broker.produce import BatchesAppended
 from raftlog.broker.service import Broker
 from raftlog.http.body import read_body, read_json
 from raftlog.http.request import Request, ServerContext
@@ -41,7 +40,6 @@ from raftlog.record.errors import (
 from raftlog.record.frames import (
     BATCHES_MEDIA_TYPE,
     FetchFrame,
-    ProduceFrame,
     encode_fetch_frame,
     parse_produce_frames,
 )
@@ -62,19 +60,20 @@ async def produce_batches(request: Request, context: ServerContext) -> web.Strea
     return json_response(
         ProduceResults(
             [
-                _result(frame, outcome, broker)
+                _failed(frame.topic, frame.partition, outcome, broker)
+                if isinstance(outcome, LogError)
+                else ProduceResult(
+                    frame.topic,
+                    frame.partition,
+                    outcome.base_offset,
+                    outcome.last_offset,
+                    outcome.log_append_time_ms,
+                    outcome.log_start_offset,
+                )
                 for frame, outcome in zip(frames, outcomes, strict=True)
             ]
         )
     )
-
-
-def _result(
-    frame: ProduceFrame, outcome: BatchesAppended | LogError, broker: Broker
-) -> ProduceResult:
-    if isinstance(outcome, LogError):
-        return _failed(frame.topic, frame.partition, outcome, broker)
-    return ProduceResult(frame.topic, frame.partition, *outcome)
 
 
 def _failed(topic: str, number: PartitionId, error: LogError, broker: Broker) -> ProduceResult:

@@ -1,8 +1,8 @@
-"""What operators decide about the cluster: who leads, who holds what, which nodes rest or leave.
+"""/v1 operations on the cluster: leaders, reassignments, maintenance, decommission.
 
-Each request is answered when its decision is in the metadata and this node acts by it. Copying
-records and moving leaders away then takes as long as it takes; the reads here say how far it is, as
-far as this node knows.
+The answer to a change comes once the change is in the metadata and this node acts by it. Copying
+records and moving leaders away then goes on in the background; the reads have its progress, as far
+as this node knows.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from raftlog.api import cluster as api
-from raftlog.api.cluster import LeaderElection, NewReassignments, Reassignment, ReassignmentList
-from raftlog.broker.admin import DecommissionProgress
+from raftlog.api.cluster import (
+    DecommissionProgress,
+    LeaderElection,
+    NewReassignments,
+    Reassignment,
+    ReassignmentList,
+)
+from raftlog.broker.admin import DecommissionState
 from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext, partition_parameter
 from raftlog.http.responses import empty_response, json_response
@@ -133,8 +138,8 @@ def _broker_id(request: Request) -> BrokerId:
     return BrokerId(node_number(request.path_parameters["node"]))
 
 
-def _view(broker_id: BrokerId, progress: DecommissionProgress) -> api.DecommissionProgress:
-    return api.DecommissionProgress(
+def _view(broker_id: BrokerId, progress: DecommissionState) -> DecommissionProgress:
+    return DecommissionProgress(
         node_id=broker_id,
         decommissioning=progress.is_decommissioning,
         partitions_left=progress.partitions_left,
@@ -151,7 +156,7 @@ ROUTES: Final = (
         "POST",
         "/v1/topics/{topic}/partitions/{partition}/leader",
         set_leader,
-        "Let another replica lead a partition",
+        "Elect another replica as a partition's leader",
         tag="v1",
         request_type=LeaderElection,
         status=204,
@@ -171,7 +176,7 @@ ROUTES: Final = (
         "GET",
         "/v1/reassignments",
         list_reassignments,
-        "Partitions that are being moved",
+        "Partitions being moved",
         tag="v1",
         query=(QueryParameter("topic", str, "Only those of this topic."),),
         response_type=ReassignmentList,
@@ -192,16 +197,16 @@ ROUTES: Final = (
         decommission,
         "Empty a node for good",
         tag="v1",
-        response_type=api.DecommissionProgress,
+        response_type=DecommissionProgress,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),
     ),
     Route(
         "GET",
         "/v1/nodes/{node}/decommission",
         get_decommission,
-        "How far a node's decommission is",
+        "Progress of a node's decommission",
         tag="v1",
-        response_type=api.DecommissionProgress,
+        response_type=DecommissionProgress,
         errors=(NOT_FOUND,),
     ),
     Route(
@@ -217,7 +222,7 @@ ROUTES: Final = (
         "PUT",
         "/v1/nodes/{node}/maintenance",
         begin_maintenance,
-        "Have a node lead nothing that others can",
+        "Begin maintenance: the node leads only where no other can",
         tag="v1",
         status=204,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),

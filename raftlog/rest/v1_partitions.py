@@ -1,4 +1,4 @@
-"""How far the replicas of a topic's partitions are: what only each partition's leader knows."""
+"""Replication progress of a topic's partitions, as far as this node leads them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ROUTES: Final = (
         "GET",
         "/v1/topics/{topic}/partitions",
         list_partitions,
-        "How far the replicas of a topic are, as far as this node leads it",
+        "Replication progress of a topic's partitions, as far as this node leads them",
         tag="v1",
         response_type=PartitionStatusList,
         errors=(UNKNOWN_TOPIC,),

@@ -1,8 +1,8 @@
-"""The metadata quorum and the nodes of the cluster: who they are, and who has a vote.
+"""/v1 metadata quorum and nodes: members, voters, and changes of both.
 
-Both reads answer what *this* node knows, without asking anybody, so that they work when nothing
-else does: also on a node that has been started and waits for a quorum. Only the leader knows how
-far the others are: elsewhere `match_index` and `lag` are null for all but the node itself.
+Both reads answer from *this* node's knowledge alone, so they work when nothing else does: also on a
+node that has started and waits for a quorum. Only the leader knows the progress of the others:
+elsewhere `match_index` and `lag` are null for all but the node itself.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Members:
 
     def nodes(self) -> NodeList:
         known = self._brokers.keys() | self._voters.ids | self._peers.keys()
-        # Few combinations stand for many partitions.
+        # Many partitions share few combinations of leader and replicas.
         combinations = Counter(
             (row.leader, row.replicas)
             for topic in self._image.topics_by_id.values()
@@ -162,7 +162,7 @@ class _Members:
         return self._brokers.get(BrokerId(node_id))
 
     def _address(self, node_id: int) -> tuple[str | None, int | None]:
-        """Where the node is: as it registered, as the voter set has it, or as it says itself."""
+        """The node's address: as registered, as in the voter set, or of its connection."""
         for place in (self._broker(node_id), self._voters.find(node_id)):
             if place is not None:
                 return place.host, place.port
@@ -178,7 +178,7 @@ class _Members:
 
 
 def node_number(text: str) -> int:
-    """The number of a node in a path; LogError NOT_FOUND if it is none."""
+    """The number of a node in a path; LogError NOT_FOUND for any other text."""
     node_id = whole_number(text)
     if node_id is None or not 1 <= node_id <= NODE_ID_MAX:
         raise LogError(NOT_FOUND, f"There is no node {text[:40]!r}.")
@@ -198,7 +198,7 @@ ROUTES: Final = (
         "GET",
         "/v1/quorum",
         get_quorum,
-        "The metadata quorum, as this node sees it",
+        "The metadata quorum in this node's view",
         tag="v1",
         response_type=QuorumInfo,
         serves_always=True,
@@ -216,7 +216,7 @@ ROUTES: Final = (
         "DELETE",
         "/v1/nodes/{node}",
         remove_node,
-        "Forget a node that is gone for good",
+        "Unregister a node that is gone for good",
         tag="v1",
         status=204,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),
@@ -225,7 +225,7 @@ ROUTES: Final = (
         "POST",
         "/v1/quorum/voters",
         add_voter,
-        "Give a node a vote",
+        "Make a node a voter",
         tag="v1",
         request_type=NewVoter,
         status=204,
@@ -235,7 +235,7 @@ ROUTES: Final = (
         "DELETE",
         "/v1/quorum/voters/{node}",
         remove_voter,
-        "Take a node's vote",
+        "Make a voter an observer",
         tag="v1",
         status=204,
         errors=(NOT_FOUND, *_CHANGE_ERRORS),
@@ -244,7 +244,7 @@ ROUTES: Final = (
         "POST",
         "/v1/quorum/transfer",
         transfer_leadership,
-        "Let another voter lead",
+        "Hand the quorum's leadership to another voter",
         tag="v1",
         request_type=LeadershipTransfer,
         status=204,

@@ -1,8 +1,8 @@
 """Topic configs set for the whole cluster: below a topic's own, above what a node was started with.
 
-A read answers what this node has applied, which a node that was cut off may have done long ago.
-`?fresh=true` asks the quorum first, so that the answer holds every change that was acknowledged
-before the request (linearizable); it fails where there is no quorum.
+A read answers the settings applied on this node, which may be old on an isolated node. With
+`?fresh=true` the node passes a read barrier of the quorum first, so that the answer holds every
+change acknowledged before the request (linearizable); it fails without a quorum.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHANGE = msgspec.json.Decoder(ClusterSettingsChange)
 
 
 async def get_settings(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Answer the cluster's settings."""
+    """The cluster's settings."""
     fresh = choice_parameter(request, "fresh", "false", ("true", "false")) == "true"
     index, values = await context.broker.admin.cluster_settings(
         request.principal, linearizable=fresh
@@ -32,7 +32,7 @@ async def get_settings(request: Request, context: ServerContext) -> web.StreamRe
 
 
 async def put_settings(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Change the cluster's settings; answer them as they were right after the change."""
+    """Change the cluster's settings; the answer has all values right after the change."""
     change = await read_json(request, context, _CHANGE)
     index, values = await context.broker.admin.alter_cluster_settings(
         request.principal, change.values, change.removals
@@ -49,7 +49,10 @@ ROUTES: Final = (
         tag="v1",
         query=(
             QueryParameter(
-                "fresh", bool, "true: as of now, by asking the quorum; else as applied here.", False
+                "fresh",
+                bool,
+                "true: linearizable, through the quorum; else as applied here.",
+                False,
             ),
         ),
         response_type=ClusterSettings,

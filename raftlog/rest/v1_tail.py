@@ -59,7 +59,7 @@ class _Events:
         self.idle = b": idle\n\n"
 
     def record(self, document: bytes) -> bytes:
-        """An event with the id from which to go on after it."""
+        """An event, with the position after it as its id."""
         return b"id: %b\ndata: %b\n\n" % (self._event_id(), document)
 
     def error(self, document: bytes) -> bytes:
@@ -80,7 +80,7 @@ class _Lines:
         return document + b"\n"
 
     def error(self, document: bytes) -> bytes:
-        """A line, told from a record by its `error_code`."""
+        """A line, distinct from a record by its `error_code`."""
         return document + b"\n"
 
 
@@ -142,11 +142,11 @@ async def _forward(
     response: web.StreamResponse,
     context: ServerContext,
 ) -> int:
-    """Send what one partition has next; return how many bytes that took."""
+    """Send the next records of one partition; return the number of bytes sent."""
     fetched = await position.partition.read(position.offset, max_bytes=TAIL_READ_BYTES)
     total = 0
     for batch in iterate_batches(fetched.data, check_crc=False):
-        # Written out before anything is sent: bytes are small beside the objects they come from.
+        # Encoded before anything is sent: bytes are small beside the decoded objects.
         pieces = _slices(_documents(batch, position, record_format, writer, context))
         size = sum(map(len, pieces))
         context.broker.bytes_in_flight.take_anyway(size)
@@ -167,7 +167,7 @@ def _documents(
     writer: _Writer,
     context: ServerContext,
 ) -> Iterator[bytes]:
-    """Each record of a batch from the position on, as it is sent; moves the position."""
+    """The encoded records of a batch from the position on; advances the position."""
     topic = position.partition.topic
     for record in decode_within_budget(batch, context):
         offset = Offset(record.offset)
@@ -181,13 +181,13 @@ def _documents(
             yield writer.error(_encode(refusal))
         else:
             if b"\n" in document or b"\r" in document:
-                # Inside JSON these are only blanks between its parts; outside they end a line.
+                # In JSON these are only blanks between tokens; in the stream they end a line.
                 document = document.replace(b"\n", b" ").replace(b"\r", b" ")
             yield writer.record(document)
 
 
 def _slices(documents: Iterator[bytes]) -> list[bytes]:
-    """Documents joined to pieces of about the size that a reader must take at a time."""
+    """Documents joined to pieces of about the size of one write."""
     pieces: list[bytes] = []
     some: list[bytes] = []
     size = 0
@@ -203,7 +203,7 @@ def _slices(documents: Iterator[bytes]) -> list[bytes]:
 
 
 async def _positions(request: Request, context: ServerContext) -> list[_Position]:
-    """Where to begin: `partition` and `offset` of the query, or Last-Event-ID."""
+    """The start positions: from `partition` and `offset` of the query, or from Last-Event-ID."""
     parameters = request.query_parameters
     chosen = parameters.get("partition")
     numbers = None if chosen is None else partition_list(chosen)
@@ -236,7 +236,7 @@ def _check_count(partitions: Sized) -> None:
 
 
 def parse_event_id(text: str) -> dict[PartitionId, Offset]:
-    """The offsets in an event's id, by partition; LogError BAD_REQUEST if it is not one of ours."""
+    """The offsets in an event's id, by partition; LogError BAD_REQUEST for any other text."""
     offsets: dict[PartitionId, Offset] = {}
     for part in text.split(",", TAIL_PARTITIONS_MAX):
         number, _, offset = part.partition(":")
@@ -257,7 +257,7 @@ ROUTES: Final = (
         "GET",
         "/v1/topics/{topic}/tail",
         tail_topic,
-        "A topic's records as they come, without end: Server-Sent Events or lines of JSON. An "
+        "A topic's records as they arrive, without end: Server-Sent Events or lines of JSON. An "
         "event's id, sent back as Last-Event-ID, goes on after it.",
         tag="records",
         query=(

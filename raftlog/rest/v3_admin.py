@@ -91,7 +91,7 @@ async def get_topic(request: Request, context: ServerContext) -> web.StreamRespo
 
 
 async def create_topic(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Create a topic, or only say whether it could be."""
+    """Create a topic, or with `validate_only` decide as a real call would."""
     new = await read_json(request, context, _NEW_TOPIC)
     values = {config.name: config.value for config in new.configs}
     if len(values) != len(new.configs):

@@ -1,9 +1,9 @@
 """v3 produce: POST /v3/clusters/{cluster_id}/topics/{topic}/records (a stream), …/records:batch.
 
-The stream is a sequence of JSON objects, one record each, with or without newlines between them; it
-may have no end. Each gets a receipt, in order, with its own `error_code` (200: written). Records
-that have arrived together are written together. What is malformed JSON, and not merely a wrong
-record, ends the stream: where the next record begins cannot be known.
+The stream is a sequence of JSON objects, one record each, with or without newlines between them;
+it may have no end. Each record gets a receipt, in order, with its own `error_code` (200: written).
+Records that arrive together are written together. Malformed JSON, other than an invalid record,
+ends the stream: the start of the next record is unknown.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from raftlog.rest.produce_options import (
 )
 
 SUCCESS = 200
-"""`error_code` of a record that was written."""
+"""`error_code` of a written record."""
 MULTI_STATUS = 207
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one record: where it is, or an error's code and message."""
+    """The outcome of one record: its place, or an error's code and message."""
 
     error_code: int
     message: str | None = None
@@ -71,7 +71,7 @@ class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Records that are answered one by one, told apart by their ids."""
+    """Records answered one by one, with an id for each."""
 
     entries: list[EntryV3]
 
@@ -80,7 +80,7 @@ _batch_decoder = msgspec.json.Decoder(BatchRequest)
 
 
 class BatchSuccess(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entry that was written."""
+    """A written entry."""
 
     id: str
     cluster_id: str
@@ -93,7 +93,7 @@ class BatchSuccess(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BatchFailure(msgspec.Struct, frozen=True):
-    """An entry that was not."""
+    """An entry that was not written."""
 
     id: str
     error_code: int
@@ -101,7 +101,7 @@ class BatchFailure(msgspec.Struct, frozen=True):
 
 
 class BatchResponse(msgspec.Struct, frozen=True):
-    """What became of every entry."""
+    """The outcomes of all entries."""
 
     successes: list[BatchSuccess]
     failures: list[BatchFailure]
@@ -109,7 +109,7 @@ class BatchResponse(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Where one record went, and as what."""
+    """The place and format of one written record."""
 
     partition: int
     offset: int
@@ -137,7 +137,7 @@ async def produce_records(request: Request, context: ServerContext) -> web.Strea
             stream.is_over = stream.is_over or isinstance(outcomes[-1], MalformedJsonError)
             if response is None and stream.is_over:
                 if count == 1 and isinstance(outcomes[0], LogError):
-                    # A lone record is a plain request: its status says how it went.
+                    # A lone record is a plain request: its outcome is the status.
                     raise outcomes[0]
                 return bytes_response(_receipts(outcomes, topic, context), JSON)
             if response is None:
@@ -212,7 +212,7 @@ async def _produce_objects(
     options: ProduceOptions,
     context: ServerContext,
 ) -> list[_Outcome]:
-    """Write what is right of the records that have arrived; an outcome for each, in order.
+    """Write the valid records among those that arrived; an outcome for each, in order.
 
     Nothing after malformed JSON is looked at.
     """
@@ -247,7 +247,7 @@ async def _write_all(
     options: ProduceOptions,
     context: ServerContext,
 ) -> list[_Outcome]:
-    """Write records together; one by one if they cannot be, because of one among them."""
+    """Write records together; one by one if one of them prevents that."""
     if not good:
         return []
     partitions = [record.partition_id for record in good]
@@ -345,7 +345,7 @@ ROUTES: Final = (
         "POST",
         f"{_TOPIC}/records:batch",
         produce_record_batch,
-        "Write records that are answered one by one, told apart by their ids.",
+        "Write records that are answered one by one, with an id for each.",
         tag="records",
         query=QUERY,
         request_type=BatchDocument,

@@ -1,7 +1,7 @@
 """The JSON of the v3 convention: objects with `kind` and `metadata`, lists with `data`.
 
-As the Confluent REST Proxy's API v3 shapes it, as far as we have the thing: links are given only to
-what this server serves.
+As in the Confluent REST Proxy's API v3, as far as raftlog has the same thing: links point only to
+routes of this server.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _SOURCES = {
 
 
 class Shaper:
-    """Makes the objects for one request, with links as its peer would write them."""
+    """Makes the objects for one request, with links under the host that the peer used."""
 
     def __init__(self, request: Request, context: ServerContext) -> None:
         self.cluster_id = context.broker.cluster_id
         host = request.headers.get("Host", "")
         if _HOST.fullmatch(host) is None:
-            # Garbage in the header does not come back in our links.
+            # A malformed header must not come back in links.
             host = f"{context.settings.host}:{context.settings.port}"
         self._root = f"http://{host}/v3/clusters"
         self._base = f"{self._root}/{self.cluster_id}"

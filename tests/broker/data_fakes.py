@@ -33,7 +33,7 @@ MAX_MESSAGE_BYTES = 1_048_588
 
 @dataclass
 class MemoryLog:
-    """A log that keeps its batches in a list, and remembers each producer's last batch."""
+    """A log with its batches in a list, and each producer's last batch."""
 
     config: LogConfig = field(default_factory=LogConfig)
     log_start_offset: Offset = NOTHING
@@ -101,7 +101,7 @@ class MemoryLog:
         return result
 
     def expect_sequence(self, producer_id: int, epoch: int, sequence: int) -> None:
-        """As if the producer's batches up to `sequence` had been appended."""
+        """Assume the producer's batches up to `sequence` as appended."""
         nothing = AppendResult(Offset(0), Offset(0))
         self._producers[producer_id, epoch] = (sequence - 1, 1, nothing)
 
@@ -145,7 +145,7 @@ class MemoryLog:
 
 
 class MemoryReplicas:
-    """What ReplicaManager offers the data endpoints."""
+    """A ReplicaManager over logs in memory."""
 
     def __init__(self, metadata: FakeMetadata, node_id: int = 1) -> None:
         self.metadata = metadata
@@ -176,7 +176,7 @@ class MemoryReplicas:
         return self.here(topic.name, partition) if held else None
 
     def here(self, topic: str, partition: int) -> Partition:
-        """The replica, whoever leads."""
+        """The replica, led here or not."""
         row = self.metadata.image.partition(topic, partition)
         found = self.partitions.get((topic, partition))
         if found is None:
@@ -241,7 +241,7 @@ class DataNode:
 
 
 def waiting_readers(partition: Partition) -> int:
-    """Readers that wait at a partition."""
+    """Number of readers waiting at a partition."""
     return len(partition.readers)
 
 
@@ -251,7 +251,7 @@ def records_of(data: bytes) -> Sequence[Record]:
 
 
 def batch_of(values: Sequence[bytes]) -> RecordBatch:
-    """A batch that compresses well, so that it is small however large its records are."""
+    """A compressible batch: small, however large its records."""
     builder = BatchBuilder(Compression.GZIP, 1 << 30)
     for value in values:
         builder.append(0, None, value)

@@ -23,7 +23,7 @@ TOPIC, CLUSTER = ResourceType.TOPIC, ResourceType.CLUSTER
 
 @dataclass
 class Authorizer:
-    """Records every question; refuses the operations that a test names."""
+    """Records every call; refuses the operations in `refused`."""
 
     refused: set[tuple[Operation, str]] = field(default_factory=set)
     calls: list[tuple[Principal, Operation, Resource]] = field(default_factory=list)

@@ -49,7 +49,7 @@ class FakeMetadata:
             self.unfence(number)
 
     def register(self, number: int, port: int | None = None) -> None:
-        """Let a broker start, or start again: it is fenced until `unfence`."""
+        """Register a start of a broker, which stays fenced until `unfence`."""
         self.run(
             RegisterBroker(
                 broker_id=BrokerId(number),
@@ -130,7 +130,7 @@ class FakeMetadata:
 
 @dataclass
 class FakeQuorum:
-    """A member that says what a test gives it, and writes down what it is asked for."""
+    """A member with the state that a test sets; records the calls."""
 
     node_id: int
     voters: VoterSet
@@ -143,7 +143,7 @@ class FakeQuorum:
     syncs: SyncTimes = field(default_factory=lambda: SyncTimes(10, 0.5, 0.25))
     connected: dict[int, PeerStatus] = field(default_factory=dict)
     refusal: LogError | None = None
-    """What every change, and every barrier, is answered with."""
+    """The error of every change and every barrier."""
     asked: list[tuple[str, int | None]] = field(default_factory=list)
     barriers: int = 0
 
@@ -155,7 +155,7 @@ class FakeQuorum:
         return dict(self.connected)
 
     def connect(self, node_id: int, *, match_index: int | None = None) -> None:
-        """Let another member be connected."""
+        """Connect another member."""
         is_voter = self.voters.find(node_id) is not None
         self.connected[node_id] = PeerStatus(
             node_id, f"10.0.0.{node_id}:8082", is_voter, match_index, 0.0314, 0.0314
@@ -208,7 +208,7 @@ class FakeQuorum:
 
 @dataclass
 class FakePartition:
-    """A partition of 100 records that can only be trimmed."""
+    """A partition of 100 records; only deletion works."""
 
     log_start_offset: int = 0
     high_watermark: int = 100
@@ -223,7 +223,7 @@ class FakePartition:
 
 @dataclass
 class FakeReplicas:
-    """Partitions as the image has them."""
+    """The partitions of the image."""
 
     metadata: FakeMetadata
     partitions: dict[tuple[str, int], FakePartition] = field(default_factory=dict)
@@ -240,7 +240,7 @@ class FakeLog:
 
 @dataclass
 class FakeLogs:
-    """Logs of the sizes a test gives them."""
+    """Logs of given sizes."""
 
     sizes: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -264,7 +264,7 @@ class FakeLogs:
 
 @dataclass
 class FakeNode:
-    """The services, and the knobs a test turns."""
+    """The services of a node, and their settings for a test."""
 
     brokers: int = 1
     not_ready: str | None = None
@@ -297,6 +297,6 @@ class FakeNode:
 async def start_server(
     services: Any, settings: ServerSettings, *, authorize: Authorize = allow_all, **options: Any
 ) -> Server:
-    """The server of a node with these services, as the node's process starts it."""
+    """Start the server of a node with these services, like the node's process."""
     broker = Broker(services, settings.for_broker(), authorize)
     return await Server.start(broker, settings, ROUTES, **options)

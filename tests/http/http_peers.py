@@ -24,11 +24,11 @@ from .fakes import FakeNode
 
 Handler = Callable[[Request, ServerContext], Awaitable[web.StreamResponse]]
 PATIENCE_S = 10.0
-"""Longer than anything here takes: reached only by a failing test."""
+"""Reached only by a failing test."""
 
 
 async def eventually(holds: Callable[[], object]) -> None:
-    """Return once the server has come to a state; fails if it never does."""
+    """Return once the condition holds; fail after PATIENCE_S."""
     async with asyncio.timeout(PATIENCE_S):
         while not holds():  # noqa: ASYNC110 # the state is the server's own, and has no event
             await asyncio.sleep(0.01)
@@ -61,7 +61,7 @@ async def serving(
 
 @dataclass
 class Reply:
-    """An answer as it came over the wire."""
+    """An answer from the wire."""
 
     status: int
     headers: dict[str, str]
@@ -82,7 +82,7 @@ class Reply:
 
 
 class RawPeer:
-    """Sends exactly the bytes it is told to."""
+    """Sends exactly the given bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -112,7 +112,7 @@ class RawPeer:
         return await self.reply(has_body=method != "HEAD")
 
     async def reply(self, *, has_body: bool = True) -> Reply:
-        """The next answer. Raises if there is none."""
+        """The next answer. Raises without one."""
         async with asyncio.timeout(PATIENCE_S):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
             status_line, *lines = head.rstrip().split("\r\n")
@@ -137,7 +137,7 @@ class RawPeer:
         return body
 
     async def rest(self) -> bytes:
-        """All that comes until the server closes."""
+        """All bytes until the server closes."""
         async with asyncio.timeout(PATIENCE_S):
             try:
                 return await self.reader.read()

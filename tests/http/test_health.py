@@ -1,4 +1,4 @@
-"""A node without a controller serves what it has, and says that it is not ready."""
+"""A node without a controller serves its partitions, and is not ready."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ POST_SLOW = b"POST /slow HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\n\r\n"
 
 
 class Slow:
-    """A handler that answers when it is told to."""
+    """A handler under the test's control."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Any node answers: two nodes, each with a server; users ask the one that does not lead."""
+"""Any node answers: two nodes, each with a server; requests go to the follower."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Two:
     other: DataPeer
 
     def lead(self, leader: int, epoch: int) -> None:
-        """Have another node lead `t`; both know it at once."""
+        """Make another node the leader of `t`, at once on both nodes."""
         image = self.metadata.image
         topic = image.topic("t")
         row = msgspec.structs.replace(
@@ -276,7 +276,7 @@ async def test_raw_endpoints_name_the_leader() -> None:
         assert (await post(both.other, "/v1/offsets", {"topics": ["t"]})).error_code == 50301
         (result,) = (await produce(both.leader, one)).json["results"]
         assert "leader" not in result
-        # The leader by the metadata refuses: it must not send its caller round in a circle.
+        # The leader by the metadata refuses: the request must not go round in a circle.
         both.leader.node.replicas.offline["t", 0] = LogError(NO_LEADER, "cut off")
         (result,) = (await produce(both.leader, one)).json["results"]
         assert ("leader" in result, result["leader_epoch"]) == (False, 7)
@@ -312,7 +312,7 @@ async def test_offsets_of_all_partitions_by_one_call_to_any_node() -> None:
             **{str(n): {"offset": 0, "timestamp": 100 + n} for n in range(5)},
             "5": None,
         }
-        # What one of them cannot tell is told of that one only.
+        # An error of one partition is an error of that partition alone.
         both.leader.node.replicas.offline["six", gone] = LogError(NO_LEADER, "cut off")
         wanted = {"topics": {"six": list(range(6))}, "any_node": True}
         rows = (await post(both.other, "/v1/offsets", wanted)).json["topics"]["six"]["partitions"]
@@ -350,7 +350,7 @@ async def test_any_replica_answers_up_to_what_it_knows() -> None:
         assert len((await get(both.other, RECORDS)).json) == 2
         (frame,) = await fetch(both.other, want("t", 0), any_replica=True)
         assert (frame.error_code, frame.next_offset, frame.high_watermark) == (0, 1, 1)
-        # At its end it is as at the end of the log; beyond what it has, the leader is asked.
+        # At the replica's end a reader waits as at the log's end; the leader answers beyond.
         assert (await get(both.other, f"{RECORDS}?replica=any&offset=2")).json == []
         assert (await get(both.other, f"{RECORDS}?replica=any&offset=3")).status == 416
         (frame,) = await fetch(both.other, want("t", 0, offset=2), any_replica=True)

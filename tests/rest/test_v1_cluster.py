@@ -1,4 +1,4 @@
-"""Leaders, moves, maintenance and decommission over HTTP: what is asked for, done and shown."""
+"""Leaders, moves, maintenance and decommission over HTTP."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ async def test_partition_without_leader_is_told() -> None:
 async def test_offsets_of_some_partitions_only() -> None:
     async with data_node() as one:
         await post(one, "/topics/six/partitions/3", {"records": [{"value": 1}]})
-        # What another node leads, or nobody, is no hindrance to who does not ask for it.
+        # Partitions without a leader here do not matter to a request for others.
         one.node.replicas.offline["six", 5] = LogError(NO_LEADER)
         wanted = {"six": [3, 0, 3], "one": []}
         reply = await post(one, "/v1/offsets", {"topics": wanted})

@@ -1,4 +1,4 @@
-"""The quorum's and the nodes' endpoints: what they say, what they ask for, and that they say so."""
+"""The endpoints of the quorum and of the nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOCUMENT = describe(ROUTES)
 
 
 def checked(reply: Reply, method: str, path: str) -> Any:
-    """The answer's JSON, which is as /openapi.json describes it."""
+    """The answer's JSON, checked against /openapi.json."""
     content = DOCUMENT["paths"][path][method]["responses"][str(reply.status)]["content"]
     schema = {**content["application/json"]["schema"], "components": DOCUMENT["components"]}
     OAS31Validator(schema).validate(reply.json)
