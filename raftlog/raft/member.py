@@ -545,7 +545,7 @@ class RaftMember(Generic[R]):
             if self._core.is_leader and may_resign and self.lacks_room:
                 # This leader refuses every change; another voter may have room.
                 self._resign_at = self._clock.monotonic() + RESIGN_INTERVAL_S
-                self._spawn(self.resign_leadership(), "quorum-step-aside")
+                self._spawn(self.resign_leadership(), "quorum-resign")
 
     def _wake(self) -> None:
         """Schedule one pump for everything that this turn of the event loop brings."""

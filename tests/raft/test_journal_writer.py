@@ -72,7 +72,7 @@ def on_bench(work: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
     run(1, main)
 
 
-def test_what_was_added_becomes_durable_and_is_told() -> None:
+def test_added_records_become_durable_and_are_notified() -> None:
     async def work(bench: Bench) -> None:
         bench.add(b"\x00mine")
         await bench.all_durable()
@@ -230,7 +230,7 @@ def test_what_is_pending_goes_before_a_trim() -> None:
     on_bench(work)
 
 
-def test_a_trim_without_room_keeps_nobody_from_writing() -> None:
+def test_trim_without_room_does_not_block_writes() -> None:
     async def work(bench: Bench) -> None:
         for _ in range(3):
             bench.add()

@@ -313,7 +313,7 @@ def test_reset_against_a_committed_entry_stops() -> None:
         log.reset(0, 0, THREE)
 
 
-def test_write_that_ends_after_a_reset_says_nothing_of_the_new_log() -> None:
+def test_write_that_ends_after_a_reset_makes_no_new_entry_durable() -> None:
     log = filled(1)
     log.add(b"\x00", 3, 1)
     log.add(b"\x00", 4, 1)

@@ -334,7 +334,7 @@ def test_the_status_tells_how_things_stand() -> None:
     alone(work, SNAPSHOTS)
 
 
-def test_alone_there_is_nobody_to_hand_over_or_send_to() -> None:
+def test_single_voter_transfers_and_sends_to_no_member() -> None:
     async def work(node: Alone) -> None:
         await node.ask(node.member.resign_leadership())
         assert node.member.is_active

@@ -93,7 +93,7 @@ def test_commands_in_the_middle_of_a_reconnection_wait_for_it() -> None:
     in_cluster(work)
 
 
-def test_barriers_of_a_follower_see_what_the_leader_was_told() -> None:
+def test_barriers_of_a_follower_see_commands_acknowledged_by_the_leader() -> None:
     async def work(members: MemberWorld, leader: int) -> None:
         follower = others(members, leader)[0]
         acknowledged = await members.propose(leader)
@@ -251,7 +251,7 @@ def test_quiet_connections_of_followers_stay() -> None:
     in_cluster(work)
 
 
-def test_a_dead_process_is_told_from_a_broken_connection() -> None:
+def test_dead_process_differs_from_a_broken_connection() -> None:
     async def work(members: MemberWorld, leader: int) -> None:
         follower = others(members, leader)[0]
         events: list[tuple[int, ConnectionEvent]] = []

@@ -85,7 +85,7 @@ class Table:
         assert self.core.log.last_index == before, "nothing was begun"
 
 
-async def test_an_observer_becomes_a_voter_where_it_says_it_is() -> None:
+async def test_observer_becomes_a_voter_at_the_address_of_its_hello() -> None:
     table = Table(1, observers=(2,))
     table.addresses[2] = "elsewhere.test:9"
     index, term = await table.changes.add(2)
@@ -123,7 +123,7 @@ async def test_a_voter_is_not_added_again() -> None:
     await table.refused(table.changes.add(3), ILLEGAL_STATE, "Node 3 is a voter already.")
 
 
-async def test_who_is_not_connected_is_not_added() -> None:
+async def test_unconnected_node_is_not_added() -> None:
     table = Table(1, observers=(2,))
     table.cores.disconnect(1, 2)
     await table.refused(table.changes.add(2), ILLEGAL_STATE, "start it with --join first")
@@ -132,7 +132,7 @@ async def test_who_is_not_connected_is_not_added() -> None:
 @pytest.mark.parametrize(
     "address", ["nonsense", "host:", "host:port", "host:99999", "a b:1", "h" * 280 + ":8082"]
 )
-async def test_an_address_that_nobody_could_call_gets_no_vote(address: str) -> None:
+async def test_unusable_address_gets_no_vote(address: str) -> None:
     table = Table(1, observers=(2,))
     table.addresses[2] = address
     await table.refused(table.changes.add(2), ILLEGAL_STATE, "Node 2 cannot be a voter")
@@ -143,7 +143,7 @@ async def test_there_is_a_limit_to_voters() -> None:
     await table.refused(table.changes.add(10), ILLEGAL_STATE, "which is the limit")
 
 
-async def test_who_is_no_voter_is_not_removed() -> None:
+async def test_observer_is_not_removed() -> None:
     table = Table(1, 2, 3, observers=(4,))
     await table.refused(table.changes.remove(4), ILLEGAL_STATE, "Node 4 is not a voter.")
 
@@ -305,12 +305,12 @@ async def test_only_a_voter_can_lead() -> None:
     )
 
 
-async def test_alone_there_is_nobody_to_lead() -> None:
+async def test_single_voter_has_no_successor() -> None:
     table = Table(1)
     await table.refused(table.changes.transfer_leadership(None), ILLEGAL_STATE, "no other voter")
 
 
-async def test_who_does_not_take_over_in_time_is_named() -> None:
+async def test_transfer_without_takeover_names_the_target() -> None:
     table = Table(1, 2, 3)
     table.cores.disconnect(1, 3)
     with pytest.raises(LogError, match=r"Node 3 did not take over in 2\.0 s") as raised:

@@ -99,7 +99,7 @@ def test_nothing_overtakes_what_waits() -> None:
     assert harness.left == [(2, 1), (3, 2)]
 
 
-def test_what_was_said_on_an_ended_connection_is_for_nobody() -> None:
+def test_messages_of_an_ended_connection_are_dropped() -> None:
     harness = Harness(2)
     harness.log.lsn = 1
     harness.send_vote(2, 1)

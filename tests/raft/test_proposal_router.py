@@ -105,7 +105,7 @@ async def test_a_leader_that_does_not_answer_leaves_the_outcome_unknown(
 
 
 @pytest.mark.parametrize("kind", [RequestKind.COMMAND, RequestKind.BARRIER])
-async def test_who_leads_no_more_says_so_and_the_next_is_asked(
+async def test_request_at_a_deposed_leader_goes_to_the_next(
     harness: ProposalHarness, kind: RequestKind
 ) -> None:
     harness.follow(OTHER)
@@ -150,14 +150,14 @@ def answers(
     return answer
 
 
-async def test_a_leader_says_where_in_its_log_a_forwarded_request_is(
+async def test_leader_answers_the_entry_of_a_forwarded_request(
     harness: ProposalHarness,
 ) -> None:
     answer = answers(harness)
     assert (answer.index, answer.entry_term, answer.error_code) == (11, 4, 0)
 
 
-async def test_who_does_not_lead_does_nothing_for_others(harness: ProposalHarness) -> None:
+async def test_follower_refuses_forwarded_requests(harness: ProposalHarness) -> None:
     harness.follow(OTHER)
     assert answers(harness).error_code == NO_CONTROLLER.code
     assert not harness.core.appended
@@ -211,7 +211,7 @@ async def test_a_change_that_names_no_node_is_refused(
     assert not harness.tasks
 
 
-async def test_each_change_reaches_its_rule_and_its_refusal_the_one_who_asked(
+async def test_each_change_reaches_its_rule_and_its_refusal_the_caller(
     harness: ProposalHarness,
 ) -> None:
     harness.changes.go_on.set()

@@ -102,7 +102,7 @@ async def test_a_full_disk_and_a_full_log_refuse_no_barrier(harness: ProposalHar
     assert harness.sent == [(OTHER, Forwarded(4, 7, 10, 0, 0, ""))]
 
 
-async def test_a_leader_that_is_none_any_more_says_so(harness: ProposalHarness) -> None:
+async def test_deposed_leader_refuses_a_read(harness: ProposalHarness) -> None:
     assert not asked(harness)
     harness.router.advance()
     harness.follow(None)
@@ -127,7 +127,7 @@ async def test_the_leaders_own_barrier_is_tried_again_with_the_next_one(
     assert await waiting == Applied(10, None)
 
 
-async def test_barriers_that_nobody_confirms_end_and_leave_nothing(
+async def test_unconfirmed_barriers_expire_and_leave_nothing(
     harness: ProposalHarness,
 ) -> None:
     waiting = asyncio.create_task(harness.router.barrier())
@@ -181,20 +181,20 @@ async def changed(
 NOBODY = Refused(NO_CONTROLLER, "nothing was changed")
 
 
-async def test_a_change_that_was_refused_says_why(harness: ProposalHarness) -> None:
+async def test_refused_change_raises_its_reason(harness: ProposalHarness) -> None:
     error = await changed(harness, Refused(ILLEGAL_STATE, "no"), Applied(1, None))
     assert (error.entry, error.message) == (ILLEGAL_STATE, "no")
 
 
 @pytest.mark.parametrize("outcome", [Applied(11, None), Unknown("?")])
-async def test_nobody_is_told_that_nothing_was_changed_when_something_may_have_been(
+async def test_change_with_unknown_outcome_is_not_reported_as_refused(
     harness: ProposalHarness, outcome: Any
 ) -> None:
     error = await changed(harness, outcome, NOBODY)
     assert error.entry is RETRIABLE
 
 
-async def test_a_change_that_nobody_took_was_not_made(harness: ProposalHarness) -> None:
+async def test_change_without_a_leader_was_not_made(harness: ProposalHarness) -> None:
     error = await changed(harness, NOBODY, NOBODY)
     assert error.entry is NO_CONTROLLER
 

@@ -216,7 +216,7 @@ def test_what_is_in_a_leaders_log_outlives_the_leader(harness: ProposalHarness) 
     assert outcome(waiting) == Applied(5, "result")
 
 
-def test_who_has_left_is_not_tried_again(harness: ProposalHarness) -> None:
+def test_cancelled_request_is_not_retried(harness: ProposalHarness) -> None:
     waiting = harness.submit()
     harness.pending.park(waiting)
     waiting.outcome.cancel()

@@ -96,7 +96,7 @@ def test_a_majority_must_answer_what_was_sent_after_the_question() -> None:
     assert harness.answers == [(1, 20)]
 
 
-def test_who_has_no_vote_confirms_nothing() -> None:
+def test_observer_confirms_nothing() -> None:
     harness = Harness(1, 2, 3)
     harness.submit(1)
     harness.rounds.advance()
@@ -120,7 +120,7 @@ def test_the_voters_are_those_of_the_newest_set() -> None:
     assert harness.answers == [(1, 20)]
 
 
-def test_who_comes_during_a_round_waits_for_the_next_and_all_share_it() -> None:
+def test_reads_during_a_round_share_the_next() -> None:
     harness = Harness(1, 2, 3)
     for number in range(100):
         harness.submit(number)
@@ -154,7 +154,7 @@ def test_a_leader_that_has_committed_nothing_of_its_term_waits_until_it_has() ->
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_whoever_leads_no_more_or_anew_says_nothing(returns: bool) -> None:
+def test_deposed_or_reelected_leader_confirms_no_read(returns: bool) -> None:
     harness = Harness(1, 2, 3)
     harness.submit(1)
     harness.rounds.advance()
@@ -166,7 +166,7 @@ def test_whoever_leads_no_more_or_anew_says_nothing(returns: bool) -> None:
     assert len(harness.rounds) == 0
 
 
-def test_who_waits_too_long_is_let_go_and_the_round_goes_on() -> None:
+def test_late_reads_expire_and_the_round_goes_on() -> None:
     harness = Harness(1, 2, 3)
     harness.submit(1, deadline=5.0)
     harness.rounds.advance()
@@ -203,7 +203,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_nobody_is_told_before_a_majority_answered_what_left_after_the_question(
+def test_no_read_is_answered_before_a_majority_answered_later_appends(
     steps: list[tuple[str, int]],
 ) -> None:
     harness = Harness(1, 2, 3, 4, 5)

@@ -206,7 +206,7 @@ def test_the_only_voter_has_won() -> None:
     assert rounds.won(set())
 
 
-def test_an_answer_to_an_earlier_round_says_nothing() -> None:
+def test_answer_to_an_earlier_round_does_not_count() -> None:
     rounds = PreVoteRounds(ROUND_S)
     earlier = rounds.begin(0.0)
     number = rounds.begin(1.0)
@@ -217,7 +217,7 @@ def test_an_answer_to_an_earlier_round_says_nothing() -> None:
     assert rounds.won({2, 3})
 
 
-def test_a_new_round_begins_with_nobody() -> None:
+def test_new_round_begins_without_grants() -> None:
     rounds = PreVoteRounds(ROUND_S)
     rounds.granted(2, rounds.begin(0.0))
     rounds.begin(1.0)
@@ -275,7 +275,7 @@ def test_an_older_log_gets_no_vote(
 @pytest.mark.parametrize(
     ("ago_s", "expected"), [(0.0, False), (0.29, False), (0.3, True), (math.inf, True)]
 )
-def test_nobody_deposes_a_leader_that_is_heard(ago_s: float, *, expected: bool) -> None:
+def test_candidate_does_not_depose_a_leader_that_is_heard(ago_s: float, *, expected: bool) -> None:
     assert vote((9, 9), (1, 1), ago_s) is expected
 
 

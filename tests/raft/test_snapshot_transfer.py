@@ -119,7 +119,7 @@ async def test_a_heartbeat_tells_how_far_it_is() -> None:
     assert await inbox.take(heartbeat()) == CHUNK
 
 
-async def test_another_leaders_stream_begins_anew() -> None:
+async def test_another_leaders_stream_begins_at_the_start() -> None:
     inbox, mine, theirs = Inbox(), chunks(), chunks(OTHER)
     await inbox.take(mine[0])
     assert await inbox.take(mine[1], RIVAL) == 0, "not to be mixed, even of the same snapshot"
@@ -129,7 +129,7 @@ async def test_another_leaders_stream_begins_anew() -> None:
     assert restored(inbox.store)[0].index == OTHER.index
 
 
-async def test_a_stale_leader_is_told_the_term_and_changes_nothing() -> None:
+async def test_stale_leader_gets_the_newer_term_and_changes_nothing() -> None:
     inbox, data = Inbox(), sent(META)
     inbox.core.term = 4
     assert await inbox.take(chunk(data, 0)) == 0
@@ -291,7 +291,7 @@ def test_a_chunk_without_an_answer_is_sent_again() -> None:
     run(1, main)
 
 
-def test_the_receiver_says_where_to_go_on_even_back_at_the_start() -> None:
+def test_receiver_answers_its_position_even_the_start() -> None:
     async def main(world: World) -> None:
         outbound = Outbound(world)
         await outbound.next()

@@ -62,7 +62,7 @@ def test_majority(count: int, majority: int) -> None:
     assert voters.majority == majority
 
 
-def test_of_no_voters_nobody_is_a_majority() -> None:
+def test_empty_voter_set_has_no_majority() -> None:
     assert NO_VOTERS.majority > len(NO_VOTERS.ids)
 
 

@@ -108,7 +108,7 @@ async def a_leader_loses_the_others(world: World, settings: MemberSettings) -> t
     return active_s, world.loop.time() - start
 
 
-def test_leader_that_hears_nobody_holds() -> None:
+def test_isolated_leader_holds() -> None:
     """pysyncobj's leader claims to lead for 30 s after losing its majority.
 
     Source: the quorum's design; Ongaro 2014, section 6.2 ("a leader in Raft steps down").
@@ -118,7 +118,7 @@ def test_leader_that_hears_nobody_holds() -> None:
     assert leading_s < 1.0
 
 
-def test_leader_that_hears_nobody_without_guard_fails() -> None:
+def test_isolated_leader_without_guard_fails() -> None:
     stock = replace(QUICK, timing=Timing(fallback_s=30.0))
     active_s, leading_s = run(1, lambda world: a_leader_loses_the_others(world, stock))
     assert active_s > 3.0

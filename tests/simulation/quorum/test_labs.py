@@ -52,7 +52,7 @@ async def quiet(world: World) -> None:
     assert counts["messages"] < 5.0 * (2 * 2 / TIMING.heartbeat_s + 6) * 1.1
 
 
-def test_leader_stays_without_failures_and_says_little() -> None:
+def test_leader_stays_without_failures_and_sends_little() -> None:
     """3A "initial election": the term stays; 3B "RPC counts": an idle cluster says little."""
     run(1, quiet)
 
@@ -95,7 +95,7 @@ async def no_majority(world: World) -> None:
     await members.settle()
 
 
-def test_nobody_leads_without_a_majority_and_somebody_with_it() -> None:
+def test_leader_needs_a_majority() -> None:
     """3A "re-election": no leader without a majority; 3B "no agreement if too many disconnect"."""
     run(1, no_majority)
 

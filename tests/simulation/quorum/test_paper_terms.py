@@ -80,7 +80,7 @@ def test_message_of_an_older_term_changes_nothing(message: Message) -> None:
     assert answer is None or (answer.term == 2 and not getattr(answer, "success", False))
 
 
-def test_member_starts_as_a_follower_of_nobody() -> None:
+def test_member_starts_as_a_follower_without_a_leader() -> None:
     """Section 5.2: "When servers start up, they begin as followers"."""
     cores = CoreCluster((1, 2, 3))
     for seat in cores.seats.values():
