@@ -30,7 +30,7 @@ from bench.kept_connection import KeptConnection, NotSentError, OutcomeLostError
 from bench.replication.cluster import Cluster
 from bench.soak.nemesis import Fault, Nemesis, Pace
 from bench.soak.register_clients import FIRST_VALUE, REGISTERS, RegisterClient
-from raftlog.cluster.membership import QuorumView
+from raftlog.api.cluster import QuorumInfo
 from tests.verification.history_file import HistoryWriter, load
 from tests.verification.register_checker import Verdict, check
 from tests.verification.register_history import DECODER, Kind, Operation, Outcome
@@ -178,12 +178,12 @@ class LeaderWatch:
             connection.close()
 
 
-async def _quorum(connection: KeptConnection) -> QuorumView | None:
+async def _quorum(connection: KeptConnection) -> QuorumInfo | None:
     try:
         answer = await connection.request("GET", "/v1/quorum", timeout_s=WATCH_TIMEOUT_S)
     except (NotSentError, OutcomeLostError):
         return None
-    return msgspec.json.decode(answer.body, type=QuorumView) if answer.status == 200 else None
+    return msgspec.json.decode(answer.body, type=QuorumInfo) if answer.status == 200 else None
 
 
 def judge(history: Sequence[Operation]) -> list[str]:

@@ -61,6 +61,22 @@ def test_another_protocol_is_an_illegal_state_whatever_else_has_changed() -> Non
 
 
 @pytest.mark.parametrize(
+    ("old", "channel", "protocol"),
+    [
+        ({"protocol": 1, "node_id": 1, "software_version": "0.3.0"}, "quorum", 2),
+        ({"protocol": 2, "broker_id": 1, "broker_epoch": 5}, "replication", 3),
+        ({"protocol": 1, "cluster_id": "c", "node_id": 1, "peer_id": 2}, "data", 2),
+    ],
+)
+def test_hellos_from_before_the_common_one_are_refused_as_another_protocol(
+    old: dict[str, object], channel: str, protocol: int
+) -> None:
+    with pytest.raises(RejectedError, match="run versions of raftlog") as caught:
+        decode_hello(msgspec.json.encode(old), Hello, channel, protocol)
+    assert caught.value.code == ILLEGAL_STATE.code
+
+
+@pytest.mark.parametrize(
     "content",
     [
         b"",

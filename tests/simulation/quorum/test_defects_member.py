@@ -255,8 +255,10 @@ async def a_peer_sends_pickles(world: World) -> MemberWorld:
     liar = leader % 3 + 1
     for frame in FRAMES:
         await members.until(lambda: leader in members.members[liar]._peers.connected)
-        members.members[liar]._peers.send(leader, frame)
-        await members.until(lambda: leader not in members.members[liar]._peers.connected)
+        # Not by `connected`: the next connection may open within one interval of `until`.
+        link = members.members[liar]._peers._links[leader]
+        link.connection.send(frame)
+        await members.until(lambda link=link: link.is_ended)
     await members.settle()
     return members
 
