@@ -1,4 +1,4 @@
-"""Wire shapes: pure, tolerant of newer nodes, and within the bounds that the node enforces."""
+"""Wire shapes: pure, tolerant of newer nodes, and within the node's bounds."""
 
 import ast
 import importlib

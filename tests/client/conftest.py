@@ -1,4 +1,4 @@
-"""Fixtures: a fake cluster for faults, and `bootstrap` for what must hold on a real node too."""
+"""Fixtures: a fake cluster for faults, and `bootstrap` for tests against a real node, too."""
 
 from __future__ import annotations
 

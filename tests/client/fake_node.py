@@ -1,8 +1,8 @@
 """An honest little cluster in this process, for the client's tests: `/v1` and its faults.
 
-It keeps batches in memory, stamps offsets, recognises repeats by producer id and sequence (the last
-five batches), refuses gaps, and long-polls. Faults are injected one request at a time. It is
-written against the client's contract, not against the node's code.
+Keeps batches in memory, stamps offsets, recognises repeats by producer id and sequence (the last
+five batches), refuses gaps, and long-polls. Faults are injected one request at a time.
+Written against the client's contract, not against the node's code.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from tests.client.fake_partition import MAX_MESSAGE_BYTES, FakePartition
 
 @dataclass
 class Fault:
-    """What happens to one request. At most one of the ways."""
+    """The fault of one request: at most one of these."""
 
     error: ErrorEntry | None = None
     """The whole request is refused with this."""
     frame_errors: dict[int, ErrorEntry] = field(default_factory=dict)
-    """Produce frames, by number, that are refused with nothing written."""
+    """Produce frames, by number, refused with nothing written."""
     delay_s: float = 0.0
     drop_before: bool = False
     """The connection breaks before anything is done."""
@@ -70,7 +70,7 @@ class FakeTopic:
 
 
 class FakeCluster:
-    """Nodes that share one memory. Each answers on its own port, and serves what it leads."""
+    """Nodes that share one memory. Each answers on its own port, and serves its own partitions."""
 
     def __init__(self, node_count: int = 1) -> None:
         self.topics: dict[str, FakeTopic] = {}
@@ -78,7 +78,7 @@ class FakeCluster:
         self.next_producer_id = 1000
         self.next_topic_number = 1
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
-        """By path: what happens to the next requests, one after the other."""
+        """By path: faults of the next requests, one after the other."""
         self.requests: dict[str, int] = defaultdict(int)
         """By path: how many came."""
         self.request_came = asyncio.Event()
@@ -153,7 +153,7 @@ class FakeNode:
         self.stopped_after: asyncio.Event | None = None
         """The same, once a request is carried out and not answered yet."""
         self.view: dict[str, Any] | None = None
-        """The metadata of topics that this node knows, if it is behind the others."""
+        """This node's metadata of topics, if behind the others."""
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -176,7 +176,7 @@ class FakeNode:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Stop listening, as a process that was killed: a later `start` takes the same port."""
+        """Stop listening, as a killed process: a later `start` takes the same port."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -401,7 +401,7 @@ class FakeNode:
     def _row(
         self, name: str, number: int, tell: Callable[[FakePartition], Any], *, any_node: bool
     ) -> Any:
-        """What the leader tells of a partition; asked by any node, an error is its own."""
+        """The leader's row of a partition; with `any_node`, an error of its own."""
         try:
             partition = self.cluster.partition(name, number)
             if not any_node:
@@ -488,7 +488,7 @@ def topic_json(topic: FakeTopic) -> dict[str, Any]:
 
 
 def _row_error(entry: ErrorEntry, message: str) -> dict[str, Any]:
-    """A row of offsets, or of times: the client reads what it knows."""
+    """A row of offsets, or of times: the client ignores the other's fields."""
     names = ("beginning_offset", "end_offset", "high_watermark", "last_stable_offset")
     offsets = dict.fromkeys((*names, "offset", "timestamp"), -1)
     return {**offsets, "error_code": entry.code, "message": message}

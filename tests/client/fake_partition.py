@@ -1,4 +1,4 @@
-"""One partition of the fake cluster: its batches, its producers, who leads it."""
+"""One partition of the fake cluster: its batches, its producers, its leader."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class FakePartition:
     appended: asyncio.Event = field(default_factory=asyncio.Event)
     append_count: int = 0
     unstable_count: int = 0
-    """Records at the end that belong to an open transaction."""
+    """Records at the end, of an open transaction."""
     replicas: list[int] = field(default_factory=list)
-    """Who holds it; only the leader if it is left empty."""
+    """Its replicas; only the leader if empty."""
 
     @property
     def last_stable_offset(self) -> int:
@@ -57,7 +57,7 @@ class FakePartition:
         """Another node leads from now on, or (-1) none."""
         self.leader = leader
         self.leader_epoch += 1
-        # Who waits for records finds out.
+        # Wakes long polls.
         self.appended.set()
         self.appended = asyncio.Event()
 
@@ -73,7 +73,7 @@ class FakePartition:
         return offsets[0][0], offsets[-1][1]
 
     def append(self, batch: RecordBatch) -> tuple[int, int]:
-        """Base and last offset, of the first writing if it is a repeat."""
+        """Base and last offset, of the first writing for a repeat."""
         header = batch.header
         if header.is_idempotent:
             state = self.producers.get(header.producer_id)
@@ -107,7 +107,7 @@ class FakePartition:
     def read(self, offset: int, max_bytes: int, end_offset: int = 1 << 62) -> tuple[bytes, int]:
         """Whole batches from the one with `offset`, at least one, and the next offset.
 
-        None that begins at `end_offset` or behind it.
+        No batch from `end_offset` on.
         """
         if not self.log_start_offset <= offset <= self.end_offset:
             raise LogError(

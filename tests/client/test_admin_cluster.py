@@ -30,7 +30,7 @@ class Running:
 
 @asynccontextmanager
 async def running(node: FakeNode) -> AsyncIterator[Running]:
-    """A node that serves, and registers where it does."""
+    """A serving node, registered with its address."""
     limits = ServerLimits(shutdown_s=1, linger_s=0.2)
     server = await start_server(node.services, ServerSettings(port=0, limits=limits))
     try:
@@ -62,7 +62,7 @@ async def test_quorum_is_described_by_its_leader() -> None:
 
 async def test_follower_describes_the_quorum_if_its_leader_does_not_answer() -> None:
     async with running(follower()) as second:
-        second.node.metadata.register(1, 1)  # nobody listens there
+        second.node.metadata.register(1, 1)  # no listener there
         async with Admin(bootstrap_servers=second.address) as admin:
             info = await admin.describe_quorum()
     assert (info.node_id, info.leader_id) == (2, 1)

@@ -116,7 +116,7 @@ async def test_damage_is_raised_never_served_and_can_be_skipped(single: FakeClus
             await reader.getmany(timeout_ms=2000)
         reader.seek(P0, 3)
         assert await take(reader, 1) == [b"3"]
-        # A repair heals it.
+        # A repair heals the partition.
         partition.batches[2] = good
         reader.seek(P0, 2)
         assert await take(reader, 2) == [b"2", b"3"]

@@ -44,7 +44,7 @@ def identity(number: int) -> ProducerIdentity:
 
 
 class Listener:
-    """Remembers what became of batches."""
+    """Remembers the outcomes of batches."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[PendingBatch, int] = {}
@@ -353,8 +353,8 @@ FAULTS = st.sampled_from(
 def test_no_fault_reorders_duplicates_or_loses_silently(
     steps: list[tuple[str, int, int, int]],
 ) -> None:
-    """Against a node that appends honestly: acknowledged once and at its place, in order; what
-    failed with a known outcome is not in the log; nothing is in the log twice."""
+    """Against a node that appends honestly: acknowledged once and at its place, in order; a
+    batch failed with a known outcome is not in the log; none is in the log twice."""
     queue, listener, node = PartitionQueue(TARGET, is_idempotent=True), Listener(), _partition()
     put_batches: list[tuple[PendingBatch, bytes]] = []
     ids = iter(range(1, 10_000))
@@ -394,7 +394,7 @@ def _answer(
     if fault in refusals:
         return refusals[fault]
     if fault == "forgotten" and not frame[0].outcome_unknown:
-        # A node forgets who was silent for long, not who is in the middle of a repeat.
+        # A node forgets a producer after long silence, not in the middle of a repeat.
         node.producers.clear()
     data = b"".join(bytes(batch.data()) for batch in frame)
     try:

@@ -1,4 +1,4 @@
-"""What a user may rely on, against any cluster: the fake one and a real node."""
+"""Promises to users, against any cluster: the fake one and a real node."""
 
 from __future__ import annotations
 

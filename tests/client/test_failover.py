@@ -26,7 +26,7 @@ PRODUCE, FETCH, METADATA = "/v1/produce", "/v1/fetch", "/v1/metadata"
 
 @pytest.fixture
 async def three() -> AsyncIterator[FakeCluster]:
-    """Three nodes; the topic `t` has one partition, which all of them hold and node 1 leads."""
+    """Three nodes; the topic `t` has one partition, held by all and led by node 1."""
     async with FakeCluster(3) as fake:
         fake.create_topic("t", 1)
         partition_of(fake).replicas = [node.broker_id for node in fake.nodes]
@@ -131,7 +131,7 @@ async def test_the_delivery_timeout_bounds_it_all(three: FakeCluster) -> None:
 async def test_a_new_leader_ends_the_pause_after_a_failure(
     three: FakeCluster, refusal: ErrorEntry
 ) -> None:
-    """The pause is long here: only what the metadata says can end it in time."""
+    """The pause is long here: only new metadata can end it in time."""
     async with producing(three, retry_backoff_ms=20_000, retry_backoff_max_ms=20_000) as producer:
         three.fail(METADATA, Fault(delay_s=0.2))
         three.fail(PRODUCE, Fault(frame_errors={0: refusal}))
@@ -143,7 +143,7 @@ async def test_a_new_leader_ends_the_pause_after_a_failure(
 
 
 async def test_a_node_that_starts_is_not_asked_for_ever(three: FakeCluster) -> None:
-    """The whole request is refused, as a node does that has not read its metadata yet."""
+    """The whole request is refused, as by a node before the load of its metadata."""
     async with producing(three) as producer:
         three.fail(PRODUCE, *[Fault(error=NOT_READY)] * 3)
         lead(three, 1)
@@ -213,7 +213,7 @@ async def test_calls_keep_their_order_while_their_topic_is_looked_up(three: Fake
         three.fail(METADATA, Fault(delay_s=0.05))
         for value in values(400):
             sending.append(asyncio.ensure_future(producer.send_and_wait("t", value, partition=0)))
-            # New calls come in every turn of the loop, also in that in which the topic is found.
+            # New calls come in every turn of the loop, also in the turn of the topic's discovery.
             await asyncio.sleep(0 if producer._lookups or not producer._topics else 0.0001)
         await asyncio.gather(*sending)
         assert not producer._lookups

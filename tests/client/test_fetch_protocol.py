@@ -1,4 +1,4 @@
-"""Fetch answers without a copy: however the bytes come, and whatever they are."""
+"""Fetch answers without a copy: any bytes, in any pieces."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def chunked(body: bytes, sizes: Sequence[int] = ()) -> bytes:
 
 
 def receive(response: FetchResponse, data: bytes, sizes: Sequence[int]) -> None:
-    """As a connection does: straight to where they belong, if that is known."""
+    """As a connection does: straight to the destination, if known."""
     turn = 0
     while data:
         size = sizes[turn % len(sizes)] if sizes else len(data)
@@ -136,7 +136,7 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 async def node(
     *answers: bytes, closes: bool = False
 ) -> AsyncIterator[tuple[NodeAddress, list[int]]]:
-    """A node that gives these answers, in turn; and the ports that it was asked from."""
+    """A node with these answers, in turn; and the ports of its callers."""
     ports: list[int] = []
     left = list(answers)
 

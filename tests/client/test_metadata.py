@@ -69,7 +69,7 @@ async def test_names_are_asked_for_in_bounded_requests(single: FakeCluster) -> N
     async with metadata_of(single) as metadata:
         assert set((await metadata.refresh(names)).topics) == set(names)
         assert single.requests[METADATA] == 2
-        # Topics that were not asked about stay known; asking for all forgets those that are gone.
+        # Topics outside the request stay known; a refresh of all drops deleted ones.
         del single.topics["n0"]
         assert "n0" in (await metadata.refresh(("t",))).topics
         assert "n0" not in (await metadata.refresh(None)).topics

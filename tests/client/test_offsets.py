@@ -1,4 +1,4 @@
-"""Questions to partitions' leaders: split, merged, and asked again when a leader is not one."""
+"""Queries to partition leaders: split, merged, and repeated when a leader has moved."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def admin_of(cluster: FakeCluster, **settings: Any) -> Admin:
 
 
 class Asked:
-    """A question that is answered by the partition's number, but as `refusals` say before that."""
+    """A query answered by the partition's number, after these `refusals`."""
 
     def __init__(self, *refusals: ErrorEntry | RaftlogClientError) -> None:
         self.requests: list[tuple[NodeAddress, list[int]]] = []
@@ -205,7 +205,7 @@ async def test_a_new_partition_is_found(cluster: FakeCluster) -> None:
 
 @pytest.mark.parametrize("path", [OFFSETS, TIMES, DELETE])
 async def test_moved_leaders_are_followed(cluster: FakeCluster, path: str) -> None:
-    """All three questions of a client, whose view is that of before the move."""
+    """All three queries of a client with a view from before the move."""
     async with (
         admin_of(cluster) as admin,
         Consumer("t", bootstrap_servers=cluster.bootstrap, retry_backoff_ms=1) as consumer,
@@ -247,7 +247,7 @@ async def test_a_deletion_is_tried_everywhere_before_its_first_error_is_raised(
 
 
 async def test_a_consumer_reads_what_is_led_while_the_rest_is_not(cluster: FakeCluster) -> None:
-    """A position that cannot be found holds up nobody else's."""
+    """A position that cannot be found does not hold up the others."""
     cluster.topics["t"].partitions[1].leader = NOBODY
     async with Consumer(
         "t", bootstrap_servers=cluster.bootstrap, auto_offset_reset="earliest", retry_backoff_ms=1

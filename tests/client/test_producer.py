@@ -130,7 +130,7 @@ async def test_the_leader_is_followed_when_it_moves(cluster: FakeCluster) -> Non
 async def test_who_leads_is_asked_again_after_an_error_that_another_may_not_have(
     single: FakeCluster, error: ErrorEntry
 ) -> None:
-    """A node whose disk is full may not even know that another leads by now."""
+    """A node with a full disk may not even know its successor."""
     async with producer(single) as sending:
         await sending.send_and_wait("t", b"0")
         asked = single.requests["/v1/metadata"]

@@ -1,4 +1,4 @@
-"""What a reader of a range makes of answers: gaps, losses, and views that stay as they are."""
+"""Answers to a range reader: gaps, losses, and views of stable content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOPIC_ID = "f" * 32
 
 
 def batch(base_offset: int, size: int = 1) -> bytes:
-    """One record at that offset."""
+    """One record at this offset."""
     builder = BatchBuilder(Compression.NONE, 1 << 30)
     builder.append(0, None, b"%d" % base_offset * size)
     data = bytes(builder.build())

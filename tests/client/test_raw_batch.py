@@ -1,4 +1,4 @@
-"""Batches that were encoded elsewhere: their order, their parts, and what is no batch."""
+"""Batches encoded by the caller: their order, their parts, and bytes of another form."""
 
 from __future__ import annotations
 

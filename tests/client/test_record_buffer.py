@@ -1,4 +1,4 @@
-"""Serving what was fetched: fair over the partitions, lazily decoded, nothing lost on the way."""
+"""Serving fetched records: fair over the partitions, lazily decoded, nothing lost on the way."""
 
 from __future__ import annotations
 

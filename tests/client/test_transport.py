@@ -1,4 +1,4 @@
-"""Addresses, errors of the wire, and what they say about the outcome."""
+"""Addresses, errors of the wire, and the outcome of their requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters whose nodes are fakes, so that only the manager is tested."""
+"""Clusters of fake nodes, so only the manager is tested."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A process that is started and asked like `raftlog serve`, and does nothing.
+"""A process with the command line and the answers of `raftlog serve`, and no more.
 
-Files in its data directory tell it how to behave: `die` (say so and exit with 9), `busy` (answer
-that it is not ready). Node 2 is the controller.
+Files in its data directory set its behaviour: `die` (log, and exit with 9), `busy` (answer
+"not ready"). Node 2 is the controller.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def test_node_has_begun_once_its_directory_says_who_it_is(layout: Layout) -> Non
     entry = MANIFEST.nodes[0]
     assert not layout.has_begun(entry)
     layout.data_dir(entry).mkdir()
-    # What a first start leaves that died before it: the next one must be told everything again.
+    # Left by a first start that died before: the next one needs all arguments again.
     (layout.data_dir(entry) / "cluster.secret").touch()
     assert not layout.has_begun(entry)
     (layout.data_dir(entry) / IDENTITY_FILE).touch()

@@ -111,7 +111,7 @@ async def test_paused_node_holds_still_and_goes_on(
         cluster.resume(1)
         await cluster.wait_ready(1)
         cluster.pause(1)
-        # It is stopped in order, paused or not.
+        # Stopped in order, paused or not.
     assert cluster.layout.processes.exists()
 
 
@@ -188,7 +188,7 @@ async def test_nodes_left_behind_are_taken_over_as_they_are(make: Make, told: li
         assert [again.pid(1), again.pid(2)] == pids[:2]
         assert again.pid(3) != pids[2]
         assert f"node 1 runs already, as process {pids[0]}" in told
-        # What is not our child is watched all the same.
+        # A process of another parent is watched all the same.
         await again.kill(1, stays_down=False)
         await until(lambda: again.pid(1) not in (None, pids[0]))
         await again.wait_ready()

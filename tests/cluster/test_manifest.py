@@ -48,7 +48,7 @@ def test_id_of_a_node_that_is_gone_is_not_given_again() -> None:
     grown, _ = manifests.with_new_node(three(), 9010)
     again, entry = manifests.with_new_node(manifests.without_node(grown, 4), 9011)
     assert entry.node_id == 5
-    # Those that began the cluster did so with the same list, whoever is still there.
+    # The first voters all started with the same list, present or not.
     assert manifests.without_node(again, 1).voters == three().voters
 
 

@@ -49,7 +49,7 @@ async def test_end_is_heard_with_its_code_and_output_is_in_the_log(tmp_path: Pat
     assert not process.is_running
     assert log.read_text() == "an earlier life\nhello\n"
     assert str(Ended(3)) == "ended with exit code 3"
-    # Signals to what has ended hit nobody.
+    # Signals after the end hit no process.
     process.send(signal.SIGKILL)
 
 
@@ -69,7 +69,7 @@ async def test_ctrl_c_at_the_managers_terminal_is_not_the_nodes(tmp_path: Path) 
 
 
 async def test_stop_is_by_sigterm_also_for_a_paused_process(tmp_path: Path) -> None:
-    # One with a handler, as nodes have: without, the signal would end it even while it is paused.
+    # With a handler, as nodes have: without, the signal would end even a paused process.
     code = (
         "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5));"
         "print('on', flush=True); time.sleep(600)"

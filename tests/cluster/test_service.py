@@ -1,4 +1,4 @@
-"""The manager as commands see it: started, asked, changed, stopped."""
+"""The manager as commands see it: start, requests, changes, stop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def layout(tmp_path: Path) -> Layout:
 
 @asynccontextmanager
 async def managing(layout: Layout, plan: Plan = TWO) -> AsyncIterator[asyncio.Task[None]]:
-    """A manager in this process, ready; it must have been stopped when this is left."""
+    """A ready manager in this process; the test must stop it."""
     ready = asyncio.Event()
     service = ManagerService(layout.root, plan, nobody)
     task = asyncio.ensure_future(service.run(lambda _: ready.set()))
@@ -158,7 +158,7 @@ async def test_nodes_of_a_killed_manager_are_stopped_by_down(layout: Layout) -> 
         assert [node.state for node in commands.status_unmanaged(layout).nodes] == ["unmanaged"] * 2
         assert await commands.stop(layout, nobody)
         assert not await commands.stop(layout, nobody)
-        # The rest of a manager that was not really killed.
+        # Cleanup after a manager that was not really killed.
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -1,4 +1,4 @@
-"""A supervisor over processes that are no nodes: they sleep, or die."""
+"""A supervisor of fake processes: sleeping or dying."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIE = "print('why I die'); raise SystemExit(7)"
 
 
 class Node:
-    """A supervised process whose next life is `code`."""
+    """A supervised process; the next one runs `code`."""
 
     def __init__(self, directory: Path) -> None:
         self.code = SLEEP

@@ -1,4 +1,4 @@
-"""Waiting for what processes will do, with an end."""
+"""Bounded waits for the work of processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ POLL_S = 0.005
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Return once the condition holds; TimeoutError if it does not within 20 s."""
+    """Return once the condition holds; TimeoutError after 20 s."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - another process sets no event
             await asyncio.sleep(POLL_S)
