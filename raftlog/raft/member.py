@@ -54,7 +54,7 @@ from raftlog.raft.peers import Peers
 from raftlog.raft.proposal_router import ProposalRouter
 from raftlog.raft.proposals import raise_unless_applied
 from raftlog.raft.rules import REGULAR
-from raftlog.raft.settings import MemberIdentity, MemberSettings
+from raftlog.raft.settings import DISK_RESERVE_BYTES, MemberIdentity, MemberSettings
 from raftlog.raft.snapshots import SnapshotManager
 from raftlog.raft.status import member_status, peer_statuses
 from raftlog.raft.store import QuorumStore
@@ -254,8 +254,7 @@ class RaftMember(Generic[R]):
     @property
     def lacks_room(self) -> bool:
         """Whether its disk is too full to lead, or even to follow what is committed."""
-        reserve_bytes = self._settings.disk_reserve_bytes
-        return self._writer.is_full or self._store.free_bytes() < reserve_bytes
+        return self._writer.is_full or self._store.free_bytes() < DISK_RESERVE_BYTES
 
     @property
     def voters(self) -> VoterSet:

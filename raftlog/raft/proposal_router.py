@@ -18,7 +18,7 @@ from raftlog.raft.messages import READ, Forward, Forwarded, Message, RequestKind
 from raftlog.raft.proposals import PendingProposals, Waiting, raise_unless_applied
 from raftlog.raft.read_index import ReadRounds
 from raftlog.raft.rules import NO_OP, REGULAR
-from raftlog.raft.settings import MemberSettings
+from raftlog.raft.settings import DISK_RESERVE_BYTES, JOURNAL_BYTES_MAX, MemberSettings
 from raftlog.raft.store import QuorumStore
 from raftlog.record.errors import (
     BAD_REQUEST,
@@ -283,9 +283,9 @@ class ProposalRouter(Generic[R]):
         self._check_leads()
         if core.log.last_index - core.commit_index >= settings.uncommitted_entries_max:
             raise LogError(OVERLOADED, "Too many metadata changes wait to be committed.")
-        if self._store.free_bytes() < settings.disk_reserve_bytes + len(argument):
+        if self._store.free_bytes() < DISK_RESERVE_BYTES + len(argument):
             raise LogError(DISK_FULL, "The metadata cannot be changed: the disk is full.")
-        if self._store.journal_bytes > settings.journal_bytes_max:
+        if self._store.journal_bytes > JOURNAL_BYTES_MAX:
             raise LogError(
                 DISK_FULL, "The metadata cannot be changed: there is no room to trim its journal."
             )

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from raftlog.raft.core import Timing
 from raftlog.raft.messages import CHUNK_BYTES_MAX, COMMAND_BYTES_MAX
+
+JOURNAL_BYTES_MAX: Final = 256 * 1024 * 1024
+"""The journal, if snapshots fail for lack of room; proposals are rejected above it."""
+DISK_RESERVE_BYTES: Final = 1024 * 1024
+"""With less room than this, a leader rejects proposals: every entry must find room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +42,5 @@ class MemberSettings:
     """Growth of the journal after which a snapshot is taken."""
     entries_kept: int = 1_000
     """Entries kept behind a snapshot, for members that lag a little."""
-    journal_bytes_max: int = 256 * 1024 * 1024
-    """The journal, if snapshots fail for lack of room; proposals are refused above it."""
     chunk_bytes: int = CHUNK_BYTES_MAX
     """Of a snapshot on its way to another member."""
-    disk_reserve_bytes: int = 1024 * 1024
-    """With less room than this, a leader refuses proposals: every entry must find room."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from raftlog.metadata.image import BrokerImage
 from raftlog.raft.dial_plan import redial_delay_s
@@ -29,6 +29,10 @@ from raftlog.replication.stream_protocol import (
 from raftlog.replication.stream_settings import StreamSettings
 from raftlog.world import Clock, Randomness
 from raftlog.world.network import Connection, Network, NetworkError, Receiver, RejectedError
+
+CONNECT_TIMEOUT_S: Final = 2.0
+STABLE_S: Final = 1.0
+"""A connection that lasted so long is replaced at once when it is lost."""
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +193,7 @@ class LeaderConnection:
                 continue
             await stream.ended.wait()
             lasted_s = owner.clock.monotonic() - stream.opened_s
-            failures = 0 if lasted_s >= settings.stable_s else failures + 1
+            failures = 0 if lasted_s >= STABLE_S else failures + 1
 
     async def _call(self, hello: Hello, failures: int) -> None:
         leader = self.leader
@@ -199,7 +203,7 @@ class LeaderConnection:
                 CHANNEL,
                 encode_hello(hello),
                 lambda connection: self._opened(connection, hello),
-                timeout_s=self.settings.connect_timeout_s,
+                timeout_s=CONNECT_TIMEOUT_S,
             )
         except RejectedError as error:
             if error.message != self.rejection:

@@ -33,17 +33,11 @@ class StreamSettings:
     """Each side says something that often."""
     silent_pings_max: int = 4
     """A connection ends when the other side has been silent for so many of these intervals."""
-    connect_timeout_s: float = 2.0
     redial_s_min: float = 0.02
     redial_s_max: float = 1.0
-    stable_s: float = 1.0
-    """A connection that lasted so long is replaced at once when it is lost."""
     retry_s_min: float = 0.02
     retry_s_max: float = 1.0
     """Before a partition is asked for again that was refused, or could not be taken."""
-    stale_retry_s: float = 2.0
-    """The same if the leader says that it does not lead. Newer metadata is what should come next;
-    this is for the case that it does not."""
     linger_s: float = 5.0
     """A connection that nothing is followed on stays open for so long."""
 

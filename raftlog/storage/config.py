@@ -36,7 +36,6 @@ class LogConfig:
     min_cleanable_dirty_ratio: float = 0.5
     max_message_bytes: int = 1_048_588
     flush: FlushMode = FlushMode.SYNC
-    flush_interval_ms: int = 1000
     log_append_time: bool = False
 
     @property
@@ -54,28 +53,14 @@ class LogConfig:
 class StorageSettings:
     """How a node looks after its logs. All of it has working defaults."""
 
-    tick_interval_ms: int = 250
-    """How often maintenance looks."""
-    checkpoint_interval_ms: int = 1000
-    """How old the checkpoint file may get while logs change."""
     recovery_bytes_max: int = 16 << 20
     """Bytes of one log behind its recovery point, beyond which it is advanced."""
-    recovery_batches_max: int = 16_384
-    """Batches behind it, beyond which it is advanced: small ones cost a scan more than bytes."""
     recovery_age_max_ms: int = 10_000
     """Time after which the recovery point of a log that changed is advanced all the same."""
-    checkpoints_per_tick_max: int = 16
     retention_interval_ms: int = 30_000
     """How often each log is looked at for segments that are due, and for compaction."""
-    retentions_per_tick_max: int = 64
-    removals_per_tick_max: int = 16
-    """Files of deleted topics that one tick removes."""
     reserve_bytes: int = 4 << 20
     """Room that appends leave for checkpoints, indexes and metadata."""
-    open_files_max: int = 512
-    """Open files of old segments and indexes that nobody uses at the moment."""
-    opens_at_once_max: int = 4
-    """Logs that are opened, or closed, at the same time."""
     scrub_bytes_per_s: int = 8 << 20
     """How fast finished segments are read again to find damage; 0: they are not."""
     scrub_interval_s: int = 7 * 24 * 3600

@@ -38,6 +38,19 @@ from raftlog.world import Disk, DiskError, DiskFullError
 REMOVALS_WAITING_MAX: Final = 100_000
 """Deleted topics whose files wait to be removed; others wait for the next start."""
 
+TICK_INTERVAL_MS: Final = 250
+"""Between two rounds of maintenance."""
+FLUSH_INTERVAL_MS: Final = 1000
+"""Longest time that a change of a log waits for a sync started in the background."""
+CHECKPOINT_INTERVAL_MS: Final = 1000
+"""Oldest age of the checkpoint file while logs change."""
+RECOVERY_BATCHES_MAX: Final = 16_384
+"""Batches behind the recovery point that advance it: small ones cost a scan more than bytes."""
+CHECKPOINTS_PER_TICK_MAX: Final = 16
+RETENTIONS_PER_TICK_MAX: Final = 64
+REMOVALS_PER_TICK_MAX: Final = 16
+"""Files of deleted topics that one tick removes."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -121,7 +134,7 @@ class Maintenance:
         shared.room_bytes = self.free_bytes - self._reserve_bytes
 
     async def _run(self) -> None:
-        interval = self._settings.tick_interval_ms / 1000
+        interval = TICK_INTERVAL_MS / 1000
         while True:
             await self._shared.clock.sleep(interval)
             await self.tick()
@@ -135,7 +148,7 @@ class Maintenance:
 
     def _start_syncs(self, now: float) -> None:
         for core, since in self._shared.changed.items():
-            if (now - since) * 1000 >= core.config.flush_interval_ms:
+            if (now - since) * 1000 >= FLUSH_INTERVAL_MS:
                 core.request_sync()
 
     async def _advance_recovery_points(self, now: float) -> None:
@@ -147,16 +160,14 @@ class Maintenance:
             behind = log.unrecovered_bytes
             if (
                 behind > settings.recovery_bytes_max
-                or log.unrecovered_batches > settings.recovery_batches_max
+                or log.unrecovered_batches > RECOVERY_BATCHES_MAX
                 or (now - since) * 1000 > settings.recovery_age_max_ms
             ):
                 due.append((behind, log))
         due.sort(key=lambda pair: pair[0], reverse=True)
-        await asyncio.gather(
-            *(self._checkpoint(log) for _, log in due[: settings.checkpoints_per_tick_max])
-        )
+        await asyncio.gather(*(self._checkpoint(log) for _, log in due[:CHECKPOINTS_PER_TICK_MAX]))
         if (changed or due or self._shared.file_is_behind) and (
-            (now - self._written_at) * 1000 >= settings.checkpoint_interval_ms
+            (now - self._written_at) * 1000 >= CHECKPOINT_INTERVAL_MS
         ):
             self._written_at = now
             self._shared.file_is_behind = False
@@ -180,7 +191,7 @@ class Maintenance:
         ):
             self._turn_began = now
             self._turn.extend(self._logs)
-        for _ in range(min(self._settings.retentions_per_tick_max, len(self._turn))):
+        for _ in range(min(RETENTIONS_PER_TICK_MAX, len(self._turn))):
             log = self._logs.get(self._turn.popleft())
             if log is None or log.state is not LogState.ONLINE:
                 continue
@@ -222,7 +233,7 @@ class Maintenance:
     async def _remove_some(self) -> None:
         if self._removals:
             disk = self._shared.disk
-            work = partial(_remove_some, disk, self._removals[0], self._settings)
+            work = partial(_remove_some, disk, self._removals[0])
             try:
                 if await disk.run(work):
                     self._removals.popleft()
@@ -236,9 +247,9 @@ def _report(log: Log, what: str, error: LogError) -> None:
     logger.log(level, "%s: %s: %s", log.directory, what, error.message)
 
 
-def _remove_some(disk: Disk, directory: str, settings: StorageSettings) -> bool:
+def _remove_some(disk: Disk, directory: str) -> bool:
     """Remove some files of a deleted topic; True when nothing is left. Blocks. Raises DiskError."""
-    left = settings.removals_per_tick_max
+    left = REMOVALS_PER_TICK_MAX
     for partition in disk.list_directory(directory):
         for name in disk.list_directory(f"{directory}/{partition}"):
             if not left:

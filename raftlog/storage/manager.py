@@ -15,7 +15,7 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -49,6 +49,11 @@ from raftlog.storage.results import LogState
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
 __all__ = ["LogManager", "StorageSettings", "StorageTotals"]
+
+OPEN_FILES_MAX: Final = 512
+"""Open files of old segments and indexes without a present user."""
+OPENS_AT_ONCE_MAX: Final = 4
+"""Logs that are opened, or closed, at the same time."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +90,7 @@ class LogManager:
         set_aside: list[str],
     ) -> None:
         self._disk = disk
-        self._settings = settings
-        self._shared = LogShared(disk, clock, OpenFiles(disk, settings.open_files_max))
+        self._shared = LogShared(disk, clock, OpenFiles(disk, OPEN_FILES_MAX))
         self._found = found
         self._boot_id = disk.boot_id()
         self._stray_names = dict.fromkeys(names)
@@ -94,7 +98,7 @@ class LogManager:
         self._checkpoints = _as_found(found)
         self._logs: dict[tuple[TopicId, PartitionId], Log] = {}
         self._opening: dict[str, asyncio.Task[Log]] = {}
-        self._opens = asyncio.Semaphore(settings.opens_at_once_max)
+        self._opens = asyncio.Semaphore(OPENS_AT_ONCE_MAX)
         self._unfinished: set[str] = set()
         """Replicas that were begun and not written down: the disk was full. Nothing is in them."""
         self._closed_clean: set[str] = set()

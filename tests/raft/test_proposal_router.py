@@ -11,6 +11,7 @@ import pytest
 from raftlog.raft.interface import Applied, Outcome, Refused, Unknown
 from raftlog.raft.messages import Forward, Forwarded, RequestKind
 from raftlog.raft.proposal_router import CHANGES_AT_ONCE_MAX
+from raftlog.raft.settings import DISK_RESERVE_BYTES, JOURNAL_BYTES_MAX
 from raftlog.record.errors import (
     BAD_REQUEST,
     DISK_FULL,
@@ -165,7 +166,7 @@ async def test_too_much_that_is_not_committed_is_refused(office: Office) -> None
 
 
 async def test_a_full_disk_refuses_entries_before_they_are_in_the_log(office: Office) -> None:
-    office.store.free = SETTINGS.disk_reserve_bytes
+    office.store.free = DISK_RESERVE_BYTES
     assert "the disk is full" in refused(await office.wish(), DISK_FULL)
     assert answers(office).error_code == DISK_FULL.code
     assert not office.core.appended
@@ -174,7 +175,7 @@ async def test_a_full_disk_refuses_entries_before_they_are_in_the_log(office: Of
 
 
 async def test_a_journal_that_cannot_be_trimmed_refuses_entries(office: Office) -> None:
-    office.store.journal_bytes = SETTINGS.journal_bytes_max + 1
+    office.store.journal_bytes = JOURNAL_BYTES_MAX + 1
     assert "no room to trim" in refused(await office.wish(), DISK_FULL)
 
 

@@ -10,6 +10,7 @@ import pytest
 from raftlog.raft.interface import Applied, Refused, Unknown
 from raftlog.raft.messages import READ, Forward, Forwarded, RequestKind
 from raftlog.raft.rules import NO_OP
+from raftlog.raft.settings import JOURNAL_BYTES_MAX
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, NOT_READY, RETRIABLE, LogError
 from tests.raft.proposal_harness import OTHER, SETTINGS, Office
 
@@ -90,7 +91,7 @@ async def test_an_older_member_gets_its_no_op(office: Office) -> None:
 
 async def test_a_full_disk_and_a_full_log_refuse_no_barrier(office: Office) -> None:
     office.store.free = 0
-    office.store.journal_bytes = SETTINGS.journal_bytes_max + 1
+    office.store.journal_bytes = JOURNAL_BYTES_MAX + 1
     office.core.log.last_index += SETTINGS.uncommitted_entries_max
     assert not asked(office)
     office.desk.advance()
