@@ -72,7 +72,8 @@ _HINTS: dict[int, tuple[ExitCode, str | None]] = {
     ),
     table.INVALID_CONFIG.code: (
         ExitCode.USAGE,
-        "`raftlog topic describe NAME` shows the settings of a topic.",
+        "`raftlog topic describe NAME` shows the settings of a topic, "
+        "`raftlog cluster config list` those of all brokers.",
     ),
     table.INVALID_PARTITIONS.code: (ExitCode.USAGE, None),
     table.OFFSET_OUT_OF_RANGE.code: (

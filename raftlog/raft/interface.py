@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from raftlog.raft.messages import CHUNK_BYTES_MAX, COMMAND_BYTES_MAX
 from raftlog.raft.rules import Timing
 from raftlog.record.errors import ErrorEntry
+
+JOURNAL_BYTES_MAX: Final = 256 * 1024 * 1024
+"""The journal, if snapshots fail for lack of room; above it, proposals are refused."""
+DISK_RESERVE_BYTES: Final = 1024 * 1024
+"""With less room than this, a leader refuses proposals: every entry must find room."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -160,9 +165,5 @@ class MemberSettings:
     """Growth of the journal after which a snapshot is taken."""
     entries_kept: int = 1_000
     """Entries kept behind a snapshot, for members that lag a little."""
-    journal_bytes_max: int = 256 * 1024 * 1024
-    """The journal, if snapshots fail for lack of room; above it, proposals are refused."""
     chunk_bytes: int = CHUNK_BYTES_MAX
     """Chunk of a snapshot sent to another member."""
-    disk_reserve_bytes: int = 1024 * 1024
-    """With less room than this, a leader refuses proposals: every entry must find room."""

@@ -20,6 +20,7 @@ from raftlog.raft.core import RaftCore
 from raftlog.raft.hello import QuorumHello
 from raftlog.raft.identity import KnownPeers
 from raftlog.raft.interface import (
+    DISK_RESERVE_BYTES,
     Applied,
     ConnectionEvent,
     MemberIdentity,
@@ -263,8 +264,7 @@ class RaftMember(Generic[R]):
     @property
     def lacks_room(self) -> bool:
         """Whether its disk is too full to lead, or even to follow."""
-        reserve_bytes = self._settings.disk_reserve_bytes
-        return self._writer.is_full or self._store.free_bytes() < reserve_bytes
+        return self._writer.is_full or self._store.free_bytes() < DISK_RESERVE_BYTES
 
     @property
     def voters(self) -> VoterSet:

@@ -12,7 +12,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic
 
 from raftlog.raft.core import RaftCore
-from raftlog.raft.interface import Applied, MemberSettings, Outcome, R, Refused
+from raftlog.raft.interface import (
+    DISK_RESERVE_BYTES,
+    JOURNAL_BYTES_MAX,
+    Applied,
+    MemberSettings,
+    Outcome,
+    R,
+    Refused,
+)
 from raftlog.raft.log import NO_OP, REGULAR
 from raftlog.raft.membership import VoterChanges
 from raftlog.raft.messages import READ, Forward, Forwarded, Message, RequestKind, is_read
@@ -291,9 +299,9 @@ class ProposalRouter(Generic[R]):
         self._check_leads()
         if core.log.last_index - core.commit_index >= settings.uncommitted_entries_max:
             raise LogError(OVERLOADED, "Too many metadata changes wait to be committed.")
-        if self._store.free_bytes() < settings.disk_reserve_bytes + len(argument):
+        if self._store.free_bytes() < DISK_RESERVE_BYTES + len(argument):
             raise LogError(DISK_FULL, "The metadata cannot be changed: the disk is full.")
-        if self._store.journal_bytes > settings.journal_bytes_max:
+        if self._store.journal_bytes > JOURNAL_BYTES_MAX:
             raise LogError(
                 DISK_FULL, "The metadata cannot be changed: there is no room to trim its journal."
             )

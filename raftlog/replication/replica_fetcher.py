@@ -37,7 +37,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from raftlog.peer.channel import redial_delay_s
 from raftlog.record.errors import (
@@ -63,6 +63,11 @@ from raftlog.replication.stream_protocol import (
 
 if TYPE_CHECKING:
     from raftlog.replication.leader_connection import LeaderConnection
+
+
+STALE_RETRY_S: Final = 2.0
+"""Until the next subscription after the leader denied its leadership: newer metadata should come
+first."""
 
 
 class FollowState(Enum):
@@ -453,7 +458,7 @@ class ReplicaFetcher:
         self.link.log_once(error)
         if error.entry is NO_LEADER:
             self.state = FollowState.STALE
-            delay_s = settings.stale_retry_s
+            delay_s = STALE_RETRY_S
         else:
             self.state = FollowState.BACKOFF
             delay_s = redial_delay_s(

@@ -47,6 +47,9 @@ REMOVALS_PER_TICK_MAX: Final = 16
 REMOVALS_WAITING_MAX: Final = 100_000
 """Most deleted topics waiting for removal of their files; further ones wait for the next start."""
 
+FLUSH_INTERVAL_S: Final = 1.0
+"""Longest time that a change of a log waits for a sync started in the background."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -138,7 +141,7 @@ class Maintenance:
 
     def _start_syncs(self, now: float) -> None:
         for core, since in self._shared.changed.items():
-            if (now - since) * 1000 >= core.config.flush_interval_ms:
+            if now - since >= FLUSH_INTERVAL_S:
                 core.request_sync()
 
     async def _advance_recovery_points(self, now: float) -> None:

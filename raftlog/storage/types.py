@@ -35,7 +35,6 @@ class LogConfig:
     min_cleanable_dirty_ratio: float = 0.5
     max_message_bytes: int = 1_048_588
     flush: FlushMode = FlushMode.SYNC
-    flush_interval_ms: int = 1000
     log_append_time: bool = False
 
     @property

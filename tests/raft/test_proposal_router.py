@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from raftlog.raft.interface import Applied, Outcome, Refused, Unknown
+from raftlog.raft.interface import (
+    DISK_RESERVE_BYTES,
+    JOURNAL_BYTES_MAX,
+    Applied,
+    Outcome,
+    Refused,
+    Unknown,
+)
 from raftlog.raft.messages import Forward, Forwarded, RequestKind
 from raftlog.raft.proposal_router import CHANGES_AT_ONCE_MAX
 from raftlog.record.errors import (
@@ -175,7 +182,7 @@ async def test_too_much_that_is_not_committed_is_refused(harness: ProposalHarnes
 async def test_a_full_disk_refuses_entries_before_they_are_in_the_log(
     harness: ProposalHarness,
 ) -> None:
-    harness.store.free = SETTINGS.disk_reserve_bytes
+    harness.store.free = DISK_RESERVE_BYTES
     assert "the disk is full" in refused(await harness.submit(), DISK_FULL)
     assert answers(harness).error_code == DISK_FULL.code
     assert not harness.core.appended
@@ -184,7 +191,7 @@ async def test_a_full_disk_refuses_entries_before_they_are_in_the_log(
 
 
 async def test_a_journal_that_cannot_be_trimmed_refuses_entries(harness: ProposalHarness) -> None:
-    harness.store.journal_bytes = SETTINGS.journal_bytes_max + 1
+    harness.store.journal_bytes = JOURNAL_BYTES_MAX + 1
     assert "no room to trim" in refused(await harness.submit(), DISK_FULL)
 
 

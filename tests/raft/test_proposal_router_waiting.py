@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raftlog.raft.interface import Applied, Refused, Unknown
+from raftlog.raft.interface import JOURNAL_BYTES_MAX, Applied, Refused, Unknown
 from raftlog.raft.log import NO_OP
 from raftlog.raft.messages import READ, Forward, Forwarded, RequestKind
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, NOT_READY, RETRIABLE, LogError
@@ -94,7 +94,7 @@ async def test_an_older_member_gets_its_no_op(harness: ProposalHarness) -> None:
 
 async def test_a_full_disk_and_a_full_log_refuse_no_barrier(harness: ProposalHarness) -> None:
     harness.store.free = 0
-    harness.store.journal_bytes = SETTINGS.journal_bytes_max + 1
+    harness.store.journal_bytes = JOURNAL_BYTES_MAX + 1
     harness.core.log.last_index += SETTINGS.uncommitted_entries_max
     assert not asked(harness)
     harness.router.advance()
