@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -112,6 +113,10 @@ def main(  # noqa: PLR0917 - click passes them by name
     if not groups:
         raise click.BadParameter("no group of faults is named")
     nodes = nodes or defaults.nodes
+    if not re.fullmatch(r"[3-9](,[3-9])*", nodes):
+        raise click.BadParameter(
+            f"{nodes}: cluster sizes are from 3 to 9, with commas between them"
+        )
     rate = rate or defaults.rate
     seed = random.randrange(2**32) if seed is None else seed
     print(

@@ -54,7 +54,7 @@ class RegisterReport:
     prefix: tuple[Operation, ...] = ()
     """Unless linearizable: the operations called before the search ended."""
     last: Operation | None = None
-    """Unless linearizable: the operation whose return ended the search."""
+    """Unless linearizable: the operation at which the search ended, by its return."""
     configurations_max: int = 0
     """The most configurations kept or tried at one return."""
 
