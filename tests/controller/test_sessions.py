@@ -47,9 +47,9 @@ class Table:
         for number in range(1, self.brokers + 1):
             self.start(number)
             self.commit(UnfenceBroker, number)
-        self.reign()
+        self.begin_term()
 
-    def reign(self, *, unapplied: int = 0) -> None:
+    def begin_term(self, *, unapplied: int = 0) -> None:
         first_index = self.image.applied_index + unapplied
         self.sessions = Sessions(self.image, self.now, first_index=first_index)
 
@@ -239,7 +239,7 @@ def test_fenced_broker_of_an_earlier_term_must_have_applied_all_of_its_log() -> 
     table = Table()
     table.commit(FenceBroker, 2)
     table.start(1)
-    table.reign()
+    table.begin_term()
     table.heard(2, applied_index=table.image.applied_index - 1)
     assert table.due() == {}
     table.heard(2)
@@ -250,7 +250,7 @@ def test_broker_whose_fencing_was_proposed_in_an_earlier_term_must_have_applied_
     """The same controller, active again: its earlier proposal is committed only now."""
     table = Table()
     begun = table.image.applied_index
-    table.reign(unapplied=1)
+    table.begin_term(unapplied=1)
     table.commit(FenceBroker, 2)
     table.heard(2, applied_index=begun)
     assert table.due() == {}
@@ -262,7 +262,7 @@ def test_fenced_broker_of_an_earlier_term_is_relieved_after_the_grace() -> None:
     """The controller before may have died between the fencing and the moves of leaderships."""
     table = Table()
     table.commit(FenceBroker, 2)
-    table.reign()
+    table.begin_term()
     table.passes(TIMEOUT_S, 1)
     assert table.due() == {2: Action.FENCE}
 
@@ -327,7 +327,7 @@ def test_decisions_come_by_action_then_by_id() -> None:
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["wait"] * 6 + ["heard"] * 3 + ["lost", "start", "carry out", "carry out", "reign"]
+            ["wait"] * 6 + ["heard"] * 3 + ["lost", "start", "carry out", "carry out", "begin_term"]
         ),
         st.integers(1, 3),
     ),
@@ -368,8 +368,8 @@ def test_brokers_are_fenced_exactly_if_dead_or_silent_for_the_timeout(
             silent_since[number] = table.now
             for group in (dead, pending, settled):
                 group.discard(number)
-        elif step == "reign":
-            table.reign()
+        elif step == "begin_term":
+            table.begin_term()
             grace_end = table.now + TIMEOUT_S
             silent_since = dict.fromkeys(silent_since, table.now)
             dead, pending, settled = set(), set(), set()
@@ -392,51 +392,51 @@ FIRST, SECOND = BrokerEpoch(5), BrokerEpoch(9)
 
 
 def test_refused_connection_proves_the_incarnation_dead_that_had_it() -> None:
-    departures = DeadBrokers()
-    departures.ended(BROKER, FIRST)
-    assert not departures.is_dead(BROKER, FIRST)
-    assert departures.refused(BROKER, FIRST) == FIRST
-    assert departures.is_dead(BROKER, FIRST)
-    assert not departures.is_dead(BROKER, SECOND)
+    dead_brokers = DeadBrokers()
+    dead_brokers.ended(BROKER, FIRST)
+    assert not dead_brokers.is_dead(BROKER, FIRST)
+    assert dead_brokers.refused(BROKER, FIRST) == FIRST
+    assert dead_brokers.is_dead(BROKER, FIRST)
+    assert not dead_brokers.is_dead(BROKER, SECOND)
 
 
 def test_refusal_without_an_end_before_it_counts_as_the_end() -> None:
-    departures = DeadBrokers()
-    assert departures.refused(BROKER, FIRST) == FIRST
+    dead_brokers = DeadBrokers()
+    assert dead_brokers.refused(BROKER, FIRST) == FIRST
 
 
 def test_refusal_says_nothing_of_a_process_that_was_started_since() -> None:
-    departures = DeadBrokers()
-    departures.ended(BROKER, FIRST)
-    assert departures.refused(BROKER, SECOND) is None
-    assert not departures.is_dead(BROKER, FIRST)
-    assert not departures.is_dead(BROKER, SECOND)
+    dead_brokers = DeadBrokers()
+    dead_brokers.ended(BROKER, FIRST)
+    assert dead_brokers.refused(BROKER, SECOND) is None
+    assert not dead_brokers.is_dead(BROKER, FIRST)
+    assert not dead_brokers.is_dead(BROKER, SECOND)
 
 
 def test_node_that_is_no_broker_has_nothing_to_be_fenced() -> None:
-    departures = DeadBrokers()
-    departures.ended(BROKER, None)
-    assert departures.refused(BROKER, None) is None
+    dead_brokers = DeadBrokers()
+    dead_brokers.ended(BROKER, None)
+    assert dead_brokers.refused(BROKER, None) is None
     # The broker registered elsewhere after its connection here had ended.
-    departures.ended(BROKER, FIRST)
-    assert departures.refused(BROKER, None) is None
+    dead_brokers.ended(BROKER, FIRST)
+    assert dead_brokers.refused(BROKER, None) is None
 
 
 def test_node_that_is_back_is_not_dead() -> None:
-    departures = DeadBrokers()
-    departures.refused(BROKER, FIRST)
-    departures.returned(BROKER)
-    assert not departures.is_dead(BROKER, FIRST)
+    dead_brokers = DeadBrokers()
+    dead_brokers.refused(BROKER, FIRST)
+    dead_brokers.returned(BROKER)
+    assert not dead_brokers.is_dead(BROKER, FIRST)
 
 
 def test_oldest_are_forgotten_first() -> None:
-    departures = DeadBrokers()
+    dead_brokers = DeadBrokers()
     for number in range(1, DEAD_BROKERS_MAX + 2):
-        departures.ended(BrokerId(number), FIRST)
-        departures.refused(BrokerId(number), FIRST)
-    assert not departures.is_dead(BrokerId(1), FIRST)
-    assert departures.is_dead(BrokerId(2), FIRST)
-    assert departures.is_dead(BrokerId(DEAD_BROKERS_MAX + 1), FIRST)
+        dead_brokers.ended(BrokerId(number), FIRST)
+        dead_brokers.refused(BrokerId(number), FIRST)
+    assert not dead_brokers.is_dead(BrokerId(1), FIRST)
+    assert dead_brokers.is_dead(BrokerId(2), FIRST)
+    assert dead_brokers.is_dead(BrokerId(DEAD_BROKERS_MAX + 1), FIRST)
 
 
 # -- Changes of the session timeout
@@ -487,7 +487,7 @@ def test_next_controller_waits_for_the_leases_of_the_bound() -> None:
     table.set_timeout(10.0)
     table.commit_bound(10.0)
     table.set_timeout(1.0)
-    table.reign()
+    table.begin_term()
     table.passes(10.0 - TICK_S)
     assert table.due() == {}
     assert table.bound_change() is None
@@ -498,7 +498,7 @@ def test_next_controller_waits_for_the_leases_of_the_bound() -> None:
 
 def test_bound_that_a_new_controller_had_not_applied_yet_counts_from_its_beginning() -> None:
     table = Table()
-    table.reign(unapplied=2)
+    table.begin_term(unapplied=2)
     table.passes(1.0)
     table.set_timeout(10.0)
     table.alter(*lease_bound_change(10.0))
