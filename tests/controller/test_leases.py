@@ -33,8 +33,8 @@ class History:
     async def run(self) -> None:
         cluster = self.cluster
         await cluster.start(4, 5)
-        # A returned leadership comes from a living leader, whose lease goes on: for a moment there
-        # are two leaders, in different epochs, which is for the replicas to sort out.
+        # A returned leadership comes from a living leader with a valid lease. For a moment there
+        # are two leaders, in different epochs; the replicas sort that out.
         cluster.configure(leader_rebalance_delay_ms="-1")
         cluster.create_topic(1, *[p for p in PARTITIONS if len(p) == 3])
         cluster.create_topic(2, *[p for p in PARTITIONS if len(p) == 2])

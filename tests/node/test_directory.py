@@ -1,4 +1,4 @@
-"""The memory of a data directory, and the uses that it refuses."""
+"""The memory of a data directory, and the uses refused by the directory."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_addresses_and_rack_are_remembered_for_later_starts(tmp_path: Path) -> N
             "advertised": "10.0.0.2:8082",
             "rack": "r1",
         }
-        assert remembered_settings(tmp_path) == expected  # of the first start, if it is cut off
+        assert remembered_settings(tmp_path) == expected  # of the first start, if cut off
         remember(disk, given)
         assert remembered_settings(tmp_path) == expected
         assert remembered_settings(tmp_path, listen="0.0.0.0:8082") == expected

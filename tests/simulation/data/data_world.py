@@ -39,7 +39,7 @@ from tests.simulation.world import World, run
 from tests.verification.log_history import Loss, Operation, Send
 
 RESUME_S_MAX: Final = 10.0
-"""From the healing until every partition takes writes (faults.md)."""
+"""From the healing until every partition takes writes (FAULTS.md)."""
 SETTLE_S_MAX: Final = 30.0
 """From then on until every replica is in sync, and equal."""
 LED_S: Final = 10.0

@@ -45,7 +45,7 @@ async def a_follower_returns(world: World) -> int:
 def test_follower_that_was_cut_off_and_returns_holds(seed: int) -> None:
     """A follower without a leader begins elections; its term deposes the leader when it is back.
 
-    Source: the laboratory's scen_prevote.py; Ongaro 2014, section 9.6.
+    Source: Ongaro 2014, section 9.6.
     """
     assert run(seed, a_follower_returns) == 0
 
@@ -143,7 +143,7 @@ def test_follower_ahead_by_a_term_holds() -> None:
     """With pre-votes, a follower of a higher term is denied an election while a leader lives.
 
     It refuses that leader's appends for ever, unless the leader takes note of its term, which
-    pysyncobj does not do with answers. Source: the laboratory's `pv_stuck` in hard.py; the Raft
+    pysyncobj does not do with answers. Source: the Raft
     paper, figure 2, "Rules for servers".
     """
     run(1, a_follower_is_ahead_by_a_term)

@@ -56,7 +56,7 @@ async def acknowledged_by_slow_disks(world: World) -> None:
 def test_answer_before_it_is_durable_holds() -> None:
     """pysyncobj never syncs: a power cut may take entries that a follower acknowledged.
 
-    Source: the laboratory's switch hold; the Raft paper, figure 2 ("Updated on stable storage
+    Source: the Raft paper, figure 2 ("Updated on stable storage
     before responding to RPCs").
     """
     run(1, acknowledged_by_slow_disks)
@@ -83,7 +83,7 @@ def a_voter_loses_power_while_its_disk_works() -> None:
 def test_vote_of_a_voter_that_loses_power_holds() -> None:
     """A vote that leaves before it is durable can be given twice in one term.
 
-    Source: the laboratory's scen_journal.py (f); the Raft paper, section 5.2.
+    Source: the Raft paper, section 5.2.
     """
     a_voter_loses_power_while_its_disk_works()
 
@@ -141,9 +141,8 @@ def is_sent_what_it_has(cores: CoreCluster) -> bool:
 def test_append_that_begins_far_behind_holds(monkeypatch: Patch) -> None:
     """pysyncobj truncates at any append, also where the entries are the same.
 
-    What the receiver had acknowledged is gone until it is sent again. Source: the laboratory's
-    switch append_rule; the Raft paper, figure 2, AppendEntries rule 3 ("if an existing entry
-    conflicts").
+    What the receiver had acknowledged is gone until it is sent again. Source: the Raft paper,
+    figure 2, AppendEntries rule 3 ("if an existing entry conflicts").
     """
     monkeypatch.setattr(core, "ENTRIES_PER_APPEND_MAX", 2)
     an_append_begins_far_behind()
@@ -261,10 +260,7 @@ async def a_bit_rots(world: World) -> None:
 
 
 def test_damaged_journal_holds() -> None:
-    """pysyncobj reads damaged records, or cuts the journal where one is; both lose what was there.
-
-    Source: the laboratory's scen_journal.py (a-c).
-    """
+    """pysyncobj reads damaged records, or cuts the journal there; both lose acknowledged entries."""
     with pytest.raises(Exception, match="journal is damaged at byte") as caught:
         run(1, a_bit_rots)
     assert isinstance(caught.value.__cause__, LogError)
@@ -292,7 +288,7 @@ async def power_fails_after_a_rewrite(world: World) -> None:
 def test_names_after_a_power_cut_hold() -> None:
     """A renamed file has its old name again after a power cut, without a sync of the directory.
 
-    Then the entries of the new journal are gone. Source: the laboratory's switch durable_snap.
+    Then the entries of the new journal are gone.
     """
     run(1, power_fails_after_a_rewrite)
 

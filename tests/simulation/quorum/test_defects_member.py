@@ -65,8 +65,7 @@ async def an_answer_is_for_the_life_before(world: World) -> None:
 def test_answer_to_an_earlier_life_holds() -> None:
     """Numbers of requests that begin with 1 in each life make an old answer fit a new request.
 
-    Here a command is refused, says the member, and is carried out. Source: the laboratory's
-    scen_reqid.py.
+    Here a command is refused, says the member, and is carried out.
     """
     run(1, an_answer_is_for_the_life_before)
 
@@ -215,10 +214,7 @@ PATHS = [append_in_parts, change_of_members, new_code_version, regular_command]
 
 @pytest.mark.parametrize("reach", PATHS)
 def test_pickle_in_the_library_holds(reach: Any) -> None:
-    """pysyncobj unpickles bytes from the network in four places: all end the process.
-
-    Source: the laboratory's scen_pickle.py. None is ever reached, see below.
-    """
+    """pysyncobj unpickles bytes from the network in four places: all end the process."""
     with pytest.raises(PickleForbiddenError):
         pickling(reach)
     assert Evil.unpickled == 0

@@ -144,7 +144,7 @@ def a_leader_alone_removes_all_others() -> None:
 def test_second_change_before_the_first_is_committed_holds() -> None:
     """An isolated leader can change itself into a majority, one voter after the other.
 
-    Source: the laboratory's scen_member.py (a); Ongaro 2014, section 4.1.
+    Source: Ongaro 2014, section 4.1.
     """
     a_leader_alone_removes_all_others()
 

@@ -1,7 +1,7 @@
 """Effects of late, repeated and foreign messages on pysyncobj.
 
-Each defect has a trace, run with the shipped code and with its guard switched off. `none_prev` of
-the laboratory has no test here: `RaftCore._replicate` computes each append's previous entry itself,
+Each defect has a trace, run with the shipped code and with its guard switched off. A missing
+previous entry has no test: `RaftCore._replicate` computes each append's previous entry itself,
 and never names one behind its log's end.
 """
 
@@ -53,10 +53,7 @@ def acknowledged_in_another_term() -> None:
 
 
 def test_answer_of_an_earlier_term_holds() -> None:
-    """An answer to an append of an earlier term acknowledges entries that were replaced since.
-
-    Source: the laboratory's scen_ack.py.
-    """
+    """An answer to an append of an earlier term acknowledges entries that were replaced since."""
     acknowledged_in_another_term()
 
 
@@ -91,8 +88,8 @@ def told_of_commits_behind_a_stale_tail() -> None:
 def test_commit_index_beyond_an_append_holds(monkeypatch: Patch) -> None:
     """An append's commit index does not cover the receiver's entries behind the append.
 
-    pysyncobj commits up to its log's end all the same. Source: the laboratory's switch
-    commit_clamp; figure 2 of the Raft paper, AppendEntries rule 5 ("index of last new entry").
+    pysyncobj commits up to its log's end all the same. Source: figure 2 of the Raft
+    paper, AppendEntries rule 5 ("index of last new entry").
     """
     monkeypatch.setattr(core, "ENTRIES_PER_APPEND_MAX", 2)
     told_of_commits_behind_a_stale_tail()
@@ -123,7 +120,7 @@ def a_vote_arrives_twice() -> None:
 def test_vote_that_arrives_twice_holds() -> None:
     """pysyncobj counts votes, not voters: a repeated one makes a leader of a minority.
 
-    Source: the laboratory's switch dedupe_votes; the Raft paper, section 5.2.
+    Source: the Raft paper, section 5.2.
     """
     a_vote_arrives_twice()
 
@@ -180,10 +177,7 @@ def an_observer_answers_and_goes() -> None:
 
 
 def test_late_answer_of_a_gone_observer_holds() -> None:
-    """pysyncobj forgets an observer with its connection, and fails at a late answer.
-
-    Source: the laboratory's scen_obs.py.
-    """
+    """pysyncobj forgets an observer with its connection, and fails at a late answer."""
     an_observer_answers_and_goes()
 
 
@@ -218,8 +212,7 @@ def many_appends_miss() -> int:
 def test_resets_of_many_appends_under_way_hold() -> None:
     """Each append under way fails after a lost one, with a reset of the leader.
 
-    Obeying all resets sends everything again and again. Source: the laboratory's switch
-    reset_filter.
+    Obeying all resets sends everything again and again.
     """
     assert many_appends_miss() < 4 * COMMANDS
 
@@ -241,7 +234,7 @@ def many_appends_succeed() -> int:
 def test_successes_of_many_appends_under_way_hold() -> None:
     """pysyncobj goes on from the answer to the oldest append.
 
-    All later appends under way are sent again. Source: the laboratory's switch keep_next.
+    All later appends under way are sent again.
     """
     assert many_appends_succeed() < 2 * COMMANDS
 
@@ -272,7 +265,7 @@ def a_long_tail_conflicts() -> int:
 def test_long_conflicting_tail_holds() -> None:
     """Without a hint by terms, a leader goes back one entry with each answer.
 
-    Source: the laboratory's switch hint; the Raft paper, end of section 5.3.
+    Source: the Raft paper, end of section 5.3.
     """
     assert a_long_tail_conflicts() < COMMANDS / 2
 

@@ -71,10 +71,7 @@ async def a_deposed_leader_needs_the_snapshot(world: World) -> None:
 
 
 def test_snapshot_for_a_deposed_leader_holds() -> None:
-    """pysyncobj's receiver commits its own stale tail at the first chunk of a snapshot.
-
-    Source: the laboratory's scen_snap.py (a), switch snap_commit.
-    """
+    """pysyncobj's receiver commits its own stale tail at the first chunk of a snapshot."""
     run(1, a_deposed_leader_needs_the_snapshot)
 
 
@@ -115,7 +112,7 @@ def a_snapshot_is_late() -> None:
 def test_late_snapshot_below_acknowledged_entries_holds() -> None:
     """pysyncobj clears the log when it installs a snapshot, with acknowledged entries after it.
 
-    Source: the laboratory's switch soft_clear; the Raft paper, figure 13, step 6 ("retain log
+    Source: the Raft paper, figure 13, step 6 ("retain log
     entries following it").
     """
     a_snapshot_is_late()
@@ -149,7 +146,7 @@ async def a_member_needs_the_snapshot(
 def test_installed_snapshot_is_answered_as_covered_holds() -> None:
     """A receiver with all entries of a snapshot must answer so, however it got these.
 
-    Else the snapshot is sent for ever. Source: the laboratory's switch snap_covered.
+    Else the snapshot is sent for ever.
     """
     assert not run(1, a_member_needs_the_snapshot).failures
 
@@ -197,10 +194,7 @@ def ones_own_snapshot_is_finished_late() -> None:
 
 
 def test_own_snapshot_finished_after_a_newer_one_holds() -> None:
-    """pysyncobj's forked child puts its old snapshot in place of a newer, installed one.
-
-    Source: the laboratory's scen_fork.py.
-    """
+    """pysyncobj's forked child puts its old snapshot in place of a newer, installed one."""
     ones_own_snapshot_is_finished_late()
 
 
@@ -247,10 +241,7 @@ DAMAGED = "a snapshot from node"
 
 
 def test_snapshot_of_two_senders_holds(caplog: pytest.LogCaptureFixture) -> None:
-    """pysyncobj puts the chunks of two snapshots into one file.
-
-    Source: the laboratory's switch snap_stream.
-    """
+    """pysyncobj puts the chunks of two snapshots into one file."""
     assert run(1, a_sender_dies_half_way)
     assert DAMAGED not in caplog.text
 
@@ -284,7 +275,7 @@ def does_not_load(members: MemberWorld, node_id: int) -> None:
 def test_snapshot_that_does_not_load_holds() -> None:
     """pysyncobj acknowledges a snapshot after a load failure; the states differ from then on.
 
-    The member must stop, and acknowledge nothing. Source: the laboratory's scen_snap.py (c).
+    The member must stop, and acknowledge nothing.
     """
     members = run(1, lambda world: a_member_needs_the_snapshot(world, does_not_load))
     assert "ValueError: a defect of the state machine" in members.failures[0]
