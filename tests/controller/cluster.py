@@ -217,7 +217,7 @@ class Cluster:
         self.lagging: set[int] = set()
         """Nodes that apply only on `catch_up`."""
         self.unwritable: set[int] = set()
-        """Nodes whose heartbeats report a disk without writes."""
+        """Nodes that report a disk without writes."""
         self._fenced_at: dict[int, float] = {}
 
     async def start(self, *others: int) -> None:

@@ -33,7 +33,7 @@ class History:
     async def run(self) -> None:
         cluster = self.cluster
         await cluster.start(4, 5)
-        # A returned leadership comes from a living leader, whose lease goes on: for a moment there
+        # A returned leadership comes from a living leader with a lease: for a moment there
         # are two leaders, in different epochs, which is for the replicas to sort out.
         cluster.configure(leader_rebalance_delay_ms="-1")
         cluster.create_topic(1, *[p for p in PARTITIONS if len(p) == 3])

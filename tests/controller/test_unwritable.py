@@ -1,4 +1,4 @@
-"""Brokers whose disks take no writes: their successors, and their return."""
+"""Brokers without a writable disk: their successors, and their return."""
 
 from __future__ import annotations
 

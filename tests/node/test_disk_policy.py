@@ -18,7 +18,7 @@ ROOM_BYTES = 1 << 30
 
 @dataclass
 class World:
-    """Clock, quorum, logs and controller of a node, as far as the policy asks them."""
+    """Clock, quorum, logs and controller of a node, as far as the policy needs."""
 
     now: float = 100.0
     applied_index: int = 10
