@@ -134,5 +134,5 @@ def test_misspelt_variables_are_found() -> None:
 
 
 def test_descriptions_come_from_the_source() -> None:
-    assert descriptions(Settings) == {"data_dir": "Where the data is, all of it."}
+    assert descriptions(Settings) == {"data_dir": "The directory of all data."}
     assert descriptions(Limits) == {"bytes_max": "How many bytes."}

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from raftlog_client import ConnectionLostError, RaftlogClientError, ServerError
-from raftlog_client.metadata import TOPICS_PER_REQUEST_MAX, ClusterMetadata
-from raftlog_client.retry import JITTER, Backoff
+from raftlog_client.metadata import JITTER, TOPICS_PER_REQUEST_MAX, Backoff, ClusterMetadata
 from raftlog_client.transport import NodeAddress, Transport, parse_bootstrap
 
 from raftlog.api.cluster import MetadataResponse

@@ -146,7 +146,7 @@ async def test_bounds_of_all_partitions_are_one_call(fake: FakeCluster, cluster:
 async def test_more_partitions_than_a_call_may_name_are_several_calls(
     fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raftlog_client.bulk_offsets.PARTITIONS_PER_CALL_MAX", 2)
+    monkeypatch.setattr("raftlog_client.offsets.PARTITIONS_PER_CALL_MAX", 2)
     bounds = await blocking(lambda: cluster.bounds(["t", "u"], isolation="read_uncommitted"))
     assert (len(bounds), fake.requests[OFFSETS]) == (4, 3)
     times = dict.fromkeys(bounds, 0)

@@ -260,7 +260,7 @@ async def a_bit_rots(world: World) -> None:
 
 
 def test_damaged_journal_holds() -> None:
-    """pysyncobj reads damaged records, or cuts the journal there; both lose acknowledged entries."""
+    """pysyncobj reads damaged records, or cuts the journal there: it loses acknowledged entries."""
     with pytest.raises(Exception, match="journal is damaged at byte") as caught:
         run(1, a_bit_rots)
     assert isinstance(caught.value.__cause__, LogError)
