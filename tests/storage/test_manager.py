@@ -270,9 +270,9 @@ async def test_reserve_and_scrub_rate_change_while_the_node_runs() -> None:
     manager.limit(reserve_bytes=16 << 20, scrub_bytes_per_s=0)
     assert manager.room_bytes == room - (12 << 20)
     with pytest.raises(LogError):
-        await log.append([batch([b"x" * 100_000])], EPOCH)
+        await log.appender.append([batch([b"x" * 100_000])], EPOCH)
     manager.limit(reserve_bytes=4 << 20, scrub_bytes_per_s=8 << 20)
-    await log.append([batch([b"x"])], EPOCH)
+    await log.appender.append([batch([b"x"])], EPOCH)
 
 
 @pytest.mark.parametrize("clean", [False, True])
