@@ -20,6 +20,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
+from raftlog.api.cluster import QuorumInfo, QuorumMember
+
 STALE_READ_SHARE = 0.05
 
 
@@ -45,17 +49,33 @@ class FakeNode:
             if leader != state.get("leader"):
                 state["term"] = term = term + 1
                 state["leader"] = leader
-        return {
-            "node_id": self.node_id,
-            "leader_id": leader,
-            "term": term,
-            "is_active": leader == self.node_id,
-            "voters": [
-                {"node_id": node_id, "connected": node_id in alive, "lag": 0}
-                for node_id in self.voters
-            ],
-            "observers": [],
-        }
+        voters = tuple(
+            QuorumMember(
+                node_id=node_id,
+                host=None,
+                port=None,
+                directory_id=None,
+                is_leader=node_id == leader,
+                connected=node_id in alive,
+                match_index=0,
+                lag=0,
+                last_heard_ms=0,
+            )
+            for node_id in self.voters
+        )
+        quorum = QuorumInfo(
+            cluster_id="fake",
+            node_id=self.node_id,
+            leader_id=leader,
+            term=term,
+            is_active=leader == self.node_id,
+            last_index=0,
+            commit_index=0,
+            applied_index=0,
+            voters=voters,
+            observers=(),
+        )
+        return dict(msgspec.to_builtins(quorum))
 
     def read(self) -> dict[str, Any]:
         with self._state() as state:
