@@ -54,7 +54,7 @@ from raftlog.record.types import (
     TopicId,
 )
 from raftlog.replication.partition import Acks
-from raftlog.routing.handle import PartitionHandle
+from raftlog.routing.router import PartitionHandle
 
 __all__ = ["Acks", "ProduceOptions", "ProduceService"]
 

@@ -49,7 +49,7 @@ class Dispatcher:
         except LogError as error:
             response = self._failed(request, error.entry, error.message)
         except (ConnectionError, asyncio.CancelledError):
-            context.metrics.aborted(route)
+            context.metrics.aborted(route.name if route else None)
             context.release(request)
             raise
         except Exception as error:
@@ -63,7 +63,8 @@ class Dispatcher:
             request.bytes_held += len(response.content)
         if request.must_close or context.broker.closing.is_set():
             response.force_close()
-        context.metrics.answered(route, response.status, self._time() - started)
+        name = route.name if route else None
+        context.metrics.answered(name, response.status, self._time() - started)
         return response
 
     def _failed(

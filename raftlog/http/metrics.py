@@ -29,7 +29,6 @@ from prometheus_client.registry import Collector
 
 from raftlog.broker.metrics import OTHER_TOPICS, TopicMetrics
 from raftlog.broker.node import NodeServices, unready
-from raftlog.http.routing import Route
 from raftlog.metadata.image import NO_LEADER_ID
 
 if TYPE_CHECKING:
@@ -66,20 +65,20 @@ class ServerMetrics(Collector):
 
     def __init__(self, topics: TopicMetrics) -> None:
         self._topics = topics
-        self._routes: dict[Route | None, _RouteCounters] = {}
+        self._routes: dict[str | None, _RouteCounters] = {}
         self._sources: list[Source] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def answered(self, route: Route | None, status: int, seconds: float) -> None:
-        """Count a request that was answered; `route` is None if it had none."""
+    def answered(self, route: str | None, status: int, seconds: float) -> None:
+        """Count a request that was answered; `route` is its name, None if no route matched."""
         counters = self._routes.get(route) or self._routes.setdefault(route, _RouteCounters())
         counters.statuses[status] = counters.statuses.get(status, 0) + 1
         counters.buckets[bisect_left(BUCKETS_S, seconds)] += 1
         counters.seconds += seconds
 
-    def aborted(self, route: Route | None) -> None:
+    def aborted(self, route: str | None) -> None:
         """Count a request aborted by its peer before the answer."""
         counters = self._routes.get(route) or self._routes.setdefault(route, _RouteCounters())
         counters.aborted += 1
@@ -122,7 +121,7 @@ class ServerMetrics(Collector):
             labels=["route"],
         )
         for route, counters in self._routes.items():
-            name = route.name if route else UNROUTED
+            name = route or UNROUTED
             for status, count in sorted(counters.statuses.items()):
                 requests.add_metric([name, str(status)], count)
             if counters.aborted:

@@ -79,11 +79,12 @@ class Route:
     """Whether a node that is not ready serves it, too."""
     cancel_on_disconnect: bool = False
     """Cancel the handler once the peer has left. For reads that wait; never for writes."""
+    name: str = field(init=False)
+    """Method and template: the label of metrics and logs."""
 
-    @property
-    def name(self) -> str:
-        """Method and template: the label of metrics and logs."""
-        return f"{self.method} {self.path}"
+    def __post_init__(self) -> None:
+        """Make the name once: every request counts under it."""
+        object.__setattr__(self, "name", f"{self.method} {self.path}")
 
 
 @dataclass(slots=True)

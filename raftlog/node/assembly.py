@@ -8,10 +8,9 @@ clean stop → leave the quorum.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from raftlog import __version__
 from raftlog.broker.node import NodeServices
@@ -32,6 +31,7 @@ from raftlog.node.registration import Registration, create_cluster, find_cluster
 from raftlog.node.replication_service import ReplicationService
 from raftlog.node.settings import NodeSettings, split_address
 from raftlog.node.start import Start
+from raftlog.peer.tasks import TaskGroup
 from raftlog.raft import MemberIdentity, MemberSettings, RaftMember
 from raftlog.raft.voters import bootstrap_id, parse_voters
 from raftlog.record.errors import DISK_FULL, LogError
@@ -69,8 +69,7 @@ class NodeCore:
         self.not_ready: str | None = "The node is starting."
         self._state_machine = state_machine
         self._disk = disk
-        self._on_fatal = on_fatal
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskGroup(on_fatal)
         self._creating_cluster = False
         follow_storage_limits(state_machine, logs)
         self._disk_watch = DiskWatch(quorum=quorum, logs=logs, clock=clock)
@@ -226,10 +225,10 @@ class NodeCore:
         await self.data.open()
         await self.services.logs.start()
         self.writes.observe_disk()
-        self._spawn(self.writes.watch_disk(), "disk-watch")
+        self._tasks.spawn(self.writes.watch_disk(), "disk-watch")
         if epoch is None:
             later = self._registration.register_when_room(command, self._registered_with_room)
-            self._spawn(later, "register-later")
+            self._tasks.spawn(later, "register-later")
         else:
             await self._join(epoch)
             await self._registration.wait_unfenced()
@@ -238,8 +237,7 @@ class NodeCore:
     async def leave(self) -> None:
         """Let others take over the led partitions, while this node can still be reached."""
         self.not_ready = "The node is stopping."
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         if not await self.controller.shut_down(LEAVE_TIMEOUT_S):
             logger.warning(
                 "stopping with some led partitions not handed over: see the controller's log"
@@ -249,9 +247,7 @@ class NodeCore:
     async def close(self) -> None:
         """Stop cleanly: acknowledged records are durable, and the next start need not scan."""
         self.not_ready = "The node is stopping."
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await self.data.close()
         await self.services.logs.close()
         await self.controller.close()
@@ -272,7 +268,7 @@ class NodeCore:
         is_new = self._state_machine.image.cluster_id is None
         if self.quorum.is_active and is_new and not self._creating_cluster:
             self._creating_cluster = True
-            self._spawn(self._create_cluster(), "create-cluster")
+            self._tasks.spawn(self._create_cluster(), "create-cluster")
 
     async def _create_cluster(self) -> None:
         try:
@@ -284,14 +280,3 @@ class NodeCore:
         if self.controller.is_cut_off and self.not_ready is None:
             logger.warning("cut off from the controller: rejecting writes")
         self.writes.update()
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("%s failed", task.get_name(), exc_info=error)
-            self._on_fatal(f"{task.get_name()} failed: {error!r}")

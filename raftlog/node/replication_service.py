@@ -7,8 +7,6 @@ lost in a power cut. Stop: `close`, then close the logs.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Set
 
 from raftlog.metadata.apply import ApplyResult
@@ -17,6 +15,7 @@ from raftlog.metadata.configs import throttled_rate
 from raftlog.metadata.delta import MetadataDelta
 from raftlog.metadata.image import BrokerImage
 from raftlog.metadata.state_machine import MetadataStateMachine
+from raftlog.peer.tasks import TaskGroup
 from raftlog.raft import RaftMember
 from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
 from raftlog.replication.cluster_metadata import ClusterMetadata
@@ -32,8 +31,6 @@ from raftlog.routing.forwarding_server import ForwardingServer
 from raftlog.routing.router import PartitionRouter
 from raftlog.storage.manager import LogManager
 from raftlog.world import Clock, Network, Randomness
-
-logger = logging.getLogger(__name__)
 
 
 class ReplicationService:
@@ -61,8 +58,7 @@ class ReplicationService:
         `on_fatal` gets the reason when the node must end."""
         self._state_machine = state_machine
         self._broker_id = broker_id
-        self._on_fatal = on_fatal
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = TaskGroup(on_fatal)
 
         def broker(broker_id: BrokerId) -> BrokerImage | None:
             return state_machine.image.brokers.get(broker_id)
@@ -166,15 +162,11 @@ class ReplicationService:
         await self.repairs.report_losses()
         self.feeds.start()
         self._forwarding.start()
-        task = asyncio.get_running_loop().create_task(self.isr.run(), name="isr-keeper")
-        task.add_done_callback(self._ended)
-        self._tasks.append(task)
+        self._tasks.spawn(self.isr.run(), "isr-keeper")
 
     async def close(self) -> None:
         """Stop serving, streaming and following."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await self.isr.close()
         await self.repairs.close()
         self._forwarder.close()
@@ -213,8 +205,3 @@ class ReplicationService:
         for broker_id in (*delta.brokers, *delta.brokers_gone):
             self.feeds.broker_changed(broker_id)
         self.partitions.on_metadata_applied()
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("%s failed", task.get_name(), exc_info=error)
-            self._on_fatal(f"{task.get_name()} failed: {error!r}")

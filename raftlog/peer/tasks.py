@@ -29,10 +29,14 @@ class TaskGroup:
         task.add_done_callback(self._on_done)
         return task
 
-    async def close(self) -> None:
-        """Cancel all tasks and wait for their ends. Harmless if done already."""
+    def cancel(self) -> None:
+        """Cancel all tasks, without waiting for their ends."""
         for task in list(self._tasks):
             task.cancel()
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait for their ends. Harmless if done already."""
+        self.cancel()
         # `_on_done` reports failures.
         await asyncio.gather(*self._tasks, return_exceptions=True)
 

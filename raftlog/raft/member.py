@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Final, Generic
 
+from raftlog.peer.tasks import TaskGroup
 from raftlog.raft.core import RaftCore
 from raftlog.raft.hello import QuorumHello
 from raftlog.raft.identity import KnownPeers
@@ -30,7 +31,6 @@ from raftlog.raft.interface import (
     QuorumStatus,
     R,
     Refused,
-    Role,
     StateMachine,
 )
 from raftlog.raft.journal_writer import JournalWriter
@@ -58,6 +58,7 @@ from raftlog.raft.peers import Peers
 from raftlog.raft.proposal_router import ProposalRouter
 from raftlog.raft.proposals import raise_unless_applied
 from raftlog.raft.snapshots import SnapshotManager
+from raftlog.raft.status import member_status, peer_statuses
 from raftlog.raft.store import QuorumStore
 from raftlog.raft.voters import VoterSet
 from raftlog.record.errors import (
@@ -103,6 +104,8 @@ class RaftMember(Generic[R]):
         self._settings = settings
         self._cluster_id = cluster_id
         self._address = ""
+        self._tasks = TaskGroup(self._fail)
+        self._writing = TaskGroup(self._fail)
         self._outbox = Outbox(log, self._transmit, lambda: self._writer.is_stuck)
         self._core = RaftCore(
             identity.node_id,
@@ -146,11 +149,10 @@ class RaftMember(Generic[R]):
             clock=clock,
             settings=settings,
             send=self.send_message,
-            spawn=self._spawn,
+            spawn=self._tasks.spawn,
             wake=self._wake,
             request_id=int.from_bytes(randomness.token(6), "big"),
         )
-        self._tasks: set[asyncio.Task[None]] = set()
         self._pump_due = False
         self._role: tuple[int | None, int, bool] = (None, 0, False)
         self._resign_at = 0.0
@@ -228,8 +230,8 @@ class RaftMember(Generic[R]):
         self._address = address
         self._peers.start()
         self._keep_alive.retarget()
-        self._spawn(self._writer.run(), "quorum-writer")
-        self._spawn(self._tick(), "quorum-tick")
+        self._writing.spawn(self._writer.run(), "quorum-writer")
+        self._tasks.spawn(self._tick(), "quorum-tick")
         self._wake()
 
     # State
@@ -278,44 +280,18 @@ class RaftMember(Generic[R]):
 
     def peers(self) -> dict[int, PeerStatus]:
         """Members connected to this one, by node id; never itself."""
-        core, voters = self._core, self._log.voters.ids
-        return {
-            node_id: PeerStatus(
-                node_id=node_id,
-                address=hello.address,
-                is_voter=node_id in voters,
-                match_index=core.match_index(node_id),
-                last_heard_s=self._keep_alive.heard_ago_s(node_id),
-                confirmed_age_s=core.confirmed_age_s(node_id),
-            )
-            for node_id, hello in sorted(self._peers.connected.items())
-        }
+        return peer_statuses(self._core, self._peers, self._keep_alive)
 
     def status(self) -> QuorumStatus:
         """The member's present state, for operators and metrics."""
-        core, snapshot = self._core, self._store.snapshot
-        return QuorumStatus(
-            role=self._present_role(),
+        return member_status(
+            self._core,
+            self._store,
             leader_id=self.leader_id,
             is_active=self.is_active,
-            term=core.term,
-            last_index=core.log.last_index,
-            commit_index=max(core.applied_index, min(core.commit_index, core.log.durable_index)),
-            applied_index=core.applied_index,
-            snapshot_index=0 if snapshot is None else snapshot.index,
-            journal_bytes=self._store.journal_bytes,
-            elections=core.elections,
             syncs=self._writer.sync_times,
             failure=self._failure,
         )
-
-    def _present_role(self) -> Role:
-        core = self._core
-        if not core.is_voter:
-            return Role.OBSERVER
-        if core.is_leader:
-            return Role.LEADER
-        return Role.FOLLOWER if core.leader_id is not None else Role.CANDIDATE
 
     # Requests
 
@@ -422,10 +398,8 @@ class RaftMember(Generic[R]):
         self._router.end(NOT_READY, "The node is stopping.")
         await self._peers.close()
         self._writer.finish()
-        for task in sorted(self._tasks, key=lambda task: task.get_name()):
-            if task.get_name() != "quorum-writer":
-                task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
+        await self._writing.wait()
         self._closed = True
         await self._snapshots.close()
         self._store.close()
@@ -519,7 +493,7 @@ class RaftMember(Generic[R]):
             case Forwarded():
                 self._router.answered(message)
             case SnapshotChunk():
-                self._spawn(self._snapshots.received(node_id, message), "quorum-chunk")
+                self._tasks.spawn(self._snapshots.received(node_id, message), "quorum-chunk")
             case SnapshotAnswer():
                 if self._core.heard_follower(node_id, message.term):
                     self._snapshots.answered(node_id, message)
@@ -545,7 +519,7 @@ class RaftMember(Generic[R]):
             if self._core.is_leader and may_resign and self.lacks_room:
                 # This leader refuses every change; another voter may have room.
                 self._resign_at = self._clock.monotonic() + RESIGN_INTERVAL_S
-                self._spawn(self.resign_leadership(), "quorum-resign")
+                self._tasks.spawn(self.resign_leadership(), "quorum-resign")
 
     def _wake(self) -> None:
         """Schedule one pump for everything that this turn of the event loop brings."""
@@ -623,20 +597,6 @@ class RaftMember(Generic[R]):
         try:
             work()
         except (Exception, PickleForbiddenError) as error:
-            self._failed(error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a task; its failure ends this member."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None:
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:

@@ -59,7 +59,7 @@ class ProposalRouter(Generic[R]):
         clock: Clock,
         settings: MemberSettings,
         send: Callable[[int, Message], None],
-        spawn: Callable[[Coroutine[Any, Any, None], str], None],
+        spawn: Callable[[Coroutine[Any, Any, None], str], object],
         wake: Callable[[], None],
         request_id: int,
     ) -> None:

@@ -14,8 +14,7 @@ from raftlog.metadata.image import BrokerImage
 from raftlog.peer.channel import Channel
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
-from raftlog.replication.follower_stream import FollowerStream
-from raftlog.replication.leader_connection import LeaderConnection
+from raftlog.replication.leader_connection import FollowerStream, LeaderConnection
 from raftlog.replication.partition import Partition
 from raftlog.replication.replica_fetcher import FollowState, ReplicaFetcher
 from raftlog.replication.stream_protocol import CHANNEL, StreamHello

@@ -16,11 +16,10 @@ from raftlog.peer.channel import Channel
 from raftlog.peer.tasks import TaskGroup
 from raftlog.record.errors import ILLEGAL_STATE, NOT_READY
 from raftlog.record.types import BrokerEpoch, BrokerId, PartitionId, TopicId
-from raftlog.replication.catch_up_reader import Throttle
 from raftlog.replication.partition import Partition
 from raftlog.replication.stream_protocol import CHANNEL, StreamHello, decode_stream_hello
 from raftlog.replication.stream_session import StreamSession
-from raftlog.replication.stream_settings import StreamSettings
+from raftlog.replication.stream_settings import StreamSettings, Throttle
 from raftlog.world import Clock
 from raftlog.world.network import Connection, Network, RejectedError
 

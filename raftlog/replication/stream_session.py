@@ -2,8 +2,11 @@
 
 A stream is *live* once the whole log was sent: an append then goes out within the append itself,
 from memory. The stream falls *behind* when the window is full, or an append is too long; the
-catch-up reader (catch_up_reader.py) then reads the log until the stream has caught up. Appends
-happen in the event loop, so no append can come between "has sent everything" and "is live".
+`CatchUpReader` then reads the log, round-robin, until the stream has caught up. Appends happen in
+the event loop, so no append can come between "has sent everything" and "is live".
+
+The reader waits while the window is full, the throttle holds all streams that are behind, or none
+is behind. Chunks wait for room in the connection: the window does not bound a batch in pieces.
 
 The window counts the bytes in flight (sent and not acknowledged) of all streams together; it bounds
 the connection's queue, and the follower's memory. Watermarks are gathered for a few milliseconds,
@@ -20,7 +23,7 @@ from typing import Any, Final, TypeAlias
 
 from raftlog.peer.channel import Session
 from raftlog.peer.hello import ProtocolError
-from raftlog.record.errors import NOT_READY, LogError
+from raftlog.record.errors import NOT_READY, RETRIABLE, LogError
 from raftlog.record.types import (
     BrokerEpoch,
     BrokerId,
@@ -30,19 +33,22 @@ from raftlog.record.types import (
     PartitionId,
     TopicId,
 )
-from raftlog.replication.catch_up_reader import CatchUpReader, Throttle
 from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
 from raftlog.replication.leader_role import Feed
 from raftlog.replication.partition import Partition
 from raftlog.replication.stream_protocol import (
+    CONTINUES,
     ENTRIES_MAX,
     MORE,
+    PRODUCERS_BYTES_MAX,
+    PRODUCERS_PIECE_BYTES,
     Acks,
     Diverged,
     Marks,
     Message,
     Ping,
     Refused,
+    Restart,
     Subscribe,
     Subscription,
     Unsubscribe,
@@ -50,8 +56,164 @@ from raftlog.replication.stream_protocol import (
     encode,
     encode_data,
 )
-from raftlog.replication.stream_settings import StreamSettings
-from raftlog.world import Clock
+from raftlog.replication.stream_settings import StreamSettings, Throttle
+from raftlog.world import Clock, Wakeup
+
+
+class CatchUpReader:
+    """The only task that reads for a session."""
+
+    def __init__(self, session: StreamSession, clock: Clock) -> None:
+        self._session = session
+        self._clock = clock
+        self._wakeup = Wakeup(clock)
+        self._held: OrderedDict[int, PartitionStream] = OrderedDict()
+        """Streams to replicas in addition, while the throttle holds them."""
+        self._held_until_s = 0.0
+        self._is_waiting_for_window = False
+
+    def window_moved(self) -> None:
+        """Wake the reader if it waits for the window."""
+        if self._is_waiting_for_window:
+            self._wakeup.set()
+
+    def wake(self) -> None:
+        """Wake the reader: one more stream is behind."""
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """Read and send, until cancelled."""
+        while True:
+            self._is_waiting_for_window = self._is_window_full()
+            stream = None if self._is_waiting_for_window else self._next()
+            if self._is_waiting_for_window:
+                await self._wakeup.wait(None)
+            elif stream is None:
+                await self._wakeup.wait(self._held_until_s if self._held else None)
+            else:
+                await self._push(stream)
+                # A read from memory never waits: let other tasks run.
+                await self._clock.sleep(0)
+
+    def _is_window_full(self) -> bool:
+        settings = self._session.settings
+        return self._session.bytes_in_flight + settings.chunk_bytes > settings.window_bytes
+
+    def _next(self) -> PartitionStream | None:
+        """The next stream to read for, taken from the queue; None: wait."""
+        session = self._session
+        behind = session.behind
+        if self._held and self._clock.monotonic() >= self._held_until_s:
+            behind.update(self._held)
+            self._held.clear()
+        while behind:
+            handle, stream = behind.popitem(last=False)
+            if stream.is_ended:
+                continue
+            if session.broker_id in stream.replica.image.adding:
+                wait_s = session.throttle.wait_s()
+                if wait_s > 0:
+                    self._held[handle] = stream
+                    self._held_until_s = self._clock.monotonic() + wait_s
+                    continue
+            return stream
+        return None
+
+    async def _push(self, stream: PartitionStream) -> None:
+        """Send one chunk; then the stream is live, queued again, or ended."""
+        if stream.restart is not None:
+            await self._restart(stream, *stream.restart)
+            return
+        session = self._session
+        error = await self._read(stream)
+        if stream.is_ended:
+            return
+        if error is not None:
+            stream.detach()
+            session.refuse(stream, error)
+        elif stream.read_offset == stream.replica.log_end_offset:
+            # No append can come in between: appends happen in the event loop.
+            stream.is_behind = False
+        else:
+            session.behind[stream.handle] = stream
+
+    async def _restart(
+        self, stream: PartitionStream, offset: Offset, leader_epoch: LeaderEpoch
+    ) -> None:
+        """Send the follower a restart at `offset`."""
+        session = self._session
+        try:
+            producers = stream.replica.require_leader().producers_below(
+                offset, leader_epoch=leader_epoch
+            )
+        except LogError as error:
+            session.refuse(stream, error)
+            return
+        assert len(producers) <= PRODUCERS_BYTES_MAX, "the storage remembers fewer"
+        if session.broker_id in stream.replica.image.adding:
+            session.throttle.took(len(producers))
+        start = 0
+        while await self._has_room(stream):
+            end = start + PRODUCERS_PIECE_BYTES
+            has_more = end < len(producers)
+            session.send(Restart(stream.handle, offset, producers[start:end], has_more))
+            if not has_more:
+                session.restarted(stream)
+                return
+            start = end
+
+    async def _read(self, stream: PartitionStream) -> LogError | None:
+        """Read a chunk and send it. Returns an error that ends the stream."""
+        offset = stream.read_offset
+        if offset == stream.replica.log_end_offset:
+            return None
+        try:
+            result = await stream.replica.require_leader().read_uncommitted(
+                offset, max_bytes=self._session.settings.chunk_bytes
+            )
+        except LogError as error:
+            return error
+        if stream.is_ended:
+            return None
+        if result.data:
+            await self._send(stream, result.next_offset, result.data)
+        elif result.next_offset > offset:
+            # Compaction has removed the whole range. The next batch shows the gap by its offset.
+            stream.read_offset = result.next_offset
+        else:
+            return LogError(RETRIABLE, f"No batch could be read at offset {offset}.")
+        return None
+
+    async def _has_room(self, stream: PartitionStream) -> bool:
+        """Wait until the connection takes more; False if the stream has ended meanwhile.
+
+        The window does not bound the connection's queue: it counts no bytes of ended streams.
+        """
+        session = self._session
+        while session.connection.queued_bytes > session.settings.queued_bytes_max:
+            await self._clock.sleep(session.settings.pace_s)
+        return not stream.is_ended
+
+    async def _send(self, stream: PartitionStream, next_offset: Offset, data: Buffer) -> None:
+        session = self._session
+        size_bytes = len(data)
+        if session.broker_id in stream.replica.image.adding:
+            session.throttle.took(size_bytes)
+        piece_bytes = session.settings.piece_bytes
+        if size_bytes <= piece_bytes:
+            if await self._has_room(stream):
+                session.send_data(stream, next_offset, (data,), size_bytes)
+            return
+        view = memoryview(data)
+        for start in range(0, size_bytes, piece_bytes):
+            if not await self._has_room(stream):
+                return
+            piece = view[start : start + piece_bytes]
+            flags = CONTINUES if start else 0
+            if start + piece_bytes < size_bytes:
+                flags |= MORE
+            session.send_data(stream, next_offset, (piece,), len(piece), flags)
+
 
 FEEDS_MAX: Final = 200_000
 """Most partitions on one connection."""

@@ -1,12 +1,24 @@
-"""Times and bounds of the streams between followers and leaders."""
+"""Times and bounds of the streams between followers and leaders.
+
+`Throttle` bounds the bytes per second sent to replicas that a reassignment adds.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from raftlog.peer.channel import ChannelSettings
 from raftlog.replication.stream_protocol import HEADER_BYTES
+from raftlog.world import Clock
 from raftlog.world.network import MESSAGE_BYTES_MAX
+
+BURST_S: Final = 0.1
+"""Unused tokens are kept for this time."""
+WAIT_S_MIN: Final = 0.001
+WAIT_S_MAX: Final = 0.5
+"""Longest wait before the next check: the rate may have been raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +60,32 @@ class StreamSettings(ChannelSettings):
         assert 0 < self.live_bytes_max <= self.piece_bytes
         assert self.chunk_bytes <= self.piece_bytes
         assert 0 < self.retry_s_min <= self.retry_s_max
+
+
+class Throttle:
+    """A token bucket. A chunk may overdraw it, as its length is known only after the read."""
+
+    def __init__(self, clock: Clock, bytes_per_s: Callable[[], int]) -> None:
+        """`bytes_per_s` is called each time; 0 is no bound."""
+        self._clock = clock
+        self._bytes_per_s = bytes_per_s
+        self._tokens = 0.0
+        self._as_of_s = clock.monotonic()
+
+    def wait_s(self) -> float:
+        """Time until the next check; 0: the next chunk may be sent now."""
+        rate = self._bytes_per_s()
+        if rate <= 0:
+            return 0.0
+        now_s = self._clock.monotonic()
+        earned = (now_s - self._as_of_s) * rate
+        self._tokens = min(self._tokens + earned, rate * BURST_S)
+        self._as_of_s = now_s
+        if self._tokens >= 0:
+            return 0.0
+        return min(max(-self._tokens / rate, WAIT_S_MIN), WAIT_S_MAX)
+
+    def took(self, size_bytes: int) -> None:
+        """Take the tokens of sent bytes."""
+        if self._bytes_per_s() > 0:
+            self._tokens -= size_bytes

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from raftlog.record.types import BrokerEpoch, BrokerId, LeaderEpoch, Offset, TopicId
-from raftlog.replication.catch_up_reader import Throttle
 from raftlog.replication.stream_protocol import (
     Data,
     FromFollower,
@@ -19,7 +18,7 @@ from raftlog.replication.stream_protocol import (
     is_data,
 )
 from raftlog.replication.stream_session import StreamSession
-from raftlog.replication.stream_settings import StreamSettings
+from raftlog.replication.stream_settings import StreamSettings, Throttle
 from raftlog.world.time import SystemClock
 from tests.replication.streams_world import TOPIC_ID, FakePartition, row
 

@@ -9,7 +9,7 @@ import pytest
 
 from raftlog.record.errors import CORRUPT_BATCH, NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import LeaderEpoch, PartitionId
-from raftlog.replication import follower_stream
+from raftlog.replication import leader_connection
 from raftlog.replication.replica_fetcher import FollowState
 from raftlog.replication.stream_protocol import (
     CONTINUES,
@@ -228,7 +228,7 @@ async def test_pieces_of_what_is_not_wanted_any_more_are_dropped() -> None:
 async def test_pieces_that_do_not_go_together_end_the_connection(
     message: Restart, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(follower_stream, "PRODUCERS_BYTES_MAX", 100)
+    monkeypatch.setattr(leader_connection, "PRODUCERS_BYTES_MAX", 100)
     caplog.set_level(logging.INFO)
     stage = Stage(partitions=2)
     await stage.follow()

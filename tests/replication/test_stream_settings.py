@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raftlog.replication.catch_up_reader import BURST_S, WAIT_S_MAX, WAIT_S_MIN, Throttle
+from raftlog.replication.stream_settings import BURST_S, WAIT_S_MAX, WAIT_S_MIN, Throttle
 from tests.replication.one_node import JumpingClock
 
 RATE = 1000
