@@ -167,6 +167,11 @@ class Pair:
         if end < leader.log_start_offset:
             await self.restart_follower()
             return
+        oldest = leader.leader_epochs.epoch_for(leader.log_start_offset)
+        if leader.log_start_offset > 0 and oldest is not None and 0 <= last_epoch < oldest:
+            # As replication does: the logs may have diverged below the leader's start.
+            await self.restart_follower()
+            return
         if last_epoch >= 0:
             answer = leader.leader_epochs.end_offset_for(last_epoch, leader.log_end_offset)
             assert answer is not None, "the follower knows an epoch that its leader does not"
