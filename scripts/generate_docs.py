@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,8 @@ from raftlog.cli.serve import ServeSettings
 from raftlog.cli.settings import descriptions, settings_of
 from raftlog.http.app import described_routes
 from raftlog.http.openapi import describe
-from raftlog.metadata.configs import CONFIG_TABLE
+from raftlog.metadata.broker_configs import BROKER_CONFIG_TABLE
+from raftlog.metadata.configs import CONFIG_TABLE, ConfigEntry
 from raftlog.record.errors import ERROR_TABLE
 from raftlog.rest.routes import ROUTES
 
@@ -68,6 +69,15 @@ def settings_page() -> Iterator[str]:
 
     yield from table(("flag", "environment", "default", "meaning"), node_rows())
     yield ""
+    yield "## Broker configs"
+    yield ""
+    yield (
+        "Set for the whole cluster (`raftlog cluster config set`, or PUT "
+        "`/v3/clusters/{id}/broker-configs/{name}`); all nodes follow without a restart."
+    )
+    yield ""
+    yield from _config_table(BROKER_CONFIG_TABLE.values())
+    yield ""
     yield "## Topic configs"
     yield ""
     yield (
@@ -75,19 +85,21 @@ def settings_page() -> Iterator[str]:
         "(`raftlog cluster config set`) or for the node (`--topic-defaults`)."
     )
     yield ""
-    yield from table(
-        ("name", "type", "default", "bounds", "meaning"),
+    yield from _config_table(CONFIG_TABLE.values())
+
+
+def _config_table(entries: Iterable[ConfigEntry]) -> Iterator[str]:
+    rows = (
         (
-            (
-                f"`{entry.name}`",
-                entry.type.value.lower(),
-                f"`{entry.default}`",
-                _bounds(entry),
-                entry.doc,
-            )
-            for entry in CONFIG_TABLE.values()
-        ),
+            f"`{entry.name}`",
+            entry.type.value.lower(),
+            f"`{entry.default}`",
+            _bounds(entry),
+            entry.doc,
+        )
+        for entry in entries
     )
+    yield from table(("name", "type", "default", "bounds", "meaning"), rows)
 
 
 def _bounds(entry: Any) -> str:
