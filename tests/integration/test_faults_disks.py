@@ -24,7 +24,7 @@ from tests.integration.waiting import wait_for, wait_for_log
 MIB = 160
 VICTIM = 2
 EXIT_S_MAX = 20.0
-LOSS = "may have lost records in a power cut"
+LOSS = "may lack acknowledged records after a power cut"
 ASYNC = {"flush": "async"}
 PATH = "/topics/all-async"
 
