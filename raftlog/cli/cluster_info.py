@@ -50,7 +50,7 @@ def info(servers: str, output_format: str) -> None:
         return
     click.echo(f"cluster {cluster.cluster_id}")
     output.write_table(
-        ("node", "host", "port", "rack", "role", "fenced", "writes", "leads", "holds", "wish"),
+        ("node", "host", "port", "rack", "role", "fenced", "writes", "leads", "holds", "request"),
         [
             (
                 node.node_id,
@@ -62,7 +62,7 @@ def info(servers: str, output_format: str) -> None:
                 _yes(node.can_write),
                 node.led,
                 node.held,
-                _wish(node),
+                _request(node),
             )
             for node in nodes
         ],
@@ -79,7 +79,7 @@ def _yes(answer: bool | None) -> str | None:
     return None if answer is None else "yes" if answer else "no"
 
 
-def _wish(node: NodeInfo) -> str | None:
+def _request(node: NodeInfo) -> str | None:
     """Operator requests to the node, other than serving."""
     if node.decommissioning:
         return "decommission"

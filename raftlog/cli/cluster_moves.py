@@ -213,15 +213,15 @@ def reassign(
 
 @click.command()
 @click.argument("node", type=_NODE)
-@click.argument("wish", type=click.Choice(["enable", "disable"]))
+@click.argument("state", type=click.Choice(["enable", "disable"]))
 @servers_option
 @format_option
-def maintenance(node: int, wish: str, servers: str, output_format: str) -> None:
+def maintenance(node: int, state: str, servers: str, output_format: str) -> None:
     """Relieve node NODE of its leaderships, until `disable`.
 
     The node keeps its replicas, and may be stopped and started meanwhile.
     """
-    is_enabled = wish == "enable"
+    is_enabled = state == "enable"
 
     async def change() -> None:
         async with Admin(bootstrap_servers=servers) as admin:

@@ -125,7 +125,7 @@ def test_info_shows_roles_and_fences(run: Run, node: FakeNode) -> None:
     node.metadata.unwritable = {BrokerId(2)}
     lines = [line.split() for line in run("cluster", "info").stdout.splitlines()]
     assert lines[1] == [
-        "NODE", "HOST", "PORT", "RACK", "ROLE", "FENCED", "WRITES", "LEADS", "HOLDS", "WISH",
+        "NODE", "HOST", "PORT", "RACK", "ROLE", "FENCED", "WRITES", "LEADS", "HOLDS", "REQUEST",
     ]  # fmt: skip
     assert [(row[0], *row[4:7]) for row in lines[2:]] == [
         ("1", "leader", "no", "yes"),

@@ -455,12 +455,12 @@ def cluster_images(
             fence(image, number)
         elif state == "stopping":
             shut_down(image, number)
-        wish = draw(st.sampled_from(["none", "none", "none", "maintenance", "decommissioning"]))
+        state = draw(st.sampled_from(["none", "none", "none", "maintenance", "decommissioning"]))
         alter_broker(
             image,
             number,
-            maintenance=wish == "maintenance",
-            decommissioning=wish == "decommissioning",
+            maintenance=state == "maintenance",
+            decommissioning=state == "decommissioning",
         )
     return image
 

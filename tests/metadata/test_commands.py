@@ -200,11 +200,11 @@ def test_every_command_of_a_newer_version_is_refused() -> None:
 
 
 def test_every_field_that_has_no_default_is_needed() -> None:
-    wishes = {"maintenance", "decommissioning"}
+    requests = {"maintenance", "decommissioning"}
     for command, encoded in GOLDEN:
         for name in json.loads(encoded).keys() - {"type", "v"}:
             less = {key: value for key, value in json.loads(encoded).items() if key != name}
-            if name in {*wishes, "rack", "command_version", "removals", "count"}:
+            if name in {*requests, "rack", "command_version", "removals", "count"}:
                 assert type(decode_command(json.dumps(less).encode())) is type(command)
             else:
                 with pytest.raises(MetadataVersionError):

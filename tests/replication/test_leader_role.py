@@ -317,9 +317,9 @@ async def test_who_has_caught_up_is_wished_for_in_the_set() -> None:
     await send(leader, follower)
     ack(leader, follower, feed)
     assert leader.isr_changes_due == 1
-    wish = leader.partition.require_leader().desired_isr(2.0)
-    assert wish is not None
-    assert [member for member, _ in wish.isr] == [1, 2]
+    proposal = leader.partition.require_leader().desired_isr(2.0)
+    assert proposal is not None
+    assert [member for member, _ in proposal.isr] == [1, 2]
 
 
 async def test_deleting_records_waits_for_the_in_sync_replicas() -> None:

@@ -85,7 +85,7 @@ def committed(state: LeaderState, own: int = 100, minimum: int = 2) -> Offset | 
     return state.committed_end(Offset(own), min_insync_replicas=minimum)
 
 
-def wish(
+def desired_isr(
     state: LeaderState,
     *,
     now: float = 0.0,
@@ -204,8 +204,8 @@ class TestLeaving:
         state = leader(1, 2, 3)
         ack(state, 2, 100)
         ack(state, 3, 40)
-        assert wish(state, now=LAG_S) is None
-        assert wish(state, now=LAG_S + 0.1) == [1, 2]
+        assert desired_isr(state, now=LAG_S) is None
+        assert desired_isr(state, now=LAG_S + 0.1) == [1, 2]
 
     def test_who_keeps_up_with_a_growing_log_stays(self) -> None:
         state = leader(1, 2, 3)
@@ -228,34 +228,34 @@ class TestLeaving:
         ack(state, 3, 100)
         # An hour later there is a record, and the look comes before its acknowledgement.
         state.appended(Offset(100), now=3600.0)
-        assert wish(state, now=3600.1, log_end=101) is None
+        assert desired_isr(state, now=3600.1, log_end=101) is None
         ack(state, 2, 101, log_end=101, now=3600.2)
-        assert wish(state, now=3602.1, log_end=101) == [1, 2]
+        assert desired_isr(state, now=3602.1, log_end=101) == [1, 2]
 
     def test_who_lacked_something_has_no_more_time_for_what_is_new(self) -> None:
         state = leader(1, 2, 3)
         ack(state, 2, 100)
         ack(state, 3, 99)
         state.appended(Offset(100), now=1.9)
-        assert wish(state, now=2.1, log_end=101) == [1, 2]
+        assert desired_isr(state, now=2.1, log_end=101) == [1, 2]
 
     def test_who_has_everything_may_be_silent(self) -> None:
         state = leader(1, 2, 3)
         ack(state, 2, 100)
         ack(state, 3, 100)
-        assert wish(state, now=1000) is None
+        assert desired_isr(state, now=1000) is None
 
     def test_who_was_never_heard_is_given_the_time_allowed(self) -> None:
         state = leader(1, 2, 3, now=50.0)
-        assert wish(state, now=50 + LAG_S) is None
-        assert wish(state, now=50.1 + LAG_S) == [1]
+        assert desired_isr(state, now=50 + LAG_S) is None
+        assert desired_isr(state, now=50.1 + LAG_S) == [1]
 
     def test_who_is_fenced_leaves_at_once(self) -> None:
         state = leader(1, 2, 3)
         ack(state, 2, 100)
         ack(state, 3, 100)
         brokers = BROKERS | {BrokerId(3): broker(3, fenced=True)}
-        assert wish(state, brokers=brokers) == [1, 2]
+        assert desired_isr(state, brokers=brokers) == [1, 2]
 
 
 class TestEntering:
@@ -264,15 +264,15 @@ class TestEntering:
         state = leader(1, 2)
         ack(state, 2, 100)
         ack(state, 3, end)
-        assert (wish(state, hw=50) == [1, 2, 3]) is enters
+        assert (desired_isr(state, hw=50) == [1, 2, 3]) is enters
 
     def test_not_below_the_start_of_the_epoch(self) -> None:
         state = leader(1, 2, epoch_start=80)
         ack(state, 2, 100)
         ack(state, 3, 79)
-        assert wish(state, hw=50) is None
+        assert desired_isr(state, hw=50) is None
         ack(state, 3, 80)
-        assert wish(state, hw=50) == [1, 2, 3]
+        assert desired_isr(state, hw=50) == [1, 2, 3]
 
     @pytest.mark.parametrize(
         "changes",
@@ -282,7 +282,7 @@ class TestEntering:
         state = leader(1, 2)
         ack(state, 2, 100)
         ack(state, 3, 100)
-        assert wish(state, brokers=BROKERS | {BrokerId(3): broker(3, **changes)}) is None
+        assert desired_isr(state, brokers=BROKERS | {BrokerId(3): broker(3, **changes)}) is None
 
     def test_wish_names_the_epochs_it_was_decided_on(self) -> None:
         state = leader(1, 2)

@@ -57,7 +57,7 @@ class Cast:
     topics: tuple[TopicCast, ...]
     faults: FaultRates
     data_faults: DataRates
-    wishes: OperatorRates
+    rates: OperatorRates
     throttle: int
     """Bytes per second for replicas in addition; 0: no bound."""
 
@@ -75,8 +75,8 @@ class Cast:
             data_faults = replace(data_faults, failed_sync_per_s=0.0, rot_per_s=0.0)
         else:
             data_faults = replace(data_faults, async_power_per_s=0.0)
-        wishes = OperatorRates.draw(chance)
-        if wishes.wipe_per_s:
+        rates = OperatorRates.draw(chance)
+        if rates.wipe_per_s:
             # Another lost vote at the same time could be one too many.
             data_faults = replace(data_faults, voters_per_s=0.0)
         topics = []
@@ -99,7 +99,7 @@ class Cast:
             topics=tuple(topics),
             faults=faults,
             data_faults=data_faults,
-            wishes=wishes,
+            rates=rates,
             throttle=chance.choice((0, 0, 3_000, 50_000)),
         )
 
@@ -137,7 +137,7 @@ class History:
 
     def __post_init__(self) -> None:
         self.data_nemesis = DataNemesis(self.data, self.cast.data_faults)
-        self.operators = Operators(self.data, self.cast.wishes, self.data_nemesis)
+        self.operators = Operators(self.data, self.cast.rates, self.data_nemesis)
 
     @property
     def world(self) -> World:
