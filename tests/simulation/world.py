@@ -117,7 +117,10 @@ class World:
         self, seed: int, *, steps_max: int = STEPS_MAX, time_s_max: float = TIME_S_MAX
     ) -> None:
         self.seed = seed
-        self.loop = SimulatedLoop(steps_max=steps_max, time_s_max=time_s_max)
+        # The loop leaves out what no simulated node may call: sockets, signals, subprocesses.
+        self.loop = SimulatedLoop(  # type: ignore[abstract]
+            steps_max=steps_max, time_s_max=time_s_max
+        )
         self.processes: dict[int, Process] = {}
         """The newest of each node, dead or alive."""
         self.lines: deque[str] = deque(maxlen=LINES_KEPT)
