@@ -27,8 +27,9 @@ from raftlog.http.settings import ServerSettings
 from raftlog.node.assembly import NodeCore
 from raftlog.node.directory import IdentityError, load_state, remember
 from raftlog.node.secret import obtain_secret
-from raftlog.node.settings import NodeSettings, join_address
+from raftlog.node.settings import NodeSettings
 from raftlog.node.start import decide_start
+from raftlog.peer.dial import join_address
 from raftlog.peer.network import HttpNetwork
 from raftlog.record.errors import LogError
 from raftlog.rest.routes import ROUTES as REST_ROUTES

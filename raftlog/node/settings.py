@@ -137,11 +137,6 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def join_address(host: str, port: int) -> str:
-    """The inverse of `split_address`."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def is_secret(name: str) -> bool:
     """Whether the setting's value must not be shown."""
     return name.endswith(SECRET_SUFFIX)

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from raftlog.node.settings import NOT_SHOWN, NodeSettings, join_address, shown, split_address
+from raftlog.node.settings import NOT_SHOWN, NodeSettings, shown, split_address
+from raftlog.peer.dial import join_address
 
 THREE = "1@a.lan:8082,2@b.lan:8082,3@c.lan:8082"
 SECRET = "correct horse battery staple"
