@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from raftlog.metadata.commands import CreateTopic, DeleteTopic
+from raftlog.metadata.commands import AlterClusterSettings, CreateTopic, DeleteTopic
 from raftlog.metadata.image import BrokerImage
 from raftlog.node.assembly import NodeCore
 from raftlog.raft import RaftMember
@@ -78,6 +78,7 @@ class Operators(Recurring):
         self._had_vote = False
         self._ever_wiped: set[int] = set()
         self._lives = 0
+        self._has_unknown_outcome = False
         self._repeated: Part | None = None
         """The present topic of the name, as far as created."""
         self._ending: Part | None = None
@@ -99,6 +100,7 @@ class Operators(Recurring):
 
     async def finish(self) -> None:
         """Complete unfinished work. The cluster is healed."""
+        await self._await_unknown_outcomes()
         await self._clear_wishes()
         if self._ending is not None:
             # First: without reassignment of this topic, a wiped broker with a replica cannot leave.
@@ -131,8 +133,25 @@ class Operators(Recurring):
             await ask(self.data, self.random.choice(self.data.nodes.node_ids), work)
         except (LogError, NodeDiedError, TimeoutError) as error:
             self.data.world.trace(f"an operator was told {error!r}")
+            self._has_unknown_outcome = True
             return False
         return True
+
+    async def _await_unknown_outcomes(self) -> None:
+        """Commit a command without effect: behind it, no request of unknown outcome is left.
+
+        A request through a node that died may be in the log of a leader without a majority, and is
+        committed once that is healed.
+        """
+
+        async def commit() -> None:
+            try:
+                await self.data.propose(AlterClusterSettings(values={}))
+            except (LogError, NodeDiedError):
+                return
+            self._has_unknown_outcome = False
+
+        await self._until(commit, lambda: not self._has_unknown_outcome)
 
     async def _until(
         self, attempt: Callable[[], Awaitable[Any]], is_done: Callable[[], bool]

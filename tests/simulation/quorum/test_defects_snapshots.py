@@ -278,7 +278,7 @@ def test_snapshot_that_does_not_load_holds() -> None:
     The member must stop, and acknowledge nothing.
     """
     members = run(1, lambda world: a_member_needs_the_snapshot(world, does_not_load))
-    assert "ValueError: a defect of the state machine" in members.failures[0]
+    assert "ValueError('a defect of the state machine')" in members.failures[0]
 
 
 def test_snapshot_that_does_not_load_without_guard_fails(monkeypatch: Patch) -> None:
