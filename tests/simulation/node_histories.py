@@ -148,15 +148,20 @@ class History:
         chance = self.world.random("after all")
         for name, topic in sorted(self.nodes.image(controller).topics_by_name.items()):
             for row in topic.partitions:
-                await self._write_one(row.leader, name, row.partition, chance)
+                await self._write_one(name, row.partition, chance)
 
-    async def _write_one(self, leader: int, name: str, number: int, chance: random.Random) -> None:
+    async def _write_one(self, name: str, number: int, chance: random.Random) -> None:
         deadline = self.world.loop.now + UNTIL_S
         while True:
+            # Looked up for each attempt: a session that broke with the last fault may expire yet.
+            controller = await self.nodes.until(self.nodes.controller)
+            leader = self.nodes.image(controller).partition(name, number).leader
             try:
                 await self.nodes.call(leader, lambda core: self._append(core, name, number, chance))
-            except LogError as error:
-                assert not error.entry.outcome_unknown and self.world.loop.now < deadline, error
+            except (LogError, NodeDiedError) as error:
+                is_unknown = isinstance(error, NodeDiedError) or error.entry.outcome_unknown
+                assert not (is_unknown and leader >= 0), error
+                assert self.world.loop.now < deadline, error
                 await asyncio.sleep(POLL_S)
             else:
                 return
