@@ -282,9 +282,8 @@ def command_line_page() -> Iterator[str]:
 def _command_lines(
     command: click.Command, path: str, parent: click.Context | None
 ) -> Iterator[str]:
-    context = click.Context(
-        command, info_name=path.rsplit(" ", 1)[-1], parent=parent, max_content_width=HELP_WIDTH
-    )
+    settings = {**command.context_settings, "max_content_width": HELP_WIDTH}
+    context = click.Context(command, info_name=path.rsplit(" ", 1)[-1], parent=parent, **settings)
     context.terminal_width = HELP_WIDTH
     yield ""
     yield f"## `{path}`"
