@@ -47,9 +47,6 @@ class StreamSettings(ChannelSettings):
     retry_s_min: float = 0.02
     retry_s_max: float = 1.0
     """Back-off of a partition after a refusal, or after a failed append."""
-    stale_retry_s: float = 2.0
-    """Back-off after NO_LEADER. Newer metadata should come first; this is for the case without
-    any."""
     linger_s: float = 5.0
     """Time for which a connection without partitions stays open."""
 

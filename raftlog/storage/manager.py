@@ -47,8 +47,6 @@ from raftlog.storage.quarantine import (
 from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
-OPEN_FILES_MAX: Final = 512
-"""Open files of old segments and indexes without a present user."""
 OPENS_AT_ONCE_MAX: Final = 4
 """Most logs opened, or closed, at the same time."""
 
