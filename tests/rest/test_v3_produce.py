@@ -15,8 +15,8 @@ from tests.http.http_peers import RawPeer, Reply, eventually
 
 from .data_fakes import DataPeer, data_node, few
 
-RECORDS = "/v3/clusters/any/topics/one/records"
-SIX = "/v3/clusters/any/topics/six/records"
+RECORDS = "/v3/clusters/-/topics/one/records"
+SIX = "/v3/clusters/-/topics/six/records"
 
 
 def json_data(value: Any) -> dict[str, Any]:
@@ -165,7 +165,7 @@ async def test_append_that_fails_is_told_per_record() -> None:
 async def test_unknown_topic_media_type_and_options() -> None:
     async with data_node() as one:
         body = stream({"value": json_data(1)})
-        reply = await post(one, body, "/v3/clusters/any/topics/none/records")
+        reply = await post(one, body, "/v3/clusters/-/topics/none/records")
         assert reply.error_code == 40401
         assert (await post(one, body, Content_Type="text/plain")).error_code == 41501
         assert (await post(one, body, RECORDS + "?acks=x")).error_code == 40001
