@@ -14,7 +14,7 @@ from aiohttp import web
 
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.routing import Route
-from raftlog.record.errors import NOT_FOUND, LogError
+from raftlog.record.errors import NOT_FOUND, LogError, quoted
 from raftlog.rest import (
     v1_admin,
     v1_batches,
@@ -45,7 +45,7 @@ def _for_this_cluster(route: Route) -> Route:
         if given not in (THIS_CLUSTER, own):
             raise LogError(
                 NOT_FOUND,
-                f"There is no cluster '{given[:80]}' here: this node belongs to {own}, which "
+                f"There is no cluster {quoted(given)} here: this node belongs to {own}, which "
                 f"'{THIS_CLUSTER}' names, too.",
             )
         return handler(request, context)
