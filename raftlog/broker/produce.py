@@ -144,6 +144,7 @@ class ProduceService:
         self._replicas = services.replicas
         self._partitions = services.partitions
         self._auto_create = settings.auto_create_topics
+        self._check_partition_count = settings.check_partition_count
         self._topics = topics
         self._authorize = authorize
         self._round_robin = RoundRobin()
@@ -160,6 +161,23 @@ class ProduceService:
         if topic is not None:
             return topic
         return await self._missing_topic(principal, name)
+
+    async def topics(
+        self, principal: Principal, names: Sequence[str]
+    ) -> list[TopicImage | LogError]:
+        """Like `topic`, for many, with an error in place of each that fails.
+
+        For clients that must know the partitions of a topic before they write. Raises LogError
+        INVALID_BODY for too many.
+        """
+        self._check_partition_count(len(names))
+        found: list[TopicImage | LogError] = []
+        for name in names:
+            try:
+                found.append(await self.topic(principal, name))
+            except LogError as error:
+                found.append(error)
+        return found
 
     async def allocate_producer_id(self, principal: Principal) -> tuple[ProducerId, ProducerEpoch]:
         """A producer id that was never given out before, and its first epoch."""
