@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from raftlog.api.cluster import MetadataResponse, MetadataTopic
-from raftlog.record.errors import UNKNOWN_PARTITION, UNKNOWN_TOPIC
+from raftlog.api.cluster import MetadataResponse, MetadataTopic, TopicsToProduce
+from raftlog.record.errors import METHOD_NOT_ALLOWED, NOT_FOUND, UNKNOWN_PARTITION, UNKNOWN_TOPIC
 from raftlog_client.errors import (
     ConnectionLostError,
     RaftlogClientError,
@@ -146,21 +146,42 @@ class ClusterMetadata:
         description = self.view.topics.get(topic)
         return description is not None and 0 <= partition < len(description.partitions)
 
-    async def topic(self, name: str) -> TopicDescription:
-        """A topic, from memory if possible. Raises TopicNotFoundError if unknown."""
+    async def topic(self, name: str, *, to_produce: bool = False) -> TopicDescription:
+        """A topic, from memory if possible. Raises TopicNotFoundError if unknown.
+
+        A topic `to_produce` to is created if the cluster creates topics by itself; ServerError if
+        that fails.
+        """
         for attempt in range(UNKNOWN_TOPIC_ATTEMPTS):
             known = self.view.topics.get(name)
             if known is None:
                 if attempt:
                     await asyncio.sleep(self.backoff.delay_s(attempt - 1))
                 known = (await self.refresh((name,))).topics.get(name)
+            if known is None and to_produce and not attempt:
+                known = await self._topic_to_produce(name)
             if known is not None:
                 return known
         raise TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {name!r} does not exist.")
 
-    async def check_partition(self, topic: str, partition: int) -> TopicDescription:
+    async def _topic_to_produce(self, name: str) -> TopicDescription | None:
+        """The topic, created if the cluster creates topics by itself; None if there is none."""
+        try:
+            answer = await self.call_any(
+                "POST", "/v1/metadata", MetadataResponse, TopicsToProduce([name])
+            )
+        except ServerError as error:
+            if error.entry not in (METHOD_NOT_ALLOWED, NOT_FOUND):
+                raise
+            return None  # a node of an older release
+        self._apply(answer, [name])
+        return self.view.topics.get(name)
+
+    async def check_partition(
+        self, topic: str, partition: int, *, to_produce: bool = False
+    ) -> TopicDescription:
         """The topic, once known to have the partition. Raises TopicNotFoundError."""
-        description = await self.topic(topic)
+        description = await self.topic(topic, to_produce=to_produce)
         if partition >= len(description.partitions):
             description = (await self.refresh((topic,))).topics.get(topic, description)
         if not 0 <= partition < len(description.partitions):
@@ -289,7 +310,7 @@ class ClusterMetadata:
                 fresh = _description(topic)
                 topics[fresh.name] = _newest(self.view.topics.get(fresh.name), fresh)
             elif topic.error_code != UNKNOWN_TOPIC.code:
-                raise server_error(topic.error_code)
+                raise server_error(topic.error_code, topic.message or None)
         controller_id = None if answer.controller_id < 0 else answer.controller_id
         self.view = ClusterView(answer.cluster_id, controller_id, brokers, topics)
         self._addresses = {

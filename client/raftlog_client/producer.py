@@ -339,9 +339,9 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
 
     async def _find(self, topic: str, partition: int | None) -> TopicQueues:
         if partition is None:
-            description = await self._metadata.topic(topic)
+            description = await self._metadata.topic(topic, to_produce=True)
         else:
-            description = await self._metadata.check_partition(topic, partition)
+            description = await self._metadata.check_partition(topic, partition, to_produce=True)
         queues = self._topics.get(topic)
         is_idempotent = self._sender.is_idempotent
         if queues is None:

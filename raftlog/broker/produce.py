@@ -34,13 +34,14 @@ from raftlog.broker.batcher import RECORD_OVERHEAD_BYTES, REQUEST_BYTES_MAX, Sma
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
+from raftlog.metadata.configs import TopicConfig
 from raftlog.metadata.image import BrokerImage, TopicImage
 from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder, Headers, RecordTuple
 from raftlog.record.compression import Compression
 from raftlog.record.errors import INVALID_BODY, RECORD_TOO_LARGE, TOPIC_EXISTS, LogError
 from raftlog.record.frames import ProduceFrame
-from raftlog.record.header import parse_header
+from raftlog.record.header import HEADER_SIZE, parse_header
 from raftlog.record.partitioner import partition_for_key
 from raftlog.record.types import (
     NO_PRODUCER_EPOCH,
@@ -143,6 +144,7 @@ class ProduceService:
         self._replicas = services.replicas
         self._partitions = services.partitions
         self._auto_create = settings.auto_create_topics
+        self._check_partition_count = settings.check_partition_count
         self._topics = topics
         self._authorize = authorize
         self._round_robin = RoundRobin()
@@ -159,6 +161,23 @@ class ProduceService:
         if topic is not None:
             return topic
         return await self._missing_topic(principal, name)
+
+    async def topics(
+        self, principal: Principal, names: Sequence[str]
+    ) -> list[TopicImage | LogError]:
+        """Like `topic`, for many, with an error in place of each that fails.
+
+        For clients that must know the partitions of a topic before they write. Raises LogError
+        INVALID_BODY for too many.
+        """
+        self._check_partition_count(len(names))
+        found: list[TopicImage | LogError] = []
+        for name in names:
+            try:
+                found.append(await self.topic(principal, name))
+            except LogError as error:
+                found.append(error)
+        return found
 
     async def allocate_producer_id(self, principal: Principal) -> tuple[ProducerId, ProducerEpoch]:
         """A producer id that was never given out before, and its first epoch."""
@@ -194,6 +213,28 @@ class ProduceService:
             await asyncio.gather(*(self._append(one, options) for one in writes))
         self._count(topic.name, writes, size_bytes)
         return writes
+
+    def unfit(
+        self,
+        topic: TopicImage,
+        records: Sequence[StoredRecord],
+        partitions: Sequence[int | None],
+    ) -> dict[int, LogError]:
+        """Errors of the records that the topic cannot take, by index; `write` takes the others.
+
+        For requests that are answered record by record, where one bad record must not prevent the
+        others: an unknown partition, more than max.message.bytes, no key in a compacted topic.
+        """
+        config = self._metadata.settings.topic_config(topic)
+        errors: dict[int, LogError] = {}
+        for index, (record, number) in enumerate(zip(records, partitions, strict=True)):
+            try:
+                if number is not None and number >= len(topic.partitions):
+                    _raise_unknown_partition(topic, number)
+                _check_record(record, config)
+            except LogError as error:
+                errors[index] = error
+        return errors
 
     async def append_batches(
         self, principal: Principal, frames: Sequence[ProduceFrame], options: ProduceOptions
@@ -378,6 +419,40 @@ class ProduceService:
         )
 
 
+def content_bytes(record: StoredRecord) -> int:
+    """Bytes of a record's key, value and headers; an upper bound for the headers."""
+    _, key, value, headers = record
+    size = len(key or b"") + len(value or b"")
+    for name, content in headers or ():
+        size += len(name.encode()) + len(content or b"") + RECORD_OVERHEAD_BYTES
+    return size
+
+
+def _check_record(record: StoredRecord, config: TopicConfig) -> None:
+    """Raise the LogError with which a log of the config rejects the record."""
+    if record[1] is None and "compact" in config.cleanup_policy:
+        raise LogError(
+            INVALID_BODY,
+            "The record has no key; a topic with cleanup.policy=compact takes only records with "
+            "one.",
+        )
+    size_max = config.max_message_bytes
+    if content_bytes(record) + RECORD_OVERHEAD_BYTES + HEADER_SIZE > size_max:
+        builder = BatchBuilder(Compression.NONE, size_max)
+        builder.append(*record)
+        size = len(builder.build())
+        if size > size_max:
+            raise _too_large("The record", size, size_max)
+
+
+def _too_large(record: str, size_bytes: int, size_bytes_max: int) -> LogError:
+    return LogError(
+        RECORD_TOO_LARGE,
+        f"{record} makes a batch of {size_bytes} bytes; the topic's max.message.bytes is "
+        f"{size_bytes_max}.",
+    )
+
+
 def pack(
     records: Sequence[RecordTuple],
     indexes: Sequence[int],
@@ -406,11 +481,7 @@ def pack(
         rest = builder.append_many(iterator)
         data = builder.build()
         if len(data) > size_bytes_max:
-            raise LogError(
-                RECORD_TOO_LARGE,
-                f"Record {indexes[done]} makes a batch of {len(data)} bytes; the topic's "
-                f"max.message.bytes is {size_bytes_max}.",
-            )
+            raise _too_large(f"Record {indexes[done]}", len(data), size_bytes_max)
         batches.append(RecordBatch(parse_header(data), memoryview(data)))
         done += builder.record_count
         if options.is_idempotent:

@@ -44,6 +44,16 @@ class LogError(Exception):
         return str(self.args[0])
 
 
+QUOTED_CHARACTERS_MAX: Final = 80
+
+
+def quoted(text: str) -> str:
+    """The text as typed, in quotes, for an error: long text cut, control characters escaped."""
+    shown = repr(text[:QUOTED_CHARACTERS_MAX])
+    most = QUOTED_CHARACTERS_MAX + 2
+    return shown if len(shown) <= most else f"{shown[: most - 2]}…{shown[0]}"
+
+
 BAD_REQUEST = ErrorEntry(40001, "BAD_REQUEST", "The request is malformed.")
 UNAUTHORIZED = ErrorEntry(40101, "UNAUTHORIZED", "Authentication is required.")
 FORBIDDEN = ErrorEntry(40301, "FORBIDDEN", "Not allowed.")

@@ -172,6 +172,17 @@ async def test_a_deleted_topic_fails_what_was_meant_for_it(single: FakeCluster) 
         assert (await sending.send_and_wait("t", b"2")).offset == 0
 
 
+async def test_unknown_topic_is_created_where_the_cluster_does_that(single: FakeCluster) -> None:
+    async with producer(single) as sending:
+        with pytest.raises(TopicNotFoundError):
+            await sending.send("new", b"x")
+        single.auto_create_topics = True
+        assert (await sending.send_and_wait("new", b"x")).offset == 0
+        assert (await sending.send_many("many", [b"x"])).count == 1
+        assert (await sending.send_and_wait("placed", b"x", partition=1)).offset == 0
+        assert await sending.partitions_for("asked") == {0, 1}
+
+
 async def test_partitions_that_are_added_are_written_to(single: FakeCluster) -> None:
     async with producer(single, metadata_max_age_ms=5) as sending:
         await sending.send_and_wait("t", b"0")

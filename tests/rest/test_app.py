@@ -21,7 +21,7 @@ from raftlog.rest.routes import ROUTES
 from tests.http.fakes import FakeNode, start_server
 from tests.http.http_peers import RawPeer, Reply
 
-ADMIN = "/v3/clusters/any"
+ADMIN = "/v3/clusters/-"
 
 
 @asynccontextmanager
