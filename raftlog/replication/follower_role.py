@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
-from raftlog.record.errors import ILLEGAL_STATE, NO_LEADER, NOT_READY, LogError
+from raftlog.record.errors import DISK_FULL, ILLEGAL_STATE, NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import Buffer, LeaderEpoch, Offset
 from raftlog.replication import divergence
 from raftlog.replication.divergence import Diverging, FetchPosition
 from raftlog.replication.replica import Replica
 from raftlog.storage.types import FlushMode
+
+TRIM_RETRY_S: Final = 0.5
+"""Between two attempts to move the log start on a full disk."""
 
 logger = logging.getLogger(__name__)
 
@@ -135,11 +138,17 @@ class FollowerRole:
         try:
             # A target that came meanwhile may be the leader's last message about it.
             while self._start_target > done:
-                done = self._start_target
-                await self._log.operations.delete_records_before(done)
-        except LogError as error:
-            # The leader's next watermarks try again; a failed log has logged its own failure.
-            logger.info("%s: log start not moved: %s", self._replica.name, error.message)
+                target = self._start_target
+                try:
+                    await self._log.operations.delete_records_before(target)
+                except LogError as error:
+                    logger.info("%s: log start not moved: %s", self._replica.name, error.message)
+                    if error.entry is not DISK_FULL:
+                        break
+                    # An idle leader sends no more watermarks, and waits for this log start.
+                    await self._replica.host.clock.sleep(TRIM_RETRY_S)
+                else:
+                    done = target
         finally:
             self._trim = None
         if self.on_durable is not None:

@@ -230,9 +230,7 @@ class Partition(Replica):
         Raises LogError: NO_LEADER; NOT_READY while a new leader does not know yet which records of
         its predecessors were committed.
         """
-        self.require_leader().known_end_offset()
-        await self.confirm()
-        return self.require_leader().known_end_offset()
+        return await self.require_leader().confirmed_end_offset()
 
     async def read(
         self,
@@ -268,9 +266,28 @@ class Partition(Replica):
         return Fetched(result.data, result.next_offset, high_watermark, self.log.log_start_offset)
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int] | None:
-        """Offset and timestamp of the first committed record at or after a time; None if none."""
+        """Offset and timestamp of the first committed record at or after a time; None if none.
+
+        None holds for all records committed before the call. Raises LogError as `end_offset`, but
+        for a record found: its answer needs no knowledge of the end.
+        """
+        found, end = await self.known_offset_for_timestamp(timestamp_ms)
+        if found is None:
+            confirmed_end = await self.end_offset()
+            if confirmed_end > end:
+                found = await self.log.reader.offset_for_timestamp(timestamp_ms, end=confirmed_end)
+        return found
+
+    async def known_offset_for_timestamp(
+        self, timestamp_ms: int
+    ) -> tuple[tuple[Offset, int] | None, Offset]:
+        """Like `offset_for_timestamp`, among the records known here to be committed.
+
+        Returns also the end of these. None says nothing about later ones. Raises LogError.
+        """
         self.require_leader()
-        return await self.log.reader.offset_for_timestamp(timestamp_ms, end=self.high_watermark)
+        end = self.high_watermark
+        return await self.log.reader.offset_for_timestamp(timestamp_ms, end=end), end
 
     def _check_range(self, offset: Offset) -> None:
         if not self.log.log_start_offset <= offset <= self.log.log_end_offset:
