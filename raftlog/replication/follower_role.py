@@ -172,7 +172,11 @@ class FollowerRole:
             raise LogError(
                 ILLEGAL_STATE, f"{self._replica.name}: {diverging} is no reason to truncate."
             )
-        self._require_expendable(point)
+        try:
+            self._require_expendable(point)
+        except LogError:
+            self._report_lost_epochs(diverging)
+            raise
         logger.info(
             "%s: truncating from %d to %d, where the log diverges from leader epoch %d",
             self._replica.name,
@@ -181,6 +185,20 @@ class FollowerRole:
             leader_epoch,
         )
         await self._rearrange(log.operations.truncate_to(point))
+
+    def _report_lost_epochs(self, diverging: Diverging) -> None:
+        """Have this replica fetched again if the leader's log is whole, and only its history short.
+
+        Version 0.3 compacted whole leader epochs away. A leader with such a log takes its older
+        epoch to reach beyond all that is known here to be committed, which it therefore has, and
+        would refuse this follower for ever.
+        """
+        log, high_watermark = self._log, self._replica.high_watermark
+        if log.config.compacts and diverging.end_offset >= high_watermark:
+            log.report_damage(
+                f"{self._replica.name}: compaction at the leader has removed a leader epoch later "
+                f"than {diverging.epoch}: the replica is to be fetched again"
+            )
 
     async def restart_at(
         self, offset: Offset, *, producers: bytes, leader_epoch: LeaderEpoch
