@@ -36,7 +36,7 @@ async def overwrite(data: DataWorld, node_id: int) -> None:
 async def require_equal(data: DataWorld, *, repaired: int | None = None) -> None:
     """All replicas hold the same records at the offsets that two of them still have.
 
-    No replica's files were set aside, but for those of the node `repaired`.
+    No replica was put in quarantine, but for that of the node `repaired`.
     """
     await data.in_sync(T)
     at: dict[int, tuple[str, str | None]] = {}
