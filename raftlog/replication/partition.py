@@ -74,7 +74,7 @@ class Partition(Replica):
         """Why the node takes no appends; None while the node takes appends."""
         self.loss_gate = LossGate(
             self,
-            may_have_lost_data=log.possible_loss is not None and len(image.replicas) > 1,
+            may_have_lost_data=log.possible_loss is not None,
             on_cleared=self._on_loss_cleared,
         )
         self.on_loss_cleared: Callable[[], None] = lambda: None
@@ -106,14 +106,6 @@ class Partition(Replica):
         before = self.image
         if image.partition_epoch < before.partition_epoch:
             raise AssertionError(f"{self.name}: metadata went back")
-        is_joined = len(before.replicas) == 1 < len(image.replicas)
-        if (
-            is_joined
-            and self.log.possible_loss is not None
-            and not self.loss_gate.may_have_lost_data
-        ):
-            # The only replica could do no more than report its loss. Others copy its present log.
-            self.loss_gate.clear_loss()
         self.image = image
         self.min_insync_replicas = min_insync_replicas
         self._take_role()
