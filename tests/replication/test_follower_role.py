@@ -12,7 +12,7 @@ from raftlog.replication.divergence import Diverging
 from raftlog.replication.partition import Acks
 from raftlog.storage.leader_epochs import EpochEntry
 from raftlog.storage.types import FlushMode, LogConfig
-from tests.replication.pair import Node, attach, catch_up, nodes, one, row, send
+from tests.replication.pair import Node, catch_up, nodes, one, row, send
 
 
 async def put(leader: Node, *values: bytes) -> None:
