@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftlog.metadata.image import PartitionImage
-from raftlog.record.batch import RecordBatch
+from raftlog.record.batch import BATCHES_MAX, RecordBatch, too_many_batches
 from raftlog.record.errors import (
     ILLEGAL_STATE,
     MAYBE_DELETED,
@@ -151,6 +151,8 @@ class LeaderRole:
         OUT_OF_ORDER_SEQUENCE and the like mean that nothing was written; RETRIABLE (not committed
         within `timeout_s`) and STORAGE_FAILED mean that the outcome is unknown.
         """
+        if len(batches) > BATCHES_MAX:
+            raise too_many_batches()
         if acks is Acks.ALL:
             self._require_enough_in_sync()
             self._commits.require_room()
