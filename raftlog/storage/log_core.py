@@ -50,6 +50,8 @@ UNFLUSHED_BYTES_MAX: Final = 32 << 20
 logger = logging.getLogger(__name__)
 
 
+LOOKUPS_MAX: Final = 2
+"""Lookups by time at once, of all logs: they read much, and leave cold reads to the readers."""
 UNKNOWN_ROOM_BYTES: Final = 1 << 62
 """Before the first look at the disk."""
 
@@ -68,6 +70,7 @@ class LogShared:
         Appends that do not fit are refused: the reserve belongs to the metadata and checkpoints."""
         self.changed: dict[LogCore, float] = {}
         """Logs with appends since their last checkpoint, and the time of the first append."""
+        self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self.file_is_behind = False
         """The checkpoint file must be written even if `changed` is empty."""
 

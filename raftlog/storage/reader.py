@@ -127,7 +127,8 @@ class LogReader:
         core.require_online()
         end = min(end, core.segments.end_offset)
         try:
-            return await _find_offset_for_timestamp(core, self, timestamp_ms, end)
+            async with core.shared.lookups:
+                return await _find_offset_for_timestamp(core, self, timestamp_ms, end)
         except DamageFoundError as error:
             raise self._note_damage(error) from error
         except DiskError as error:

@@ -369,13 +369,18 @@ class TestLosses:
         assert not node.here().loss_gate.may_have_lost_data
         assert node.streams.followed == {node.here(): (2, node.row().leader_epoch)}
 
-    async def test_the_only_replica_leads_on(self, node: OneNode) -> None:
+    async def test_the_only_replica_is_reported_too_and_leads_once_elected(
+        self, node: OneNode
+    ) -> None:
         await self.lost(node, 1)
         await node.open()
         await node.repairs.report_losses()
-        assert node.failed == []
+        assert node.failed == [[KEY]]
+        assert node.row().isr == ()
+        assert node.here().log.possible_loss is None
+        assert not node.here().is_leader
+        node.change(leader=1, isr=(1,), unclean=True)
         assert node.here().is_leader
-        assert node.here().log.possible_loss is not None
 
 
 async def test_what_it_did_not_expect_ends_the_node(node: OneNode) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from raftlog.record.errors import (
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import StartKind
 from raftlog.storage.log import Log
+from raftlog.storage.log_core import COLD_READS_MAX, LOOKUPS_MAX
 from raftlog.storage.types import FlushMode, LogConfig, LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.disk import SimulatedDisk
@@ -539,3 +541,31 @@ async def test_names_that_a_crashed_process_left_in_memory_are_made_durable_at_t
         disk.crash(power=True)
         log = new_log(disk, checkpoint=log.current_checkpoint(), start=StartKind.POWER_LOSS)
         assert await read_all(log) == [b"a"]
+
+
+async def test_lookups_by_time_leave_cold_reads_to_the_readers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = new_log(SimulatedDisk(), SMALL)
+    for number in range(40):
+        await log.appender.append(
+            [numbered([b"%02d" % number], number, timestamp_ms=number)], EPOCH
+        )
+    await log.flush()
+    run, running, peak = log.shared.disk.run, 0, 0
+
+    async def counted(work: Any) -> Any:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        try:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return await run(work)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(log.shared.disk, "run", counted)
+    lookups = [log.reader.offset_for_timestamp(n, end=Offset(40)) for n in range(1, 20)]
+    assert await asyncio.gather(*lookups) == [(n, n) for n in range(1, 20)]
+    assert peak == LOOKUPS_MAX < COLD_READS_MAX
