@@ -69,6 +69,10 @@ class StorageTotals:
     """Read again by the scrubber since the start."""
     scrub_damage: int
     """Segments in which the scrubber found damage."""
+    producers: int
+    """Remembered idempotent producers."""
+    refused_producers: int
+    """Appends refused because a log had no room for their new producers."""
     clock_skew_ms: int
     """How far the wall clock is ahead of the cluster time."""
 
@@ -425,6 +429,8 @@ class LogManager:
             free_bytes=self._maintenance.free_bytes,
             scrubbed_bytes=self._maintenance.scrubber.scrubbed_bytes,
             scrub_damage=self._maintenance.scrubber.damage_found,
+            producers=sum(len(log.producers) for log in logs),
+            refused_producers=self._shared.refused_producers,
             clock_skew_ms=self._maintenance.retention_clock.skew_ms,
         )
 
