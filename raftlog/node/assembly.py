@@ -81,7 +81,9 @@ class NodeCore:
             broker_id=node_id,
             on_fatal=on_fatal,
             can_write=self._disk_watch.can_write,
+            on_cluster_time=logs.note_cluster_time,
         )
+        logs.follow_cluster_time()
         self.writes = WritePolicy(
             node_id=node_id, disk=self._disk_watch, controller=self.controller, clock=clock
         )

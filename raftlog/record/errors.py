@@ -103,6 +103,9 @@ INVALID_TOPIC = ErrorEntry(42205, "INVALID_TOPIC", "The topic name is not valid.
 INVALID_PARTITIONS = ErrorEntry(
     42206, "INVALID_PARTITIONS", "The number of partitions or replicas is not possible."
 )
+INVALID_PRODUCER_ID = ErrorEntry(
+    42207, "INVALID_PRODUCER_ID", "The producer id was not issued by this cluster."
+)
 QUOTA_EXCEEDED = ErrorEntry(42901, "QUOTA_EXCEEDED", "Too many requests.", retriable=True)
 HEADERS_TOO_LARGE = ErrorEntry(43101, "HEADERS_TOO_LARGE", "The request headers are too large.")
 INTERNAL = ErrorEntry(50002, "INTERNAL", "Internal error.", outcome_unknown=True)

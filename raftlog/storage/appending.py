@@ -29,6 +29,7 @@ from raftlog.record.errors import (
     DISK_FULL,
     NO_LEADER,
     OVERLOADED,
+    QUOTA_EXCEEDED,
     RECORD_TOO_LARGE,
     LogError,
 )
@@ -139,12 +140,17 @@ class Appender:
         if not core.leader_epochs.accepts(leader_epoch, end_offset):
             raise _replaced(core, leader_epoch)
         stamp_ms = now_ms if core.config.log_append_time else NO_TIME
-        plan = core.producers.prepare(
-            [batch.header for batch in batches],
-            end_offset,
-            now_ms=core.shared.monotonic_ms(),
-            log_append_time_ms=stamp_ms,
-        )
+        try:
+            plan = core.producers.prepare(
+                [batch.header for batch in batches],
+                end_offset,
+                now_ms=core.shared.monotonic_ms(),
+                log_append_time_ms=stamp_ms,
+            )
+        except LogError as error:
+            if error.entry is QUOTA_EXCEEDED:
+                core.shared.note_refused_producers(core.directory, error)
+            raise
         results, placed = _place(batches, plan, end_offset, stamp_ms)
         if not placed:
             return results

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -47,6 +48,9 @@ COLD_READS_MAX: Final = 4
 UNFLUSHED_BYTES_MAX: Final = 32 << 20
 """With flush=async: bytes after which a sync starts before its time."""
 
+REFUSALS_LOGGED_S: Final = 60.0
+"""Between two log lines about refused producers."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -73,6 +77,18 @@ class LogShared:
         self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self.file_is_behind = False
         """The checkpoint file must be written even if `changed` is empty."""
+
+        self.refused_producers = 0
+        """Appends refused because a log had no room for their new producers."""
+        self._refused_producers_logged_at = -math.inf
+
+    def note_refused_producers(self, directory: str, error: LogError) -> None:
+        """Count an append refused for its new producers; log one in a while."""
+        self.refused_producers += 1
+        now = self.clock.monotonic()
+        if now - self._refused_producers_logged_at >= REFUSALS_LOGGED_S:
+            self._refused_producers_logged_at = now
+            logger.warning("%s: new producers refused: %s", directory, error.message)
 
     def monotonic_ms(self) -> int:
         """The monotonic time in milliseconds, by which producers age."""

@@ -69,6 +69,12 @@ class StorageTotals:
     """Read again by the scrubber since the start."""
     scrub_damage: int
     """Segments in which the scrubber found damage."""
+    producers: int
+    """Remembered idempotent producers."""
+    refused_producers: int
+    """Appends refused because a log had no room for their new producers."""
+    clock_skew_ms: int
+    """How far the wall clock is ahead of the cluster time."""
 
 
 class LogManager:
@@ -142,6 +148,17 @@ class LogManager:
     def oldest_sync_at(self) -> float | None:
         """Monotonic start time of the oldest running sync; None without a sync."""
         return self._shared.flusher.oldest_sync_at
+
+    def follow_cluster_time(self) -> None:
+        """Nothing ages before the first `note_cluster_time`: call it before `start`."""
+        self._maintenance.retention_clock.follow_cluster_time()
+
+    def note_cluster_time(self, cluster_ms: int) -> None:
+        """The cluster time has arrived: retention never runs ahead of it."""
+        shared = self._shared
+        self._maintenance.retention_clock.note_cluster_time(
+            cluster_ms, wall_ms=shared.clock.time_ms(), monotonic_ms=shared.monotonic_ms()
+        )
 
     def limit(self, *, reserve_bytes: int, scrub_bytes_per_s: int) -> None:
         """Change the room that appends leave, and the scrubber's rate. Takes effect at once."""
@@ -412,6 +429,9 @@ class LogManager:
             free_bytes=self._maintenance.free_bytes,
             scrubbed_bytes=self._maintenance.scrubber.scrubbed_bytes,
             scrub_damage=self._maintenance.scrubber.damage_found,
+            producers=sum(len(log.producers) for log in logs),
+            refused_producers=self._shared.refused_producers,
+            clock_skew_ms=self._maintenance.retention_clock.skew_ms,
         )
 
     async def start(self) -> None:

@@ -27,7 +27,6 @@ from raftlog.storage.derived_state import (
     write_initial_state,
 )
 from raftlog.storage.files import OpenFiles
-from raftlog.storage.index import OFFSET_LAYOUT, TIME_LAYOUT
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.producer_state import ProducerStates
 from raftlog.storage.recovery import (
@@ -276,21 +275,14 @@ def _facts(
         segment.size_bytes = file.size
     sealed_end: Offset | None = None
     if not last:
-        segment.offset_index.saved = _entries(files, segment.offset_index.path, OFFSET_LAYOUT.size)
-        segment.time_index.saved = _entries(files, segment.time_index.path, TIME_LAYOUT.size)
+        segment.offset_index.saved = segment.offset_index.count_on_disk()
+        segment.time_index.saved = segment.time_index.count_on_disk()
         entry = segment.time_index.last_saved()
         if entry is not None:
             seal = segment.time_entry(entry)
             sealed_end = segment.next_offset = Offset(seal.last_offset + 1)
             segment.max_timestamp_ms = seal.timestamp_ms
     return SegmentFacts(base_offset, segment.size_bytes, sealed_end), segment
-
-
-def _entries(files: OpenFiles, path: str, width: int) -> int:
-    if not files.disk.exists(path):
-        return 0
-    with files.lease(path) as file:
-        return file.size // width
 
 
 class _Recovery:
@@ -366,29 +358,27 @@ class _Recovery:
         position, offset = 0, segment.base_offset
         offset_entries = time_entries = 0
         checkpoint = self._checkpoint
+        newest: tuple[int, int] | None = None
         if first and self._plan.scan_position and checkpoint is not None:
-            files = segment.files
-            there = _entries(files, segment.offset_index.path, OFFSET_LAYOUT.size)
-            there_too = _entries(files, segment.time_index.path, TIME_LAYOUT.size)
+            times = segment.time_index
+            times.saved = checkpoint.time_index_entries
+            newest = times.last_saved() if times.saved <= times.count_on_disk() else None
             if (
-                there >= checkpoint.offset_index_entries
-                and there_too >= checkpoint.time_index_entries
+                segment.offset_index.count_on_disk() >= checkpoint.offset_index_entries
+                and newest is not None
             ):
                 position, offset = self._plan.scan_position, self._plan.scan_offset
                 offset_entries = checkpoint.offset_index_entries
                 time_entries = checkpoint.time_index_entries
             else:
                 # The checkpoint's counts of index entries will not hold for the new indexes.
-                self._recovery_point = None
-                logger.warning("%s: an index is cut off; scanning.", segment.path)
+                newest, self._recovery_point = None, None
+                logger.warning("%s: an index is cut off or damaged; scanning.", segment.path)
         segment.size_bytes = position
         segment.next_offset = offset
-        segment.max_timestamp_ms = NO_TIMESTAMP
+        segment.max_timestamp_ms = NO_TIMESTAMP if newest is None else newest[0]
         segment.offset_index.saved = offset_entries
         segment.time_index.saved = time_entries
-        entry = segment.time_index.last_saved()
-        if entry is not None:
-            segment.max_timestamp_ms = entry[0]
         return position
 
     def _scan(self, segment: Segment, file: File, position: int) -> ScanEnd:

@@ -101,7 +101,10 @@ class Segment:
             files, f"{directory}/{segment_name(base_offset, OFFSET_INDEX_SUFFIX)}", offset_entries
         )
         self.time_index = time_index(
-            files, f"{directory}/{segment_name(base_offset, TIME_INDEX_SUFFIX)}", time_entries
+            files,
+            f"{directory}/{segment_name(base_offset, TIME_INDEX_SUFFIX)}",
+            base_offset,
+            time_entries,
         )
         self._bytes_since_entry = 0
         self._last_time_entry: TimeEntry | None = None
