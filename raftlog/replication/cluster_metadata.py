@@ -165,18 +165,22 @@ class ClusterMetadata:
         producer_id, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
         return ProducerId(producer_id), ProducerEpoch(0)
 
-    async def fail_replicas(self, keys: Collection[PartitionKey]) -> None:
+    async def fail_replicas(self, keys: Collection[PartitionKey], *, lost: bool) -> None:
         """Take this node out of ISR and ELR of these partitions: its replicas have failed.
 
-        On return this node has applied the change: only then may the files be touched. Does not
-        wait for this node's disk, so work on the disk may call it. Raises LogError NO_CONTROLLER or
-        RETRIABLE: the files must not be touched then.
+        `lost`: see `plan_replica_failures`. On return this node has applied the change: only then
+        may the files be touched. Does not wait for this node's disk, so work on the disk may call
+        it. Raises LogError NO_CONTROLLER or RETRIABLE, or ILLEGAL_STATE unless `lost` where no
+        other living replica has all records: the files must not be touched then.
         """
         left = keys
         for _ in range(PLAN_ROUNDS_MAX):
             stale: list[PartitionKey] = []
-            for command in plan_replica_failures(self.image, self._broker_id, left):
+            for command in plan_replica_failures(self.image, self._broker_id, left, lost=lost):
                 changed = (await propose(self._quorum, command)).partitions()
+                for each in changed.stale:
+                    if each.refusal.reason is Reason.LAST_REPLICA:
+                        raise LogError(each.refusal.entry, each.refusal.message)
                 stale += [(each.topic_id, each.partition) for each in changed.stale]
             if not stale:
                 return

@@ -232,9 +232,15 @@ class ReplicaManager:
             partition.update(row, self._settings.min_insync_replicas(topic))
             self._follow(partition)
 
+    def set_leaving(self, partition: Partition, *, leaving: bool) -> None:
+        """Stop following while the replica leaves the ISR to be replaced, or resume."""
+        partition.is_leaving = leaving
+        if self.replica(partition.topic_id, partition.partition) is partition:
+            self._follow(partition)
+
     def _follow(self, partition: Partition) -> None:
         leader = self.image.brokers.get(partition.image.leader)
-        idle = partition.is_closed or partition.loss_gate.may_have_lost_data
+        idle = partition.is_closed or partition.is_leaving or partition.loss_gate.may_have_lost_data
         if leader is None or leader.broker_id == self._broker_id or idle:
             self._streams.unfollow(partition)
         else:
