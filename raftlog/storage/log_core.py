@@ -24,7 +24,7 @@ from raftlog.storage.compaction_plan import CompactionHistory
 from raftlog.storage.files import Lease, OpenFiles
 from raftlog.storage.flush import Flusher
 from raftlog.storage.opening import Opened
-from raftlog.storage.segments import Segments
+from raftlog.storage.segments import Segment, Segments
 from raftlog.storage.types import (
     NO_EPOCH,
     DamagedRange,
@@ -34,7 +34,7 @@ from raftlog.storage.types import (
     PossibleLoss,
     UnreadableBatch,
 )
-from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError
+from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError, File
 
 T = TypeVar("T")
 
@@ -75,6 +75,9 @@ class LogShared:
         self.changed: dict[LogCore, float] = {}
         """Logs with appends since their last checkpoint, and the time of the first append."""
         self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
+        self.unpublished: dict[LogCore, None] = {}
+        """Logs whose content in the checkpoint file may differ from the present one. Logs in
+        `changed` count as such anyway."""
         self.file_is_behind = False
         """The checkpoint file must be written even if `changed` is empty."""
 
@@ -335,6 +338,7 @@ class LogCore:
         self.failure = failure
         self.state = state
         self.shared.changed.pop(self, None)
+        self.mark_unpublished()
         waiters, self._waiters = self._waiters, deque()
         for _, waiter in waiters:
             if not waiter.done():
@@ -394,12 +398,20 @@ class LogCore:
 
     async def publish(self) -> None:
         """Return once the node's checkpoint file holds the present `current_checkpoint`."""
+        self.mark_unpublished()
         try:
             await self._publish()
         except DiskFullError as error:
             raise disk_full(self.directory) from error
         except DiskError as error:
             raise self.fail(error) from error
+        finally:
+            # Some promises are lowered for the time of the call only.
+            self.mark_unpublished()
+
+    def mark_unpublished(self) -> None:
+        """Include the log in the next write of the checkpoint file, whatever causes the write."""
+        self.shared.unpublished[self] = None
 
     # Durability
 
@@ -414,6 +426,7 @@ class LogCore:
 
     def mark_changed(self) -> None:
         """Mark the log for the next checkpoint."""
+        self.mark_unpublished()
         if self.failure is not None:
             self.shared.file_is_behind = True
             return
@@ -440,8 +453,16 @@ class LogCore:
         self._unflushed_bytes = 0
         # Older segments were synced before this one took its first batch. The lease keeps the file
         # open during the sync, even if the segment releases its file meanwhile.
-        self._sync_lease = self.shared.files.lease(self.segments.active.path)
-        return self._sync_lease.file.sync
+        active = self.segments.active
+        self._sync_lease = self.shared.files.lease(active.path)
+        if active.is_name_durable:
+            return self._sync_lease.file.sync
+        return partial(self._sync_with_name, active, self._sync_lease.file)
+
+    def _sync_with_name(self, segment: Segment, file: File) -> None:
+        file.sync()
+        self.shared.disk.sync_directory(self.directory)
+        segment.is_name_durable = True
 
     def end_sync(self, error: Exception | None) -> None:
         """For the flusher: the sync is over."""

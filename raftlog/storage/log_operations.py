@@ -123,6 +123,7 @@ class LogOperations:
             ):
                 core.shared.changed.pop(core, None)
                 await core.flush()
+                core.mark_unpublished()
                 return core.current_checkpoint()
             tails = active.index_tails()
             position = active.size_bytes
@@ -159,6 +160,7 @@ class LogOperations:
                 offset_index_entries=active.offset_index.saved,
                 time_index_entries=active.time_index.saved,
             )
+        core.mark_unpublished()
         return core.current_checkpoint()
 
     def _write_derived(

@@ -101,6 +101,7 @@ class Maintenance:
 
     def opened(self, log: Log) -> None:
         """Mark a log for a checkpoint if recovery had to scan for its derived state."""
+        log.mark_unpublished()
         if log.state is LogState.ONLINE and log.recovery.recovery_point < log.log_end_offset:
             log.mark_changed()
 

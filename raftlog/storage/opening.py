@@ -82,11 +82,12 @@ def open_log(
     *,
     checkpoint: ReplicaCheckpoint | None,
     start: StartKind,
+    is_new: bool,
     now_ms: int,
 ) -> Opened:
     """Open the log in `directory`, or begin one if it has no segment. Blocks. Raises DiskError.
 
-    `now_ms` is the monotonic time by which producers age.
+    `is_new`: no record was ever appended. `now_ms` is the monotonic time by which producers age.
     """
     known_damage = _known_damage(disk, directory, checkpoint)
     if known_damage is not None:
@@ -95,17 +96,15 @@ def open_log(
         return _restart_empty(disk, files, directory, checkpoint.restart_at, now_ms)
     finish_swaps(disk, directory)
     names = _remove_leftovers(disk, directory)
-    if start is not StartKind.CLEAN:
+    if start is not StartKind.CLEAN and (names or not is_new):
         # Names created, changed or removed by a crashed process may be in memory only. Without this
         # sync, a power cut after further changes could bring the old names back.
         disk.sync_directory(directory)
     bases = sorted(base for name in names if (base := base_offset_of(name, LOG_SUFFIX)) is not None)
     if not bases:
-        flushed_offset = Offset(0) if checkpoint is None else checkpoint.flushed_offset
-        if flushed_offset > 0:
-            damage = Damage(f"all segments are missing; offset {flushed_offset} existed")
-            return _refused(files, disk, directory, checkpoint, damage)
-        return _begin(disk, files, directory, Offset(0))
+        return _without_segments(
+            disk, files, directory, config, checkpoint=checkpoint, start=start, is_new=is_new
+        )
     facts = [_facts(files, directory, base, last=base == bases[-1]) for base in bases]
     derived = load_derived(disk, directory, names, checkpoint, now_ms)
     plan = plan_recovery(
@@ -188,6 +187,36 @@ def _remove_leftovers(disk: Disk, directory: str) -> list[str]:
         else:
             kept.append(name)
     return kept
+
+
+def _without_segments(
+    disk: Disk,
+    files: OpenFiles,
+    directory: str,
+    config: LogConfig,
+    *,
+    checkpoint: ReplicaCheckpoint | None,
+    start: StartKind,
+    is_new: bool,
+) -> Opened:
+    """A log that took no record; or a power cut took the file with its records (flush=async)."""
+    flushed_offset = Offset(0) if checkpoint is None else checkpoint.flushed_offset
+    if flushed_offset > 0:
+        damage = Damage(f"all segments are missing; offset {flushed_offset} existed")
+        return _refused(files, disk, directory, checkpoint, damage)
+    if disk.list_directory(directory):
+        opened = _begin(disk, files, directory, Offset(0))
+    else:
+        opened = _begin_unwritten(files, directory)
+    if not is_new and _may_have_lost(checkpoint, start, config):
+        opened.possible_loss = _possible_loss(directory, Offset(0), 0)
+    return opened
+
+
+def _begin_unwritten(files: OpenFiles, directory: str) -> Opened:
+    segment = Segment(files, directory, Offset(0))
+    segment.begin_unwritten()
+    return Opened([segment], Offset(0), LeaderEpochs(), ProducerStates())
 
 
 def _begin(disk: Disk, files: OpenFiles, directory: str, offset: Offset) -> Opened:
@@ -422,14 +451,8 @@ class _Recovery:
         possible_loss = None
         if damage is None:
             self._derived.leader_epochs.truncate_from_end(end_offset)
-            if self._may_have_lost():
-                possible_loss = PossibleLoss(end_offset, torn_bytes)
-                logger.warning(
-                    "%s: power was lost with flush=async: records from offset %d on, if there "
-                    "were any, are gone, even if they had been acknowledged.",
-                    self._directory,
-                    end_offset,
-                )
+            if _may_have_lost(self._checkpoint, self._start, self._config):
+                possible_loss = _possible_loss(self._directory, end_offset, torn_bytes)
             elif torn_bytes:
                 logger.warning(
                     "%s: cut %d bytes of an unfinished write at offset %d; nothing acknowledged "
@@ -457,9 +480,22 @@ class _Recovery:
             self._gaps_below,
         )
 
-    def _may_have_lost(self) -> bool:
-        # Without a checkpoint the start counts as one after a power cut, which may be true.
-        if self._start is not StartKind.POWER_LOSS:
-            return False
-        known = None if self._checkpoint is None else self._checkpoint.flush
-        return (known or self._config.flush) is FlushMode.ASYNC
+
+def _may_have_lost(
+    checkpoint: ReplicaCheckpoint | None, start: StartKind, config: LogConfig
+) -> bool:
+    # Without a checkpoint the start counts as one after a power cut, which may be true.
+    if start is not StartKind.POWER_LOSS:
+        return False
+    known = None if checkpoint is None else checkpoint.flush
+    return (known or config.flush) is FlushMode.ASYNC
+
+
+def _possible_loss(directory: str, end_offset: Offset, torn_bytes: int) -> PossibleLoss:
+    logger.warning(
+        "%s: power was lost with flush=async: records from offset %d on, if there "
+        "were any, are gone, even if they had been acknowledged.",
+        directory,
+        end_offset,
+    )
+    return PossibleLoss(end_offset, torn_bytes)
