@@ -20,7 +20,7 @@ from raftlog_client.accumulator import RECORD_OVERHEAD_BYTES, Accumulator, Topic
 from raftlog_client.batches import NO_OFFSET, PendingBatch
 from raftlog_client.delivery import PartitionQueue
 from raftlog_client.errors import RaftlogClientError, SendManyError, SerializationError
-from raftlog_client.record_encoder import RecordEncoder
+from raftlog_client.record_encoder import RecordEncoder, whole_timestamp_ms
 from raftlog_client.types import (
     PartitionRange,
     ProducerRecord,
@@ -293,6 +293,8 @@ class BulkSend:
         elif item.__class__ is ProducerRecord:
             key, value, partition = item.key, item.value, item.partition
             timestamp_ms, header_list = item.timestamp_ms, list(item.headers)
+            if timestamp_ms is not None and timestamp_ms.__class__ is not int:
+                timestamp_ms = whole_timestamp_ms(timestamp_ms)
         else:
             key, value = None, item
         if key is not None and (key.__class__ is not bytes or encoder.key_serializer is not None):

@@ -7,6 +7,7 @@ a serializer: a missing key, and a tombstone's value, stay None in both directio
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from typing import Any, Final, Protocol, TypeAlias
 
 import orjson
@@ -82,6 +83,22 @@ def murmur2_partitioner(
     if key is None:
         return None
     return partition_for_key(key, partition_count)
+
+
+def whole_timestamp_ms(timestamp_ms: Any) -> int:
+    """The timestamp as an int. Raises SerializationError for anything but a whole number.
+
+    A float is refused, not rounded: it may well be `time.time()`, which counts seconds.
+    """
+    if not isinstance(timestamp_ms, bool):
+        try:
+            return index(timestamp_ms)
+        except TypeError:
+            pass
+    raise SerializationError(
+        f"timestamp_ms is {timestamp_ms!r:.80}, of type {type(timestamp_ms).__name__}: give whole "
+        "milliseconds since 1970, as in int(time.time() * 1000)."
+    )
 
 
 class RecordEncoder:

@@ -94,6 +94,7 @@ cli = RootGroup(
         "completion": Lazy(
             "raftlog.cli.completion", "completion", "Print the shell's completion script."
         ),
+        "version": Lazy("raftlog.cli.version", "version", "Print the version."),
     },
     help="""raftlog: a durable, ordered log service.
 

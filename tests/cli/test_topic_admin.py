@@ -197,5 +197,5 @@ def test_no_node_has_a_code_of_its_own_and_says_how_to_start_one(
         servers = f"127.0.0.1:{unused.getsockname()[1]}"
         result = CliRunner().invoke(cli, [*command, "--servers", servers])
     assert result.exit_code == 4
-    assert f"no node answers at {servers}" in result.stderr
+    assert f"no raftlog node answers at {servers}: Connection refused\n" in result.stderr
     assert "raftlog serve" in result.stderr
