@@ -27,6 +27,7 @@ from raftlog_client.errors import (
     SendManyError,
     SerializationError,
     ServerError,
+    TopicChangedError,
     TopicNotFoundError,
 )
 from raftlog_client.producer import Producer
@@ -92,6 +93,7 @@ __all__ = [
     "SendSummary",
     "SerializationError",
     "ServerError",
+    "TopicChangedError",
     "TopicDescription",
     "TopicNotFoundError",
     "TopicPartition",
