@@ -62,6 +62,12 @@ UNKNOWN_TOPIC = ErrorEntry(40401, "UNKNOWN_TOPIC", "Topic not found.", refresh_m
 UNKNOWN_PARTITION = ErrorEntry(
     40402, "UNKNOWN_PARTITION", "Partition not found.", refresh_metadata=True
 )
+UNKNOWN_TOPIC_ID = ErrorEntry(
+    40404,
+    "UNKNOWN_TOPIC_ID",
+    "The topic of that name has another id: it was deleted, and created again.",
+    refresh_metadata=True,
+)
 UNKNOWN_INSTANCE = ErrorEntry(40403, "UNKNOWN_INSTANCE", "Consumer instance not found.")
 METHOD_NOT_ALLOWED = ErrorEntry(40501, "METHOD_NOT_ALLOWED", "Method not allowed here.")
 UNSUPPORTED_FORMAT = ErrorEntry(
