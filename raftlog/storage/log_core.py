@@ -45,6 +45,8 @@ The buffers never change while a reference to them is held. The listener must no
 
 COLD_READS_MAX: Final = 4
 """Reads by disk threads at once, of all logs: the other threads stay free for syncs."""
+DECODES_MAX: Final = 2
+"""Batches decoded by disk threads at once, of all logs."""
 UNFLUSHED_BYTES_MAX: Final = 32 << 20
 """With flush=async: bytes after which a sync starts before its time."""
 
@@ -69,6 +71,7 @@ class LogShared:
         self.files = files or OpenFiles(disk)
         self.flusher = Flusher(disk, clock)
         self.cold_reads = asyncio.Semaphore(COLD_READS_MAX)
+        self.decodes = asyncio.Semaphore(DECODES_MAX)
         self.room_bytes = UNKNOWN_ROOM_BYTES
         """Room on the disk beyond its reserve when last measured, minus the bytes appended since.
         Appends that do not fit are refused: the reserve belongs to the metadata and checkpoints."""
