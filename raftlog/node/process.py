@@ -26,11 +26,13 @@ from raftlog.http.app import Server
 from raftlog.http.settings import ServerSettings
 from raftlog.node.assembly import NodeCore
 from raftlog.node.directory import IdentityError, load_state, remember
-from raftlog.node.secret import obtain_secret
+from raftlog.node.secret import REREAD_S, SecretFile, Secrets, obtain_secrets
 from raftlog.node.settings import NodeSettings
 from raftlog.node.start import decide_start
+from raftlog.peer.auth import derive_key
 from raftlog.peer.dial import join_address
 from raftlog.peer.network import HttpNetwork
+from raftlog.peer.tasks import TaskGroup
 from raftlog.record.errors import LogError
 from raftlog.rest.routes import ROUTES as REST_ROUTES
 from raftlog.world import Clock, Disk, DiskError, Randomness
@@ -53,10 +55,13 @@ EXIT_FAILED = 1
 class Node:
     """One running node: the core and the server in front of it."""
 
-    def __init__(self, settings: NodeSettings, core: NodeCore, server: Server) -> None:
+    def __init__(
+        self, settings: NodeSettings, core: NodeCore, server: Server, tasks: TaskGroup
+    ) -> None:
         self.settings = settings
         self.core = core
         self.server = server
+        self._tasks = tasks
 
     @property
     def address(self) -> str:
@@ -83,12 +88,14 @@ class Node:
         address = join_address(*settings.advertised_address(port))
         state = await disk.run(lambda: load_state(disk))
         start = decide_start(settings, state)
-        secret = await disk.run(
-            lambda: obtain_secret(settings, start, Path(settings.data_dir), randomness)
+        data_dir = Path(settings.data_dir)
+        secrets, keys = await disk.run(
+            lambda: _with_keys(obtain_secrets(settings, start, data_dir, randomness))
         )
         network = HttpNetwork(
-            secret, on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}")
+            keys, on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}")
         )
+        secret_file = SecretFile(settings, data_dir, secrets)
         core = await NodeCore.open(
             settings,
             state=state,
@@ -118,14 +125,41 @@ class Node:
         )
         # The node listens there, so other nodes will find it there after a crash, too.
         await disk.run(lambda: remember(disk, settings))
+        tasks = TaskGroup(on_fatal)
+        # Before the node takes part: a wrong secret can be mended while it waits for the others.
+        tasks.spawn(follow_secret(secret_file, network, disk, clock), "cluster-secret")
         await core.serve(address, settings.rack)
-        return cls(settings, core, server)
+        return cls(settings, core, server, tasks)
 
     async def stop(self) -> None:
         """Stop cleanly: hand over, stop serving, then checkpoint and close."""
+        await self._tasks.close()
         await self.core.leave()
         await self.server.close()
         await self.core.close()
+
+
+async def follow_secret(file: SecretFile, network: HttpNetwork, disk: Disk, clock: Clock) -> None:
+    """Use each new content of the secret's file, without end."""
+    while not file.is_fixed:
+        await clock.sleep(REREAD_S)
+        secrets = await disk.run(file.reread)
+        if secrets is None:
+            continue
+        _, keys = await disk.run(partial(_with_keys, secrets))
+        ended = network.replace_keys(keys)
+        logger.info(
+            "the cluster's secret has changed: accepting %d, proving by the first in %s; "
+            "%d connections by a removed one are dialled again",
+            len(keys),
+            file.path,
+            ended,
+        )
+
+
+def _with_keys(secrets: Secrets) -> tuple[Secrets, tuple[bytes, ...]]:
+    """The secrets and their keys. Blocks for some 0.1 s."""
+    return secrets, tuple(map(derive_key, secrets))
 
 
 def _free_port(host: str) -> int:
