@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -22,10 +21,10 @@ import uvloop
 
 from raftlog import __version__
 from raftlog.broker.service import Broker
-from raftlog.http.app import Server
-from raftlog.http.settings import ServerSettings
+from raftlog.http.app import Ports, Server
 from raftlog.node.assembly import NodeCore
-from raftlog.node.directory import IdentityError, load_state, remember
+from raftlog.node.directory import IdentityError, load_state, remember, warn_if_shared
+from raftlog.node.ports import server_settings, take_ports
 from raftlog.node.secret import REREAD_S, SecretFile, Secrets, obtain_secrets
 from raftlog.node.settings import NodeSettings
 from raftlog.node.start import decide_start
@@ -48,6 +47,7 @@ logger = logging.getLogger(__name__)
 GC_ALLOCATIONS = 20_000
 """Allocations between two looks of the garbage collector: about those of 20 requests."""
 SWITCH_INTERVAL_S = 0.0005
+PRIVATE_UMASK = 0o077
 EXIT_OK = 0
 EXIT_FAILED = 1
 
@@ -72,7 +72,9 @@ class Node:
     async def start(
         cls,
         settings: NodeSettings,
+        ports: Ports,
         disk: Disk,
+        *,
         clock: Clock,
         randomness: Randomness,
         on_fatal: Callable[[str], None],
@@ -82,10 +84,7 @@ class Node:
         Waits for a majority of the voters without a limit. Raises LogError, DiskError, OSError,
         IdentityError or ValueError: the node has not started.
         """
-        host, port = settings.listen_address()
-        # A port of the system's choice is chosen first: the quorum must know where this node is.
-        port = port or _free_port(host)
-        address = join_address(*settings.advertised_address(port))
+        address = join_address(*settings.advertised_address(ports.main.number))
         state = await disk.run(lambda: load_state(disk))
         start = decide_start(settings, state)
         data_dir = Path(settings.data_dir)
@@ -107,19 +106,14 @@ class Node:
             network=network,
             on_fatal=on_fatal,
         )
-        server_settings = ServerSettings(
-            host=host,
-            port=port,
-            health_port=settings.health_port,
-            auto_create_topics=settings.auto_create_topics,
-            limits=settings.limits,
-        )
         # One broker for every listener: limits, batches and metrics are common to all.
-        broker = Broker(core.services, server_settings.for_broker())
+        http_settings = server_settings(settings)
+        broker = Broker(core.services, http_settings.for_broker())
         server = await Server.start(
             broker,
-            server_settings,
+            http_settings,
             REST_ROUTES,
+            ports=ports,
             network=network,
             on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}"),
         )
@@ -162,13 +156,6 @@ def _with_keys(secrets: Secrets) -> tuple[Secrets, tuple[bytes, ...]]:
     return secrets, tuple(map(derive_key, secrets))
 
 
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 def run_node(settings: NodeSettings) -> int:
     """Run a node until SIGTERM or SIGINT; return the process's exit code."""
     # The imported modules live as long as the node. Without the freeze the collector would scan
@@ -179,8 +166,9 @@ def run_node(settings: NodeSettings) -> int:
     keep_large_blocks()
     # A finished sync must not wait 5 ms for a busy event loop before its thread can report.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # What a node writes is for its owner alone.
+    os.umask(PRIVATE_UMASK)
     try:
-        Path(settings.data_dir).mkdir(parents=True, exist_ok=True)
         return uvloop.run(_run(settings))
     except (LogError, DiskError, OSError, IdentityError, ValueError) as error:
         logger.error("the node cannot start: %s", error)
@@ -193,9 +181,19 @@ async def _run(settings: NodeSettings) -> int:
     stop: asyncio.Future[str] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop, signal.Signals(number).name)
+    # First of all: a second start by mistake must not touch the directory.
+    ports = await take_ports(settings)
     disk = FileSystemDisk(settings.data_dir)
+    warn_if_shared(disk.root)
     starting = loop.create_task(
-        Node.start(settings, disk, SystemClock(), SystemRandomness(), partial(_resolve, fatal))
+        Node.start(
+            settings,
+            ports,
+            disk,
+            clock=SystemClock(),
+            randomness=SystemRandomness(),
+            on_fatal=partial(_resolve, fatal),
+        )
     )
     await asyncio.wait((starting, fatal, stop), return_when=asyncio.FIRST_COMPLETED)
     if fatal.done():
