@@ -33,6 +33,7 @@ from prometheus_client.core import Metric
 from raftlog.http.metrics import counter, gauge
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import error_response, raw_error
+from raftlog.peer.opening import NONCE_HEADER
 from raftlog.record.errors import (
     BAD_REQUEST,
     HEADERS_TOO_LARGE,
@@ -220,7 +221,9 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Send the answer, then release the bytes that the request held."""
         assert isinstance(request, Request)
-        if self.refusal_unless_node is not None:
+        # A node's first request asks for the nonce that its second one proves.
+        is_nonce = self._request_count == 1 and NONCE_HEADER in resp.headers
+        if self.refusal_unless_node is not None and not is_nonce:
             resp.force_close()
         try:
             return await super().finish_response(request, resp, start_time)

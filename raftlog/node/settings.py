@@ -42,7 +42,9 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The secret by which the nodes of a cluster know each other; remembered in the data directory.
     Other users of the machine can read command lines: better by the environment or a file."""
     cluster_secret_file: str | None = None
-    """File with the cluster's secret as its only content."""
+    """File with the cluster's secret as its only content, readable by its owner alone (mode 600;
+    640 if root owns it). Reread every 5 s. Two lines are two secrets, for a change while all nodes
+    run: the first is used to prove, both are accepted."""
     health_port: Annotated[int, Meta(ge=-1, le=65_535)] = -1
     """Separate port for /healthy, /ready and /metrics; -1: none."""
     rack: str | None = None
