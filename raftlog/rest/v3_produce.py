@@ -17,7 +17,8 @@ from aiohttp import web
 
 from raftlog.broker.batcher import RECORD_OVERHEAD_BYTES
 from raftlog.broker.produce import PartitionWrite, ProduceOptions, StoredRecord
-from raftlog.http.body import BodyStream, check_json_depth, read_body
+from raftlog.http.body import BodyStream, read_body
+from raftlog.http.json_check import check_body
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import (
     JSON,
@@ -29,14 +30,15 @@ from raftlog.http.responses import (
 from raftlog.http.routing import Route
 from raftlog.metadata.image import TopicImage
 from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, LogError
+from raftlog.rest.json_pieces import ArrayBody
 from raftlog.rest.json_records import (
+    STORED_RECORD_BYTES,
     BatchDocument,
     DataSummary,
     EntryV3,
     MalformedJsonError,
     RecordDocumentV3,
     RecordV3,
-    check_utf8,
     data_summary,
     parse_record_v3,
     stored_record_v3,
@@ -52,6 +54,8 @@ from raftlog.rest.produce_options import (
 SUCCESS = 200
 """`error_code` of a written record."""
 MULTI_STATUS = 207
+BATCH_ENTRIES_MAX: Final = 10_000
+"""Entries of one batch: each is answered by an object of its own. A stream has no such limit."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -76,7 +80,9 @@ class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entries: list[EntryV3]
 
 
-_batch_decoder = msgspec.json.Decoder(BatchRequest)
+_BATCH: Final = ArrayBody(
+    "entries", msgspec.json.Decoder(BatchRequest), msgspec.json.Decoder(list[EntryV3])
+)
 
 
 class BatchSuccess(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -154,7 +160,7 @@ async def produce_record_batch(request: Request, context: ServerContext) -> web.
     require_media_type(request, (JSON,))
     options = produce_options(request, context.limits)
     topic = await context.broker.produce.topic(request.principal, request.path_parameters["topic"])
-    entries = _parse_batch(await read_body(request, context), context)
+    entries = await _read_batch(request, context)
     now_ms = context.broker.clock.time_ms()
     records = [stored_record_v3(entry, now_ms) for entry in entries]
     partitions = [entry.partition_id for entry in entries]
@@ -184,21 +190,20 @@ async def produce_record_batch(request: Request, context: ServerContext) -> web.
     return json_response(BatchResponse(successes, failures), status=MULTI_STATUS)
 
 
-def _parse_batch(body: bytes, context: ServerContext) -> Sequence[EntryV3]:
-    limits = context.limits
-    check_utf8(body)
-    check_json_depth(body, limits.json_depth_max)
-    try:
-        entries = _batch_decoder.decode(body).entries
-    except msgspec.ValidationError as error:
-        raise LogError(INVALID_BODY, f"The body is not valid: {error}.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise LogError(INVALID_BODY, f"The body is not JSON: {error}.") from None
-    if len(entries) > limits.records_per_request_max:
-        raise LogError(
-            BODY_TOO_LARGE,
-            f"The request has {len(entries)} records; {limits.records_per_request_max} may be.",
-        )
+async def _read_batch(request: Request, context: ServerContext) -> Sequence[EntryV3]:
+    """The entries of a batch. Raises LogError as `read_body`, INVALID_BODY, BODY_TOO_LARGE."""
+    entries_max = min(BATCH_ENTRIES_MAX, context.limits.records_per_request_max)
+    entries: list[EntryV3] = []
+
+    def take(some: Sequence[EntryV3]) -> None:
+        if len(entries) + len(some) > entries_max:
+            raise LogError(BODY_TOO_LARGE, f"The request has more than {entries_max} records.")
+        context.hold(request, len(some) * STORED_RECORD_BYTES)
+        entries.extend(some)
+
+    body = await read_body(request, context)
+    depth_max, turns = context.limits.json_depth_max, context.broker.turns
+    await _BATCH.parse(body, take, depth_max=depth_max, turns=turns)
     if not entries or len({entry.id for entry in entries}) != len(entries):
         reason = "two entries have one id" if entries else "there are no entries"
         raise LogError(INVALID_BODY, f"The body is not valid: {reason}.")
@@ -222,7 +227,8 @@ async def _produce_objects(
     records: list[StoredRecord] = []
     for text in objects:
         try:
-            record = parse_record_v3(text, context.limits.json_depth_max)
+            await check_body(text, context.limits.json_depth_max, context.broker.turns)
+            record = parse_record_v3(text)
             stored = stored_record_v3(record, now_ms)
         except LogError as error:
             outcomes.append(error)
