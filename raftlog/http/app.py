@@ -222,3 +222,4 @@ class Server:
             await self._network.close()
         if self._watch is not None:
             await self._watch.close()
+        self._main.context.broker.close()

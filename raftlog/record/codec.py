@@ -5,6 +5,7 @@ Python runs no step per record here, but for the one call that appends a record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
 from aiokafka.record.default_records import (  # type: ignore[import-untyped] # it has no py.typed
@@ -46,6 +47,8 @@ RecordTuple: TypeAlias = tuple[int | None, Buffer | None, Buffer | None, Headers
 """Timestamp (ms, None: now), key, value, headers: the arguments of `BatchBuilder.append`."""
 
 _NO_HEADERS: Final[Headers] = []
+RECORD_OBJECT_BYTES: Final = 128
+"""About the memory of a decoded record besides its key and value."""
 _PADDING: Final = bytes(64)
 """Bytes after the records that the decoder may read. The decoder checks the beginning of each field
 against its buffer, but reads a varint of up to ten bytes from there; in a malformed batch ending in
@@ -275,7 +278,7 @@ def decode(
         raise LogError(CORRUPT_BATCH, f"The CRC of the batch at {header.base_offset} is wrong.")
     if header.is_control and not include_control:
         return []
-    plain = _decompressed(batch, decompressed_bytes_max)
+    plain = decompress_batch(batch, decompressed_bytes_max=decompressed_bytes_max)
     try:
         records = cast("list[Record]", list(DefaultRecordBatch(plain)))
     except Exception as error:
@@ -295,7 +298,9 @@ def iterate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> Itera
     """
     if batch.header.is_control:
         return
-    records = iter(DefaultRecordBatch(_decompressed(batch, decompressed_bytes_max)))
+    records = iter(
+        DefaultRecordBatch(decompress_batch(batch, decompressed_bytes_max=decompressed_bytes_max))
+    )
     first = last = None
     count = 0
     while True:
@@ -311,8 +316,46 @@ def iterate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> Itera
         _check_offsets(batch, first.offset, last.offset, count)
 
 
-def _decompressed(batch: RecordBatch, decompressed_bytes_max: int) -> memoryview:
-    """The batch without compression, followed by padding (see _PADDING)."""
+def decode_groups(
+    batch: RecordBatch, plain: memoryview, *, group_bytes: int
+) -> Iterator[tuple[list[Record], int]]:
+    """The records of a batch, given without compression (`decompress_batch`), group by group.
+
+    Yields each group with its size: about `group_bytes` of records of average size, so that neither
+    time nor memory grows with the batch. Control batches give none. Raises LogError CORRUPT_BATCH
+    as `decode` does, after the groups before the damage.
+    """
+    header = batch.header
+    if header.is_control:
+        return
+    count = max(header.record_count, 1)
+    record_bytes = max((len(plain) - HEADER_SIZE) // count, 1)
+    group_records = max(group_bytes // (record_bytes + RECORD_OBJECT_BYTES), 1)
+    # The codec's iterator can be taken once only; `islice` takes one each time.
+    iterator = chain(DefaultRecordBatch(plain))
+    expected: int = header.base_offset
+    decoded = 0
+    while True:
+        try:
+            group = cast("list[Record]", list(islice(iterator, group_records)))
+        except Exception as error:
+            raise _corrupt(batch, str(error) or type(error).__name__) from error
+        if not group:
+            break
+        decoded += len(group)
+        if group[0].offset < expected or group[-1].offset > header.last_offset:
+            raise _corrupt(batch, f"its records go to offset {group[-1].offset}")
+        expected = group[-1].offset + 1
+        yield group, len(group) * record_bytes
+    if decoded == header.last_offset_delta + 1 and expected != header.next_offset:
+        raise _corrupt(batch, f"its records end at offset {expected}")
+
+
+def decompress_batch(batch: RecordBatch, *, decompressed_bytes_max: int) -> memoryview:
+    """The batch without compression, followed by padding (see _PADDING).
+
+    Raises LogError RECORD_TOO_LARGE over the bound, CORRUPT_BATCH.
+    """
     header = batch.header
     body = decompress(
         header.compression,
