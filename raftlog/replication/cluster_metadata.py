@@ -10,7 +10,9 @@ continues it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 from raftlog.metadata import admin_plans, decommission, elections, liveness, reassignment
@@ -35,6 +37,9 @@ from raftlog.replication.replica import TopicSettings
 from raftlog.world import Randomness
 
 TOPIC_ID_BYTES = 16
+SETTLE_S: Final = 1.0
+"""Longest wait for this node's disk after a committed change of topics. The files of thousands of
+partitions take longer: a client that waits for its answer would take the request for lost."""
 PLAN_ROUNDS_MAX: Final = 20
 """Most plans for one request, while other changes to the same partitions make them stale."""
 
@@ -88,7 +93,7 @@ class ClusterMetadata:
         replication_factor: int | None = None,
         configs: Mapping[str, str] | None = None,
     ) -> TopicImage:
-        """Create a topic. It takes appends when this returns.
+        """Create a topic. Committed on return; partitions not open yet refuse appends (NOT_READY).
 
         Raises LogError: INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG.
         """
@@ -208,7 +213,9 @@ class ClusterMetadata:
 
     async def _apply(self, command: Command) -> ApplyResult:
         result = await propose(self._quorum, command)
-        await self._settled(result.index if result.delta else 0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self._settled(result.index if result.delta else 0)
         return result
 
 

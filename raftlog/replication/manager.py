@@ -135,6 +135,11 @@ class ReplicaManager:
         return (partition for partition in self.replicas() if partition.is_leader)
 
     @property
+    def opening_count(self) -> int:
+        """Replicas assigned to this node and not opened, or created, yet."""
+        return self._lifecycle.opening_count
+
+    @property
     def offline_count(self) -> int:
         """Replicas that serve no requests: not opened, failed, or damaged."""
         closed = sum(partition.is_closed for partition in self._by_id.values())

@@ -140,6 +140,17 @@ class OneNode:
             )
         )
 
+    def create_many(self, partitions: int, *, number: int = 0, name: str = "t") -> None:
+        """A topic of partitions that this node leads."""
+        self.run(
+            CreateTopic(
+                topic_id=topic_id(number),
+                name=name,
+                configs={},
+                assignments=((ME, BrokerId(2)),) * partitions,
+            )
+        )
+
     def delete(self, number: int = 0) -> None:
         self.run(DeleteTopic(topic_id=topic_id(number)))
 
@@ -235,4 +246,12 @@ class OneNode:
         return found
 
     def files(self, below: str) -> list[str]:
-        return [path for path in self.disk.paths() if path.startswith(f"{below}/")]
+        """The files below a directory, and the directories of replicas without a file."""
+        disk = self.disk
+        empty = [
+            f"{below}/{topic}/{replica}"
+            for topic in disk.list_directory(below)
+            for replica in disk.list_directory(f"{below}/{topic}")
+            if not disk.list_directory(f"{below}/{topic}/{replica}")
+        ]
+        return sorted(empty + [path for path in disk.paths() if path.startswith(f"{below}/")])
