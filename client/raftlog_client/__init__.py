@@ -29,6 +29,7 @@ from raftlog_client.errors import (
     SendManyError,
     SerializationError,
     ServerError,
+    TopicChangedError,
     TopicNotFoundError,
 )
 from raftlog_client.producer import Producer
@@ -96,6 +97,7 @@ __all__ = [
     "SendSummary",
     "SerializationError",
     "ServerError",
+    "TopicChangedError",
     "TopicDescription",
     "TopicNotFoundError",
     "TopicPartition",

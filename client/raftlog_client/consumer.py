@@ -36,7 +36,8 @@ class Consumer(Startable, Generic[K, V]):
 
     - `auto_offset_reset`: where to begin without a position, or with one out of range: "latest",
       "earliest", or "none": raise. A partition added while its topic is subscribed is read from
-      its beginning, so "latest" misses nothing.
+      its beginning, so "latest" misses nothing. So is a topic that was deleted and created again
+      under its name, with a warning in the log; with "none", TopicChangedError is raised.
     - `fetch_max_bytes`, `max_partition_fetch_bytes`: sizes of an answer, and of one partition's
       share. A single larger batch is fetched all the same.
     - `fetch_min_bytes`, `fetch_max_wait_ms`: a node waits for so much data, or so long.
@@ -216,8 +217,9 @@ class Consumer(Startable, Generic[K, V]):
         partition gives the records of one fetch, about `max_partition_fetch_bytes` at most.
 
         Raises CorruptDataError, OffsetOutOfRangeError, NoOffsetError, SerializationError,
-        TopicNotFoundError or another RaftlogClientError of a partition; reading goes on with the
-        others at the next call. IllegalStateError before any topic or partition is chosen.
+        TopicNotFoundError, TopicChangedError or another RaftlogClientError of a partition; reading
+        goes on with the others at the next call. IllegalStateError before any topic or partition is
+        chosen.
         """
         limit = self._max_poll_records if max_records is None else max_records
         if limit is not None and limit < 1:
@@ -280,12 +282,12 @@ class Consumer(Startable, Generic[K, V]):
     async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their first record on."""
         for state, offsets in await self._offsets_of(partitions):
-            self._jump(state, offsets.beginning_offset)
+            self._jump(state, offsets.beginning_offset, topic_id=offsets.topic_id)
 
     async def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their present end on."""
         for state, offsets in await self._offsets_of(partitions):
-            self._jump(state, offsets.end_offset)
+            self._jump(state, offsets.end_offset, topic_id=offsets.topic_id)
 
     async def seek_to_timestamp(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their first record at or after a time.
@@ -298,7 +300,8 @@ class Consumer(Startable, Generic[K, V]):
         )
         for state, offsets in ends:
             record = found[state.source]
-            self._jump(state, offsets.end_offset if record is None else record.offset)
+            offset = offsets.end_offset if record is None else record.offset
+            self._jump(state, offset, topic_id=offsets.topic_id)
 
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int]
@@ -428,10 +431,13 @@ class Consumer(Startable, Generic[K, V]):
         offsets = await partition_offsets(self._metadata, [state.source for state in states])
         return [(state, offsets[state.source]) for state in states]
 
-    def _jump(self, state: PartitionState, offset: int) -> None:
+    def _jump(self, state: PartitionState, offset: int, *, topic_id: str | None = None) -> None:
+        """Read on from an offset; of the topic with that id, if the offset is known to be of it."""
         self._buffer.drop(state)
         self._fetcher.abandon(state)
         state.jump(offset)
+        if topic_id is not None:
+            state.topic_id = topic_id
         self._fetcher.want(state)
 
     def _state(self, partition: TopicPartition) -> PartitionState:

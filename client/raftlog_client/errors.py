@@ -12,6 +12,7 @@ from raftlog.record.errors import (
     OFFSET_OUT_OF_RANGE,
     UNKNOWN_PARTITION,
     UNKNOWN_TOPIC,
+    UNKNOWN_TOPIC_ID,
     ErrorEntry,
 )
 from raftlog_client.types import SendSummary
@@ -157,6 +158,7 @@ class SendManyError(RaftlogClientError):
 
 _SPECIAL: dict[int, type[ServerError]] = {
     UNKNOWN_TOPIC.code: TopicNotFoundError,
+    UNKNOWN_TOPIC_ID.code: TopicNotFoundError,
     UNKNOWN_PARTITION.code: TopicNotFoundError,
     OFFSET_OUT_OF_RANGE.code: OffsetOutOfRangeError,
 }

@@ -11,8 +11,9 @@ from operator import index
 from typing import Any, Final, Protocol, TypeAlias
 
 import orjson
+from murmurhash2 import murmurhash2
 
-from raftlog.record.partitioner import partition_for_key
+from raftlog.record.partitioner import MURMUR2_SEED, POSITIVE, partition_for_key
 from raftlog_client.accumulator import RECORD_OVERHEAD_BYTES, TopicQueues
 from raftlog_client.delivery import PartitionQueue
 from raftlog_client.errors import RecordTooLargeError, SerializationError
@@ -123,10 +124,14 @@ class RecordEncoder:
 
     def value(self, value: Any) -> bytes | None:
         """The value's bytes. Raises SerializationError, RecordTooLargeError."""
+        if value.__class__ is bytes and self.value_serializer is None:
+            return value
         return self._encode(value, self.value_serializer, "value")
 
     def key(self, key: Any) -> bytes | None:
         """The key's bytes. Raises SerializationError, RecordTooLargeError."""
+        if key.__class__ is bytes and self.key_serializer is None:
+            return key
         return self._encode(key, self.key_serializer, "key")
 
     def queue(
@@ -139,7 +144,7 @@ class RecordEncoder:
             if key is not None:
                 # The default partitioner, without the call: this runs for every keyed record.
                 queues = topic.queues
-                return queues[partition_for_key(key, len(queues))]
+                return queues[(murmurhash2(key, MURMUR2_SEED) & POSITIVE) % len(queues)]
         else:
             partition = self.partitioner(topic.name, key, value, len(topic.queues))
             if partition is not None:

@@ -224,6 +224,8 @@ class QuorumInfo(msgspec.Struct, frozen=True):
     voters: tuple[QuorumMember, ...]
     observers: tuple[QuorumMember, ...]
     """Connected members without a vote, and this node itself without one."""
+    warnings: tuple[str, ...] = ()
+    """What is fragile although it works, such as one vote in a cluster of three nodes."""
 
 
 class NewVoter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NoReturn, TypeAlias
@@ -31,7 +31,7 @@ from raftlog.broker.authorize import (
     topic_resource,
 )
 from raftlog.broker.batcher import RECORD_OVERHEAD_BYTES, REQUEST_BYTES_MAX, SmallRequestBatcher
-from raftlog.broker.limits import BrokerSettings
+from raftlog.broker.limits import BrokerSettings, WorkTurns
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
 from raftlog.metadata.configs import TopicConfig
@@ -61,6 +61,16 @@ __all__ = ["Acks", "ProduceOptions", "ProduceService"]
 
 TOPICS_REMEMBERED_MAX: Final = 10_000
 """Bound of the round robin: topics with a remembered next partition."""
+RECORDS_PER_TURN: Final = 8_192
+"""Records of a long request that get their partitions in one turn of the event loop: 10 ms."""
+RECORDS_CHECKED_PER_TURN: Final = 1_024
+"""Records checked one by one in one turn: 10 ms, if each has to be encoded for it."""
+FRAMES_PER_TURN: Final = 128
+"""Frames of a long request whose appends begin in one turn."""
+PACKED_BYTES_PER_TURN: Final = 1 << 20
+"""Bytes of batches that are packed in one turn of the event loop, unless one batch has more."""
+PACKED_BATCH_COST_BYTES: Final = 4_096
+"""Work of a batch besides its bytes, in bytes."""
 SEQUENCE_MASK: Final = 2**31 - 1
 """Sequence numbers go on from 0 after 2^31 - 1."""
 
@@ -139,6 +149,7 @@ class ProduceService:
         settings: BrokerSettings,
         topics: TopicMetrics,
         authorize: Authorize,
+        turns: WorkTurns,
     ) -> None:
         self._metadata = services.metadata
         self._replicas = services.replicas
@@ -148,6 +159,7 @@ class ProduceService:
         self._topics = topics
         self._authorize = authorize
         self._round_robin = RoundRobin()
+        self._turns = turns
         self._batcher = SmallRequestBatcher(_pack_shared)
 
     async def topic(self, principal: Principal, name: str) -> TopicImage:
@@ -203,10 +215,10 @@ class ProduceService:
         name exactly one partition.
         """
         if partition is None:
-            groups = self._assign(topic, records, partitions, options)
+            groups = await self._assign(topic, records, partitions, options)
         else:
             groups = {partition: range(len(records))}
-        writes = self._plan(topic, records, groups, options, size_bytes)
+        writes = await self._plan(topic, records, groups, options, size_bytes)
         if len(writes) == 1:
             await self._append(writes[0], options)
         else:
@@ -214,7 +226,7 @@ class ProduceService:
         self._count(topic.name, writes, size_bytes)
         return writes
 
-    def unfit(
+    async def unfit(
         self,
         topic: TopicImage,
         records: Sequence[StoredRecord],
@@ -228,6 +240,8 @@ class ProduceService:
         config = self._metadata.settings.topic_config(topic)
         errors: dict[int, LogError] = {}
         for index, (record, number) in enumerate(zip(records, partitions, strict=True)):
+            if index % RECORDS_CHECKED_PER_TURN == RECORDS_CHECKED_PER_TURN - 1:
+                await self._turns.wait()
             try:
                 if number is not None and number >= len(topic.partitions):
                     _raise_unknown_partition(topic, number)
@@ -250,9 +264,12 @@ class ProduceService:
             raise LogError(
                 INVALID_BODY, "Two frames are of one partition; put its batches into one."
             )
-        return await asyncio.gather(
-            *(self._append_frame(principal, frame, options) for frame in frames)
-        )
+        appends: list[asyncio.Task[BatchesAppended | LogError]] = []
+        for frame in frames:
+            if len(appends) % FRAMES_PER_TURN == FRAMES_PER_TURN - 1:
+                await self._turns.wait()
+            appends.append(asyncio.create_task(self._append_frame(principal, frame, options)))
+        return await asyncio.gather(*appends)
 
     def current_leader(
         self, topic: str, partition: PartitionId
@@ -279,7 +296,7 @@ class ProduceService:
 
     # Records
 
-    def _assign(
+    async def _assign(
         self,
         topic: TopicImage,
         records: Sequence[StoredRecord],
@@ -293,6 +310,8 @@ class ProduceService:
         groups: defaultdict[int, list[int]] = defaultdict(list)
         turn: int | None = None
         for index, record in enumerate(records):
+            if index % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
+                await self._turns.wait()
             number = None if partitions is None else partitions[index]
             key = record[1]
             if number is not None:
@@ -319,7 +338,7 @@ class ProduceService:
             )
         return groups
 
-    def _plan(
+    async def _plan(
         self,
         topic: TopicImage,
         records: Sequence[StoredRecord],
@@ -341,7 +360,14 @@ class ProduceService:
             size_max = partition.max_message_bytes
             batches = None
             if not is_small or size_bytes > size_max:
-                batches = pack(own, indexes, size_max, options)
+                batches = []
+                packed_bytes = PACKED_BYTES_PER_TURN if size_bytes > PACKED_BYTES_PER_TURN else 0
+                for batch in packed(own, indexes, size_max, options):
+                    batches.append(batch)
+                    packed_bytes += len(batch.data) + PACKED_BATCH_COST_BYTES
+                    if packed_bytes >= PACKED_BYTES_PER_TURN:
+                        packed_bytes = 0
+                        await self._turns.wait()
             writes.append(PartitionWrite(number, partition, indexes, own, batches))
         return writes
 
@@ -421,10 +447,16 @@ class ProduceService:
 
 def content_bytes(record: StoredRecord) -> int:
     """Bytes of a record's key, value and headers; an upper bound for the headers."""
+    headers = record[3]
+    return _least_bytes(record) + RECORD_OVERHEAD_BYTES * len(headers or ())
+
+
+def _least_bytes(record: StoredRecord) -> int:
+    """The bytes that any encoding of a record has."""
     _, key, value, headers = record
     size = len(key or b"") + len(value or b"")
     for name, content in headers or ():
-        size += len(name.encode()) + len(content or b"") + RECORD_OVERHEAD_BYTES
+        size += len(name.encode()) + len(content or b"")
     return size
 
 
@@ -437,6 +469,10 @@ def _check_record(record: StoredRecord, config: TopicConfig) -> None:
             "one.",
         )
     size_max = config.max_message_bytes
+    least = _least_bytes(record) + HEADER_SIZE
+    if least > size_max:
+        # A batch of it need not be built, and may be large.
+        raise _too_large("The record", least, size_max)
     if content_bytes(record) + RECORD_OVERHEAD_BYTES + HEADER_SIZE > size_max:
         builder = BatchBuilder(Compression.NONE, size_max)
         builder.append(*record)
@@ -453,17 +489,16 @@ def _too_large(record: str, size_bytes: int, size_bytes_max: int) -> LogError:
     )
 
 
-def pack(
+def packed(
     records: Sequence[RecordTuple],
     indexes: Sequence[int],
     size_bytes_max: int,
     options: ProduceOptions,
-) -> list[RecordBatch]:
+) -> Iterator[RecordBatch]:
     """Pack records into as few batches as the size allows, numbered on from the sequence.
 
     Raises LogError RECORD_TOO_LARGE, naming the record by its index in the request.
     """
-    batches: list[RecordBatch] = []
     iterator = iter(records)
     rest: RecordTuple | None = None
     sequence = options.sequence
@@ -482,12 +517,12 @@ def pack(
         data = builder.build()
         if len(data) > size_bytes_max:
             raise _too_large(f"Record {indexes[done]}", len(data), size_bytes_max)
-        batches.append(RecordBatch(parse_header(data), memoryview(data)))
+        yield RecordBatch(parse_header(data), memoryview(data))
         done += builder.record_count
         if options.is_idempotent:
             sequence = (sequence + builder.record_count) & SEQUENCE_MASK
         if rest is None:
-            return batches
+            return
 
 
 _SHARED: Final = ProduceOptions(Acks.ALL, 0)
@@ -495,7 +530,7 @@ _SHARED: Final = ProduceOptions(Acks.ALL, 0)
 
 
 def _pack_shared(records: Sequence[RecordTuple], size_bytes_max: int) -> list[RecordBatch]:
-    return pack(records, range(len(records)), size_bytes_max, _SHARED)
+    return list(packed(records, range(len(records)), size_bytes_max, _SHARED))
 
 
 def _raise_unknown_partition(topic: TopicImage, number: int) -> NoReturn:

@@ -119,7 +119,8 @@ _ENTRIES = (
         ConfigType.STRING,
         "sync",
         "What acks=all waits for: 'sync', the records are on disk; 'async', the operating system "
-        "has them, and losing power on enough replicas at once can lose the newest.",
+        "has them, and losing power on min.insync.replicas of them at once can lose the newest: "
+        "the partition then stays offline until an operator accepts the loss.",
         choices=("sync", "async"),
     ),
     ConfigEntry(

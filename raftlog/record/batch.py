@@ -9,7 +9,7 @@ from typing import Final
 from crc32c import crc32c
 
 from raftlog.record.compression import Compression
-from raftlog.record.errors import CORRUPT_BATCH, RECORD_TOO_LARGE, LogError
+from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, RECORD_TOO_LARGE, LogError
 from raftlog.record.header import (
     COMPRESSION_MASK,
     CONTROL_BIT,
@@ -31,6 +31,10 @@ RECORD_SIZE_MIN: Final = 7
 """The smallest record: one byte each for its length, attributes, timestamp and offset delta, key
 length, value length and header count."""
 
+BATCHES_MAX: Final = 2_000
+"""Most batches of one append, which is one step of the event loop: 10 to 20 us each to check, place
+and write. The Python client sends a tenth of that at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
@@ -48,7 +52,8 @@ def split_batches(
     The batches are views of `buffer`, which must not change during their life. Base offset and
     leader epoch are the leader's to set, so their values are ignored.
 
-    Raises LogError: RECORD_TOO_LARGE for a batch over `max_message_bytes`, else CORRUPT_BATCH.
+    Raises LogError: RECORD_TOO_LARGE for a batch over `max_message_bytes`, INVALID_BODY for more
+    than BATCHES_MAX, else CORRUPT_BATCH.
     """
     view = memoryview(buffer)
     if not view.nbytes:
@@ -56,6 +61,8 @@ def split_batches(
     batches: list[RecordBatch] = []
     position = 0
     while position < view.nbytes:
+        if len(batches) == BATCHES_MAX:
+            raise too_many_batches()
         header = parse_header(view, position)
         end = position + header.size_bytes
         if end > view.nbytes:
@@ -79,6 +86,15 @@ def split_batches(
         batches.append(RecordBatch(header, data))
         position = end
     return batches
+
+
+def too_many_batches() -> LogError:
+    """The error for an append of more than BATCHES_MAX batches."""
+    return LogError(
+        INVALID_BODY,
+        f"One append takes {BATCHES_MAX} record batches at most: send larger batches, or less at "
+        "once.",
+    )
 
 
 def _refusal(header: BatchHeader, *, allow_transactional: bool) -> str | None:

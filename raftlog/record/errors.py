@@ -62,6 +62,12 @@ UNKNOWN_TOPIC = ErrorEntry(40401, "UNKNOWN_TOPIC", "Topic not found.", refresh_m
 UNKNOWN_PARTITION = ErrorEntry(
     40402, "UNKNOWN_PARTITION", "Partition not found.", refresh_metadata=True
 )
+UNKNOWN_TOPIC_ID = ErrorEntry(
+    40404,
+    "UNKNOWN_TOPIC_ID",
+    "The topic of that name has another id: it was deleted, and created again.",
+    refresh_metadata=True,
+)
 UNKNOWN_INSTANCE = ErrorEntry(40403, "UNKNOWN_INSTANCE", "Consumer instance not found.")
 METHOD_NOT_ALLOWED = ErrorEntry(40501, "METHOD_NOT_ALLOWED", "Method not allowed here.")
 UNSUPPORTED_FORMAT = ErrorEntry(
@@ -102,6 +108,9 @@ INVALID_CONSUMER_CONFIG = ErrorEntry(
 INVALID_TOPIC = ErrorEntry(42205, "INVALID_TOPIC", "The topic name is not valid.")
 INVALID_PARTITIONS = ErrorEntry(
     42206, "INVALID_PARTITIONS", "The number of partitions or replicas is not possible."
+)
+INVALID_PRODUCER_ID = ErrorEntry(
+    42207, "INVALID_PRODUCER_ID", "The producer id was not issued by this cluster."
 )
 QUOTA_EXCEEDED = ErrorEntry(42901, "QUOTA_EXCEEDED", "Too many requests.", retriable=True)
 HEADERS_TOO_LARGE = ErrorEntry(43101, "HEADERS_TOO_LARGE", "The request headers are too large.")

@@ -21,7 +21,8 @@ from raftlog.broker.produce import (
     StoredRecord,
     content_bytes,
 )
-from raftlog.http.body import BodyStream, check_json_depth, read_body
+from raftlog.http.body import BodyStream, read_body
+from raftlog.http.json_check import check_body
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import (
     JSON,
@@ -39,7 +40,9 @@ from raftlog.record.errors import (
     UNKNOWN_PARTITION,
     LogError,
 )
+from raftlog.rest.json_pieces import ArrayBody
 from raftlog.rest.json_records import (
+    STORED_RECORD_BYTES,
     BatchDocument,
     DataSummary,
     EntryId,
@@ -47,7 +50,6 @@ from raftlog.rest.json_records import (
     MalformedJsonError,
     RecordDocumentV3,
     RecordV3,
-    check_utf8,
     data_summary,
     parse_record_v3,
     stored_record_v3,
@@ -64,6 +66,10 @@ SUCCESS = 200
 MULTI_STATUS = 207
 _OF_ONE_RECORD: Final = (UNKNOWN_PARTITION, RECORD_TOO_LARGE, INVALID_BODY)
 """Errors by which one record may have failed others; nothing of the failed ones was appended."""
+ENTRIES_PER_TURN: Final = 2_048
+"""Entries of a batch handled in one turn of the event loop: some 10 ms."""
+BATCH_ENTRIES_MAX: Final = 10_000
+"""Entries of one batch: each is answered by an object of its own. A stream has no such limit."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -94,7 +100,9 @@ class _EntryId(msgspec.Struct, gc=False):
     id: EntryId
 
 
-_batch_decoder = msgspec.json.Decoder(BatchRequest)
+_BATCH: Final = ArrayBody(
+    "entries", msgspec.json.Decoder(BatchRequest), msgspec.json.Decoder(list[msgspec.Raw])
+)
 _entry_decoder = msgspec.json.Decoder(EntryV3)
 _id_decoder = msgspec.json.Decoder(_EntryId)
 
@@ -174,12 +182,13 @@ async def produce_record_batch(request: Request, context: ServerContext) -> web.
     require_media_type(request, (JSON,))
     options = produce_options(request, context.limits)
     topic = await context.broker.produce.topic(request.principal, request.path_parameters["topic"])
-    parsed = _parse_batch(await read_body(request, context), context)
+    parsed = await _read_batch(request, context)
     now_ms = context.broker.clock.time_ms()
     outcomes: list[_Outcome | None] = []
     good: list[RecordV3] = []
     records: list[StoredRecord] = []
-    for _, entry in parsed:
+    for number, (_, entry) in enumerate(parsed):
+        await _take_turn(number, context)
         try:
             if isinstance(entry, LogError):
                 raise entry
@@ -193,7 +202,8 @@ async def produce_record_batch(request: Request, context: ServerContext) -> web.
     successes: list[BatchSuccess] = []
     failures: list[BatchFailure] = []
     cluster_id = context.broker.cluster_id
-    for (entry_id, _), refused in zip(parsed, outcomes, strict=True):
+    for number, ((entry_id, _), refused) in enumerate(zip(parsed, outcomes, strict=True)):
+        await _take_turn(number, context)
         outcome = next(written) if refused is None else refused
         if isinstance(outcome, LogError):
             failures.append(BatchFailure(entry_id, outcome.entry.code, outcome.message))
@@ -213,28 +223,35 @@ async def produce_record_batch(request: Request, context: ServerContext) -> web.
     return json_response(BatchResponse(successes, failures), status=MULTI_STATUS)
 
 
-def _parse_batch(body: bytes, context: ServerContext) -> list[tuple[str, EntryV3 | LogError]]:
+async def _take_turn(number: int, context: ServerContext) -> None:
+    """Let the event loop have a turn before a stretch of entries."""
+    if number % ENTRIES_PER_TURN == ENTRIES_PER_TURN - 1:
+        await context.broker.turns.wait()
+
+
+async def _read_batch(
+    request: Request, context: ServerContext
+) -> list[tuple[str, EntryV3 | LogError]]:
     """The id of each entry, with its record or the error of it.
 
-    Raises LogError for a body that cannot be answered entry by entry: without valid ids, say.
+    Raises LogError for a body that cannot be answered entry by entry: without valid ids, say; and
+    as `read_body`, INVALID_BODY, BODY_TOO_LARGE.
     """
-    limits = context.limits
-    check_utf8(body)
-    check_json_depth(body, limits.json_depth_max)
-    try:
-        texts = _batch_decoder.decode(body).entries
-    except msgspec.ValidationError as error:
-        raise LogError(INVALID_BODY, f"The body is not valid: {error}.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise LogError(INVALID_BODY, f"The body is not JSON: {error}.") from None
-    if len(texts) > limits.records_per_request_max:
-        raise LogError(
-            BODY_TOO_LARGE,
-            f"The request has {len(texts)} records; {limits.records_per_request_max} may be.",
-        )
-    if not texts:
+    entries_max = min(BATCH_ENTRIES_MAX, context.limits.records_per_request_max)
+    entries: list[tuple[str, EntryV3 | LogError]] = []
+
+    def take(some: Sequence[msgspec.Raw]) -> None:
+        if len(entries) + len(some) > entries_max:
+            raise LogError(BODY_TOO_LARGE, f"The request has more than {entries_max} records.")
+        context.hold(request, len(some) * STORED_RECORD_BYTES)
+        first = len(entries)
+        entries.extend(_parse_entry(first + index, text) for index, text in enumerate(some))
+
+    body = await read_body(request, context)
+    depth_max, turns = context.limits.json_depth_max, context.broker.turns
+    await _BATCH.parse(body, take, depth_max=depth_max, turns=turns)
+    if not entries:
         raise LogError(INVALID_BODY, "The body is not valid: there are no entries.")
-    entries = [_parse_entry(index, text) for index, text in enumerate(texts)]
     if len({entry_id for entry_id, _ in entries}) != len(entries):
         raise LogError(INVALID_BODY, "The body is not valid: two entries have one id.")
     return entries
@@ -271,7 +288,8 @@ async def _produce_objects(
     records: list[StoredRecord] = []
     for text in objects:
         try:
-            record = parse_record_v3(text, context.limits.json_depth_max)
+            await check_body(text, context.limits.json_depth_max, context.broker.turns)
+            record = parse_record_v3(text)
             stored = stored_record_v3(record, now_ms)
         except LogError as error:
             outcomes.append(error)
@@ -308,7 +326,7 @@ async def _write_all(
     ]
     if not failed or len(outcomes) == 1:
         return outcomes
-    unfit = context.broker.produce.unfit(
+    unfit = await context.broker.produce.unfit(
         topic, [records[index] for index in failed], [good[index].partition_id for index in failed]
     )
     for place, error in unfit.items():

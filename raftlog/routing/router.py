@@ -113,6 +113,11 @@ class PartitionHandle:
             return self._local.log.config.max_message_bytes
         return self._router.max_message_bytes(self._router.topic(self.topic_id))
 
+    @property
+    def is_compacted(self) -> bool:
+        """Whether the topic takes only records with a key, as far as this node knows."""
+        return self._local is not None and self._local.log.config.compacts
+
     def local_replica(self, offset: Offset) -> Partition | None:
         """This node's replica, if reads from `offset` on may use it."""
         if self._local is not None and self._local.is_leader:

@@ -101,6 +101,7 @@ class _Compaction:
             now_ms=self._now_ms,
             delete_retention_ms=config.delete_retention_ms,
             last_offsets=core.producers.last_offsets(),
+            epoch_starts={entry.start_offset for entry in core.leader_epochs.entries},
             aborted=(),
         )
         try:

@@ -20,6 +20,7 @@ from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId, Top
 from raftlog.replication.partition import Host, Partition, not_led_here, wait_for_data
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.router import PartitionRouter
+from raftlog.storage.compaction_rewrite import refuse_keyless
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import Listeners
 from raftlog.storage.types import AppendResult, LogConfig, ReadResult
@@ -69,6 +70,9 @@ class MemoryLog:
     ) -> list[AppendResult]:
         if self.append_error is not None:
             raise self.append_error
+        if self.config.compacts:
+            for batch in batches:
+                refuse_keyless(batch, decompressed_bytes_max=MAX_MESSAGE_BYTES)
         if guard is not None:
             guard()
         self.appends += 1
@@ -250,9 +254,9 @@ def records_of(data: bytes) -> Sequence[Record]:
     return decode(RecordBatch(parse_header(data), data), decompressed_bytes_max=1 << 24)
 
 
-def batch_of(values: Sequence[bytes]) -> RecordBatch:
+def batch_of(values: Sequence[bytes], compression: Compression = Compression.GZIP) -> RecordBatch:
     """A compressible batch: small, however large its records."""
-    builder = BatchBuilder(Compression.GZIP, 1 << 30)
+    builder = BatchBuilder(compression, 1 << 30)
     for value in values:
         builder.append(0, None, value)
     data = bytes(builder.build())

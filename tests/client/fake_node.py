@@ -27,6 +27,7 @@ from raftlog.record.errors import (
     TOPIC_EXISTS,
     UNKNOWN_PARTITION,
     UNKNOWN_TOPIC,
+    UNKNOWN_TOPIC_ID,
     ErrorEntry,
     LogError,
 )
@@ -125,7 +126,7 @@ class FakeCluster:
 
     def check_topic_id(self, topic: str, topic_id: str | None) -> None:
         if topic_id is not None and self.topics[topic].topic_id != topic_id:
-            raise LogError(UNKNOWN_TOPIC, "another topic")
+            raise LogError(UNKNOWN_TOPIC_ID, "another topic")
 
     def fail(self, path: str, *faults: Fault) -> None:
         self.faults[path].extend(faults)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from raftlog.broker.authorize import Authorize, allow_all
 from raftlog.broker.service import Broker
-from raftlog.http.app import Server
+from raftlog.http.app import Ports, Server
 from raftlog.http.settings import ServerSettings
 from raftlog.metadata import admin_plans
 from raftlog.metadata.apply import apply
@@ -303,4 +303,5 @@ async def start_server(
 ) -> Server:
     """Start the server of a node with these services, like the node's process."""
     broker = Broker(services, settings.for_broker(), authorize)
-    return await Server.start(broker, settings, ROUTES, **options)
+    ports = await Ports.bind(settings)
+    return await Server.start(broker, settings, ROUTES, ports=ports, **options)

@@ -61,6 +61,7 @@ async def test_leader_shows_every_member_with_its_lag() -> None:
         "last_index": 120,
         "commit_index": 119,
         "applied_index": 118,
+        "warnings": [],
     }
     assert [
         (m["node_id"], m["is_leader"], m["connected"], m["match_index"], m["lag"]) for m in voters
