@@ -167,6 +167,8 @@ class LogCore:
         """Held while index files of the active segment, epochs or snapshots are written."""
         self.damaged_ranges: dict[tuple[Offset, int], DamagedRange] = {}
         """Batches found damaged by readers, by segment and position; a bounded number."""
+        self.damaged_segments: set[Offset | None] = set()
+        """Base offsets of the segments with damage found in service; None: at an unknown place."""
         self.unreadable: UnreadableBatch | None = None
         """The batch at which the last compaction stopped because decoding failed."""
         self.published_recovery_point = (
@@ -342,13 +344,22 @@ class LogCore:
         for callback in self.listeners.failed:
             callback(failure)
 
-    def report_damage(self, reason: str) -> None:
-        """Report damaged bytes to the owner, who decides; the log stays in service."""
+    def report_damage(self, reason: str, segment_base_offset: Offset | None = None) -> None:
+        """Report damaged bytes to the owner, which decides; the log stays in service."""
+        self.damaged_segments.add(segment_base_offset)
         if self.damage_found is not None or self.failure is not None:
             return
         self.damage_found = reason
         for callback in self.listeners.damaged:
             callback(reason)
+
+    def forget_damage(self, segment_base_offset: Offset) -> None:
+        """A segment is whole again; with the last one, so is the log."""
+        self.damaged_segments.discard(segment_base_offset)
+        for place in [place for place in self.damaged_ranges if place[0] == segment_base_offset]:
+            del self.damaged_ranges[place]
+        if not self.damaged_segments:
+            self.damage_found = None
 
     def declare_damaged(self, reason: str) -> None:
         """End the log's service until its repair, across later starts, too."""

@@ -18,7 +18,7 @@ A crash in the middle leaves a log longer than necessary, never one without prom
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -45,7 +45,7 @@ from raftlog.storage.log_core import LogCore, initial_checkpoint
 from raftlog.storage.opening import NO_GAPS, create_segment
 from raftlog.storage.producer_state import ProducerStates, Truncation
 from raftlog.storage.retention import SegmentInfo, plan_retention
-from raftlog.storage.segments import DELETED_SUFFIX, IndexTails, Segment
+from raftlog.storage.segments import DELETED_SUFFIX, IndexTails, Segment, swap_segments
 from raftlog.storage.types import UNLIMITED
 from raftlog.world import Disk
 
@@ -288,6 +288,36 @@ class LogOperations:
             snapshot = producers.to_bytes(start, now_ms=now_ms)
             self._disk.replace(f"{directory}/{snapshot_name(start)}", snapshot)
 
+    async def swap_in(self, cleaned: str, old: Sequence[Segment], new: Segment) -> None:
+        """Put `new`, synced under the name `cleaned`, in the place of `old`. Raises LogError.
+
+        The caller holds `arrange_lock`.
+        """
+        core, segments = self._core, self._core.segments
+        first = segments.number(old[0].base_offset)
+        last = first + len(old)
+        assert [*segments.all[first:last]] == [*old]
+        base_offset, end_offset = old[0].base_offset, segments.end_of(old[-1])
+        with ExitStack() as held:
+            # Readers of the old segments by name must not open the new files under these names.
+            await core.run(self._hold, held, old)
+            await core.run(
+                swap_segments, self._disk, core.directory, cleaned, base_offset, end_offset
+            )
+            segments.replace(first, last, [new])
+            for segment in old:
+                for name in segment.paths:
+                    core.shared.files.forget(name)
+        tails = new.index_tails()
+        await core.run(new.save_indexes, tails)
+        new.confirm_indexes(tails)
+
+    def _hold(self, held: ExitStack, old: Sequence[Segment]) -> None:
+        for segment in old:
+            for path in segment.paths:
+                if self._disk.exists(path):
+                    held.enter_context(self._core.shared.files.lease(path))
+
     def _remove(self, dropped: Sequence[Segment]) -> None:
         """Rename segments' files, then remove them, so that no crash leaves half a segment."""
         for segment in dropped:
@@ -465,6 +495,7 @@ class LogOperations:
             core.producers = producers.below(base)
         core.compaction, core.gaps_below = CompactionHistory(), NO_GAPS
         core.unreadable = core.damage_found = None
+        core.damaged_segments.clear()
         snapshot = None
         if len(core.producers):
             snapshot = core.producers.to_bytes(base, now_ms=core.shared.monotonic_ms())
