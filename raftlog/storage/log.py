@@ -126,6 +126,7 @@ class Log(LogCore):
 
     def discard(self, reason: LogError) -> None:
         """Close the files as they are, for good; every later use raises `reason`."""
+        self.is_discarded = True
         if self.failure is None:
             self.end_service(reason, LogState.FAILED)
         for segment in self.segments.all:

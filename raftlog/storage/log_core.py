@@ -21,6 +21,7 @@ from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import EffectiveFlushMode, ReplicaCheckpoint
 from raftlog.storage.compaction_plan import CompactionHistory
+from raftlog.storage.derived_state import Marks, write_marks
 from raftlog.storage.files import Lease, OpenFiles
 from raftlog.storage.flush import Flusher
 from raftlog.storage.opening import Opened
@@ -121,6 +122,8 @@ class LogCore:
     """Truncations and closings, for which a compaction gives way."""
     is_compacting = False
     """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
+    is_discarded = False
+    """The files are closed for good, and another log may use the directory."""
     pending_loss_resets = 0
     """How many wait for the checkpoint file not to tell of `possible_loss` any more."""
 
@@ -371,6 +374,16 @@ class LogCore:
         logger.error("%s", failure.message)
         self.shared.file_is_behind = True
         self.end_service(failure, LogState.DAMAGED)
+        self.start_shielded(self._mark_damaged(reason))
+
+    async def _mark_damaged(self, reason: str) -> None:
+        async with self.derived_lock:
+            if not self.is_discarded:
+                await self.write_marks(Marks(self.segments.log_start_offset, reason))
+
+    async def write_marks(self, marks: Marks) -> None:
+        """Make known what an unreadable checkpoint file must not hide. Raises LogError."""
+        await self.run(write_marks, self.shared.disk, self.directory, marks)
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` to its end, even if the caller stops waiting in the middle."""
