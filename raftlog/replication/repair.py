@@ -1,11 +1,17 @@
-"""Repair of damaged, failed or lossy replicas: out of ISR and ELR first, then replaced.
+"""Repair of damaged, failed or lossy replicas: batch by batch, else left and replaced.
 
 | finding | repair |
 |---|---|
+| damaged batches, in service | good copies from any replica, in place; the role stays |
 | the log may lack acknowledged records (power cut, flush=async) | leave ISR and ELR; follow |
-| the log is damaged, or failed | leave ISR and ELR; once another broker leads, replace, fetch all |
+| no good copy, or log offline | leave ISR and ELR; once another broker leads, replace, fetch all |
 | no disk space to open or replace the log | leave if others are in sync; try again |
 | no other replica has all committed records | none: the files may be the only copy |
+
+Replicas may be damaged in different batches, each good elsewhere: replacing whole replicas would
+set the good copies aside, one after the other. So a replica is replaced only if no replica has a
+good copy of a damaged batch, and all have answered. A log found damaged at a start is offline, and
+replaced.
 
 Leaving is a committed change of the metadata, and no file is touched before the change is applied
 here: while ISR or ELR may still contain this replica, its files are the only proof of its records.
@@ -19,14 +25,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 from raftlog.metadata.image import NO_LEADER_ID, PartitionImage
 from raftlog.metadata.liveness import may_retire_replica
-from raftlog.record.errors import DISK_FULL, LogError
-from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.record.errors import (
+    DISK_FULL,
+    OFFSET_OUT_OF_RANGE,
+    STORAGE_FAILED,
+    UNSUPPORTED_FORMAT,
+    LogError,
+)
+from raftlog.record.types import BrokerId, Buffer, Offset, PartitionId, TopicId
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Partition
 from raftlog.world import Clock
@@ -38,10 +51,14 @@ RETRY_S: Final = 0.5
 """Between two attempts to repair a replica."""
 CLEAR_S_MAX: Final = 2.0
 """Longest wait of a start until reported losses are cleared on disk."""
+SEARCHES_MAX: Final = 5
+"""Searches for good copies, RETRY_S apart, before a replica is replaced: what is not committed yet,
+or under repair elsewhere, may be found by the next."""
 REPAIRS_MAX: Final = 4
 """Most replicas in replacement at once."""
 
 ReplicaKey: TypeAlias = tuple[TopicId, PartitionId]
+ReadReplica: TypeAlias = Callable[[BrokerId, TopicId, PartitionId, Offset], Awaitable[Buffer]]
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +87,17 @@ class Repairs:
         broker_id: BrokerId,
         clock: Clock,
         fail_replicas: FailReplicas,
+        read_replica: ReadReplica,
         on_fatal: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        """`on_fatal` gets the reason when an invariant is broken and the node must end."""
+        """`read_replica` reads committed batches of another broker's replica from an offset on;
+        raises LogError. `on_fatal` gets the reason when an invariant is broken and the node must
+        end."""
         self._replicas = replicas
         self._broker_id = broker_id
         self._clock = clock
         self._fail_replicas = fail_replicas
+        self._read_replica = read_replica
         self._on_fatal = on_fatal
         self._tasks: dict[ReplicaKey, asyncio.Task[None]] = {}
         self._reports: dict[ReplicaKey, asyncio.Task[None]] = {}
@@ -175,6 +196,8 @@ class Repairs:
 
     async def _repair(self, key: ReplicaKey) -> None:
         """Run until the replica is replaced, or needs no repair any more."""
+        if await self._repair_batches(key):
+            return
         left: Partition | _NotLeft | None = _NOT_LEFT
         lacks_room = self._replicas.lacks_room(*key)
         while (row := self._row(key)) is not None:
@@ -198,6 +221,54 @@ class Repairs:
             await self._clock.sleep(RETRY_S)
         if self._is_gone(key):
             self._renewed.pop(key, None)
+
+    async def _repair_batches(self, key: ReplicaKey) -> bool:
+        """Repair a log in service from other replicas. False: no replica has a good copy."""
+        searches = 0
+        while (replica := self._damaged_in_service(key)) is not None:
+            try:
+                async with self._gate:
+                    if await replica.log.repair(partial(self._copies, key, replica)):
+                        return True
+                searches += 1
+                if searches == SEARCHES_MAX:
+                    return False
+            except LogError as error:
+                self._log_once(key, error.message)
+            await self._clock.sleep(RETRY_S)
+        return self._row(key) is None
+
+    def _damaged_in_service(self, key: ReplicaKey) -> Partition | None:
+        replica = self._replicas.replica(*key)
+        if replica is None or replica.is_closed or replica.log.damage_found is None:
+            return None
+        is_located = None not in replica.log.damaged_segments
+        if self._is_gone(key) or len(replica.image.replicas) == 1 or not is_located:
+            return None
+        return replica
+
+    async def _copies(
+        self, key: ReplicaKey, replica: Partition, offset: Offset
+    ) -> AsyncIterator[Buffer]:
+        """The batches from `offset` on, of one replica after the other. See `Copies`."""
+        if offset >= replica.high_watermark:
+            # Not committed: another replica may have other records there.
+            return
+        row = replica.image
+        unanswered: LogError | None = None
+        for member in dict.fromkeys((*row.isr, *row.elr, *row.replicas)):
+            if member == self._broker_id:
+                continue
+            try:
+                data = await self._read_replica(member, *key, offset)
+            except LogError as error:
+                if error.entry not in {STORAGE_FAILED, OFFSET_OUT_OF_RANGE, UNSUPPORTED_FORMAT}:
+                    unanswered = error
+                continue
+            if len(data):
+                yield data
+        if unanswered is not None:
+            raise unanswered
 
     async def _leave(
         self, key: ReplicaKey, row: PartitionImage, left: Partition | _NotLeft | None

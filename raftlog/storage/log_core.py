@@ -21,6 +21,7 @@ from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import EffectiveFlushMode, ReplicaCheckpoint
 from raftlog.storage.compaction_plan import CompactionHistory
+from raftlog.storage.derived_state import Marks, write_marks
 from raftlog.storage.files import Lease, OpenFiles
 from raftlog.storage.flush import Flusher
 from raftlog.storage.opening import Opened
@@ -127,6 +128,8 @@ class LogCore:
     """Truncations and closings, for which a compaction gives way."""
     is_compacting = False
     """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
+    is_discarded = False
+    """The files are closed for good, and another log may use the directory."""
     pending_loss_resets = 0
     """How many wait for the checkpoint file not to tell of `possible_loss` any more."""
 
@@ -173,6 +176,8 @@ class LogCore:
         """Held while index files of the active segment, epochs or snapshots are written."""
         self.damaged_ranges: dict[tuple[Offset, int], DamagedRange] = {}
         """Batches found damaged by readers, by segment and position; a bounded number."""
+        self.damaged_segments: set[Offset | None] = set()
+        """Base offsets of the segments with damage found in service; None: at an unknown place."""
         self.unreadable: UnreadableBatch | None = None
         """The batch at which the last compaction stopped because decoding failed."""
         self.published_recovery_point = (
@@ -349,13 +354,22 @@ class LogCore:
         for callback in self.listeners.failed:
             callback(failure)
 
-    def report_damage(self, reason: str) -> None:
-        """Report damaged bytes to the owner, who decides; the log stays in service."""
+    def report_damage(self, reason: str, segment_base_offset: Offset | None = None) -> None:
+        """Report damaged bytes to the owner, which decides; the log stays in service."""
+        self.damaged_segments.add(segment_base_offset)
         if self.damage_found is not None or self.failure is not None:
             return
         self.damage_found = reason
         for callback in self.listeners.damaged:
             callback(reason)
+
+    def forget_damage(self, segment_base_offset: Offset) -> None:
+        """A segment is whole again; with the last one, so is the log."""
+        self.damaged_segments.discard(segment_base_offset)
+        for place in [place for place in self.damaged_ranges if place[0] == segment_base_offset]:
+            del self.damaged_ranges[place]
+        if not self.damaged_segments:
+            self.damage_found = None
 
     def declare_damaged(self, reason: str) -> None:
         """End the log's service until its repair, across later starts, too."""
@@ -367,6 +381,16 @@ class LogCore:
         logger.error("%s", failure.message)
         self.shared.file_is_behind = True
         self.end_service(failure, LogState.DAMAGED)
+        self.start_shielded(self._mark_damaged(reason))
+
+    async def _mark_damaged(self, reason: str) -> None:
+        async with self.derived_lock:
+            if not self.is_discarded:
+                await self.write_marks(Marks(self.segments.log_start_offset, reason))
+
+    async def write_marks(self, marks: Marks) -> None:
+        """Make known what an unreadable checkpoint file must not hide. Raises LogError."""
+        await self.run(write_marks, self.shared.disk, self.directory, marks)
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` to its end, even if the caller stops waiting in the middle."""
