@@ -122,6 +122,7 @@ class LogOperations:
             ):
                 core.shared.changed.pop(core, None)
                 await core.flush()
+                core.note_idle()
                 return core.current_checkpoint()
             tails = active.index_tails()
             position = active.size_bytes
@@ -158,6 +159,8 @@ class LogOperations:
                 offset_index_entries=active.offset_index.saved,
                 time_index_entries=active.time_index.saved,
             )
+        if core not in core.shared.changed:
+            core.note_idle()
         return core.current_checkpoint()
 
     def _write_derived(
