@@ -60,10 +60,18 @@ class OffsetOutOfRangeError(ServerError):
 
 
 class ConnectionLostError(RaftlogClientError):
-    """No node could be reached, or one did not answer. `outcome_unknown` if a write was sent."""
+    """No node could be reached, or one did not answer. `outcome_unknown` if a write was sent.
 
-    def __init__(self, message: str, *, outcome_unknown: bool) -> None:
+    `reason` is the cause without the address.
+    """
+
+    def __init__(self, message: str, *, outcome_unknown: bool, reason: str | None = None) -> None:
         super().__init__(message, retriable=True, outcome_unknown=outcome_unknown)
+        self.reason = reason or message
+
+
+class NoNodeAvailableError(ConnectionLostError):
+    """No node has answered this client yet, and none did in time: is the address right?"""
 
 
 class DeliveryTimeoutError(RaftlogClientError):
@@ -123,6 +131,10 @@ class TopicChangedError(RaftlogClientError):
 
 class NoOffsetError(RaftlogClientError):
     """There is no position to read from, and `auto_offset_reset` is "none"."""
+
+
+class IllegalStateError(RaftlogClientError):
+    """A read of a consumer that has no topics and no partitions."""
 
 
 class ClientClosedError(RaftlogClientError):

@@ -33,7 +33,7 @@ from raftlog.metadata.decommission import evacuation_progress
 from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from raftlog.metadata.reassignment import Move
 from raftlog.raft import PeerStatus, QuorumStatus
-from raftlog.raft.voters import NODE_ID_MAX, VoterSet
+from raftlog.raft.voters import NODE_ID_MAX, VoterSet, few_voters_warning
 from raftlog.record.errors import FORBIDDEN, LogError
 from raftlog.record.types import BrokerId, Offset, TopicId
 from raftlog.replication.partition import Partition
@@ -58,6 +58,13 @@ class ClusterMembership:
     image: MetadataImage
     unwritable: Set[BrokerId]
     """Brokers with disks that take no writes."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is fragile about the quorum, although it works."""
+        nodes = len(self.image.brokers.keys() | self.voters.ids)
+        warning = few_voters_warning(self.voters, nodes)
+        return () if warning is None else (warning,)
 
 
 @dataclass(frozen=True, slots=True)

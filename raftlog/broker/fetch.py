@@ -17,7 +17,7 @@ caller is cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -134,16 +134,16 @@ class FetchService:
         self,
         partition: PartitionHandle,
         progress: ReadProgress,
-        take: Callable[[Buffer], bool],
+        take: Callable[[Buffer], Awaitable[bool]],
         *,
         max_bytes: int,
         timeout_s: float,
     ) -> Fetched:
         """Read chunks until `take` returns True or `max_bytes` are read; returns the last chunk.
 
-        `take` gets whole batches, advances `progress`, and returns whether it needs no more; other
-        requests run between two chunks. Waits up to `timeout_s` for the first record. Raises
-        LogError, unless records were taken before.
+        `take` gets whole batches, advances `progress`, and returns whether it needs no more; it
+        stops by itself at `max_bytes` of its answer. Waits up to `timeout_s` for the first record.
+        Raises LogError, unless records were taken before.
         """
         clock = self._clock
         deadline = clock.monotonic() + min(timeout_s, self.settings.long_poll_s_max)
@@ -163,8 +163,9 @@ class FetchService:
                 return fetched
             if fetched.data:
                 bytes_left -= len(fetched.data)
+                is_done = await take(fetched.data)
                 # A read gives one batch at least: only a full chunk may be followed by another.
-                if take(fetched.data) or bytes_left <= 0 or limit < FETCH_CHUNK_BYTES:
+                if is_done or bytes_left <= 0 or limit < FETCH_CHUNK_BYTES:
                     return fetched
                 await asyncio.sleep(0)
             elif fetched.next_offset > offset:

@@ -1,10 +1,21 @@
-"""Limits that all listeners of a node share: bytes in flight, partitions per request, reads."""
+"""Limits that all listeners of a node share: budgets by client address, turns, rates, counts.
+
+- `AddressBudget` counts bytes in flight and requests in flight, in total and by address.
+- `WorkTurns` spreads long synchronous work over iterations of the event loop.
+- `RateGuard` measures the rate of a body or an answer.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from ipaddress import IPv6Address
+from typing import Final
 
-from raftlog.record.errors import INVALID_BODY, OVERLOADED, LogError
+from raftlog.record.errors import INVALID_BODY, OVERLOADED, QUOTA_EXCEEDED, LogError
+
+ADDRESS_SHARE: Final = 4
+"""One address holds at most a quarter of a shared budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +25,9 @@ class BrokerSettings:
     auto_create_topics: bool
     """Whether a produce request to an unknown topic creates it."""
     bytes_in_flight_max: int
-    """Bytes that all requests together may hold."""
+    """Bytes that all requests together may hold; one address a quarter of them."""
+    requests_in_flight_max: int
+    """Requests that may be handled at one time; of one address a quarter of them."""
     response_bytes_max: int
     """Upper bound of `max_bytes` of one fetch; larger values are lowered to it."""
     long_poll_s_max: float
@@ -33,32 +46,120 @@ class BrokerSettings:
             )
 
 
-class BytesInFlight:
-    """Counts the bytes that requests hold: bodies received or worked on, large answers being sent.
+class AddressBudget:
+    """Counts what clients hold of one shared resource: in total, and by client address.
 
-    `take` refuses, and never waits: requests waiting for each other's bytes would wait for ever.
+    One address holds at most a quarter of the total, so no single client takes the resource from
+    all others. `take` refuses, and never waits: requests waiting for each other's bytes would wait
+    for ever.
     """
 
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
+    def __init__(self, total_max: int, noun: str) -> None:
+        self.total_max = total_max
+        self.share_max = max(total_max // ADDRESS_SHARE, 1)
+        """Bound of one address."""
         self.used = 0
         self.refused = 0
+        self._noun = noun
+        self._by_address: dict[str, int] = {}
 
-    def take(self, size: int) -> None:
-        """Hold `size` more bytes, or raise LogError OVERLOADED. Match each take by a `give`."""
-        if self.used + size > self.bytes_max:
+    def used_by(self, address: str) -> int:
+        """Amount that one address holds."""
+        return self._by_address.get(address, 0)
+
+    def take(self, size: int, address: str) -> None:
+        """Hold `size` more for `address`. Match each take by a `give`.
+
+        Raises LogError OVERLOADED over the total, and QUOTA_EXCEEDED over the address's share.
+        """
+        held = self._by_address.get(address, 0)
+        if held + size > self.share_max:
             self.refused += 1
-            raise LogError(OVERLOADED)
+            raise LogError(
+                QUOTA_EXCEEDED,
+                f"The requests of address {address} hold {held} {self._noun}, and this one needs "
+                f"{size} more; {self.share_max} are allowed, a quarter of the node's limit.",
+            )
+        if self.used + size > self.total_max:
+            self.refused += 1
+            raise LogError(OVERLOADED, f"The node is at its limit for {self._noun}.")
         self.used += size
+        self._by_address[address] = held + size
 
-    def take_anyway(self, size: int) -> None:
-        """Hold bytes over the limit: a finished answer, which to drop would help no request.
+    def take_anyway(self, size: int, address: str) -> None:
+        """Hold over the limits: the answer to a completed write, which must be sent.
 
-        They leave less room for bodies to come.
+        Counts against the next `take`. The caller bounds the size.
         """
         self.used += size
+        self._by_address[address] = self._by_address.get(address, 0) + size
 
-    def give(self, size: int) -> None:
-        """Release bytes that were taken."""
+    def give(self, size: int, address: str) -> None:
+        """Release an amount that was taken."""
+        held = self._by_address.get(address, 0) - size
+        assert held >= 0, f"more {self._noun} given back than taken"
         self.used -= size
-        assert self.used >= 0, "more bytes in flight given back than taken"
+        if held:
+            self._by_address[address] = held
+        else:
+            self._by_address.pop(address, None)
+
+
+class WorkTurns:
+    """Turns of long synchronous work: at most one piece of it per iteration of the event loop.
+
+    Each piece is bounded (about 10 ms), but many requests bring many pieces: run one after another
+    in one iteration, they would hold the loop for their sum.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def wait(self) -> None:
+        """Wait for a turn; do the piece of work right after it, without suspension."""
+        async with self._lock:
+            # The loop polls its sockets and timers before the next piece, of any request.
+            await asyncio.sleep(0)
+
+
+class RateGuard:
+    """The minimum rate of a transfer, measured over its latest window of waiting.
+
+    Each `window_s` of waiting for the peer must move `bytes_per_second_min * window_s` bytes. Bytes
+    of earlier windows earn no time: a burst followed by silence ends one window later.
+    """
+
+    __slots__ = ("_bytes_left", "_bytes_min", "_window_s", "patience_s")
+
+    def __init__(self, bytes_per_second_min: int, window_s: float) -> None:
+        self._bytes_min = bytes_per_second_min * window_s
+        self._window_s = window_s
+        self._bytes_left = self._bytes_min
+        self.patience_s = window_s
+        """How long the peer may still take for the rest of the window's bytes; 0: it is too slow.
+        """
+
+    def moved(self, size: int, waited_s: float) -> None:
+        """Count bytes and the wait for them; with enough bytes the next window begins."""
+        self._bytes_left -= size
+        if self._bytes_left > 0:
+            self.patience_s = max(self.patience_s - waited_s, 0.0)
+        else:
+            self._bytes_left = self._bytes_min
+            self.patience_s = self._window_s
+
+
+def address_group(address: str) -> str:
+    """The address as budgets count it: IPv6 by its /64 network, and IPv4 within IPv6 as IPv4.
+
+    An IPv6 client commonly owns a whole /64, and may use any address of it.
+    """
+    if ":" not in address:
+        return address
+    try:
+        parsed = IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return f"{IPv6Address(int(parsed) >> 64 << 64)}/64"

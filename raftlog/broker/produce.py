@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NoReturn, TypeAlias
@@ -31,16 +31,17 @@ from raftlog.broker.authorize import (
     topic_resource,
 )
 from raftlog.broker.batcher import RECORD_OVERHEAD_BYTES, REQUEST_BYTES_MAX, SmallRequestBatcher
-from raftlog.broker.limits import BrokerSettings
+from raftlog.broker.limits import BrokerSettings, WorkTurns
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
+from raftlog.metadata.configs import TopicConfig
 from raftlog.metadata.image import BrokerImage, TopicImage
 from raftlog.record.batch import RecordBatch, split_batches
 from raftlog.record.codec import BatchBuilder, Headers, RecordTuple
 from raftlog.record.compression import Compression
 from raftlog.record.errors import INVALID_BODY, RECORD_TOO_LARGE, TOPIC_EXISTS, LogError
 from raftlog.record.frames import ProduceFrame
-from raftlog.record.header import parse_header
+from raftlog.record.header import HEADER_SIZE, parse_header
 from raftlog.record.partitioner import partition_for_key
 from raftlog.record.types import (
     NO_PRODUCER_EPOCH,
@@ -60,6 +61,14 @@ __all__ = ["Acks", "ProduceOptions", "ProduceService"]
 
 TOPICS_REMEMBERED_MAX: Final = 10_000
 """Bound of the round robin: topics with a remembered next partition."""
+RECORDS_PER_TURN: Final = 8_192
+"""Records of a long request that get their partitions in one turn of the event loop: 10 ms."""
+FRAMES_PER_TURN: Final = 128
+"""Frames of a long request whose appends begin in one turn."""
+PACKED_BYTES_PER_TURN: Final = 1 << 20
+"""Bytes of batches that are packed in one turn of the event loop, unless one batch has more."""
+PACKED_BATCH_COST_BYTES: Final = 4_096
+"""Work of a batch besides its bytes, in bytes."""
 SEQUENCE_MASK: Final = 2**31 - 1
 """Sequence numbers go on from 0 after 2^31 - 1."""
 
@@ -138,14 +147,17 @@ class ProduceService:
         settings: BrokerSettings,
         topics: TopicMetrics,
         authorize: Authorize,
+        turns: WorkTurns,
     ) -> None:
         self._metadata = services.metadata
         self._replicas = services.replicas
         self._partitions = services.partitions
         self._auto_create = settings.auto_create_topics
+        self._check_partition_count = settings.check_partition_count
         self._topics = topics
         self._authorize = authorize
         self._round_robin = RoundRobin()
+        self._turns = turns
         self._batcher = SmallRequestBatcher(_pack_shared)
 
     async def topic(self, principal: Principal, name: str) -> TopicImage:
@@ -159,6 +171,23 @@ class ProduceService:
         if topic is not None:
             return topic
         return await self._missing_topic(principal, name)
+
+    async def topics(
+        self, principal: Principal, names: Sequence[str]
+    ) -> list[TopicImage | LogError]:
+        """Like `topic`, for many, with an error in place of each that fails.
+
+        For clients that must know the partitions of a topic before they write. Raises LogError
+        INVALID_BODY for too many.
+        """
+        self._check_partition_count(len(names))
+        found: list[TopicImage | LogError] = []
+        for name in names:
+            try:
+                found.append(await self.topic(principal, name))
+            except LogError as error:
+                found.append(error)
+        return found
 
     async def allocate_producer_id(self, principal: Principal) -> tuple[ProducerId, ProducerEpoch]:
         """A producer id that was never given out before, and its first epoch."""
@@ -184,16 +213,38 @@ class ProduceService:
         name exactly one partition.
         """
         if partition is None:
-            groups = self._assign(topic, records, partitions, options)
+            groups = await self._assign(topic, records, partitions, options)
         else:
             groups = {partition: range(len(records))}
-        writes = self._plan(topic, records, groups, options, size_bytes)
+        writes = await self._plan(topic, records, groups, options, size_bytes)
         if len(writes) == 1:
             await self._append(writes[0], options)
         else:
             await asyncio.gather(*(self._append(one, options) for one in writes))
         self._count(topic.name, writes, size_bytes)
         return writes
+
+    def unfit(
+        self,
+        topic: TopicImage,
+        records: Sequence[StoredRecord],
+        partitions: Sequence[int | None],
+    ) -> dict[int, LogError]:
+        """Errors of the records that the topic cannot take, by index; `write` takes the others.
+
+        For requests that are answered record by record, where one bad record must not prevent the
+        others: an unknown partition, more than max.message.bytes, no key in a compacted topic.
+        """
+        config = self._metadata.settings.topic_config(topic)
+        errors: dict[int, LogError] = {}
+        for index, (record, number) in enumerate(zip(records, partitions, strict=True)):
+            try:
+                if number is not None and number >= len(topic.partitions):
+                    _raise_unknown_partition(topic, number)
+                _check_record(record, config)
+            except LogError as error:
+                errors[index] = error
+        return errors
 
     async def append_batches(
         self, principal: Principal, frames: Sequence[ProduceFrame], options: ProduceOptions
@@ -209,9 +260,12 @@ class ProduceService:
             raise LogError(
                 INVALID_BODY, "Two frames are of one partition; put its batches into one."
             )
-        return await asyncio.gather(
-            *(self._append_frame(principal, frame, options) for frame in frames)
-        )
+        appends: list[asyncio.Task[BatchesAppended | LogError]] = []
+        for frame in frames:
+            if len(appends) % FRAMES_PER_TURN == FRAMES_PER_TURN - 1:
+                await self._turns.wait()
+            appends.append(asyncio.create_task(self._append_frame(principal, frame, options)))
+        return await asyncio.gather(*appends)
 
     def current_leader(
         self, topic: str, partition: PartitionId
@@ -238,7 +292,7 @@ class ProduceService:
 
     # Records
 
-    def _assign(
+    async def _assign(
         self,
         topic: TopicImage,
         records: Sequence[StoredRecord],
@@ -252,6 +306,8 @@ class ProduceService:
         groups: defaultdict[int, list[int]] = defaultdict(list)
         turn: int | None = None
         for index, record in enumerate(records):
+            if index % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
+                await self._turns.wait()
             number = None if partitions is None else partitions[index]
             key = record[1]
             if number is not None:
@@ -278,7 +334,7 @@ class ProduceService:
             )
         return groups
 
-    def _plan(
+    async def _plan(
         self,
         topic: TopicImage,
         records: Sequence[StoredRecord],
@@ -300,7 +356,14 @@ class ProduceService:
             size_max = partition.max_message_bytes
             batches = None
             if not is_small or size_bytes > size_max:
-                batches = pack(own, indexes, size_max, options)
+                batches = []
+                packed_bytes = PACKED_BYTES_PER_TURN if size_bytes > PACKED_BYTES_PER_TURN else 0
+                for batch in packed(own, indexes, size_max, options):
+                    batches.append(batch)
+                    packed_bytes += len(batch.data) + PACKED_BATCH_COST_BYTES
+                    if packed_bytes >= PACKED_BYTES_PER_TURN:
+                        packed_bytes = 0
+                        await self._turns.wait()
             writes.append(PartitionWrite(number, partition, indexes, own, batches))
         return writes
 
@@ -378,17 +441,50 @@ class ProduceService:
         )
 
 
-def pack(
+def content_bytes(record: StoredRecord) -> int:
+    """Bytes of a record's key, value and headers; an upper bound for the headers."""
+    _, key, value, headers = record
+    size = len(key or b"") + len(value or b"")
+    for name, content in headers or ():
+        size += len(name.encode()) + len(content or b"") + RECORD_OVERHEAD_BYTES
+    return size
+
+
+def _check_record(record: StoredRecord, config: TopicConfig) -> None:
+    """Raise the LogError with which a log of the config rejects the record."""
+    if record[1] is None and "compact" in config.cleanup_policy:
+        raise LogError(
+            INVALID_BODY,
+            "The record has no key; a topic with cleanup.policy=compact takes only records with "
+            "one.",
+        )
+    size_max = config.max_message_bytes
+    if content_bytes(record) + RECORD_OVERHEAD_BYTES + HEADER_SIZE > size_max:
+        builder = BatchBuilder(Compression.NONE, size_max)
+        builder.append(*record)
+        size = len(builder.build())
+        if size > size_max:
+            raise _too_large("The record", size, size_max)
+
+
+def _too_large(record: str, size_bytes: int, size_bytes_max: int) -> LogError:
+    return LogError(
+        RECORD_TOO_LARGE,
+        f"{record} makes a batch of {size_bytes} bytes; the topic's max.message.bytes is "
+        f"{size_bytes_max}.",
+    )
+
+
+def packed(
     records: Sequence[RecordTuple],
     indexes: Sequence[int],
     size_bytes_max: int,
     options: ProduceOptions,
-) -> list[RecordBatch]:
+) -> Iterator[RecordBatch]:
     """Pack records into as few batches as the size allows, numbered on from the sequence.
 
     Raises LogError RECORD_TOO_LARGE, naming the record by its index in the request.
     """
-    batches: list[RecordBatch] = []
     iterator = iter(records)
     rest: RecordTuple | None = None
     sequence = options.sequence
@@ -406,17 +502,13 @@ def pack(
         rest = builder.append_many(iterator)
         data = builder.build()
         if len(data) > size_bytes_max:
-            raise LogError(
-                RECORD_TOO_LARGE,
-                f"Record {indexes[done]} makes a batch of {len(data)} bytes; the topic's "
-                f"max.message.bytes is {size_bytes_max}.",
-            )
-        batches.append(RecordBatch(parse_header(data), memoryview(data)))
+            raise _too_large(f"Record {indexes[done]}", len(data), size_bytes_max)
+        yield RecordBatch(parse_header(data), memoryview(data))
         done += builder.record_count
         if options.is_idempotent:
             sequence = (sequence + builder.record_count) & SEQUENCE_MASK
         if rest is None:
-            return batches
+            return
 
 
 _SHARED: Final = ProduceOptions(Acks.ALL, 0)
@@ -424,7 +516,7 @@ _SHARED: Final = ProduceOptions(Acks.ALL, 0)
 
 
 def _pack_shared(records: Sequence[RecordTuple], size_bytes_max: int) -> list[RecordBatch]:
-    return pack(records, range(len(records)), size_bytes_max, _SHARED)
+    return list(packed(records, range(len(records)), size_bytes_max, _SHARED))
 
 
 def _raise_unknown_partition(topic: TopicImage, number: int) -> NoReturn:

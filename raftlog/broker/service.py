@@ -5,23 +5,29 @@ requests, the round robin and the metrics are common to all protocols. A listene
 
 1. calls `check_ready` for each request;
 2. authenticates the client: a `Principal`;
-3. takes the request's bytes from `bytes_in_flight`, and gives them back after the answer;
+3. takes the request from `requests_in_flight` and its bytes from `bytes_in_flight`, and gives both
+   back after the answer; takes a turn of `turns` for each piece of long synchronous work;
 4. calls an operation, and shapes its outcome.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from raftlog.broker.admin import AdminService
 from raftlog.broker.authorize import Authorize, allow_all
 from raftlog.broker.fetch import FetchService
-from raftlog.broker.limits import BrokerSettings, BytesInFlight
+from raftlog.broker.limits import AddressBudget, BrokerSettings, WorkTurns
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
 from raftlog.broker.offsets import OffsetService
 from raftlog.broker.produce import ProduceService
 from raftlog.record.errors import NOT_READY, LogError
+from raftlog.world.threads import Threads
+
+DECOMPRESSION_THREADS: Final = 2
+"""Stored batches are decompressed on threads, at most this many at a time."""
 
 
 class Broker:
@@ -33,11 +39,16 @@ class Broker:
         self.services = services
         """The node itself: for health and metrics pages, not for operations."""
         self.clock = services.clock
-        self.bytes_in_flight = BytesInFlight(settings.bytes_in_flight_max)
+        self.bytes_in_flight = AddressBudget(settings.bytes_in_flight_max, "bytes in flight")
+        self.requests_in_flight = AddressBudget(
+            settings.requests_in_flight_max, "requests in flight"
+        )
+        self.turns = WorkTurns()
+        self.decompression = Threads(DECOMPRESSION_THREADS, "decompress")
         self.topics = TopicMetrics(settings.topic_labels_max)
         self.closing = asyncio.Event()
         """Set when the listeners begin to close: fetches that wait return."""
-        self.produce = ProduceService(services, settings, self.topics, authorize)
+        self.produce = ProduceService(services, settings, self.topics, authorize, self.turns)
         self.fetch = FetchService(services, settings, self.topics, authorize, self.closing)
         self.offsets = OffsetService(services, settings, authorize)
         self.admin = AdminService(services, settings, authorize)
@@ -51,6 +62,10 @@ class Broker:
     def node_id(self) -> int:
         """This node's broker id."""
         return self.services.node_id
+
+    def close(self) -> None:
+        """End the threads, once the listeners have closed."""
+        self.decompression.close()
 
     def check_ready(self) -> None:
         """Raise LogError NOT_READY, with the reason, unless the node serves.

@@ -49,7 +49,7 @@ class CommandError(click.ClickException):
 
 
 _START_HINT = (
-    "Is a node running there? `raftlog serve --data-dir DIR` starts one; "
+    "Is it running? `raftlog serve --data-dir DIR` starts a node; "
     "--servers or RAFTLOG_SERVERS names another."
 )
 _HINTS: dict[int, tuple[ExitCode, str | None]] = {
@@ -118,7 +118,9 @@ _HINTS: dict[int, tuple[ExitCode, str | None]] = {
 def unreachable(servers: str, reason: object) -> CommandError:
     """The error for a cluster without an answering node."""
     return CommandError(
-        f"no node answers at {servers}: {reason}", hint=_START_HINT, code=ExitCode.UNREACHABLE
+        f"no raftlog node answers at {servers}: {reason}",
+        hint=_START_HINT,
+        code=ExitCode.UNREACHABLE,
     )
 
 

@@ -1,21 +1,22 @@
-"""Reading request bodies: bounded in size, in time, and in in all that requests hold.
+"""Reading request bodies: bounded in size, in time, and in all that requests hold.
 
 `read_body` and `read_json` read a whole body; `BodyStream` reads a stream of JSON objects as they
-arrive.
+arrive. Work on a large body is done in pieces, in turns with other requests (`WorkTurns`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import zlib
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 from aiohttp import web
 from aiohttp.hdrs import CONTENT_ENCODING, EXPECT
 
+from raftlog.broker.limits import RateGuard
+from raftlog.http.json_check import ELEMENT_BYTES_MAX, check_body
 from raftlog.http.json_stream import JsonSplitter
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import JSON, require_media_type
@@ -30,32 +31,38 @@ from raftlog.record.errors import (
 
 T = TypeVar("T")
 
-_INFLATE_STEP_BYTES = 256 * 1024
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_ONE_KIND = bytes.maketrans(b"{}", b"[]")
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+INFLATE_STEP_BYTES: Final = 256 * 1024
+"""Bytes inflated in one turn of the event loop: 1 ms."""
+STREAM_STEP_BYTES: Final = 32 * 1024
+"""Bytes of a stream taken apart in one turn: 25 ms if its records are as small as can be."""
+JSON_BODY_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Largest JSON body that is parsed in one call, which takes 20 ms: all but those of records. Enough
+for a request that names 10,000 partitions."""
 
 
 async def read_body(request: Request, context: ServerContext) -> bytes:
     """The whole body, decompressed. Its bytes are held until the request is answered.
 
-    Raises LogError BODY_TOO_LARGE, REQUEST_TIMEOUT, OVERLOADED, UNSUPPORTED_MEDIA_TYPE (an unknown
-    Content-Encoding), BAD_REQUEST (malformed framing or compression).
+    Raises LogError BODY_TOO_LARGE, REQUEST_TIMEOUT, OVERLOADED, QUOTA_EXCEEDED,
+    UNSUPPORTED_MEDIA_TYPE (an unknown Content-Encoding), BAD_REQUEST (malformed framing or
+    compression).
     """
-    content = request.content
+    content, limits = request.content, context.limits
+    encoding = request.headers.get(CONTENT_ENCODING, "").strip().lower()
+    if (request.content_length or 0) > limits.body_bytes_max:
+        raise too_large(limits.body_bytes_max)
+    reader = _Chunks(request, context)
+    if encoding not in ("", "identity"):
+        return await _inflate(reader, request, context, encoding)
     if content.is_eof() and content.exception() is None:
         # The usual case: the body came along with the headers.
-        size = content.total_bytes
-        if size > context.limits.body_bytes_max:
-            raise too_large(context.limits.body_bytes_max)
-        context.hold(request, size)
-        body = content.read_nowait(-1)
-    else:
-        body = await _receive(request, context)
-    encoding = request.headers.get(CONTENT_ENCODING)
-    if encoding is not None and body:
-        return await _decompress(request, context, encoding, body)
-    return body
+        context.hold(request, content.total_bytes)
+        return reader.check_size(content.read_nowait(-1))
+    chunks: list[bytes] = []
+    while chunk := await reader.read():
+        context.hold(request, len(chunk))
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 async def read_json(
@@ -66,45 +73,14 @@ async def read_json(
     Raises LogError as `read_body`, INVALID_BODY, and UNSUPPORTED_MEDIA_TYPE for another media type.
     """
     require_media_type(request, (JSON,))
-    return decode_json(await read_body(request, context), decoder, context.limits.json_depth_max)
-
-
-def decode_json(body: bytes, decoder: msgspec.json.Decoder[T], depth_max: int) -> T:
-    """Decode bounded JSON; LogError INVALID_BODY names the place of the mistake."""
-    check_json_depth(body, depth_max)
+    body = await read_body(request, context)
+    if len(body) > JSON_BODY_BYTES_MAX:
+        raise too_large(JSON_BODY_BYTES_MAX)
+    await check_body(body, context.limits.json_depth_max, context.broker.turns)
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LogError(INVALID_BODY, f"The body is not valid: {error}") from None
-
-
-def check_json_depth(body: bytes, depth_max: int) -> None:
-    """Raise LogError INVALID_BODY if brackets nest deeper than `depth_max`.
-
-    Works layer by layer on the brackets alone, each step at memory speed: few documents are nested
-    more than some layers deep. The parser refuses text other than JSON.
-    """
-    if body.count(b"[") + body.count(b"{") <= depth_max:
-        return
-    left = _peel(body.translate(_ONE_KIND, _NOT_BRACKETS), depth_max)
-    if left:
-        # Brackets inside strings do not nest, and confuse the count.
-        bare = _STRING.sub(b"", body).translate(_ONE_KIND, _NOT_BRACKETS)
-        if _peel(bare, depth_max):
-            raise LogError(
-                INVALID_BODY, f"The body is nested deeper than {depth_max}, or its brackets differ."
-            )
-
-
-def _peel(brackets: bytes, layers_max: int) -> bytes:
-    for _ in range(layers_max):
-        if not brackets:
-            break
-        peeled = brackets.replace(b"[]", b"")
-        if len(peeled) == len(brackets):
-            break
-        brackets = peeled
-    return brackets
 
 
 def too_large(bytes_max: int) -> LogError:
@@ -112,77 +88,101 @@ def too_large(bytes_max: int) -> LogError:
     return LogError(BODY_TOO_LARGE, f"The request body is larger than {bytes_max} bytes.")
 
 
-async def _receive(request: Request, context: ServerContext) -> bytes:
-    limits = context.limits
-    content = request.content
-    if (request.content_length or 0) > limits.body_bytes_max:
-        raise too_large(limits.body_bytes_max)
-    if EXPECT in request.headers and request.version >= (1, 1):
-        # Invite the body only after all checks of the head (RFC 9110, section 10.1.1).
+class _Chunks:
+    """The chunks of a body as they arrive: bounded in size and rate."""
+
+    def __init__(self, request: Request, context: ServerContext) -> None:
+        limits = context.limits
+        self._request = request
+        self._bytes_max = limits.body_bytes_max
+        self._guard = RateGuard(limits.body_bytes_per_second_min, limits.body_receive_s)
+        self._size = 0
+
+    async def read(self) -> bytes:
+        """The next chunk; empty at the end.
+
+        Raises LogError BODY_TOO_LARGE, REQUEST_TIMEOUT and BAD_REQUEST.
+        """
+        request, loop = self._request, asyncio.get_running_loop()
+        if not self._size:
+            await invite_body(request)
+        started = loop.time()
+        try:
+            async with asyncio.timeout(self._guard.patience_s):
+                chunk = await request.content.readany()
+        except TimeoutError:
+            request.must_close = True
+            raise LogError(
+                REQUEST_TIMEOUT, f"The body did not arrive in time: {self._size} bytes did."
+            ) from None
+        except web.RequestPayloadError as error:
+            request.must_close = True
+            raise LogError(BAD_REQUEST, f"The body's framing is broken: {error}") from None
+        self._guard.moved(len(chunk), loop.time() - started)
+        return self.check_size(chunk)
+
+    def check_size(self, chunk: bytes) -> bytes:
+        """Count a chunk; LogError BODY_TOO_LARGE over the limit."""
+        self._size += len(chunk)
+        if self._size > self._bytes_max:
+            raise too_large(self._bytes_max)
+        return chunk
+
+
+async def invite_body(request: Request) -> None:
+    """Invite the body of a peer that waits for that, after all checks of the head.
+
+    RFC 9110, section 10.1.1.
+    """
+    if EXPECT in request.headers and request.version >= (1, 1) and not request.content.is_eof():
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
-    chunks: list[bytes] = []
-    size = 0
-    started = asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout_at(started + limits.body_receive_s) as deadline:
-            while chunk := await content.readany():
-                size += len(chunk)
-                if size > limits.body_bytes_max:
-                    raise too_large(limits.body_bytes_max)
-                context.hold(request, len(chunk))
-                chunks.append(chunk)
-                earned_s = size / limits.body_bytes_per_second_min
-                deadline.reschedule(started + limits.body_receive_s + earned_s)
-    except TimeoutError:
-        request.must_close = True
-        raise LogError(
-            REQUEST_TIMEOUT, f"The body did not arrive in time: {size} bytes did."
-        ) from None
-    except web.RequestPayloadError as error:
-        request.must_close = True
-        raise LogError(BAD_REQUEST, f"The body's framing is broken: {error}") from None
-    return b"".join(chunks)
 
 
-async def _decompress(
-    request: Request, context: ServerContext, encoding: str, body: bytes
+async def _inflate(
+    reader: _Chunks, request: Request, context: ServerContext, encoding: str
 ) -> bytes:
-    """Inflate in bounded steps, letting other requests run between them."""
-    name = encoding.strip().lower()
-    if name == "identity":
-        return body
-    if name in ("gzip", "x-gzip"):
-        window_bits = 16 + zlib.MAX_WBITS
-    elif name == "deflate":
-        # zlib's framing by the standard; some send the bare stream, never beginning with 0x?8.
-        window_bits = zlib.MAX_WBITS if body[0] & 0x0F == 0x08 else -zlib.MAX_WBITS
-    else:
+    """Inflate the chunks as they arrive, in bounded steps. Compressed bytes are not kept."""
+    if encoding not in ("gzip", "x-gzip", "deflate"):
         raise LogError(
             UNSUPPORTED_MEDIA_TYPE,
             f"The content encoding {encoding[:40]!r} is not understood; gzip and deflate are.",
         )
     bytes_max = context.limits.decompressed_bytes_max
-    inflater = zlib.decompressobj(window_bits)
+    inflater = None
     pieces: list[bytes] = []
     size = 0
     try:
-        piece = inflater.decompress(body, _INFLATE_STEP_BYTES)
-        while piece:
-            size += len(piece)
-            if size > bytes_max:
-                raise LogError(BODY_TOO_LARGE, f"The body inflates to more than {bytes_max} bytes.")
-            context.hold(request, len(piece))
-            pieces.append(piece)
-            if inflater.eof:
+        while chunk := await reader.read():
+            if inflater is None:
+                inflater = zlib.decompressobj(_window_bits(encoding, chunk))
+            elif inflater.eof:
                 break
-            await asyncio.sleep(0)
-            piece = inflater.decompress(inflater.unconsumed_tail, _INFLATE_STEP_BYTES)
+            while True:
+                await context.broker.turns.wait()
+                piece = inflater.decompress(chunk, INFLATE_STEP_BYTES)
+                chunk = inflater.unconsumed_tail
+                size += len(piece)
+                if size > bytes_max:
+                    raise LogError(
+                        BODY_TOO_LARGE, f"The body inflates to more than {bytes_max} bytes."
+                    )
+                context.hold(request, len(piece))
+                pieces.append(piece)
+                if inflater.eof or len(piece) < INFLATE_STEP_BYTES:
+                    break
     except zlib.error as error:
-        raise LogError(BAD_REQUEST, f"The body is not valid {name}: {error}") from None
-    if not inflater.eof or inflater.unused_data:
-        raise LogError(BAD_REQUEST, f"The body is not one whole {name} stream.")
+        raise LogError(BAD_REQUEST, f"The body is not valid {encoding}: {error}") from None
+    if inflater is not None and (chunk or not inflater.eof or inflater.unused_data):
+        raise LogError(BAD_REQUEST, f"The body is not one whole {encoding} stream.")
     return b"".join(pieces)
+
+
+def _window_bits(encoding: str, first: bytes) -> int:
+    if encoding != "deflate":
+        return 16 + zlib.MAX_WBITS
+    # zlib's framing by the standard; some send the bare stream, never beginning with 0x?8.
+    return zlib.MAX_WBITS if first[0] & 0x0F == 0x08 else -zlib.MAX_WBITS
 
 
 class BodyStream:
@@ -190,13 +190,17 @@ class BodyStream:
 
     Iteration yields (objects, error): an error ends the stream, and comes with the last group. The
     stream ends with the body, and when the server closes. Between objects the peer may be silent
-    as long as an idle connection; within one, as long as a body may take.
+    as long as an idle connection; within one, the body's minimum rate applies.
     """
 
     def __init__(self, request: Request, context: ServerContext) -> None:
         self._request = request
         self._context = context
-        self._splitter = JsonSplitter(context.limits.body_bytes_max)
+        object_bytes_max = min(context.limits.body_bytes_max, ELEMENT_BYTES_MAX)
+        self._splitter = JsonSplitter(object_bytes_max)
+        self._guard = self._fresh_guard()
+        self._unsplit = memoryview(b"")
+        """Bytes that have arrived, and are to be taken apart in further turns."""
         self._held = 0
         self._has_begun = False
         self._closing: asyncio.Task[bool] | None = None
@@ -224,20 +228,34 @@ class BodyStream:
             raise StopAsyncIteration
         objects: list[bytes] = []
         error: LogError | None = None
-        try:
-            chunk = await self._next_chunk()
-        except LogError as failure:
-            self.is_over = True
-            return objects, failure
-        if chunk:
-            error = self._splitter.take(chunk, objects) or self._hold()
-        at_end = not chunk or (
-            CONTENT_ENCODING in self._request.headers or self._request.content.at_eof()
-        )
+        if not self._unsplit:
+            try:
+                self._unsplit = memoryview(await self._next_chunk())
+            except LogError as failure:
+                self.is_over = True
+                return objects, failure
+        at_end = not self._unsplit
+        if not at_end:
+            step, self._unsplit = (
+                self._unsplit[:STREAM_STEP_BYTES],
+                self._unsplit[STREAM_STEP_BYTES:],
+            )
+            if self._unsplit:
+                await self._context.broker.turns.wait()
+            error = self._splitter.take(bytes(step), objects) or self._hold()
+            at_end = not self._unsplit and (
+                CONTENT_ENCODING in self._request.headers or self._request.content.at_eof()
+            )
+        if objects or not self._splitter.pending_bytes:
+            self._guard = self._fresh_guard()
         if error is None and at_end and self._splitter.pending_bytes:
             error = LogError(INVALID_BODY, "The body ends in the middle of a record.")
         self.is_over = at_end or error is not None
         return objects, error
+
+    def _fresh_guard(self) -> RateGuard:
+        limits = self._context.limits
+        return RateGuard(limits.body_bytes_per_second_min, limits.body_receive_s)
 
     async def _next_chunk(self) -> bytes:
         """The bytes that have arrived; empty at the end. Raises LogError."""
@@ -247,9 +265,11 @@ class BodyStream:
         assert self._closing is not None
         if not self._has_begun:
             self._has_begun = True
-            await self._continue()
+            await invite_body(request)
         in_object = self._splitter.pending_bytes > 0
-        patience_s = limits.body_receive_s if in_object else limits.keep_alive_s
+        patience_s = self._guard.patience_s if in_object else limits.keep_alive_s
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         reading = asyncio.ensure_future(request.content.readany())
         try:
             await asyncio.wait(
@@ -258,7 +278,9 @@ class BodyStream:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if reading.done():
-                return reading.result()
+                chunk = reading.result()
+                self._guard.moved(len(chunk), loop.time() - started if in_object else 0.0)
+                return chunk
         except web.RequestPayloadError as error:
             raise LogError(BAD_REQUEST, f"The body's framing is broken: {error}") from None
         finally:
@@ -267,23 +289,15 @@ class BodyStream:
             raise LogError(REQUEST_TIMEOUT, "A record did not arrive in time.")
         return b""
 
-    async def _continue(self) -> None:
-        """Invite the body of a peer that waits for that (RFC 9110, section 10.1.1)."""
-        request = self._request
-        if EXPECT in request.headers and request.version >= (1, 1):
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            request.writer.output_size = 0
-
     def _hold(self) -> LogError | None:
         """Count the unfinished object's bytes as held, in place of the previous count."""
         more = self._splitter.pending_bytes - self._held
-        if more <= 0:
-            self._request.bytes_held += more
-            self._context.broker.bytes_in_flight.give(-more)
-        else:
-            try:
+        try:
+            if more > 0:
                 self._context.hold(self._request, more)
-            except LogError as error:
-                return error
+            else:
+                self._context.free(self._request, -more)
+        except LogError as error:
+            return error
         self._held += more
         return None

@@ -30,9 +30,11 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
 from prometheus_client.core import Metric
 
+from raftlog.broker.limits import ADDRESS_SHARE, RateGuard, address_group
 from raftlog.http.metrics import counter, gauge
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import error_response, raw_error
+from raftlog.peer.opening import NONCE_HEADER
 from raftlog.record.errors import (
     BAD_REQUEST,
     HEADERS_TOO_LARGE,
@@ -45,7 +47,7 @@ from raftlog.record.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterator
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +84,12 @@ class Connection(web.RequestHandler):
         "_linger_after_answer",
         "_linger_until",
         "_newest_body",
+        "_reader_guard",
         "_server",
         "_socket",
         "_taken",
         "address",
+        "address_group",
         "refusal_unless_node",
     )
 
@@ -95,6 +99,8 @@ class Connection(web.RequestHandler):
         self._socket: asyncio.Transport | None = None
         self._taken: asyncio.Transport | None = None
         self._newest_body: StreamReader = EMPTY_PAYLOAD
+        limits = server.limits
+        self._reader_guard = RateGuard(limits.body_bytes_per_second_min, limits.write_stall_s)
         self._head_since: float | None = None
         self._head_bytes = 0
         self._idle_since: float | None = None
@@ -103,6 +109,8 @@ class Connection(web.RequestHandler):
         self._linger_after_answer = False
         self._linger_until: float | None = None
         self.address = ""
+        self.address_group = ""
+        """The address, as limits count it."""
         self.refusal_unless_node: tuple[ErrorEntry, str] | None = None
         """The error that closes this connection, unless its first request is another node's."""
 
@@ -120,13 +128,12 @@ class Connection(web.RequestHandler):
         self._socket = transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        self.address_group = address_group(self.address)
         refusal = self._server.admit(self)
         if refusal is None:
             super().connection_made(transport)
-        elif self._server.refused_count > REFUSED_LINGERING_MAX:
-            transport.abort()
         else:
-            self._say_and_linger(*refusal)
+            self.turn_away(*refusal)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection; cancel a handler that worked for this peer alone."""
@@ -146,7 +153,7 @@ class Connection(web.RequestHandler):
             return
         if self.refusal_unless_node is not None and not self._may_be_node(data):
             self._server.refuse(self)
-            self._say_and_linger(*self.refusal_unless_node)
+            self.turn_away(*self.refusal_unless_node)
             return
         count = self._request_count
         in_body = not self._newest_body.is_eof()
@@ -220,7 +227,9 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Send the answer, then release the bytes that the request held."""
         assert isinstance(request, Request)
-        if self.refusal_unless_node is not None:
+        # A node's first request asks for the nonce that its second one proves.
+        is_nonce = self._request_count == 1 and NONCE_HEADER in resp.headers
+        if self.refusal_unless_node is not None and not is_nonce:
             resp.force_close()
         try:
             return await super().finish_response(request, resp, start_time)
@@ -249,6 +258,25 @@ class Connection(web.RequestHandler):
         self._server.handed_over(self)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
+
+    def reader_took(self, size: int, waited_s: float) -> None:
+        """Count part of a large answer that the reader has taken, and the wait for that.
+
+        Cuts a reader off that is below the minimum rate: raises ConnectionResetError.
+        """
+        self._reader_guard.moved(size, waited_s)
+        if not self._reader_guard.patience_s:
+            logger.info("cut off %s: it read its answer too slowly", self.address)
+            self._server.stalled_readers += 1
+            self.abort()
+            raise ConnectionResetError("the reader is too slow")
+
+    def turn_away(self, entry: ErrorEntry, message: str) -> None:
+        """Answer a connection over a limit with the error, and close it."""
+        if self._server.refused_count > REFUSED_LINGERING_MAX:
+            self.abort()
+        else:
+            self._say_and_linger(entry, message)
 
     # Called by the sweep
 
@@ -365,7 +393,8 @@ CANCEL_S = 0.5
 
 NODES_RESERVED_MAX = 32
 """Connections over a limit that may still turn out to be another node's, by their first request:
-users' connections must not keep the nodes of a cluster from each other."""
+users' connections must not keep the nodes of a cluster from each other. One address has at most a
+quarter of these places; the oldest connection leaves a full one."""
 
 _NEVER_S = 10 * 365 * 86_400.0
 """aiohttp's own keep-alive timer is set out of reach: the sweep does its work."""
@@ -382,7 +411,9 @@ class ConnectionServer(web.Server):
         def make_request(
             message: Any, payload: Any, protocol: Any, writer: Any, task: Any
         ) -> Request:
-            return Request(message, payload, protocol, writer, task, loop)
+            request = Request(message, payload, protocol, writer, task, loop)
+            request.address_group = protocol.address_group
+            return request
 
         super().__init__(handler, request_factory=make_request)  # type: ignore[arg-type] # our factory makes Requests
         self._event_loop = loop
@@ -395,7 +426,8 @@ class ConnectionServer(web.Server):
         self.refused_connections = 0
         self._open: set[Connection] = set()
         self._refused: set[Connection] = set()
-        self._reserved: set[Connection] = set()
+        self._reserved: dict[Connection, None] = {}
+        """In order of arrival."""
         self._handed_over: set[Connection] = set()
         self._per_address: Counter[str] = Counter()
         self._forgotten = asyncio.Event()
@@ -442,22 +474,39 @@ class ConnectionServer(web.Server):
         limits = self.limits
         if len(self._open) >= limits.connections_max:
             refusal = (OVERLOADED, "Too many connections to this node.")
-        elif self._per_address[connection.address] >= limits.connections_per_address_max:
+        elif self._per_address[connection.address_group] >= limits.connections_per_address_max:
             refusal = (QUOTA_EXCEEDED, "Too many connections from this address.")
         else:
             self._open.add(connection)
-            self._per_address[connection.address] += 1
+            self._per_address[connection.address_group] += 1
             return None
-        if self.context.network is not None and len(self._reserved) < NODES_RESERVED_MAX:
-            self._reserved.add(connection)
+        if self.context.network is not None:
+            self._make_room(connection.address_group)
+            self._reserved[connection] = None
             connection.refusal_unless_node = refusal
             return None
         self.refuse(connection)
         return refusal
 
+    def _make_room(self, address: str) -> None:
+        """Turn the oldest reserved connection away if the places, or those of `address`, are full.
+
+        A node sends its first request at once, and leaves its place with it: silence grows old.
+        """
+        of_address = [one for one in self._reserved if one.address_group == address]
+        if len(of_address) >= NODES_RESERVED_MAX // ADDRESS_SHARE:
+            oldest = of_address[0]
+        elif len(self._reserved) >= NODES_RESERVED_MAX:
+            oldest = next(iter(self._reserved))
+        else:
+            return
+        assert oldest.refusal_unless_node is not None
+        self.refuse(oldest)
+        oldest.turn_away(*oldest.refusal_unless_node)
+
     def refuse(self, connection: Connection) -> None:
         """Count a connection over a limit, which is answered with the error."""
-        self._reserved.discard(connection)
+        self._reserved.pop(connection, None)
         self.refused_connections += 1
         self._refused.add(connection)
 
@@ -474,12 +523,12 @@ class ConnectionServer(web.Server):
 
     def _leave(self, connection: Connection) -> None:
         self._refused.discard(connection)
-        self._reserved.discard(connection)
+        self._reserved.pop(connection, None)
         if connection in self._open:
             self._open.discard(connection)
-            self._per_address[connection.address] -= 1
-            if not self._per_address[connection.address]:
-                del self._per_address[connection.address]
+            self._per_address[connection.address_group] -= 1
+            if not self._per_address[connection.address_group]:
+                del self._per_address[connection.address_group]
 
     def sweep(self) -> None:
         """Enforce every deadline. Call it each `sweep_interval_s`."""
@@ -505,7 +554,9 @@ class ConnectionServer(web.Server):
                 connection.abort()
         await self._wait_until_empty(CANCEL_S, *everything)
 
-    async def _wait_until_empty(self, timeout_s: float, *connections: set[Connection]) -> None:
+    async def _wait_until_empty(
+        self, timeout_s: float, *connections: Collection[Connection]
+    ) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while any(connections):
@@ -535,5 +586,12 @@ class ConnectionServer(web.Server):
         )
         budget = self.context.broker.bytes_in_flight
         yield gauge("raftlog_http_bytes_in_flight", "Bytes held by requests.", budget.used)
-        yield gauge("raftlog_http_bytes_in_flight_max", "Their limit.", budget.bytes_max)
-        yield counter("raftlog_http_overloaded", "Requests refused for that limit.", budget.refused)
+        yield gauge("raftlog_http_bytes_in_flight_max", "Their limit.", budget.total_max)
+        yield counter(
+            "raftlog_http_overloaded",
+            "Requests refused for that limit, or for the share of one address.",
+            budget.refused,
+        )
+        requests = self.context.broker.requests_in_flight
+        yield gauge("raftlog_http_requests_in_flight", "Requests being handled.", requests.used)
+        yield gauge("raftlog_http_requests_in_flight_max", "Their limit.", requests.total_max)

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from aiohttp import web
 
 from raftlog.http.request import Request, ServerContext
-from raftlog.http.responses import WRITE_SLICE_BYTES, Answer, error_response, method_not_allowed
+from raftlog.http.responses import Answer, error_response, method_not_allowed
 from raftlog.http.routing import Route, Router, WrongMethod
 from raftlog.record.errors import BAD_REQUEST, INTERNAL, ErrorEntry, LogError
+
+ANSWER_COUNTED_BYTES: Final = 16 * 1024
+"""A larger answer counts as bytes in flight until the reader has taken it."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ class Dispatcher:
                 request.path_parameters = found.path_parameters
                 if not route.serves_always:
                     context.broker.check_ready()
+                    context.admit(request)
                 request.cancel_on_disconnect = route.cancel_on_disconnect
                 response = await route.handler(request, context)
         except LogError as error:
@@ -57,10 +62,9 @@ class Dispatcher:
             if isinstance(error, AssertionError) and context.on_broken_invariant is not None:
                 context.on_broken_invariant(error)
             response = self._failed(request, INTERNAL)
-        if isinstance(response, Answer) and len(response.content) > WRITE_SLICE_BYTES:
+        if isinstance(response, Answer) and len(response.content) > ANSWER_COUNTED_BYTES:
             # A slow reader makes this node keep the answer: it leaves less room for bodies.
-            context.broker.bytes_in_flight.take_anyway(len(response.content))
-            request.bytes_held += len(response.content)
+            context.hold_anyway(request, len(response.content))
         if request.must_close or context.broker.closing.is_set():
             response.force_close()
         name = route.name if route else None

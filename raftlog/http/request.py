@@ -38,6 +38,8 @@ class Request(web.BaseRequest):
         (
             "path_parameters",
             "query_text",
+            "address_group",
+            "is_admitted",
             "bytes_held",
             "must_close",
             "cancel_on_disconnect",
@@ -50,6 +52,10 @@ class Request(web.BaseRequest):
     """Values of the route's `{name}`s, percent-decoded."""
     query_text: str = ""
     """The raw query, without `?`."""
+    address_group: str = ""
+    """The client's address, as the budgets count it."""
+    is_admitted: bool = False
+    """Whether the request counts as in flight."""
     bytes_held: int = 0
     """Bytes in flight that this request holds; released with its answer."""
     must_close: bool = False
@@ -150,16 +156,39 @@ class ServerContext:
         """The settings' limits."""
         return self.settings.limits
 
+    def admit(self, request: Request) -> None:
+        """Count `request` as in flight until its answer; LogError OVERLOADED, QUOTA_EXCEEDED."""
+        self.broker.requests_in_flight.take(1, request.address_group)
+        request.is_admitted = True
+
     def hold(self, request: Request, size: int) -> None:
-        """Count `size` bytes as held by `request` until its answer; LogError OVERLOADED.
+        """Count `size` bytes as held by `request` until its answer.
 
         For memory that a handler uses besides the body: inflated bytes, data read for an answer.
+        Raises LogError OVERLOADED or QUOTA_EXCEEDED.
         """
-        self.broker.bytes_in_flight.take(size)
+        self.broker.bytes_in_flight.take(size, request.address_group)
         request.bytes_held += size
 
+    def hold_anyway(self, request: Request, size: int) -> None:
+        """Have `request` hold at least `size` bytes, over the limits if need be.
+
+        For the answer to a request whose work is done.
+        """
+        more = size - request.bytes_held
+        if more > 0:
+            self.broker.bytes_in_flight.take_anyway(more, request.address_group)
+            request.bytes_held = size
+
+    def free(self, request: Request, size: int) -> None:
+        """Release some of the bytes in flight that `request` holds, before its answer."""
+        self.broker.bytes_in_flight.give(size, request.address_group)
+        request.bytes_held -= size
+
     def release(self, request: Request) -> None:
-        """Release the bytes in flight that `request` holds. Harmless if done already."""
+        """Release all that `request` holds. Harmless if done already."""
+        if request.is_admitted:
+            request.is_admitted = False
+            self.broker.requests_in_flight.give(1, request.address_group)
         if request.bytes_held:
-            self.broker.bytes_in_flight.give(request.bytes_held)
-            request.bytes_held = 0
+            self.free(request, request.bytes_held)

@@ -6,10 +6,12 @@ A whole answer is an `Answer`. An answer without a known size is aiohttp's Strea
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from aiohttp import web
@@ -29,6 +31,9 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import Buffer
+
+if TYPE_CHECKING:
+    from raftlog.http.connections import Connection
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
@@ -84,7 +89,7 @@ class Answer(web.StreamResponse):
             await _write(writer, head + body)
             return
         await _write(writer, head)
-        await _write_sliced(writer, body)
+        await _write_sliced(request, writer, body)
 
     def _head(self, request: web.BaseRequest) -> bytes:
         start = _head_start(
@@ -133,10 +138,18 @@ async def _write(writer: AbstractStreamWriter, data: bytes | memoryview) -> None
     await writer.drain()
 
 
-async def _write_sliced(writer: AbstractStreamWriter, data: Buffer) -> None:
+async def _write_sliced(
+    request: web.BaseRequest, writer: AbstractStreamWriter, data: Buffer
+) -> None:
+    """Write in slices; a reader below the minimum rate is cut off (ConnectionResetError)."""
+    connection = cast("Connection", request.protocol)
+    loop = asyncio.get_running_loop()
     view = memoryview(data)
     for start in range(0, len(view), WRITE_SLICE_BYTES):
-        await _write(writer, view[start : start + WRITE_SLICE_BYTES])
+        piece = view[start : start + WRITE_SLICE_BYTES]
+        began = loop.time()
+        await _write(writer, piece)
+        connection.reader_took(len(piece), loop.time() - began)
 
 
 def bytes_response(
@@ -238,7 +251,7 @@ async def write_pieces(
             continue
         await _write(writer, b"".join(small))
         small = []
-        await _write_sliced(writer, piece)
+        await _write_sliced(request, writer, piece)
     if writer.chunked:
         small.append(b"\r\n")
     await _write(writer, b"".join(small))

@@ -50,7 +50,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     decompressed_bytes_max: Bytes = 64 * MIB
     """Request body after Content-Encoding; more is 41301."""
     batch_decompressed_bytes_max: Bytes = 16 * MIB
-    """A record batch decoded for a JSON answer, after decompression; more is 42202. Decoding takes
+    """A record batch decoded for a JSON answer, after decompression; more is 41302. Decoding takes
     several times this for a moment."""
     records_per_request_max: Count = 100_000
     """Records in one produce request; more is 41301."""
@@ -81,14 +81,15 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     header_receive_s: Seconds = 10
     """From a request's first byte to the end of its headers; longer is 40801."""
     body_receive_s: Seconds = 10
-    """From the end of the headers to the end of the body, plus the time of the received bytes at
-    `body_bytes_per_second_min`; longer is 40801."""
+    """A body must arrive within this, or move at `body_bytes_per_second_min` in each such time;
+    slower is 40801. The same holds for each record of a stream."""
     body_bytes_per_second_min: Annotated[int, Meta(ge=1, le=1024 * MIB)] = 64 * KIB
-    """Minimum rate of a long body."""
+    """Minimum rate of a long body, and of the reader of a large answer."""
     keep_alive_s: Seconds = 75
     """An idle connection is closed after this."""
     write_stall_s: Seconds = 30
-    """A reader that does not take the next slice (256 KiB) of its answer within this is cut off."""
+    """A reader that does not take the next slice (256 KiB) of its answer within this is cut off; so
+    is a reader of a large answer that is slower than `body_bytes_per_second_min` for this long."""
     linger_s: Seconds = 2
     """Time for a refused peer to read its answer before the connection is cut."""
     shutdown_s: Seconds = 10
@@ -98,9 +99,14 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     connections_max: Annotated[int, Meta(ge=1, le=100_000)] = 4_096
     """Open connections; further ones are answered 50305 and closed."""
     connections_per_address_max: Annotated[int, Meta(ge=1, le=100_000)] = 1_024
-    """Open connections from one address; further ones are answered 42901 and closed."""
-    bytes_in_flight_max: Bytes = 128 * MIB
-    """Request bodies being received or worked on and large answers being sent; more is 50305."""
+    """Open connections from one address (IPv6: from one /64 network); further ones are answered
+    42901 and closed."""
+    bytes_in_flight_max: Bytes = 256 * MIB
+    """Request bodies being received or worked on and large answers being sent; more is 50305. One
+    client address (IPv6: a /64 network) holds a quarter of it; more is 42901."""
+    requests_in_flight_max: Annotated[int, Meta(ge=4, le=100_000)] = 4_096
+    """Requests being handled, waiting reads included; more is 50305. One client address has a
+    quarter of it; more is 42901."""
     receive_buffer_bytes: Annotated[int, Meta(ge=4 * KIB, le=4 * MIB)] = 64 * KIB
     """About how many body bytes a connection buffers; then the socket is not read."""
 
@@ -136,6 +142,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return BrokerSettings(
             auto_create_topics=self.auto_create_topics,
             bytes_in_flight_max=limits.bytes_in_flight_max,
+            requests_in_flight_max=limits.requests_in_flight_max,
             response_bytes_max=limits.response_bytes_max,
             long_poll_s_max=limits.long_poll_ms_max / 1000,
             partitions_per_request_max=limits.partitions_per_request_max,

@@ -16,10 +16,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final
 
-from raftlog.record.errors import INVALID_CONFIG, LogError
+from raftlog.record.errors import INVALID_CONFIG, QUOTED_CHARACTERS_MAX, LogError, quoted
 
 INT64_MAX: Final = 2**63 - 1
 INT32_MAX: Final = 2**31 - 1
@@ -225,8 +226,15 @@ def find_entry(name: str) -> ConfigEntry:
     """The table's row of the name. Raises LogError(INVALID_CONFIG) if there is none."""
     entry = CONFIG_TABLE.get(name)
     if entry is None:
-        raise LogError(INVALID_CONFIG, f"There is no topic config {_shown(name)}.")
+        raise unknown_config("topic config", name, CONFIG_TABLE)
     return entry
+
+
+def unknown_config(kind: str, name: str, known: Iterable[str]) -> LogError:
+    """The error for a name that is not `known`, with the likeliest one."""
+    close = get_close_matches(name[:QUOTED_CHARACTERS_MAX], known, 1)
+    advice = f" Did you mean {close[0]}?" if close else ""
+    return LogError(INVALID_CONFIG, f"There is no {kind} {quoted(name)}.{advice}")
 
 
 def validate(name: str, value: str) -> str:
@@ -448,7 +456,7 @@ def _check_bounds(entry: ConfigEntry, number: float, value: str) -> None:
 def _invalid(entry: ConfigEntry, value: str) -> LogError:
     return LogError(
         INVALID_CONFIG,
-        f"{_shown(value)} is not a valid value of {entry.name}: expected {_expected(entry)}.",
+        f"{quoted(value)} is not a valid value of {entry.name}: expected {_expected(entry)}.",
     )
 
 
@@ -468,7 +476,3 @@ def _expected(entry: ConfigEntry) -> str:
 
 def _either(choices: Iterable[str]) -> str:
     return " or ".join(repr(choice) for choice in choices)
-
-
-def _shown(text: str) -> str:
-    return ascii(text[:80])[:80]

@@ -87,6 +87,7 @@ class ReplicationService:
                 may_act=may_act,
                 on_isr_change_due=self._propose_isr,
                 confirm=quorum.read_barrier,
+                next_producer_id=lambda: state_machine.image.next_producer_id,
             ),
             self.streams,
         )

@@ -5,6 +5,7 @@ Python runs no step per record here, but for the one call that appends a record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
 from aiokafka.record.default_records import (  # type: ignore[import-untyped] # it has no py.typed
@@ -46,6 +47,8 @@ RecordTuple: TypeAlias = tuple[int | None, Buffer | None, Buffer | None, Headers
 """Timestamp (ms, None: now), key, value, headers: the arguments of `BatchBuilder.append`."""
 
 _NO_HEADERS: Final[Headers] = []
+RECORD_OBJECT_BYTES: Final = 128
+"""About the memory of a decoded record besides its key and value."""
 _PADDING: Final = bytes(64)
 """Bytes after the records that the decoder may read. The decoder checks the beginning of each field
 against its buffer, but reads a varint of up to ten bytes from there; in a malformed batch ending in
@@ -275,19 +278,84 @@ def decode(
         raise LogError(CORRUPT_BATCH, f"The CRC of the batch at {header.base_offset} is wrong.")
     if header.is_control and not include_control:
         return []
-    plain = _decompressed(batch, decompressed_bytes_max)
+    plain = decompress_batch(batch, decompressed_bytes_max=decompressed_bytes_max)
     try:
         records = cast("list[Record]", list(DefaultRecordBatch(plain)))
     except Exception as error:
         # Any error is this batch's fault: besides its own error the codec lets through
         # UnicodeDecodeError (header keys), OverflowError and MemoryError (absurd lengths).
         raise _corrupt(batch, str(error) or type(error).__name__) from error
-    _check_offsets(batch, records)
+    if records:
+        _check_offsets(batch, records[0].offset, records[-1].offset, len(records))
     return records
 
 
-def _decompressed(batch: RecordBatch, decompressed_bytes_max: int) -> memoryview:
-    """The batch without compression, followed by padding (see _PADDING)."""
+def iterate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> Iterator[Record]:
+    """Like `decode`, one record at a time, with little memory: for a loop in a thread.
+
+    `decode` does not let other threads run before its last record. Raises LogError as `decode`
+    does; records before the error have been yielded.
+    """
+    if batch.header.is_control:
+        return
+    records = iter(
+        DefaultRecordBatch(decompress_batch(batch, decompressed_bytes_max=decompressed_bytes_max))
+    )
+    first = last = None
+    count = 0
+    while True:
+        try:
+            record = cast("Record | None", next(records, None))
+        except Exception as error:  # see `decode`
+            raise _corrupt(batch, str(error) or type(error).__name__) from error
+        if record is None:
+            break
+        yield record
+        first, last, count = first or record, record, count + 1
+    if first is not None and last is not None:
+        _check_offsets(batch, first.offset, last.offset, count)
+
+
+def decode_groups(
+    batch: RecordBatch, plain: memoryview, *, group_bytes: int
+) -> Iterator[tuple[list[Record], int]]:
+    """The records of a batch, given without compression (`decompress_batch`), group by group.
+
+    Yields each group with its size: about `group_bytes` of records of average size, so that neither
+    time nor memory grows with the batch. Control batches give none. Raises LogError CORRUPT_BATCH
+    as `decode` does, after the groups before the damage.
+    """
+    header = batch.header
+    if header.is_control:
+        return
+    count = max(header.record_count, 1)
+    record_bytes = max((len(plain) - HEADER_SIZE) // count, 1)
+    group_records = max(group_bytes // (record_bytes + RECORD_OBJECT_BYTES), 1)
+    # The codec's iterator can be taken once only; `islice` takes one each time.
+    iterator = chain(DefaultRecordBatch(plain))
+    expected: int = header.base_offset
+    decoded = 0
+    while True:
+        try:
+            group = cast("list[Record]", list(islice(iterator, group_records)))
+        except Exception as error:
+            raise _corrupt(batch, str(error) or type(error).__name__) from error
+        if not group:
+            break
+        decoded += len(group)
+        if group[0].offset < expected or group[-1].offset > header.last_offset:
+            raise _corrupt(batch, f"its records go to offset {group[-1].offset}")
+        expected = group[-1].offset + 1
+        yield group, len(group) * record_bytes
+    if decoded == header.last_offset_delta + 1 and expected != header.next_offset:
+        raise _corrupt(batch, f"its records end at offset {expected}")
+
+
+def decompress_batch(batch: RecordBatch, *, decompressed_bytes_max: int) -> memoryview:
+    """The batch without compression, followed by padding (see _PADDING).
+
+    Raises LogError RECORD_TOO_LARGE over the bound, CORRUPT_BATCH.
+    """
     header = batch.header
     body = decompress(
         header.compression,
@@ -301,17 +369,14 @@ def _decompressed(batch: RecordBatch, decompressed_bytes_max: int) -> memoryview
     return memoryview(padded)[: HEADER_SIZE + len(body)]
 
 
-def _check_offsets(batch: RecordBatch, records: Sequence[Record]) -> None:
+def _check_offsets(batch: RecordBatch, first: int, last: int, count: int) -> None:
     """Hold the first and last record to the header's offsets. Those between are the codec's own.
 
     Compaction removes records but keeps the header's offsets, so records may be missing at either
     end; only a batch with all of them must match exactly.
     """
-    if not records:
-        return
     header = batch.header
-    first, last = records[0].offset, records[-1].offset
-    if len(records) == header.last_offset_delta + 1:
+    if count == header.last_offset_delta + 1:
         fits = first == header.base_offset and last == header.last_offset
     else:
         fits = header.base_offset <= first <= last <= header.last_offset

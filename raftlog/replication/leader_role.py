@@ -16,6 +16,7 @@ from raftlog.metadata.image import PartitionImage
 from raftlog.record.batch import BATCHES_MAX, RecordBatch, too_many_batches
 from raftlog.record.errors import (
     ILLEGAL_STATE,
+    INVALID_PRODUCER_ID,
     MAYBE_DELETED,
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
@@ -148,14 +149,19 @@ class LeaderRole:
         """Append batches, whole or not at all, and return once `acks` is fulfilled.
 
         Raises LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED,
-        OUT_OF_ORDER_SEQUENCE and the like mean that nothing was written; RETRIABLE (not committed
-        within `timeout_s`) and STORAGE_FAILED mean that the outcome is unknown.
+        OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_ID, QUOTA_EXCEEDED and the like mean that nothing
+        was written; RETRIABLE (not committed within `timeout_s`) and STORAGE_FAILED mean that the
+        outcome is unknown.
         """
         if len(batches) > BATCHES_MAX:
             raise too_many_batches()
         if acks is Acks.ALL:
             self._require_enough_in_sync()
             self._commits.require_room()
+        if not self._are_issued(batches):
+            # Another node may have issued the id just now, ahead of this one.
+            await self._replica.host.confirm()
+            self._require_issued(batches)
         try:
             results = await self._log.appender.append(
                 batches, self.state.row.leader_epoch, guard=self._require_lead
@@ -175,6 +181,24 @@ class LeaderRole:
             if last_offset >= self._replica.high_watermark:
                 await self._commits.wait(last_offset, timeout_s)
         return results
+
+    def _are_issued(self, batches: Sequence[RecordBatch]) -> bool:
+        """Whether each producer id is known to the log, or issued by the cluster."""
+        next_id = self._replica.host.next_producer_id()
+        return all(
+            batch.header.producer_id < next_id or batch.header.producer_id in self._log.producers
+            for batch in batches
+        )
+
+    def _require_issued(self, batches: Sequence[RecordBatch]) -> None:
+        """Made-up producer ids would take the room that retries of the others need."""
+        if not self._are_issued(batches):
+            highest = max(batch.header.producer_id for batch in batches)
+            raise LogError(
+                INVALID_PRODUCER_ID,
+                f"Producer id {highest} was not issued by this cluster: ask for one with "
+                "POST /v1/producer-ids.",
+            )
 
     def _require_enough_in_sync(self) -> None:
         replica = self._replica

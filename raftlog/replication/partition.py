@@ -72,6 +72,8 @@ class Partition(Replica):
         )
         self.write_refusal: LogError | None = None
         """Why the node takes no appends; None while the node takes appends."""
+        self.is_leaving = False
+        """Whether the replica is about to leave the ISR to be replaced, and must not follow."""
         self.loss_gate = LossGate(
             self,
             may_have_lost_data=log.possible_loss is not None,

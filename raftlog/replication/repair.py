@@ -19,12 +19,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from enum import Enum, auto
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
-from raftlog.metadata.configs import is_unclean_election_enabled
 from raftlog.metadata.image import NO_LEADER_ID, PartitionImage
+from raftlog.metadata.liveness import may_retire_replica
 from raftlog.record.errors import DISK_FULL, LogError
 from raftlog.record.types import BrokerId, PartitionId, TopicId
 from raftlog.replication.manager import ReplicaManager
@@ -46,6 +46,13 @@ ReplicaKey: TypeAlias = tuple[TopicId, PartitionId]
 logger = logging.getLogger(__name__)
 
 
+class FailReplicas(Protocol):
+    """Takes replicas of this node out of ISR and ELR: see `ClusterMetadata.fail_replicas`."""
+
+    async def __call__(self, keys: Collection[ReplicaKey], /, *, lost: bool) -> None:
+        """Raises LogError."""
+
+
 class _NotLeft(Enum):
     NOT_LEFT = auto()
 
@@ -62,11 +69,10 @@ class Repairs:
         replicas: ReplicaManager,
         broker_id: BrokerId,
         clock: Clock,
-        fail_replicas: Callable[[Collection[ReplicaKey]], Awaitable[None]],
+        fail_replicas: FailReplicas,
         on_fatal: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        """`fail_replicas` takes these replicas out of ISR and ELR; raises LogError. `on_fatal` gets
-        the reason when an invariant is broken and the node must end."""
+        """`on_fatal` gets the reason when an invariant is broken and the node must end."""
         self._replicas = replicas
         self._broker_id = broker_id
         self._clock = clock
@@ -109,7 +115,7 @@ class Repairs:
         keys = [(one.topic_id, one.partition) for one in distrusted]
         while True:
             try:
-                await self._fail_replicas(keys)
+                await self._fail_replicas(keys, lost=True)
                 break
             except LogError as error:
                 if not error.entry.retriable:
@@ -202,13 +208,20 @@ class Repairs:
         if left is not _NOT_LEFT and not is_in and replica in (left, None):
             # Still true: a closed replica has acknowledged no records since.
             return left
-        if not self._may_leave(key, row):
+        if not may_retire_replica(self._replicas.image, key, self._broker_id):
             self._log_once(key, "no other replica has all records: kept as it is")
             return _NOT_LEFT
-        if replica is not None and not replica.is_closed:
-            # First of all: a replica that goes on following would enter the ISR again.
+        if replica is None or replica.is_closed:
+            await self._fail_replicas([key], lost=False)
+            return replica
+        # A replica that goes on following would enter the ISR again. It is closed only afterwards:
+        # if another damaged member leaves first, this one stays and goes on serving.
+        self._replicas.set_leaving(replica, leaving=True)
+        try:
+            await self._fail_replicas([key], lost=False)
             replica.log.declare_damaged(replica.log.damage_found or "it is to be repaired")
-        await self._fail_replicas([key])
+        finally:
+            self._replicas.set_leaving(replica, leaving=False)
         return replica
 
     async def _renew(self, key: ReplicaKey) -> None:
@@ -223,26 +236,6 @@ class Repairs:
                 times.pop()
             raise
         logger.warning("%s-%d was replaced by an empty replica: fetching from its leader", *key)
-
-    def _may_leave(self, key: ReplicaKey, row: PartitionImage) -> bool:
-        """Whether records are safe without this replica, or the topic allows unclean elections.
-
-        The last replica with all committed records does not leave: a restart may bring its log
-        back, and an operator can still elect another replica while this node is down.
-        """
-        if len(row.replicas) == 1:
-            return False
-        image = self._replicas.image
-        # A fenced member may yet report records lost in a power cut; an eligible one that is about
-        # to stop is not going to lead.
-        others = [
-            *(member for member in row.isr if not image.brokers[member].fenced),
-            *(member for member in row.elr if image.brokers[member].is_available),
-        ]
-        if any(member != self._broker_id for member in others):
-            return True
-        topic = image.topics_by_id[key[0]]
-        return is_unclean_election_enabled(topic.configs, image.cluster_settings)
 
     def _row(self, key: ReplicaKey) -> PartitionImage | None:
         """The partition's row of the applied metadata, if this node's replica needs repair."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from raftlog.metadata.apply_cluster import PRODUCER_ID_MAX
 from raftlog.metadata.configs import TopicConfig, validate_all
 from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage
 from raftlog.record.errors import NO_LEADER, NOT_READY, LogError
@@ -61,6 +62,8 @@ class Host:
     confirm: Callable[[], Awaitable[object]] = _no_barrier
     """Returns once this node has applied all metadata that was committed before the call. Raises
     LogError."""
+    next_producer_id: Callable[[], int] = lambda: PRODUCER_ID_MAX
+    """The first producer id that the applied metadata has not issued."""
 
 
 class Replica:

@@ -14,13 +14,16 @@ types describe them for OpenAPI.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any, TypeAlias
+from functools import partial
+from types import MappingProxyType
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
+from msgspec.json import Decoder
 
 from raftlog.api.common import (
     EPOCH_MAX,
@@ -29,13 +32,15 @@ from raftlog.api.common import (
     Milliseconds,
     PartitionNumber,
 )
+from raftlog.broker.limits import WorkTurns
 from raftlog.broker.produce import StoredRecord
-from raftlog.http.body import check_json_depth
-from raftlog.http.request import ServerContext
+from raftlog.http.request import Request, ServerContext
 from raftlog.record.batch import RecordBatch
-from raftlog.record.codec import Headers, Record, decode
+from raftlog.record.codec import Headers, Record, decode_groups, decompress_batch
+from raftlog.record.compression import Compression
 from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, UNSUPPORTED_FORMAT, LogError
 from raftlog.record.types import Offset, PartitionId
+from raftlog.rest.json_pieces import ArrayBody
 
 JSON_NULL = b"null"
 
@@ -136,78 +141,94 @@ class TextProduceBody(ProduceBody, kw_only=True):
     records: list[TextRecord]
 
 
-AnyProduceBody: TypeAlias = JsonProduceBody | BinaryProduceBody | TextProduceBody
+AnyRecord: TypeAlias = JsonRecord | BinaryRecord | TextRecord
 
-_DECODERS: dict[RecordFormat, msgspec.json.Decoder[AnyProduceBody]] = {
-    RecordFormat.JSON: msgspec.json.Decoder(JsonProduceBody),
-    RecordFormat.BINARY: msgspec.json.Decoder(BinaryProduceBody),
-    RecordFormat.TEXT: msgspec.json.Decoder(TextProduceBody),
-}
+_BODIES: Final[Mapping[RecordFormat, ArrayBody[Any, Any]]] = MappingProxyType(
+    {
+        RecordFormat.JSON: ArrayBody(
+            "records", Decoder(JsonProduceBody), Decoder(list[JsonRecord])
+        ),
+        RecordFormat.BINARY: ArrayBody(
+            "records", Decoder(BinaryProduceBody), Decoder(list[BinaryRecord])
+        ),
+        RecordFormat.TEXT: ArrayBody(
+            "records", Decoder(TextProduceBody), Decoder(list[TextRecord])
+        ),
+    }
+)
+STORED_RECORD_BYTES = 256
+"""About the memory of a small record from its body to the append."""
 
 
-def check_utf8(body: bytes) -> None:
-    """Raise LogError INVALID_BODY unless the body is UTF-8: the parser skips raw values."""
-    if not body.isascii():
-        try:
-            body.decode()
-        except UnicodeDecodeError as error:
-            raise LogError(INVALID_BODY, f"The body is not UTF-8: {error}.") from None
+class ProducedRecords:
+    """The records of one produce request, as they are taken from its body."""
+
+    def __init__(self, now_ms: int, records_max: int, hold: Callable[[int], None]) -> None:
+        self._now_ms = now_ms
+        self._records_max = records_max
+        self._hold = hold
+        self.records: list[StoredRecord] = []
+        self.partitions: list[int | None] = []
+
+    def take(self, some: Sequence[AnyRecord]) -> None:
+        """Add records. Raises LogError BODY_TOO_LARGE, and what `hold` raises."""
+        if len(self.records) + len(some) > self._records_max:
+            raise LogError(
+                BODY_TOO_LARGE, f"The request has more than {self._records_max} records."
+            )
+        self._hold(len(some) * STORED_RECORD_BYTES)
+        self.records += stored_records(some, self._now_ms)
+        self.partitions += [record.partition for record in some]
 
 
-def parse_produce_body(
-    body: bytes, record_format: RecordFormat, *, depth_max: int, records_max: int
-) -> AnyProduceBody:
-    """Decode and check a produce request's body as a whole.
+async def parse_produce_body(
+    body: bytes,
+    record_format: RecordFormat,
+    produced: ProducedRecords,
+    *,
+    depth_max: int,
+    turns: WorkTurns,
+) -> ProduceBody:
+    """Check and parse a produce request's body: its records go to `produced`.
 
-    Raises LogError INVALID_BODY (naming the place), BODY_TOO_LARGE (too many records).
+    Returns its options. Raises LogError INVALID_BODY (naming the place), BODY_TOO_LARGE, and what
+    `produced` raises.
     """
-    check_utf8(body)
-    check_json_depth(body, depth_max)
-    try:
-        parsed = _DECODERS[record_format].decode(body)
-    except msgspec.ValidationError as error:
-        raise LogError(INVALID_BODY, f"The body is not valid: {error}.") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise LogError(INVALID_BODY, f"The body is not JSON: {error}.") from None
-    count = len(parsed.records)
-    if count == 0:
+    parsed = await _BODIES[record_format].parse(
+        body, produced.take, depth_max=depth_max, turns=turns
+    )
+    if not produced.records:
         raise LogError(INVALID_BODY, "The body is not valid: there are no records.")
-    if count > records_max:
-        raise LogError(BODY_TOO_LARGE, f"The request has {count} records; {records_max} may be.")
+    assert isinstance(parsed, ProduceBody)
     return parsed
 
 
-def stored_records(body: AnyProduceBody, now_ms: int) -> list[StoredRecord]:
-    """The records to store; a record without a timestamp gets `now_ms`."""
-    if isinstance(body, JsonProduceBody):
-        return [
+def stored_records(records: Sequence[AnyRecord], now_ms: int) -> list[StoredRecord]:
+    """Records of one format, as they are stored; without a timestamp they get `now_ms`."""
+    stored: list[StoredRecord] = []
+    add = stored.append
+    for record in records:
+        key: bytes | None
+        value: bytes | None
+        if isinstance(record, JsonRecord):
+            key = None if record.key is _RAW_NULL else bytes(record.key)
+            key = None if key == JSON_NULL else key
+            value = bytes(record.value)
+            value = None if value == JSON_NULL else value
+        elif isinstance(record, BinaryRecord):
+            key, value = record.key, record.value
+        else:
+            key = None if record.key is None else record.key.encode()
+            value = None if record.value is None else record.value.encode()
+        add(
             (
                 now_ms if record.timestamp is None else record.timestamp,
-                None if record.key is _RAW_NULL or (key := bytes(record.key)) == JSON_NULL else key,
-                None if (value := bytes(record.value)) == JSON_NULL else value,
+                key,
+                value,
                 None if record.headers is None else stored_headers(record.headers),
             )
-            for record in body.records
-        ]
-    if isinstance(body, BinaryProduceBody):
-        return [
-            (
-                now_ms if record.timestamp is None else record.timestamp,
-                record.key,
-                record.value,
-                None if record.headers is None else stored_headers(record.headers),
-            )
-            for record in body.records
-        ]
-    return [
-        (
-            now_ms if record.timestamp is None else record.timestamp,
-            None if record.key is None else record.key.encode(),
-            None if record.value is None else record.value.encode(),
-            None if record.headers is None else stored_headers(record.headers),
         )
-        for record in body.records
-    ]
+    return stored
 
 
 def stored_headers(headers: list[JsonHeader]) -> Headers:
@@ -287,10 +308,8 @@ class MalformedJsonError(LogError):
     """Not JSON at all, hence without a known end."""
 
 
-def parse_record_v3(text: bytes, depth_max: int) -> RecordV3:
-    """One record. Raises LogError INVALID_BODY; MalformedJsonError for anything but JSON."""
-    check_utf8(text)
-    check_json_depth(text, depth_max)
+def parse_record_v3(text: bytes) -> RecordV3:
+    """One record of checked text: LogError INVALID_BODY; MalformedJsonError unless it is JSON."""
     try:
         return _decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -340,8 +359,11 @@ def timestamp_text(timestamp_ms: int) -> str | None:
     return text.replace("+00:00", "Z")
 
 
-DECODED_RECORD_BYTES = 512
-"""About the memory of a small record while it is decoded and answered."""
+GROUP_BYTES: Final = 128 * 1024
+"""About how many bytes of a batch are decoded and written out in one turn of the event loop: 5 ms.
+"""
+ANSWERED_RECORD_BYTES: Final = 64
+"""Work of a record besides its bytes, in bytes."""
 
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -360,24 +382,40 @@ class RecordAnswer(msgspec.Struct, gc=False):
     """Left out when there are none."""
 
 
-def decode_within_budget(batch: RecordBatch, context: ServerContext) -> Sequence[Record]:
-    """The records of a stored batch, if there is memory for all of them.
+class BatchReader:
+    """Decodes stored batches for one answer: group by group, in bounded memory and time."""
 
-    A compressed batch of a megabyte can hold millions of empty records. Raises LogError OVERLOADED
-    if they do not fit now, UNSUPPORTED_FORMAT if they never will.
-    """
-    budget = context.broker.bytes_in_flight
-    needed = batch.header.record_count * DECODED_RECORD_BYTES
-    if needed > budget.bytes_max:
-        raise LogError(
-            UNSUPPORTED_FORMAT,
-            f"The batch at offset {batch.header.base_offset} has {batch.header.record_count} "
-            "records, too many to be answered one by one; /v1/fetch gives whole batches.",
-        )
-    # Taken and given back at once, as a check: decoding and shaping never suspend.
-    budget.take(needed)
-    budget.give(needed)
-    return decode(batch, decompressed_bytes_max=context.limits.batch_decompressed_bytes_max)
+    def __init__(self, request: Request, context: ServerContext) -> None:
+        self._request = request
+        self._context = context
+        self._work_bytes = 0
+
+    async def groups(self, batch: RecordBatch) -> AsyncGenerator[list[Record], None]:
+        """The records of a batch in groups, each to be written out before the next.
+
+        Other requests run between groups. The decompressed batch counts as bytes in flight. Raises
+        LogError RECORD_TOO_LARGE, CORRUPT_BATCH, OVERLOADED, QUOTA_EXCEEDED.
+        """
+        context, held = self._context, 0
+        bytes_max = context.limits.batch_decompressed_bytes_max
+        if batch.header.compression is Compression.NONE:
+            plain = decompress_batch(batch, decompressed_bytes_max=bytes_max)
+        else:
+            plain = await context.broker.decompression.run(
+                partial(decompress_batch, batch, decompressed_bytes_max=bytes_max)
+            )
+            context.hold(self._request, len(plain))
+            held = len(plain)
+        try:
+            for group, size in decode_groups(batch, plain, group_bytes=GROUP_BYTES):
+                yield group
+                self._work_bytes += size + len(group) * ANSWERED_RECORD_BYTES
+                if self._work_bytes >= GROUP_BYTES:
+                    self._work_bytes = 0
+                    await context.broker.turns.wait()
+        finally:
+            if held:
+                context.free(self._request, held)
 
 
 def record_answer(

@@ -14,6 +14,7 @@ from raftlog.api.cluster import (
     MetadataPartition,
     MetadataResponse,
     MetadataTopic,
+    TopicsToProduce,
 )
 from raftlog.api.records import DeletedPartition, DeletedRecords, DeleteRecords, ProducerIdentity
 from raftlog.http.body import read_json
@@ -22,6 +23,7 @@ from raftlog.http.responses import json_response
 from raftlog.http.routing import QueryParameter, Route
 from raftlog.metadata.image import TopicImage
 from raftlog.record.errors import (
+    INVALID_BODY,
     NO_CONTROLLER,
     RETRIABLE,
     UNKNOWN_TOPIC,
@@ -32,6 +34,7 @@ from raftlog.record.types import Offset
 NO_CONTROLLER_ID: Final = -1
 
 
+_TO_PRODUCE = msgspec.json.Decoder(TopicsToProduce)
 _DELETE_RECORDS = msgspec.json.Decoder(DeleteRecords)
 
 
@@ -43,7 +46,6 @@ async def list_broker_ids(_request: Request, context: ServerContext) -> web.Stre
 async def get_metadata(request: Request, context: ServerContext) -> web.StreamResponse:
     """Brokers and partitions, of all topics or of those in the query."""
     admin = context.broker.admin
-    controller_id = admin.controller_id()
     names = request.query_parameters.get("topics")
     topics: Mapping[str, TopicImage | None]
     if names is None:
@@ -51,6 +53,21 @@ async def get_metadata(request: Request, context: ServerContext) -> web.StreamRe
     else:
         wanted = dict.fromkeys(name for name in names.split(",") if name)
         topics = admin.topics_of(request.principal, wanted)
+    return _metadata(context, [_topic_view(name, topic) for name, topic in topics.items()])
+
+
+async def get_metadata_to_produce(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Brokers and partitions of topics to write to, created now if the settings say so."""
+    names = list(dict.fromkeys((await read_json(request, context, _TO_PRODUCE)).topics))
+    found = await context.broker.produce.topics(request.principal, names)
+    return _metadata(
+        context, [_topic_view(name, topic) for name, topic in zip(names, found, strict=True)]
+    )
+
+
+def _metadata(context: ServerContext, topics: list[MetadataTopic]) -> web.StreamResponse:
+    admin = context.broker.admin
+    controller_id = admin.controller_id()
     return json_response(
         MetadataResponse(
             cluster_id=context.broker.cluster_id,
@@ -59,7 +76,7 @@ async def get_metadata(request: Request, context: ServerContext) -> web.StreamRe
                 MetadataBroker(broker_id, broker.host, broker.port, broker.rack)
                 for broker_id, broker in sorted(admin.brokers().items())
             ],
-            topics=[_topic_view(name, topic) for name, topic in topics.items()],
+            topics=topics,
         )
     )
 
@@ -95,9 +112,11 @@ def _deleted(topic: str, partition: int, outcome: Offset | LogError) -> DeletedP
     return DeletedPartition(topic, partition, outcome, None, None)
 
 
-def _topic_view(name: str, topic: TopicImage | None) -> MetadataTopic:
+def _topic_view(name: str, topic: TopicImage | LogError | None) -> MetadataTopic:
     if topic is None:
         return MetadataTopic(name, None, UNKNOWN_TOPIC.code, [])
+    if isinstance(topic, LogError):
+        return MetadataTopic(name, None, topic.entry.code, [], topic.message)
     partitions = [
         MetadataPartition(row.partition, row.leader, row.leader_epoch, row.replicas, row.isr)
         for row in topic.partitions
@@ -117,6 +136,16 @@ ROUTES = (
             QueryParameter("topics", str, "Topic names, separated by commas; all if left out."),
         ),
         response_type=MetadataResponse,
+    ),
+    Route(
+        "POST",
+        "/v1/metadata",
+        get_metadata_to_produce,
+        "Metadata of topics to write to; unknown ones are created where auto.create.topics is on",
+        tag="v1",
+        request_type=TopicsToProduce,
+        response_type=MetadataResponse,
+        errors=(INVALID_BODY,),
     ),
     Route(
         "POST",

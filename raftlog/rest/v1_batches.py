@@ -114,16 +114,17 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
     if fetch.is_at_end():
         await fetch.wait(min_bytes=body.min_bytes, timeout_s=body.max_wait_ms / 1000)
     pieces: list[Buffer] = []
-    size = 0
+    size = held = 0
     response: web.StreamResponse | None = None
     async for partition, fetched in fetch.chunks(body.max_bytes):
         head, data = encode_fetch_frame(_frame(partition, fetched))
         pieces += (head, data)
         size += len(head) + len(data)
         if size >= FETCH_CHUNK_BYTES:
+            # A slow reader makes this node keep the bytes, until the answer is sent.
+            context.hold(request, max(size - held, 0))
+            held = max(held, size)
             if response is None:
-                # The bytes that a slow reader makes this node keep, until the answer is sent.
-                context.hold(request, FETCH_CHUNK_BYTES)
                 response = stream_response(BATCHES_MEDIA_TYPE)
                 await response.prepare(request)
             await write_pieces(request, response, pieces)

@@ -12,6 +12,7 @@ Any other failure is sent in the same way, and ends the tail.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,9 +23,10 @@ from raftlog.api.records import TailError
 from raftlog.broker.fetch import PartitionHandle
 from raftlog.broker.offsets import NamedOffset
 from raftlog.http.request import Request, ServerContext, choice_parameter, whole_number
-from raftlog.http.responses import WRITE_SLICE_BYTES, negotiate, stream_response
+from raftlog.http.responses import negotiate, stream_response, write_pieces
 from raftlog.http.routing import QueryParameter, Route
-from raftlog.record.batch import RecordBatch, iterate_batches
+from raftlog.record.batch import iterate_batches
+from raftlog.record.codec import Record
 from raftlog.record.errors import (
     BAD_REQUEST,
     OFFSET_OUT_OF_RANGE,
@@ -33,7 +35,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import Offset, PartitionId
-from raftlog.rest.json_records import RecordFormat, decode_within_budget, record_answer
+from raftlog.rest.json_records import BatchReader, RecordFormat, record_answer
 from raftlog.rest.v1_offsets import partition_list
 from raftlog.rest.v2 import READ_ERRORS, parse_offset
 
@@ -111,11 +113,12 @@ async def tail_topic(request: Request, context: ServerContext) -> web.StreamResp
     await response.prepare(request)
     # The head goes out with the first bytes: send some, so that the reader sees the tail begin.
     await response.write(writer.idle)
+    forwarder = _Forwarder(request, response, record_format, writer, context)
     try:
         while not context.broker.closing.is_set():
             sent = 0
             for position in positions:
-                sent += await _forward(position, record_format, writer, response, context)
+                sent += await forwarder.forward(position)
             counters.bytes_out += sent
             if not sent:
                 await _idle(positions, writer, response, context)
@@ -142,71 +145,71 @@ async def _idle(
         await response.write(writer.idle)
 
 
-async def _forward(
-    position: _Position,
-    record_format: RecordFormat,
-    writer: _Writer,
-    response: web.StreamResponse,
-    context: ServerContext,
-) -> int:
-    """Send the next records of one partition; return the number of bytes sent."""
-    fetched = await position.partition.read(position.offset, max_bytes=TAIL_READ_BYTES)
-    total = 0
-    for batch in iterate_batches(fetched.data, check_crc=False):
-        # Encoded before anything is sent: bytes are small beside the decoded objects.
-        pieces = _slices(_documents(batch, position, record_format, writer, context))
-        size = sum(map(len, pieces))
-        context.broker.bytes_in_flight.take_anyway(size)
+class _Forwarder:
+    """Sends stored records to the reader, as its answer's lines or events."""
+
+    def __init__(
+        self,
+        request: Request,
+        response: web.StreamResponse,
+        record_format: RecordFormat,
+        writer: _Writer,
+        context: ServerContext,
+    ) -> None:
+        self._request = request
+        self._response = response
+        self._format = record_format
+        self._writer = writer
+        self._context = context
+        self._reader = BatchReader(request, context)
+
+    async def forward(self, position: _Position) -> int:
+        """Send the next records of one partition; return the number of bytes sent."""
+        fetched = await position.partition.read(position.offset, max_bytes=TAIL_READ_BYTES)
+        total = 0
+        for batch in iterate_batches(fetched.data, check_crc=False):
+            if batch.header.next_offset <= position.offset:
+                continue
+            async with aclosing(self._reader.groups(batch)) as groups:
+                async for group in groups:
+                    total += await self._send(group, position)
+        position.offset = max(position.offset, fetched.next_offset)
+        return total
+
+    async def _send(self, group: Sequence[Record], position: _Position) -> int:
+        """Send a group of records. The reader's bytes are held until it has taken them."""
+        before = position.offset
+        piece = b"".join(self._documents(group, position))
         try:
-            for piece in pieces:
-                await response.write(piece)
+            self._context.hold(self._request, len(piece))
+        except LogError:
+            # Not sent: the reader goes on from here when it resumes.
+            position.offset = before
+            raise
+        try:
+            await write_pieces(self._request, self._response, [piece])
         finally:
-            context.broker.bytes_in_flight.give(size)
-        total += size
-    position.offset = max(position.offset, fetched.next_offset)
-    return total
+            self._context.free(self._request, len(piece))
+        return len(piece)
 
-
-def _documents(
-    batch: RecordBatch,
-    position: _Position,
-    record_format: RecordFormat,
-    writer: _Writer,
-    context: ServerContext,
-) -> Iterator[bytes]:
-    """The encoded records of a batch from the position on; advances the position."""
-    topic = position.partition.topic
-    for record in decode_within_budget(batch, context):
-        offset = Offset(record.offset)
-        if offset < position.offset:
-            continue
-        position.offset = Offset(offset + 1)
-        try:
-            document = _encode(record_answer(record, topic, position.number, record_format))
-        except LogError as error:
-            refusal = TailError(error.entry.code, error.message, position.number, offset)
-            yield writer.error(_encode(refusal))
-        else:
-            if b"\n" in document or b"\r" in document:
-                # In JSON these are only blanks between tokens; in the stream they end a line.
-                document = document.replace(b"\n", b" ").replace(b"\r", b" ")
-            yield writer.record(document)
-
-
-def _slices(documents: Iterator[bytes]) -> list[bytes]:
-    """Documents joined to pieces of about the size of one write."""
-    pieces: list[bytes] = []
-    some: list[bytes] = []
-    size = 0
-    for document in documents:
-        some.append(document)
-        size += len(document)
-        if size >= WRITE_SLICE_BYTES:
-            pieces.append(b"".join(some))
-            some, size = [], 0
-    if some:
-        pieces.append(b"".join(some))
-    return pieces
+    def _documents(self, group: Sequence[Record], position: _Position) -> Iterator[bytes]:
+        """The encoded records from the position on; advances the position."""
+        topic, writer = position.partition.topic, self._writer
+        for record in group:
+            offset = Offset(record.offset)
+            if offset < position.offset:
+                continue
+            position.offset = Offset(offset + 1)
+            try:
+                document = _encode(record_answer(record, topic, position.number, self._format))
+            except LogError as error:
+                refusal = TailError(error.entry.code, error.message, position.number, offset)
+                yield writer.error(_encode(refusal))
+            else:
+                if b"\n" in document or b"\r" in document:
+                    # In JSON these are only blanks between tokens; in the stream they end a line.
+                    document = document.replace(b"\n", b" ").replace(b"\r", b" ")
+                yield writer.record(document)
 
 
 async def _positions(request: Request, context: ServerContext) -> list[_Position]:

@@ -7,7 +7,9 @@ thing; `GET …/records` is raftlog's own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -31,6 +33,7 @@ from raftlog.http.responses import JSON, bytes_response, json_response, media_ty
 from raftlog.http.routing import QueryParameter, Route
 from raftlog.metadata.image import PartitionImage, TopicImage
 from raftlog.record.batch import iterate_batches
+from raftlog.record.codec import Record
 from raftlog.record.errors import (
     BAD_REQUEST,
     INVALID_BODY,
@@ -45,14 +48,14 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import Buffer, Offset, PartitionId
 from raftlog.rest.json_records import (
+    BatchReader,
     ProduceDocument,
+    ProducedRecords,
     RecordAnswer,
     RecordDocument,
     RecordFormat,
-    decode_within_budget,
     parse_produce_body,
     record_answer,
-    stored_records,
 )
 from raftlog.rest.produce_options import (
     IDEMPOTENT_QUERY,
@@ -208,15 +211,14 @@ async def _produce(
     topic = await broker.produce.topic(request.principal, request.path_parameters["topic"])
     body = await read_body(request, context)
     limits = context.limits
-    parsed = parse_produce_body(
-        body,
-        record_format,
-        depth_max=limits.json_depth_max,
-        records_max=limits.records_per_request_max,
+    produced = ProducedRecords(
+        broker.clock.time_ms(), limits.records_per_request_max, partial(context.hold, request)
+    )
+    parsed = await parse_produce_body(
+        body, record_format, produced, depth_max=limits.json_depth_max, turns=broker.turns
     )
     options = idempotent_options(request, parsed, limits)
-    records = stored_records(parsed, broker.clock.time_ms())
-    partitions = [record.partition for record in parsed.records]
+    records, partitions = produced.records, produced.partitions
     if fixed is not None and any(number not in (None, fixed) for number in partitions):
         raise LogError(INVALID_BODY, f"The path says partition {fixed}, a record another.")
     has_none = partitions.count(None) == len(partitions)
@@ -384,55 +386,81 @@ class _Answer:
         self._context = context
         self._topic = partition.topic
         self._number = partition.partition
+        self._reader = BatchReader(request, context)
         self._records_max = poll.max_records
+        self._bytes_max = min(poll.max_bytes, context.limits.response_bytes_max)
         self._format = record_format
         self._pieces: list[bytes] = []
+        self._bytes = 0
+        """Bytes of the answer so far: of a compressed batch, many times its size."""
 
-    def take(self, data: Buffer) -> bool:
+    async def take(self, data: Buffer) -> bool:
         """Add the records of whole batches; return whether a bound is reached.
 
-        A record that does not fit the format is an error only if it is the first: the records
-        before it are answered, and the next poll meets it first.
+        The answer counts as bytes in flight as it grows. Without room for more, the records before
+        are answered. So it is with a record that does not fit the format: an error only if it is
+        the first, and the next poll meets it first.
         """
-        self._context.hold(self._request, len(data))
-        answers: list[RecordAnswer] = []
+        progress = self.progress
         try:
-            return self._take(data, answers)
-        finally:
-            # Written out at once: bytes are small beside the objects they come from.
-            if answers:
-                self._pieces.append(_encode(answers)[1:-1])
-                self.progress.count += len(answers)
-
-    def _take(self, data: Buffer, answers: list[RecordAnswer]) -> bool:
-        progress, end_offset, records_max = (
-            self.progress,
-            self.progress.end_offset,
-            self._records_max,
-        )
-        topic, number, record_format = self._topic, self._number, self._format
-        for batch in iterate_batches(data, check_crc=False):
-            for record in decode_within_budget(batch, self._context):
-                if record.offset < progress.offset:
+            for batch in iterate_batches(data, check_crc=False):
+                if batch.header.next_offset <= progress.offset:
                     continue
-                if end_offset is not None and record.offset >= end_offset:
-                    progress.offset = end_offset
-                    return True
-                if progress.count + len(answers) >= records_max:
-                    return True
-                try:
-                    answer = record_answer(record, topic, number, record_format)
-                except LogError:
-                    if progress.count or answers:
-                        return True
-                    raise
-                answers.append(answer)
-                progress.offset = Offset(record.offset + 1)
-            # Compaction may have removed the last records, but not their offsets.
-            progress.skip_to(batch.header.next_offset)
-        if progress.count + len(answers) >= records_max:
-            return True
-        return end_offset is not None and progress.offset >= end_offset
+                async with aclosing(self._reader.groups(batch)) as groups:
+                    async for group in groups:
+                        if self._add(group):
+                            return True
+                # Compaction may have removed the last records, but not their offsets.
+                progress.skip_to(batch.header.next_offset)
+        except LogError:
+            if progress.count:
+                return True
+            raise
+        return self._is_full()
+
+    def _add(self, group: Sequence[Record]) -> bool:
+        """Write out a group of records; return whether a bound is reached."""
+        progress, end_offset = self.progress, self.progress.end_offset
+        count_max = self._records_max - progress.count
+        answers: list[RecordAnswer] = []
+        failure: LogError | None = None
+        after: Offset = progress.offset
+        is_full = False
+        for record in group:
+            if record.offset < progress.offset:
+                continue
+            if end_offset is not None and record.offset >= end_offset:
+                after, is_full = end_offset, True
+                break
+            if len(answers) >= count_max:
+                is_full = True
+                break
+            try:
+                answer = record_answer(record, self._topic, self._number, self._format)
+            except LogError as error:
+                failure = error
+                break
+            answers.append(answer)
+            after = Offset(record.offset + 1)
+        if answers:
+            # Written out at once: bytes are small beside the objects they come from.
+            piece = _encode(answers)[1:-1]
+            self._context.hold(self._request, len(piece))
+            self._pieces.append(piece)
+            progress.count += len(answers)
+            self._bytes += len(piece)
+        progress.offset = max(progress.offset, after)
+        if failure is not None:
+            raise failure
+        return is_full or self._is_full()
+
+    def _is_full(self) -> bool:
+        progress = self.progress
+        return (
+            progress.count >= self._records_max
+            or self._bytes >= self._bytes_max
+            or (progress.end_offset is not None and progress.offset >= progress.end_offset)
+        )
 
     def body(self) -> bytes:
         """The JSON array of all records."""
@@ -452,7 +480,7 @@ _RECORDS_QUERY: Final = (
     QueryParameter(
         "max_bytes",
         int,
-        "About how many stored bytes to answer; at least one batch.",
+        "About how many bytes to answer; at least one record.",
         MAX_BYTES_DEFAULT,
     ),
     QueryParameter("max_records", int, "Most records to answer.", MAX_RECORDS_DEFAULT),

@@ -1,8 +1,4 @@
-"""The v3 admin convention: clusters, brokers, topics, configs, partitions, replicas.
-
-Any cluster id is accepted in paths: a node belongs to one cluster, and users of the field's REST
-proxies fetch the id only to repeat it.
-"""
+"""The v3 admin convention: clusters, brokers, topics, configs, partitions, replicas."""
 
 from __future__ import annotations
 

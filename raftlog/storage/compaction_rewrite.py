@@ -52,7 +52,7 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from raftlog.record.batch import RecordBatch, sealed
-from raftlog.record.codec import Record, decode
+from raftlog.record.codec import Record, decode, iterate_records
 from raftlog.record.compression import compress, decompress
 from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, LogError
 from raftlog.record.header import COMPRESSION_MASK, HEADER_SIZE, LENGTH_END
@@ -319,10 +319,11 @@ class CompactionPass:
 def refuse_keyless(batch: RecordBatch, *, decompressed_bytes_max: int) -> None:
     """Raise LogError(INVALID_BODY) if a record of the batch has no key, as compaction needs one.
 
-    The header does not show keys, so this decodes the batch: call it for compacted topics only.
-    Raises the errors of `decode`, too.
+    The header does not show keys, so this decodes the batch: call it for compacted topics only, and
+    for large batches in a thread. Raises the errors of `decode`, too.
     """
-    for position, record in enumerate(decode(batch, decompressed_bytes_max=decompressed_bytes_max)):
+    records = iterate_records(batch, decompressed_bytes_max=decompressed_bytes_max)
+    for position, record in enumerate(records):
         if record.key is None:
             raise LogError(
                 INVALID_BODY,

@@ -58,13 +58,14 @@ class Log(LogCore):
         *,
         checkpoint: ReplicaCheckpoint | None,
         start: StartKind,
+        is_new: bool = False,
         publish: Callable[[], Awaitable[None]],
     ) -> Log:
         """Open the log in `directory`, which exists, or begin one there. Blocks: inside `Disk.run`.
 
-        `checkpoint` is the node's record of the log, `start` how the node stopped. `publish` makes
-        `current_checkpoint` durable. A damaged log is opened, too: its `state` says so, and every
-        use raises STORAGE_FAILED. Raises DiskError.
+        `checkpoint` is the node's record of the log, `start` how the node stopped; `is_new`: no
+        record was ever appended. `publish` makes `current_checkpoint` durable. A damaged log is
+        opened, too: its `state` says so, and every use raises STORAGE_FAILED. Raises DiskError.
         """
         opened = open_log(
             shared.disk,
@@ -73,6 +74,7 @@ class Log(LogCore):
             config,
             checkpoint=checkpoint,
             start=start,
+            is_new=is_new,
             now_ms=shared.monotonic_ms(),
         )
         return cls(shared, directory, config, opened, checkpoint=checkpoint, publish=publish)

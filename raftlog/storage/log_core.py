@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -23,7 +24,7 @@ from raftlog.storage.compaction_plan import CompactionHistory
 from raftlog.storage.files import Lease, OpenFiles
 from raftlog.storage.flush import Flusher
 from raftlog.storage.opening import Opened
-from raftlog.storage.segments import Segments
+from raftlog.storage.segments import Segment, Segments
 from raftlog.storage.types import (
     NO_EPOCH,
     DamagedRange,
@@ -33,7 +34,7 @@ from raftlog.storage.types import (
     PossibleLoss,
     UnreadableBatch,
 )
-from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError
+from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError, File
 
 T = TypeVar("T")
 
@@ -44,8 +45,13 @@ The buffers never change while a reference to them is held. The listener must no
 
 COLD_READS_MAX: Final = 4
 """Reads by disk threads at once, of all logs: the other threads stay free for syncs."""
+DECODES_MAX: Final = 2
+"""Batches decoded by disk threads at once, of all logs."""
 UNFLUSHED_BYTES_MAX: Final = 32 << 20
 """With flush=async: bytes after which a sync starts before its time."""
+
+REFUSALS_LOGGED_S: Final = 60.0
+"""Between two log lines about refused producers."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +71,7 @@ class LogShared:
         self.files = files or OpenFiles(disk)
         self.flusher = Flusher(disk, clock)
         self.cold_reads = asyncio.Semaphore(COLD_READS_MAX)
+        self.decodes = asyncio.Semaphore(DECODES_MAX)
         self.room_bytes = UNKNOWN_ROOM_BYTES
         """Room on the disk beyond its reserve when last measured, minus the bytes appended since.
         Appends that do not fit are refused: the reserve belongs to the metadata and checkpoints."""
@@ -73,8 +80,23 @@ class LogShared:
         self.idle: dict[LogCore, float] = {}
         """Logs in ASYNC without appends since their last checkpoint, and its time, which rises."""
         self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
+        self.unpublished: dict[LogCore, None] = {}
+        """Logs whose content in the checkpoint file may differ from the present one. Logs in
+        `changed` count as such anyway."""
         self.file_is_behind = False
         """The checkpoint file must be written even if `changed` is empty."""
+
+        self.refused_producers = 0
+        """Appends refused because a log had no room for their new producers."""
+        self._refused_producers_logged_at = -math.inf
+
+    def note_refused_producers(self, directory: str, error: LogError) -> None:
+        """Count an append refused for its new producers; log one in a while."""
+        self.refused_producers += 1
+        now = self.clock.monotonic()
+        if now - self._refused_producers_logged_at >= REFUSALS_LOGGED_S:
+            self._refused_producers_logged_at = now
+            logger.warning("%s: new producers refused: %s", directory, error.message)
 
     def monotonic_ms(self) -> int:
         """The monotonic time in milliseconds, by which producers age."""
@@ -274,6 +296,7 @@ class LogCore:
         end_offset = self.segments.end_offset
         is_synced = self.failure is None and self.flushed_offset == end_offset
         if is_synced and self.effective_flush.rest(end_offset):
+            self.mark_unpublished()
             self.shared.file_is_behind = True
 
     async def _begin_async(self) -> None:
@@ -342,6 +365,7 @@ class LogCore:
         self.state = state
         self.shared.changed.pop(self, None)
         self.shared.idle.pop(self, None)
+        self.mark_unpublished()
         waiters, self._waiters = self._waiters, deque()
         for _, waiter in waiters:
             if not waiter.done():
@@ -401,12 +425,20 @@ class LogCore:
 
     async def publish(self) -> None:
         """Return once the node's checkpoint file holds the present `current_checkpoint`."""
+        self.mark_unpublished()
         try:
             await self._publish()
         except DiskFullError as error:
             raise disk_full(self.directory) from error
         except DiskError as error:
             raise self.fail(error) from error
+        finally:
+            # Some promises are lowered for the time of the call only.
+            self.mark_unpublished()
+
+    def mark_unpublished(self) -> None:
+        """Include the log in the next write of the checkpoint file, whatever causes the write."""
+        self.shared.unpublished[self] = None
 
     # Durability
 
@@ -424,6 +456,7 @@ class LogCore:
 
     def mark_changed(self) -> None:
         """Mark the log for the next checkpoint."""
+        self.mark_unpublished()
         if self.failure is not None:
             self.shared.file_is_behind = True
             return
@@ -450,8 +483,16 @@ class LogCore:
         self._unflushed_bytes = 0
         # Older segments were synced before this one took its first batch. The lease keeps the file
         # open during the sync, even if the segment releases its file meanwhile.
-        self._sync_lease = self.shared.files.lease(self.segments.active.path)
-        return self._sync_lease.file.sync
+        active = self.segments.active
+        self._sync_lease = self.shared.files.lease(active.path)
+        if active.is_name_durable:
+            return self._sync_lease.file.sync
+        return partial(self._sync_with_name, active, self._sync_lease.file)
+
+    def _sync_with_name(self, segment: Segment, file: File) -> None:
+        file.sync()
+        self.shared.disk.sync_directory(self.directory)
+        segment.is_name_durable = True
 
     def end_sync(self, error: Exception | None) -> None:
         """For the flusher: the sync is over."""

@@ -46,6 +46,7 @@ from raftlog.storage.opening import NO_GAPS, create_segment
 from raftlog.storage.producer_state import ProducerStates, Truncation
 from raftlog.storage.retention import SegmentInfo, plan_retention
 from raftlog.storage.segments import DELETED_SUFFIX, IndexTails, Segment
+from raftlog.storage.types import UNLIMITED
 from raftlog.world import Disk
 
 SEGMENTS_DROPPED_MAX: Final = 64
@@ -123,6 +124,7 @@ class LogOperations:
                 core.shared.changed.pop(core, None)
                 await core.flush()
                 core.note_idle()
+                core.mark_unpublished()
                 return core.current_checkpoint()
             tails = active.index_tails()
             position = active.size_bytes
@@ -159,6 +161,7 @@ class LogOperations:
                 offset_index_entries=active.offset_index.saved,
                 time_index_entries=active.time_index.saved,
             )
+        core.mark_unpublished()
         if core not in core.shared.changed:
             core.note_idle()
         return core.current_checkpoint()
@@ -210,31 +213,33 @@ class LogOperations:
             await self.advance_recovery_point()
         segments.log_start_offset = max(segments.log_start_offset, offset)
         await core.publish()
-        await self._apply_retention(0, by_start_only=True)
+        await self._apply_retention(None, by_start_only=True)
         return segments.log_start_offset
 
-    async def apply_retention(self, now_ms: int) -> int:
+    async def apply_retention(self, now_ms: int | None) -> int:
         """Remove segments that are due by age or size; return how many. Raises LogError.
+
+        Without a trustworthy time (None) none is due by age.
 
         Removes none while a compaction runs, which can take minutes: due segments stay due.
         """
         return await self._core.run_shielded(self._apply_retention(now_ms, by_start_only=False))
 
-    async def _apply_retention(self, now_ms: int, *, by_start_only: bool) -> int:
+    async def _apply_retention(self, now_ms: int | None, *, by_start_only: bool) -> int:
         if self._core.is_compacting:
             return 0
         async with self._core.arrange_lock:
             return await self._remove_due(now_ms, by_start_only=by_start_only)
 
-    async def _remove_due(self, now_ms: int, *, by_start_only: bool) -> int:
+    async def _remove_due(self, now_ms: int | None, *, by_start_only: bool) -> int:
         core, config = self._core, self._core.config
         core.require_online()
         segments = core.segments
         infos = self.segment_infos()
         plan = plan_retention(
             infos,
-            now_ms=now_ms,
-            retention_ms=config.retention_ms,
+            now_ms=0 if now_ms is None else now_ms,
+            retention_ms=UNLIMITED if now_ms is None else config.retention_ms,
             retention_bytes=config.retention_bytes,
             segment_ms=config.segment_ms,
             log_start_offset=segments.log_start_offset,

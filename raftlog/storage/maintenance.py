@@ -30,7 +30,7 @@ from raftlog.record.types import PartitionId, TopicId
 from raftlog.storage.checkpoint_file import CheckpointFile
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import LogShared
-from raftlog.storage.retention import SteadyClock
+from raftlog.storage.retention import RetentionClock
 from raftlog.storage.scrub import Scrubber
 from raftlog.storage.types import LogState, StorageSettings
 from raftlog.world import Disk, DiskError, DiskFullError
@@ -81,7 +81,7 @@ class Maintenance:
         self._removals: deque[str] = deque()
         self._written_at = 0.0
         clock = shared.clock
-        self._steady = SteadyClock(clock.time_ms(), shared.monotonic_ms())
+        self.retention_clock = RetentionClock(clock.time_ms(), shared.monotonic_ms())
 
     def limit(self, *, reserve_bytes: int, scrub_bytes_per_s: int) -> None:
         """Change the room that appends leave, and the scrubber's rate. Takes effect at once."""
@@ -104,6 +104,7 @@ class Maintenance:
 
     def opened(self, log: Log) -> None:
         """Mark a log for a checkpoint if recovery had to scan for its derived state."""
+        log.mark_unpublished()
         if log.state is not LogState.ONLINE:
             return
         if log.recovery.recovery_point < log.log_end_offset:
@@ -195,7 +196,7 @@ class Maintenance:
             _report(log, "checkpoint", error)
 
     async def _apply_retention(self, now: float) -> None:
-        now_ms = self._steady.now_ms(self._shared.clock.time_ms(), self._shared.monotonic_ms())
+        now_ms = self._now_ms()
         if not self._retention_queue and (now - self._retention_round_at) * 1000 >= (
             self._settings.retention_interval_ms
         ):
@@ -208,7 +209,11 @@ class Maintenance:
             log.producers.expire(self._shared.monotonic_ms())
             await self._retain(log, now_ms)
 
-    async def _retain(self, log: Log, now_ms: int) -> None:
+    def _now_ms(self) -> int | None:
+        shared = self._shared
+        return self.retention_clock.now_ms(shared.clock.time_ms(), shared.monotonic_ms())
+
+    async def _retain(self, log: Log, now_ms: int | None) -> None:
         try:
             await log.operations.apply_retention(now_ms)
         except LogError as error:
@@ -224,7 +229,10 @@ class Maintenance:
 
     async def _compact(self) -> None:
         """One pass over each compacted log, one after the other."""
-        now_ms = self._steady.now_ms(self._shared.clock.time_ms(), self._shared.monotonic_ms())
+        now_ms = self._now_ms()
+        while now_ms is None:
+            await self._shared.clock.sleep(TICK_INTERVAL_S)
+            now_ms = self._now_ms()
         for key in list(self._logs):
             log = self._logs.get(key)
             if log is None or not log.config.compacts or log.state is not LogState.ONLINE:

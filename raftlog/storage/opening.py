@@ -27,7 +27,6 @@ from raftlog.storage.derived_state import (
     write_initial_state,
 )
 from raftlog.storage.files import OpenFiles
-from raftlog.storage.index import OFFSET_LAYOUT, TIME_LAYOUT
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.producer_state import ProducerStates
 from raftlog.storage.recovery import (
@@ -83,11 +82,12 @@ def open_log(
     *,
     checkpoint: ReplicaCheckpoint | None,
     start: StartKind,
+    is_new: bool,
     now_ms: int,
 ) -> Opened:
     """Open the log in `directory`, or begin one if it has no segment. Blocks. Raises DiskError.
 
-    `now_ms` is the monotonic time by which producers age.
+    `is_new`: no record was ever appended. `now_ms` is the monotonic time by which producers age.
     """
     known_damage = _known_damage(disk, directory, checkpoint)
     if known_damage is not None:
@@ -96,17 +96,15 @@ def open_log(
         return _restart_empty(disk, files, directory, checkpoint.restart_at, now_ms)
     finish_swaps(disk, directory)
     names = _remove_leftovers(disk, directory)
-    if start is not StartKind.CLEAN:
+    if start is not StartKind.CLEAN and (names or not is_new):
         # Names created, changed or removed by a crashed process may be in memory only. Without this
         # sync, a power cut after further changes could bring the old names back.
         disk.sync_directory(directory)
     bases = sorted(base for name in names if (base := base_offset_of(name, LOG_SUFFIX)) is not None)
     if not bases:
-        flushed_offset = Offset(0) if checkpoint is None else checkpoint.flushed_offset
-        if flushed_offset > 0:
-            damage = Damage(f"all segments are missing; offset {flushed_offset} existed")
-            return _refused(files, disk, directory, checkpoint, damage)
-        return _begin(disk, files, directory, Offset(0))
+        return _without_segments(
+            disk, files, directory, config, checkpoint=checkpoint, start=start, is_new=is_new
+        )
     facts = [_facts(files, directory, base, last=base == bases[-1]) for base in bases]
     derived = load_derived(disk, directory, names, checkpoint, now_ms)
     plan = plan_recovery(
@@ -189,6 +187,36 @@ def _remove_leftovers(disk: Disk, directory: str) -> list[str]:
         else:
             kept.append(name)
     return kept
+
+
+def _without_segments(
+    disk: Disk,
+    files: OpenFiles,
+    directory: str,
+    config: LogConfig,
+    *,
+    checkpoint: ReplicaCheckpoint | None,
+    start: StartKind,
+    is_new: bool,
+) -> Opened:
+    """A log that took no record; or a power cut took the file with its records (flush=async)."""
+    flushed_offset = Offset(0) if checkpoint is None else checkpoint.flushed_offset
+    if flushed_offset > 0:
+        damage = Damage(f"all segments are missing; offset {flushed_offset} existed")
+        return _refused(files, disk, directory, checkpoint, damage)
+    if disk.list_directory(directory):
+        opened = _begin(disk, files, directory, Offset(0))
+    else:
+        opened = _begin_unwritten(files, directory)
+    if not is_new and _may_have_lost(checkpoint, start, config):
+        opened.possible_loss = _possible_loss(directory, Offset(0), 0)
+    return opened
+
+
+def _begin_unwritten(files: OpenFiles, directory: str) -> Opened:
+    segment = Segment(files, directory, Offset(0))
+    segment.begin_unwritten()
+    return Opened([segment], Offset(0), LeaderEpochs(), ProducerStates())
 
 
 def _begin(disk: Disk, files: OpenFiles, directory: str, offset: Offset) -> Opened:
@@ -276,21 +304,14 @@ def _facts(
         segment.size_bytes = file.size
     sealed_end: Offset | None = None
     if not last:
-        segment.offset_index.saved = _entries(files, segment.offset_index.path, OFFSET_LAYOUT.size)
-        segment.time_index.saved = _entries(files, segment.time_index.path, TIME_LAYOUT.size)
+        segment.offset_index.saved = segment.offset_index.count_on_disk()
+        segment.time_index.saved = segment.time_index.count_on_disk()
         entry = segment.time_index.last_saved()
         if entry is not None:
             seal = segment.time_entry(entry)
             sealed_end = segment.next_offset = Offset(seal.last_offset + 1)
             segment.max_timestamp_ms = seal.timestamp_ms
     return SegmentFacts(base_offset, segment.size_bytes, sealed_end), segment
-
-
-def _entries(files: OpenFiles, path: str, width: int) -> int:
-    if not files.disk.exists(path):
-        return 0
-    with files.lease(path) as file:
-        return file.size // width
 
 
 class _Recovery:
@@ -366,29 +387,27 @@ class _Recovery:
         position, offset = 0, segment.base_offset
         offset_entries = time_entries = 0
         checkpoint = self._checkpoint
+        newest: tuple[int, int] | None = None
         if first and self._plan.scan_position and checkpoint is not None:
-            files = segment.files
-            there = _entries(files, segment.offset_index.path, OFFSET_LAYOUT.size)
-            there_too = _entries(files, segment.time_index.path, TIME_LAYOUT.size)
+            times = segment.time_index
+            times.saved = checkpoint.time_index_entries
+            newest = times.last_saved() if times.saved <= times.count_on_disk() else None
             if (
-                there >= checkpoint.offset_index_entries
-                and there_too >= checkpoint.time_index_entries
+                segment.offset_index.count_on_disk() >= checkpoint.offset_index_entries
+                and newest is not None
             ):
                 position, offset = self._plan.scan_position, self._plan.scan_offset
                 offset_entries = checkpoint.offset_index_entries
                 time_entries = checkpoint.time_index_entries
             else:
                 # The checkpoint's counts of index entries will not hold for the new indexes.
-                self._recovery_point = None
-                logger.warning("%s: an index is cut off; scanning.", segment.path)
+                newest, self._recovery_point = None, None
+                logger.warning("%s: an index is cut off or damaged; scanning.", segment.path)
         segment.size_bytes = position
         segment.next_offset = offset
-        segment.max_timestamp_ms = NO_TIMESTAMP
+        segment.max_timestamp_ms = NO_TIMESTAMP if newest is None else newest[0]
         segment.offset_index.saved = offset_entries
         segment.time_index.saved = time_entries
-        entry = segment.time_index.last_saved()
-        if entry is not None:
-            segment.max_timestamp_ms = entry[0]
         return position
 
     def _scan(self, segment: Segment, file: File, position: int) -> ScanEnd:
@@ -432,14 +451,8 @@ class _Recovery:
         possible_loss = None
         if damage is None:
             self._derived.leader_epochs.truncate_from_end(end_offset)
-            if self._may_have_lost():
-                possible_loss = PossibleLoss(end_offset, torn_bytes)
-                logger.warning(
-                    "%s: power was lost with flush=async: records from offset %d on, if there "
-                    "were any, are gone, even if they had been acknowledged.",
-                    self._directory,
-                    end_offset,
-                )
+            if _may_have_lost(self._checkpoint, self._start, self._config):
+                possible_loss = _possible_loss(self._directory, end_offset, torn_bytes)
             elif torn_bytes:
                 logger.warning(
                     "%s: cut %d bytes of an unfinished write at offset %d; nothing acknowledged "
@@ -467,9 +480,22 @@ class _Recovery:
             self._gaps_below,
         )
 
-    def _may_have_lost(self) -> bool:
-        # Without a checkpoint the start counts as one after a power cut, which may be true.
-        if self._start is not StartKind.POWER_LOSS:
-            return False
-        known = None if self._checkpoint is None else self._checkpoint.flush
-        return (known or self._config.flush) is FlushMode.ASYNC
+
+def _may_have_lost(
+    checkpoint: ReplicaCheckpoint | None, start: StartKind, config: LogConfig
+) -> bool:
+    # Without a checkpoint the start counts as one after a power cut, which may be true.
+    if start is not StartKind.POWER_LOSS:
+        return False
+    known = None if checkpoint is None else checkpoint.flush
+    return (known or config.flush) is FlushMode.ASYNC
+
+
+def _possible_loss(directory: str, end_offset: Offset, torn_bytes: int) -> PossibleLoss:
+    logger.warning(
+        "%s: power was lost with flush=async: records from offset %d on, if there "
+        "were any, are gone, even if they had been acknowledged.",
+        directory,
+        end_offset,
+    )
+    return PossibleLoss(end_offset, torn_bytes)

@@ -29,6 +29,12 @@ def replica_name(topic_id: TopicId, partition: PartitionId) -> str:
     return f"{topic_id}/{partition}"
 
 
+def replica_key(name: str) -> tuple[TopicId, PartitionId]:
+    """Topic id and partition of a `replica_name`."""
+    topic_id, _, partition = name.partition("/")
+    return TopicId(topic_id), PartitionId(int(partition))
+
+
 def trash_topic(disk: Disk, topic_id: TopicId) -> None:
     """Move a topic's directory to deleted/, if present."""
     if disk.exists(f"{REPLICAS}/{topic_id}"):

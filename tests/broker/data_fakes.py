@@ -254,9 +254,9 @@ def records_of(data: bytes) -> Sequence[Record]:
     return decode(RecordBatch(parse_header(data), data), decompressed_bytes_max=1 << 24)
 
 
-def batch_of(values: Sequence[bytes]) -> RecordBatch:
+def batch_of(values: Sequence[bytes], compression: Compression = Compression.GZIP) -> RecordBatch:
     """A compressible batch: small, however large its records."""
-    builder = BatchBuilder(Compression.GZIP, 1 << 30)
+    builder = BatchBuilder(compression, 1 << 30)
     for value in values:
         builder.append(0, None, value)
     data = bytes(builder.build())

@@ -47,6 +47,7 @@ def broker_settings(**values: Any) -> BrokerSettings:
         **{
             "auto_create_topics": False,
             "bytes_in_flight_max": 1 << 20,
+            "requests_in_flight_max": 1000,
             "response_bytes_max": 1 << 20,
             "long_poll_s_max": 5.0,
             "partitions_per_request_max": 100,

@@ -151,7 +151,7 @@ async def test_read_takes_chunks_until_it_needs_no_more() -> None:
     progress = ReadProgress(START, None)
     taken: list[int] = []
 
-    def take(data: Buffer) -> bool:
+    async def take(data: Buffer) -> bool:
         taken.extend(batch.header.base_offset for batch in iterate_batches(data))
         progress.count += 1
         progress.skip_to(Offset(taken[-1] + 1))

@@ -1,38 +1,149 @@
-"""Bytes in flight, and the number of partitions of one request."""
+"""Budgets by address, turns of long work, minimum rates, and the partitions of one request."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from collections import Counter
 
-from raftlog.broker.limits import BytesInFlight
-from raftlog.record.errors import INVALID_BODY, OVERLOADED, LogError
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftlog.broker.limits import AddressBudget, RateGuard, WorkTurns, address_group
+from raftlog.record.errors import INVALID_BODY, OVERLOADED, QUOTA_EXCEEDED, LogError
 from tests.broker.harness import broker_settings
 
 
-def test_bytes_over_the_limit_are_refused_and_leave_no_trace() -> None:
-    bytes_in_flight = BytesInFlight(100)
-    bytes_in_flight.take(60)
+def test_amounts_over_the_total_are_refused_and_leave_no_trace() -> None:
+    budget = AddressBudget(100, "bytes in flight")
+    for number in range(4):
+        budget.take(20, f"10.0.0.{number}")
     with pytest.raises(LogError) as caught:
-        bytes_in_flight.take(41)
+        budget.take(21, "10.0.0.9")
     assert caught.value.entry is OVERLOADED
-    assert (bytes_in_flight.used, bytes_in_flight.refused) == (60, 1)
-    bytes_in_flight.take(40)
-    bytes_in_flight.give(100)
-    assert bytes_in_flight.used == 0
+    assert (budget.used, budget.refused) == (80, 1)
+    budget.take(20, "10.0.0.9")
+    for number in range(4):
+        budget.give(20, f"10.0.0.{number}")
+    budget.give(20, "10.0.0.9")
+    assert budget.used == 0
 
 
-def test_finished_answer_is_held_over_the_limit_and_leaves_less_room() -> None:
-    bytes_in_flight = BytesInFlight(100)
-    bytes_in_flight.take_anyway(150)
+def test_one_address_has_a_quarter_at_most() -> None:
+    budget = AddressBudget(100, "bytes in flight")
+    budget.take(20, "10.0.0.1")
+    with pytest.raises(LogError) as caught:
+        budget.take(6, "10.0.0.1")
+    assert caught.value.entry is QUOTA_EXCEEDED
+    assert "10.0.0.1 hold 20 bytes in flight" in caught.value.message
+    assert "25 are allowed" in caught.value.message
+    budget.take(25, "10.0.0.2")
+    budget.take(5, "10.0.0.1")
+    assert budget.used_by("10.0.0.1") == 25
+
+
+def test_answer_of_a_finished_write_is_held_over_the_limit_and_leaves_less_room() -> None:
+    budget = AddressBudget(100, "bytes in flight")
+    budget.take_anyway(150, "10.0.0.1")
     with pytest.raises(LogError):
-        bytes_in_flight.take(1)
-    bytes_in_flight.give(150)
-    bytes_in_flight.take(100)
+        budget.take(1, "10.0.0.2")
+    budget.give(150, "10.0.0.1")
+    budget.take(25, "10.0.0.2")
 
 
 def test_more_given_back_than_taken_is_a_broken_invariant() -> None:
+    budget = AddressBudget(100, "bytes in flight")
+    budget.take(1, "10.0.0.1")
     with pytest.raises(AssertionError):
-        BytesInFlight(100).give(1)
+        budget.give(1, "10.0.0.2")
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from("abcdef"), st.booleans())))
+def test_no_sequence_exceeds_total_or_share(steps: list[tuple[int, str, bool]]) -> None:
+    budget = AddressBudget(100, "bytes in flight")
+    held: Counter[str] = Counter()
+    for size, address, is_take in steps:
+        if is_take:
+            try:
+                budget.take(size, address)
+            except LogError:
+                assert held[address] + size > 25 or held.total() + size > 100
+            else:
+                held[address] += size
+        elif held[address]:
+            budget.give(held[address], address)
+            held[address] = 0
+        assert budget.used == held.total() <= 100
+        assert all(budget.used_by(each) == held[each] <= 25 for each in "abcdef")
+
+
+@pytest.mark.parametrize(
+    ("address", "group"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("::1", "::/64"),
+        ("", ""),
+        ("a:b", "a:b"),
+    ],
+)
+def test_address_counts_by_the_network_of_one_client(address: str, group: str) -> None:
+    assert address_group(address) == group
+
+
+async def test_one_piece_of_long_work_runs_in_an_iteration_of_the_loop() -> None:
+    turns = WorkTurns()
+    iteration = 0
+    pieces: Counter[int] = Counter()
+    is_done = False
+
+    async def count_iterations() -> None:
+        nonlocal iteration
+        while not is_done:
+            iteration += 1
+            await asyncio.sleep(0)
+
+    async def work() -> None:
+        for _ in range(20):
+            await turns.wait()
+            pieces[iteration] += 1
+
+    counting = asyncio.create_task(count_iterations())
+    await asyncio.gather(*(work() for _ in range(10)))
+    is_done = True
+    await counting
+    assert pieces.total() == 200
+    assert max(pieces.values()) == 1
+
+
+async def test_cancelled_wait_for_a_turn_lets_the_others_go_on() -> None:
+    turns = WorkTurns()
+    waiting = [asyncio.create_task(turns.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    waiting[1].cancel()
+    await asyncio.wait_for(waiting[2], 5)
+
+
+def test_bytes_of_an_earlier_window_earn_no_time() -> None:
+    guard = RateGuard(100, 10.0)
+    guard.moved(1_000_000, 1.0)
+    assert guard.patience_s == 10.0
+    guard.moved(999, 4.0)
+    assert guard.patience_s == 6.0
+    guard.moved(0, 7.0)
+    assert guard.patience_s == 0.0
+
+
+def test_transfer_at_the_minimum_rate_goes_on_without_end() -> None:
+    guard = RateGuard(100, 10.0)
+    for _ in range(1000):
+        guard.moved(100, 1.0)
+        assert guard.patience_s > 0
 
 
 def test_partitions_of_a_request_are_bounded() -> None:

@@ -219,3 +219,20 @@ async def test_frame_of_a_partition_led_elsewhere_names_the_leader() -> None:
         one.node.metadata.image.partition("one", 0).leader_epoch,
         1,
     )
+
+
+async def test_records_that_the_topic_cannot_take_are_named() -> None:
+    one = await BrokerHarness.start()
+    configs = {"max.message.bytes": "200", "cleanup.policy": "compact"}
+    await one.node.metadata.create_topic("kept", partitions=2, configs=configs)
+    topic = await one.broker.produce.topic(ALICE, "kept")
+    records = [
+        record("a", b"k"),
+        record("a"),
+        record("a" * 200, b"k"),
+        record("a", b"k"),
+        record("a" * 100, b"k"),
+    ]
+    errors = one.broker.produce.unfit(topic, records, [None, None, 1, 2, 1])
+    found = {index: error.entry for index, error in errors.items()}
+    assert found == {1: INVALID_BODY, 2: RECORD_TOO_LARGE, 3: UNKNOWN_PARTITION}

@@ -199,6 +199,32 @@ def test_second_node_in_one_directory_is_refused_with_a_reason(tmp_path: Path) -
             capture_output=True, text=True, timeout=20, env=clean_environment(), check=False,
         )  # fmt: skip
         assert second.returncode == 1
-        assert "cannot start" in second.stderr
-        assert "Traceback" not in second.stderr
+        (line,) = second.stderr.splitlines()
+        assert "cannot start" in line
+        assert f"is in use by another raftlog process ({node.process.pid})" in line
         assert node.process.poll() is None
+
+
+def test_port_in_use_is_one_line_and_leaves_no_directory(tmp_path: Path) -> None:
+    with running_node(tmp_path / "first") as node:
+        second = subprocess.run(
+            [*RAFTLOG, "serve", "--data-dir", str(tmp_path / "second"), "--listen", node.address],
+            capture_output=True, text=True, timeout=20, env=clean_environment(), check=False,
+        )  # fmt: skip
+        assert second.returncode == 1
+        (line,) = second.stderr.splitlines()
+        assert f"cannot listen on {node.address}: another raftlog node has this port" in line
+        assert not (tmp_path / "second").exists()
+
+
+def test_node_writes_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        with running_node(tmp_path / "made" / "data") as node:
+            node.stop()
+    finally:
+        os.umask(before)
+    made = [tmp_path / "made", *(tmp_path / "made").rglob("*")]
+    wide = {str(path): oct(path.stat().st_mode) for path in made if path.stat().st_mode & 0o077}
+    assert len(made) > 8
+    assert wide == {}

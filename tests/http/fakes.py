@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from raftlog.broker.authorize import Authorize, allow_all
 from raftlog.broker.service import Broker
-from raftlog.http.app import Server
+from raftlog.http.app import Ports, Server
 from raftlog.http.settings import ServerSettings
 from raftlog.metadata import admin_plans
 from raftlog.metadata.apply import apply
@@ -29,6 +29,7 @@ from raftlog.record.errors import NO_CONTROLLER, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import BrokerId, Offset, ProducerEpoch, ProducerId, TopicId
 from raftlog.replication.cluster_metadata import Operations
 from raftlog.replication.manager import ReplicationStatus
+from raftlog.replication.replica import TopicSettings
 from raftlog.rest.routes import ROUTES
 from raftlog.world.time import SystemClock
 
@@ -38,7 +39,7 @@ class FakeMetadata:
 
     def __init__(self, brokers: int) -> None:
         self.image = MetadataImage()
-        self.settings = SimpleNamespace(defaults={}, partitions_default=1)
+        self.settings = TopicSettings(cluster=lambda: self.image.cluster_settings)
         self._ids = 0
         self.quorum: FakeQuorum | None = None
         self.unwritable: set[BrokerId] = set()
@@ -299,4 +300,5 @@ async def start_server(
 ) -> Server:
     """Start the server of a node with these services, like the node's process."""
     broker = Broker(services, settings.for_broker(), authorize)
-    return await Server.start(broker, settings, ROUTES, **options)
+    ports = await Ports.bind(settings)
+    return await Server.start(broker, settings, ROUTES, ports=ports, **options)

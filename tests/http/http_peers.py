@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from raftlog.broker.service import Broker
-from raftlog.http.app import HttpServer
+from raftlog.http.app import HttpServer, Port
 from raftlog.http.dispatch import Dispatcher
 from raftlog.http.metrics import ServerMetrics
 from raftlog.http.request import Request, ServerContext
@@ -51,7 +51,9 @@ async def serving(
         metrics=ServerMetrics(broker.topics),
         on_broken_invariant=on_broken_invariant,
     )
-    server = await HttpServer.start(Dispatcher(Router(routes), context), context, "127.0.0.1", 0)
+    server = await HttpServer.start(
+        Dispatcher(Router(routes), context), context, await Port.bind("127.0.0.1", 0)
+    )
     try:
         yield server
     finally:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import zlib
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -11,7 +12,8 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.http.body import check_json_depth, read_body, read_json
+from raftlog.http.body import read_body, read_json
+from raftlog.http.json_check import check_json
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import bytes_response, json_response
 from raftlog.http.routing import Route
@@ -51,6 +53,7 @@ def chunked(*chunks: bytes) -> bytes:
     return b"".join(parts) + b"0\r\n\r\n"
 
 
+HEAD = b"POST /size HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n"
 CHUNKED_HEAD = b"POST /size HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -164,22 +167,50 @@ async def test_expect_100_continue_is_asked_for_only_when_the_body_is_wanted() -
 
 async def test_bodies_together_are_bounded() -> None:
     bounds = limits(bytes_in_flight_max=100_000)
-    async with (
-        serving(ROUTES, bounds) as server,
-        RawPeer.connected(server.port) as greedy,
-        RawPeer.connected(server.port) as late,
-    ):
-        await greedy.send(
-            b"POST /size HTTP/1.1\r\nHost: t\r\nContent-Length: 90001\r\n\r\n" + bytes(90_000)
-        )
-        await eventually(lambda: server.context.broker.bytes_in_flight.used == 90_000)
+    async with serving(ROUTES, bounds) as server, AsyncExitStack() as stack:
+        budget = server.context.broker.bytes_in_flight
+        greedy = [
+            await stack.enter_async_context(RawPeer.connected(server.port, f"127.0.0.{number}"))
+            for number in range(2, 6)
+        ]
+        late = await stack.enter_async_context(RawPeer.connected(server.port))
+        for peer in greedy:
+            await peer.send(HEAD % 22_001 + bytes(22_000))
+        await eventually(lambda: budget.used == 88_000)
         reply = await late.request("POST", "/size", bytes(20_000))
         assert reply.error_code == 50305
         assert reply.headers["retry-after"] == "1"
-        assert server.context.broker.bytes_in_flight.refused == 1
-        await greedy.send(b"x")
-        assert (await greedy.reply()).status == 200
+        assert budget.refused == 1
+        for peer in greedy:
+            await peer.send(b"x")
+            assert (await peer.reply()).status == 200
         assert (await late.request("POST", "/size", bytes(20_000))).status == 200
+
+
+async def test_bodies_of_one_address_leave_room_for_others() -> None:
+    bounds = limits(bytes_in_flight_max=100_000)
+    async with serving(ROUTES, bounds) as server, AsyncExitStack() as stack:
+        budget = server.context.broker.bytes_in_flight
+        for _ in range(5):
+            peer = await stack.enter_async_context(RawPeer.connected(server.port))
+            await peer.send(HEAD % 5_001 + bytes(5_000))
+        await eventually(lambda: budget.used == 25_000)
+        same = await stack.enter_async_context(RawPeer.connected(server.port))
+        reply = await same.request("POST", "/size", bytes(20_000))
+        assert reply.error_code == 42901
+        assert "127.0.0.1 hold 25000 bytes in flight" in reply.json["message"]
+        other = await stack.enter_async_context(RawPeer.connected(server.port, "127.0.0.2"))
+        assert (await other.request("POST", "/size", bytes(20_000))).status == 200
+
+
+async def test_burst_followed_by_silence_earns_no_time() -> None:
+    bounds = limits(body_receive_s=0.3, body_bytes_per_second_min=1000)
+    async with serving(ROUTES, bounds) as server, RawPeer.connected(server.port) as peer:
+        # At the minimum rate, these bytes take 50 s.
+        await peer.send(HEAD % 1_000_000 + bytes(50_000))
+        reply = await peer.reply()
+        assert reply.error_code == 40801
+        assert "50000 bytes" in reply.json["message"]
 
 
 def bare_deflate(data: bytes) -> bytes:
@@ -270,13 +301,13 @@ async def test_foreign_content_type_is_refused() -> None:
 
 
 def test_depth_is_that_of_brackets_outside_strings() -> None:
-    check_json_depth(b'{"a":[[["]]]}}}"]]]}', 4)
-    check_json_depth(b'["' + b"[{" * 500 + b'\\"[[["]', 2)
-    check_json_depth(b"[1]," * 5_000, 2)
+    check_json(b'{"a":[[["]]]}}}"]]]}', 4)
+    check_json(b'["' + b"[{" * 500 + b'\\"[[["]', 2)
+    check_json(b"[1]," * 5_000, 2)
     with pytest.raises(LogError):
-        check_json_depth(b"[[[[[]]]]]", 4)
+        check_json(b"[[[[[]]]]]", 4)
     with pytest.raises(LogError):
-        check_json_depth(b'{"a":{"a":{"a":"}}}"}}}', 2)
+        check_json(b'{"a":{"a":{"a":"}}}"}}}', 2)
 
 
 JSON = st.recursive(
@@ -302,10 +333,10 @@ def depth_of(value: object) -> int:
 def test_depth_check_agrees_with_counting(value: object, depth_max: int) -> None:
     body = msgspec.json.encode(value)
     if depth_of(value) <= depth_max:
-        check_json_depth(body, depth_max)
+        check_json(body, depth_max)
     else:
         with pytest.raises(LogError):
-            check_json_depth(body, depth_max)
+            check_json(body, depth_max)
 
 
 async def test_request_without_a_reader_for_its_body_is_answered_and_ended() -> None:

@@ -229,7 +229,7 @@ def test_lease_bound_belongs_to_the_controller() -> None:
     image = MetadataImage()
     image.cluster_settings = {LEASE_BOUND: "9000"}
     for values, removals in (({LEASE_BOUND: "1000"}, ()), ({}, (LEASE_BOUND,))):
-        with pytest.raises(LogError, match="no topic config") as caught:
+        with pytest.raises(LogError, match="no broker or topic config") as caught:
             plan_cluster_settings(image, values=values, removals=removals)
         assert caught.value.entry is INVALID_CONFIG
 

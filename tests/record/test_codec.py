@@ -16,8 +16,8 @@ from raftlog.record.codec import (
     BatchBuilder,
     Record,
     RecordTuple,
-    _decompressed,
     decode,
+    decompress_batch,
     encode_batches,
 )
 from raftlog.record.compression import Compression, compress
@@ -374,7 +374,9 @@ class TestDecode:
     @each_codec
     def test_the_decoder_has_room_behind_the_records(self, compression: Compression) -> None:
         # Reading past the end shows only as a crash, and only when memory ends there too.
-        view = _decompressed(batch(SAMPLE, compression), DECOMPRESSED_BYTES_MAX)
+        view = decompress_batch(
+            batch(SAMPLE, compression), decompressed_bytes_max=DECOMPRESSED_BYTES_MAX
+        )
         assert isinstance(view.obj, bytes)
         assert view.obj[view.nbytes :] == bytes(64)
 

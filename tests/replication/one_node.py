@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.commands import (
     ChangePartitions,
     Command,
@@ -96,9 +97,11 @@ class OneNode:
 
     # Metadata
 
-    def run(self, command: Command) -> None:
+    def run(self, command: Command) -> ApplyResult:
         self.index += 1
-        self.state_machine.apply(self.index, encode_command(command)).check()
+        result = self.state_machine.apply(self.index, encode_command(command))
+        result.check()
+        return result
 
     def register(self, number: int, incarnation: str = "i") -> None:
         self.run(
@@ -137,6 +140,17 @@ class OneNode:
             )
         )
 
+    def create_many(self, partitions: int, *, number: int = 0, name: str = "t") -> None:
+        """A topic of partitions that this node leads."""
+        self.run(
+            CreateTopic(
+                topic_id=topic_id(number),
+                name=name,
+                configs={},
+                assignments=((ME, BrokerId(2)),) * partitions,
+            )
+        )
+
     def delete(self, number: int = 0) -> None:
         self.run(DeleteTopic(topic_id=topic_id(number)))
 
@@ -168,14 +182,15 @@ class OneNode:
     def row(self, number: int = 0) -> PartitionImage:
         return self.state_machine.image.topics_by_id[topic_id(number)].partitions[0]
 
-    async def fail_replicas(self, keys: Collection[ReplicaKey]) -> None:
+    async def fail_replicas(self, keys: Collection[ReplicaKey], *, lost: bool) -> None:
         await asyncio.sleep(0)
         self.failed.append(list(keys))
         if self.refusals:
             raise self.refusals.pop(0)
         self.on_fail()
-        for command in plan_replica_failures(self.state_machine.image, ME, keys):
-            self.run(command)
+        for command in plan_replica_failures(self.state_machine.image, ME, keys, lost=lost):
+            for stale in self.run(command).partitions().stale:
+                raise LogError(stale.refusal.entry, stale.refusal.message)
 
     # The node
 
@@ -231,4 +246,12 @@ class OneNode:
         return found
 
     def files(self, below: str) -> list[str]:
-        return [path for path in self.disk.paths() if path.startswith(f"{below}/")]
+        """The files below a directory, and the directories of replicas without a file."""
+        disk = self.disk
+        empty = [
+            f"{below}/{topic}/{replica}"
+            for topic in disk.list_directory(below)
+            for replica in disk.list_directory(f"{below}/{topic}")
+            if not disk.list_directory(f"{below}/{topic}/{replica}")
+        ]
+        return sorted(empty + [path for path in disk.paths() if path.startswith(f"{below}/")])

@@ -208,16 +208,30 @@ class TestDamaged:
 
     async def test_damage_that_a_reader_meets_is_repaired(self, node: OneNode) -> None:
         before = await filled(node, 1, 2)
-        states: list[LogState] = []
-        node.on_fail = lambda: states.append(before.log.state)
+        states: list[tuple[bool, LogState]] = []
+        node.on_fail = lambda: states.append((before.is_leaving, before.log.state))
         node.disk.flip_bit(LOG, 8 * 65)
         with pytest.raises(LogError):
             await before.log.reader.read(Offset(0), end=Offset(2), max_bytes=1000)
         after = await repaired(node, before)
-        # The replica must stop before it leaves: a follower would enter the ISR again.
-        assert states == [LogState.DAMAGED]
+        # It must not follow while it leaves, or would enter the ISR again. It is closed later.
+        assert states == [(True, LogState.ONLINE)]
         assert node.row().isr == (2,)
         assert after.log_end_offset == 0
+
+    async def test_member_that_another_one_forestalls_goes_on_serving(self, node: OneNode) -> None:
+        before = await filled(node, 1, 2)
+        # The other member, damaged too, leaves first.
+        node.on_fail = lambda: node.change(isr=(1,)) if node.row().isr == (1, 2) else None
+        node.disk.flip_bit(LOG, 8 * 65)
+        with pytest.raises(LogError):
+            await before.log.reader.read(Offset(0), end=Offset(2), max_bytes=1000)
+        await node.until(lambda: bool(node.failed))
+        await node.turns()
+        assert (node.row().isr, node.here()) == ((1,), before)
+        assert before.is_leader
+        assert not before.is_leaving
+        await put(before, b"c")
 
     async def test_the_last_one_goes_on_serving_what_is_whole(self, node: OneNode) -> None:
         before = await filled(node, 1)

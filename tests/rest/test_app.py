@@ -13,7 +13,7 @@ from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
 from raftlog.broker.metrics import OTHER_TOPICS
-from raftlog.http.app import described_routes
+from raftlog.http.app import PortError, described_routes
 from raftlog.http.openapi import PATH_PARAMETERS
 from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.record.types import TopicId
@@ -21,7 +21,7 @@ from raftlog.rest.routes import ROUTES
 from tests.http.fakes import FakeNode, start_server
 from tests.http.http_peers import RawPeer, Reply
 
-ADMIN = "/v3/clusters/any"
+ADMIN = "/v3/clusters/-"
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ async def test_health_port_serves_health_alone() -> None:
 
 async def test_port_in_use_leaves_nothing_running() -> None:
     first = await start_server(FakeNode().services, ServerSettings(port=0))
-    with pytest.raises(OSError):
+    with pytest.raises(PortError):
         await start_server(FakeNode().services, ServerSettings(port=0, health_port=first.port))
     await first.close()
 

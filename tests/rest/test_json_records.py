@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from typing import Any
@@ -8,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog.broker.limits import WorkTurns
 from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, LogError
 from raftlog.rest.json_records import (
+    ProducedRecords,
     RecordFormat,
     StoredRecord,
     parse_produce_body,
-    stored_records,
 )
 
 JSON_VALUES = st.recursive(
@@ -31,8 +33,9 @@ def stored(
     body: bytes | str, record_format: RecordFormat = RecordFormat.JSON, **limits: int
 ) -> list[StoredRecord]:
     data = body.encode() if isinstance(body, str) else body
-    bounds = {"depth_max": 64, "records_max": 1000, **limits}
-    return stored_records(parse_produce_body(data, record_format, **bounds), 1234)
+    produced = ProducedRecords(1234, limits.get("records_max", 1000), lambda _size: None)
+    asyncio.run(parse_produce_body(data, record_format, produced, depth_max=64, turns=WorkTurns()))
+    return produced.records
 
 
 def refused(body: bytes | str, record_format: RecordFormat = RecordFormat.JSON) -> str:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftlog.record.batch import RecordBatch, sealed
+from raftlog.record.compression import Compression
 from raftlog.record.errors import STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch
 from tests.broker.data_fakes import NOW_MS, batch_of, waiting_readers
@@ -243,14 +244,61 @@ async def test_value_too_deep_for_a_parser_is_no_internal_error() -> None:
         assert len(values(await read(one, Accept=BINARY))) == 1
 
 
-async def test_batch_of_absurdly_many_records_is_refused_in_bounded_memory() -> None:
+async def append(one: DataPeer, *batches: RecordBatch) -> None:
+    """Append batches to the log as they are."""
+    log = one.node.replicas.partition("one", 0).log
+    end = log.log_end_offset + sum(batch.header.record_count for batch in batches)
+    await log.appender.append(batches, LeaderEpoch(0))
+    await eventually(lambda: one.node.log().flushed_offset == end)
+
+
+async def test_batch_of_very_many_records_is_answered_in_bounded_memory() -> None:
+    """An answer that finds no room for more ends there; the next poll goes on."""
     async with data_node(few(bytes_in_flight_max=1_000_000)) as one:
-        bomb = batch_of([b""] * 5000)
-        await one.node.replicas.partition("one", 0).log.appender.append([bomb], LeaderEpoch(0))
-        await eventually(lambda: one.node.log().flushed_offset == 5000)
+        await append(one, batch_of([b""] * 20_000))
+        offset = polls = 0
+        while offset < 20_000:
+            reply = await read(one, f"offset={offset}&max_records=100000", Accept=BINARY)
+            assert [record["offset"] for record in reply.json] == [
+                *range(offset, next_offset(reply))
+            ]
+            assert len(reply.body) <= 250_000
+            offset, polls = next_offset(reply), polls + 1
+        assert polls > 4
+
+
+@pytest.mark.parametrize("compression", [each for each in Compression if each])
+async def test_max_bytes_counts_what_is_answered(compression: Compression) -> None:
+    async with data_node() as one:
+        # 5 MB each, as decoded.
+        batches = [batch_of([bytes(100_000)] * 50, compression) for _ in range(20)]
+        assert sum(len(batch.data) for batch in batches) < 5_000_000
+        await append(one, *batches)
+        offset = 0
+        while offset < 300:
+            reply = await read(one, f"offset={offset}", Accept=BINARY)
+            assert 1 << 20 <= len(reply.body) < (1 << 20) + 300_000
+            assert [record["offset"] for record in reply.json] == [
+                *range(offset, next_offset(reply))
+            ]
+            offset = next_offset(reply)
+        reply = await read(one, "max_bytes=1", Accept=BINARY)
+        assert next_offset(reply) == 1
+
+
+@pytest.mark.parametrize("compression", [each for each in Compression if each])
+async def test_batch_over_the_bound_is_refused(compression: Compression) -> None:
+    async with data_node(few(batch_decompressed_bytes_max=1_000_000)) as one:
+        await append(one, batch_of([bytes(100_000)] * 50, compression))
+        assert (await read(one, Accept=BINARY)).error_code == 41302
+
+
+async def test_answer_without_room_for_its_first_record_is_refused() -> None:
+    async with data_node(few(bytes_in_flight_max=1_000_000)) as one:
+        await append(one, batch_of([bytes(500_000)]))
         reply = await read(one, Accept=BINARY)
-        assert reply.error_code == 40601
-        assert "5000 records" in reply.json["message"]
+        assert reply.error_code == 42901
+        assert one.server.context.broker.bytes_in_flight.used == 0
 
 
 async def test_bytes_asked_for_are_exceeded_by_no_further_batch() -> None:

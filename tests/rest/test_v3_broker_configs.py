@@ -9,7 +9,7 @@ from tests.http.http_peers import RawPeer, serving
 from tests.rest.test_v1_quorum import checked
 
 PICKED = [route for route in ROUTES if "broker-configs" in route.path or route.tag == "v1"]
-PATH = "/v3/clusters/any/broker-configs"
+PATH = "/v3/clusters/-/broker-configs"
 TEMPLATE = "/v3/clusters/{cluster}/broker-configs"
 TIMEOUT = "broker.session.timeout.ms"
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from raftlog.record.errors import DISK_FULL, LogError
 from tests.broker.data_fakes import contents
-from tests.http.http_peers import RawPeer, Reply, eventually
+from tests.http.http_peers import PATIENCE_S, RawPeer, Reply, eventually
 
 from .data_fakes import DataPeer, data_node, few
 
-RECORDS = "/v3/clusters/any/topics/one/records"
-SIX = "/v3/clusters/any/topics/six/records"
+RECORDS = "/v3/clusters/-/topics/one/records"
+SIX = "/v3/clusters/-/topics/six/records"
 
 
 def json_data(value: Any) -> dict[str, Any]:
@@ -165,7 +165,7 @@ async def test_append_that_fails_is_told_per_record() -> None:
 async def test_unknown_topic_media_type_and_options() -> None:
     async with data_node() as one:
         body = stream({"value": json_data(1)})
-        reply = await post(one, body, "/v3/clusters/any/topics/none/records")
+        reply = await post(one, body, "/v3/clusters/-/topics/none/records")
         assert reply.error_code == 40401
         assert (await post(one, body, Content_Type="text/plain")).error_code == 41501
         assert (await post(one, body, RECORDS + "?acks=x")).error_code == 40001
@@ -238,7 +238,41 @@ async def test_unfinished_records_count_as_bytes_in_flight() -> None:
     async with data_node(few(bytes_in_flight_max=1000)) as one:
         await begin(one.peer)
         await send_chunk(one.peer, b'{"value":{"type":"STRING","data":"' + b"x" * 2000)
-        assert (await one.peer.reply()).error_code == 50305
+        assert (await one.peer.reply()).error_code == 42901
+
+
+async def test_record_that_trickles_in_is_ended() -> None:
+    bounds = few(body_receive_s=0.3, body_bytes_per_second_min=1000)
+    async with data_node(bounds) as one:
+        await begin(one.peer)
+        reply = asyncio.create_task(one.peer.reply())
+        async with asyncio.timeout(PATIENCE_S):
+            await send_chunk(one.peer, b'{"value":{"type":"STRING","data":"')
+            while not reply.done():
+                one.peer.writer.write(b"1\r\nx\r\n")
+                await asyncio.sleep(0.02)
+        assert (await reply).error_code == 40801
+
+
+async def test_stream_of_small_records_may_be_slow() -> None:
+    bounds = few(body_receive_s=0.1, body_bytes_per_second_min=1_000_000)
+    async with data_node(bounds) as one:
+        await begin(one.peer)
+        text = stream({"value": json_data("a")}, {"value": json_data("b")})
+        for _ in range(10):
+            # Each chunk ends a record, and begins the next.
+            await send_chunk(one.peer, text[-5:] + text[:-5] if _ else text[:-5])
+            await asyncio.sleep(0.03)
+        await send_chunk(one.peer, text[-5:])
+        await one.peer.send(b"0\r\n\r\n")
+        assert {each["error_code"] for each in receipts(await one.peer.reply())} == {200}
+
+
+async def test_batch_has_a_bounded_number_of_entries() -> None:
+    async with data_node() as one:
+        entries = [{"id": str(number), "value": None} for number in range(10_001)]
+        body = json.dumps({"entries": entries}).encode()
+        assert (await one.peer.request("POST", f"{RECORDS}:batch", body)).error_code == 41301
 
 
 async def test_peer_that_waits_to_be_asked_is_asked() -> None:
@@ -275,7 +309,52 @@ async def test_batch_tells_successes_and_failures_by_id() -> None:
         assert reply.json["failures"] == [{"id": "e2", "error_code": 50701, "message": "full"}]
         one.node.log("six", 1).append_error = LogError(DISK_FULL, "full")
         reply = await post(one, stream({"entries": entries[:2]}), f"{SIX}:batch")
-        assert reply.error_code == 50701
+        assert (reply.status, reply.json["successes"]) == (207, [])
+        assert [row["error_code"] for row in reply.json["failures"]] == [50701, 50701]
+
+
+async def test_bad_entries_of_a_batch_fail_alone() -> None:
+    async with data_node() as one:
+        await one.node.metadata.alter_configs("one", {"max.message.bytes": "1024"})
+        bad: list[tuple[dict[str, Any], int]] = [
+            ({"value": {"type": "AVRO", "data": 1}}, 42201),
+            ({"value": {"type": "BINARY", "data": "Q"}}, 42201),
+            ({"value": json_data(1), "partition_id": 7}, 40402),
+            ({"value": json_data(1), "partition_id": -1}, 42201),
+            ({"value": json_data(1), "timestamp": "yesterday"}, 42201),
+            ({"value": json_data(1), "timestamp": "1969-02-05T19:14:42Z"}, 42201),
+            ({"value": json_data("x" * 3000)}, 41302),
+            ({"value": json_data(1), "unknown": 1}, 42201),
+            ({}, 42201),
+        ]
+        entries = []
+        for number, (entry, _) in enumerate(bad):
+            entries += [{"id": f"b{number}", **entry}]
+            entries += [{"id": f"g{number}", "value": json_data(number)}]
+        reply = await post(one, stream({"entries": entries}), f"{RECORDS}:batch")
+        assert reply.status == 207
+        failures = [(row["id"], row["error_code"]) for row in reply.json["failures"]]
+        assert failures == [(f"b{number}", code) for number, (_, code) in enumerate(bad)]
+        successes = [(row["id"], row["offset"]) for row in reply.json["successes"]]
+        assert successes == [(f"g{number}", number) for number in range(len(bad))]
+        assert [value for _, value in contents(one.node.log())] == [
+            str(number).encode() for number in range(len(bad))
+        ]
+
+
+async def test_refused_entries_cost_no_append_each() -> None:
+    async with data_node() as one:
+        await one.node.metadata.alter_configs("one", {"max.message.bytes": "1024"})
+        entries = [
+            {"id": str(number), "value": json_data("x" * 3000 * (number % 2))}
+            for number in range(100)
+        ]
+        reply = await post(one, stream({"entries": entries}), f"{RECORDS}:batch")
+        assert len(reply.json["successes"]) == len(reply.json["failures"]) == 50
+        assert one.node.log().appends == 1
+        reply = await post(one, stream(*[{"value": entry["value"]} for entry in entries]))
+        assert [row["error_code"] for row in receipts(reply)] == [200, 41302] * 50
+        assert one.node.log().appends == 2
 
 
 @pytest.mark.parametrize(
@@ -288,8 +367,8 @@ async def test_batch_tells_successes_and_failures_by_id() -> None:
         (b'{"entries":[{"id":"","value":{"type":"JSON"}}]}', 42201),
         (b'{"entries":[{"id":"a b","value":{"type":"JSON"}}]}', 42201),
         (b'{"entries":[{"id":"a","value":null},{"id":"a","value":null}]}', 42201),
-        (b'{"entries":[{"id":"a","value":null},{"id":"b"}]}', 42201),
-        (b'{"entries":[{"id":"a","value":null},{"id":"b","value":null,"partition_id":6}]}', 40402),
+        (b'{"entries":[{"id":"a","value":null},{"value":null}]}', 42201),
+        (b'{"entries":[{"id":"a","value":null},7]}', 42201),
         (b'{"entries":[{"id":"a","value":{"type":"JSON","data":"\xff"}}]}', 42201),
         (b'{"entries":' + b"[" * 5000, 42201),
     ],

@@ -261,9 +261,9 @@ async def test_an_append_while_the_file_is_about_to_say_that_the_log_rests() -> 
     await log.flush()
     collect = node.manager._file._collect
 
-    def resting_and_awake() -> NodeCheckpoint:
+    async def resting_and_awake() -> NodeCheckpoint:
         log.rest()
-        collected = collect()
+        collected = await collect()
         node.manager._file._collect = collect
         log.effective_flush.wake()
         return collected

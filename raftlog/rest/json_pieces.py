@@ -1,0 +1,112 @@
+"""Long JSON bodies of many elements: checked in slices, and parsed in pieces.
+
+A body such as `{"acks": "all", "records": […]}` is parsed in one call if it is short. Of a long one
+only the array is long: it is cut between its elements into pieces, and each is parsed in a turn of
+the event loop of its own. So no body holds the loop for longer than one piece takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from raftlog.broker.limits import WorkTurns
+from raftlog.http.body import JSON_BODY_BYTES_MAX
+from raftlog.http.json_check import SLICE_BYTES, array_pieces, check_body
+from raftlog.record.errors import INVALID_BODY, LogError
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+Element = TypeVar("Element")
+T = TypeVar("T")
+
+FRAME_BYTES_MAX: Final = 4_096
+"""Fields of a long body before its array, and after it: more than all options together have."""
+_SCALAR: Final = rb'(?:"[^"\\\[\]{}]*"|[-+.\w]+)'
+_FIELD: Final = rb'\s*"\w+"\s*:\s*' + _SCALAR + rb"\s*"
+_HEAD: Final = re.compile(rb"\s*\{(?:" + _FIELD + rb',)*\s*"(\w+)"\s*:\s*\[')
+_TAIL: Final = re.compile(rb"\s*(?:," + _FIELD + rb")*\}\s*\Z")
+_INDEX: Final = re.compile(r"\$\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayBody(Generic[Body, Element]):
+    """A type of body whose array may be long: `{"name": […], …}`."""
+
+    name: str
+    whole: msgspec.json.Decoder[Body]
+    elements: msgspec.json.Decoder[list[Element]]
+
+    async def parse(
+        self,
+        body: bytes,
+        take: Callable[[list[Element]], None],
+        *,
+        depth_max: int,
+        turns: WorkTurns,
+    ) -> Body:
+        """Check and parse a body; `take` gets the elements of its array, piece by piece.
+
+        Returns the body, which lacks the elements if it was long. Raises LogError INVALID_BODY
+        (naming the place) and BODY_TOO_LARGE, and what `take` raises.
+        """
+        if len(body) > SLICE_BYTES:
+            bounds = _array_bounds(body, self.name.encode())
+            if bounds is not None:
+                return await self._parse_pieces(body, bounds, take, depth_max, turns)
+            if len(body) > JSON_BODY_BYTES_MAX:
+                raise LogError(
+                    INVALID_BODY,
+                    f"A body of more than {JSON_BODY_BYTES_MAX} bytes must be one object with an "
+                    f"array {self.name!r}, and numbers and plain strings beside it.",
+                )
+            await turns.wait()
+        await check_body(body, depth_max, turns)
+        parsed = _decode(self.whole, body)
+        take(getattr(parsed, self.name))
+        return parsed
+
+    async def _parse_pieces(
+        self,
+        body: bytes,
+        bounds: tuple[int, int],
+        take: Callable[[list[Element]], None],
+        depth_max: int,
+        turns: WorkTurns,
+    ) -> Body:
+        start, end = bounds
+        parsed = _decode(self.whole, body[:start] + body[end:])
+        count = 0
+        for piece in await array_pieces(body, start, end, depth_max, turns):
+            await turns.wait()
+            some = _decode(self.elements, b"[%b]" % body[slice(*piece)], self.name, count)
+            count += len(some)
+            take(some)
+        return parsed
+
+
+def _array_bounds(body: bytes, name: bytes) -> tuple[int, int] | None:
+    """Where the content of the array begins and ends, in a body of the usual form; else None."""
+    head = _HEAD.match(body, 0, FRAME_BYTES_MAX)
+    end = body.rfind(b"]", max(len(body) - FRAME_BYTES_MAX, 0))
+    if head is None or head[1] != name or end < head.end():
+        return None
+    if _TAIL.match(body, end + 1) is None or b'"%b"' % name in body[end:]:
+        return None
+    return head.end(), end
+
+
+def _decode(decoder: msgspec.json.Decoder[T], text: bytes, name: str = "", first: int = 0) -> T:
+    """Decode; LogError INVALID_BODY names the place, of a piece of array `name` the element's."""
+    try:
+        return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        place = str(error)
+        if name:
+            place = _INDEX.sub(lambda m: f"$.{name}[{int(m[1]) + first}]", place, count=1)
+        raise LogError(INVALID_BODY, f"The body is not valid: {place}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LogError(INVALID_BODY, f"The body is not JSON: {error}.") from None
