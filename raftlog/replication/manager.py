@@ -209,7 +209,7 @@ class ReplicaManager:
             partition.close(error)
 
     def _moved_error(self, topic: TopicImage, row: PartitionImage) -> LogError:
-        return not_led_here(topic.name, row.partition, self.image.brokers.get(row.leader))
+        return not_led_here(topic.name, row, self.image.brokers)
 
     def _configure_all(self, names: Collection[str]) -> None:
         """Apply cluster settings to topics that do not set all of these themselves."""
@@ -340,7 +340,7 @@ class ReplicaManager:
         if offline is not None:
             return LogError(offline.entry, offline.message)
         if row.leader != self._broker_id:
-            return not_led_here(topic, partition, self.image.brokers.get(row.leader))
+            return not_led_here(topic, row, self.image.brokers)
         return LogError(NOT_READY, f"{topic}-{partition} is being opened.")
 
 

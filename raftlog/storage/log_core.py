@@ -78,6 +78,8 @@ class LogShared:
         Appends that do not fit are refused: the reserve belongs to the metadata and checkpoints."""
         self.changed: dict[LogCore, float] = {}
         """Logs with appends since their last checkpoint, and the time of the first append."""
+        self.idle: dict[LogCore, float] = {}
+        """Logs in ASYNC without appends since their last checkpoint, and its time, which rises."""
         self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self.unpublished: dict[LogCore, None] = {}
         """Logs whose content in the checkpoint file may differ from the present one. Logs in
@@ -278,8 +280,29 @@ class LogCore:
         if config.flush is FlushMode.SYNC:
             self.request_sync()
         if self.effective_flush.waits_for_checkpoint:
+            self._publish_async()
+
+    def _publish_async(self) -> None:
+        self.shared.file_is_behind = True
+        self.start_shielded(self._begin_async())
+
+    def note_idle(self) -> None:
+        """Note that all appends so far are checkpointed: see `rest`."""
+        if self.flush_mode is FlushMode.ASYNC and self.failure is None:
+            # Moved to the end: the times rise.
+            self.shared.idle.pop(self, None)
+            self.shared.idle[self] = self.shared.clock.monotonic()
+
+    def rest(self) -> None:
+        """Acknowledge no record before its sync, until the append that ends the idle time.
+
+        A power cut takes nothing from a log that rests, and its next start knows that.
+        """
+        end_offset = self.segments.end_offset
+        is_synced = self.failure is None and self.flushed_offset == end_offset
+        if is_synced and self.effective_flush.rest(end_offset):
+            self.mark_unpublished()
             self.shared.file_is_behind = True
-            self.start_shielded(self._begin_async())
 
     async def _begin_async(self) -> None:
         # `published` puts ASYNC into effect once the file says so, perhaps after a later write.
@@ -346,6 +369,7 @@ class LogCore:
         self.failure = failure
         self.state = state
         self.shared.changed.pop(self, None)
+        self.shared.idle.pop(self, None)
         self.mark_unpublished()
         waiters, self._waiters = self._waiters, deque()
         for _, waiter in waiters:
@@ -447,6 +471,9 @@ class LogCore:
         self._unflushed_bytes += size_bytes
         self.shared.room_bytes -= size_bytes
         self.batches_since_recovery += batches
+        self.shared.idle.pop(self, None)
+        if self.effective_flush.wake():
+            self._publish_async()
         self.mark_changed()
         if self.flush_mode is FlushMode.SYNC or self._unflushed_bytes >= UNFLUSHED_BYTES_MAX:
             self.request_sync()

@@ -124,6 +124,7 @@ class LogOperations:
             ):
                 core.shared.changed.pop(core, None)
                 await core.flush()
+                core.note_idle()
                 core.mark_unpublished()
                 return core.current_checkpoint()
             tails = active.index_tails()
@@ -162,6 +163,8 @@ class LogOperations:
                 time_index_entries=active.time_index.saved,
             )
         core.mark_unpublished()
+        if core not in core.shared.changed:
+            core.note_idle()
         return core.current_checkpoint()
 
     def _write_derived(
