@@ -28,6 +28,7 @@ from raftlog.broker.node import NodeServices
 from raftlog.metadata import admin_plans, configs
 from raftlog.metadata.apply import apply
 from raftlog.metadata.broker_configs import describe_broker_configs, operator_settings
+from raftlog.metadata.commands import Assignments
 from raftlog.metadata.configs import ConfigDescription
 from raftlog.metadata.decommission import evacuation_progress
 from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
@@ -149,11 +150,13 @@ class AdminService:
         partitions: int | None,
         replication_factor: int | None,
         configs: Mapping[str, str],
+        assignments: Assignments | None = None,
         validate_only: bool = False,
     ) -> TopicImage:
         """Create a topic, or only decide about it as a real call would; returns the topic.
 
-        Raises LogError as `ClusterMetadata.create_topic`.
+        `assignments` are the brokers of each partition, in place of both counts. Raises LogError as
+        `ClusterMetadata.create_topic`.
         """
         self._authorize(principal, Operation.CREATE, topic_resource(name))
         metadata = self._metadata
@@ -163,6 +166,7 @@ class AdminService:
                 partitions=partitions,
                 replication_factor=replication_factor,
                 configs=configs,
+                assignments=assignments,
             )
         command = admin_plans.plan_topic(
             metadata.image,
@@ -171,6 +175,7 @@ class AdminService:
             replication_factor=replication_factor,
             configs=configs,
             topic_id=VALIDATED_TOPIC_ID,
+            assignments=assignments,
         )
         image = metadata.image.copy()
         return apply(image, image.applied_index + 1, command).topic()
@@ -256,10 +261,22 @@ class AdminService:
         return image.applied_index, operator_settings(image.cluster_settings)
 
     async def alter_cluster_settings(
-        self, principal: Principal, values: Mapping[str, str], removals: Sequence[str]
+        self,
+        principal: Principal,
+        values: Mapping[str, str],
+        removals: Sequence[str],
+        *,
+        validate_only: bool = False,
     ) -> tuple[int, Mapping[str, str]]:
-        """Set some topic configs for all topics; returns index and settings after the change."""
+        """Set some broker configs, or topic configs for all topics, and remove others.
+
+        Returns index and settings after the change; with `validate_only` the present ones.
+        """
         self._authorize(principal, Operation.ALTER_CONFIGS, CLUSTER)
+        if validate_only:
+            image = self._metadata.image
+            admin_plans.plan_cluster_settings(image, values=values, removals=removals)
+            return image.applied_index, operator_settings(image.cluster_settings)
         index, settings = await self._metadata.alter_cluster_settings(values, removals)
         return index, operator_settings(settings)
 

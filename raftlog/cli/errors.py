@@ -66,10 +66,7 @@ _HINTS: dict[int, tuple[ExitCode, str | None]] = {
         ExitCode.FAILED,
         "With --if-not-exists that is no error; `raftlog topic describe NAME` shows it.",
     ),
-    table.INVALID_TOPIC.code: (
-        ExitCode.USAGE,
-        "Names are 1 to 249 letters, digits, dots, dashes and underscores.",
-    ),
+    table.INVALID_TOPIC.code: (ExitCode.USAGE, None),
     table.INVALID_CONFIG.code: (
         ExitCode.USAGE,
         "`raftlog topic describe NAME` shows the settings of a topic, "

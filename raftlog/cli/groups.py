@@ -52,10 +52,22 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The subcommand of the first argument; an unknown name fails with the likeliest one."""
         if args[0] not in self._subcommands and not args[0].startswith("-"):
-            close = get_close_matches(args[0], self._subcommands, 1)
-            advice = f" Did you mean '{close[0]}'?" if close else ""
+            likely = self._likely(args[0])
+            advice = f" Did you mean {' or '.join(likely)}?" if likely else ""
             ctx.fail(f"There is no command '{args[0]}'.{advice}")
         return super().resolve_command(ctx, args)
+
+    def _likely(self, name: str) -> list[str]:
+        """Commands that an unknown name may mean: below a group, or almost of that name."""
+        below = [
+            f"'{group} {name}'"
+            for group, entry in self._subcommands.items()
+            # Only the tables of this module: those of others would have to be imported.
+            if entry.module == __name__
+            and isinstance(found := globals()[entry.attribute], LazyGroup)
+            and name in found._subcommands
+        ]
+        return below or [f"'{close}'" for close in get_close_matches(name, self._subcommands, 1)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of subcommands without importing one."""

@@ -22,6 +22,7 @@ beginning; -N, the last N records of each partition; @T, the first record at or 
 ISO-8601 (UTC if it names no zone), in seconds since 1970 (ten digits) or milliseconds (thirteen, or
 any other number), or before now (-90s, -15m, -1h30m, -7d, -2w)."""
 
+_EXAMPLES = "a position is, say, earliest, latest, 42, -10, @2026-01-31T10:00 or @-1h (see --help)"
 _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<digits>[0-9]{1,19})")
 _EPOCH_SECONDS = re.compile(r"[0-9]{10}")
 _AGO = re.compile(r"-(?:[0-9]{1,9}(?:ms|[smhdw]))+")
@@ -79,7 +80,7 @@ def parse_position(text: str, now_ms: int) -> Position:
         return Position(Anchor.TIME, _time_ms(text[1:], now_ms))
     number = _NUMBER.fullmatch(text)
     if number is None:
-        raise ValueError(f"{text!r} is no position; a position is {POSITION_HELP}")
+        raise ValueError(f"{text!r} is no position; {_EXAMPLES}")
     anchor = {"": Anchor.OFFSET, "+": Anchor.BEGINNING, "-": Anchor.END}[number["sign"]]
     return Position(anchor, int(number["digits"]))
 
@@ -93,7 +94,7 @@ def _time_ms(text: str, now_ms: int) -> int:
     try:
         return timestamp_ms(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no time; a position is {POSITION_HELP}") from None
+        raise ValueError(f"{text!r} is no time; {_EXAMPLES}") from None
 
 
 class _PositionType(click.ParamType[Position]):

@@ -21,6 +21,7 @@ from raftlog.metadata.configs import (
     ConfigEntry,
     ConfigSource,
     ConfigType,
+    described,
     unknown_config,
     validate_entry,
 )
@@ -166,12 +167,8 @@ def operator_settings(settings: Mapping[str, str]) -> Mapping[str, str]:
 
 def describe_broker_configs(settings: Mapping[str, str]) -> list[ConfigDescription]:
     """Every broker config with its value and the source of that."""
-    return [
-        ConfigDescription(entry, settings[entry.name], ConfigSource.CLUSTER)
-        if entry.name in settings
-        else ConfigDescription(entry, entry.default, ConfigSource.DEFAULT)
-        for entry in _ENTRIES
-    ]
+    places = ((ConfigSource.CLUSTER, settings),)
+    return [described(entry, places, default=entry.default) for entry in _ENTRIES]
 
 
 def _number(settings: Mapping[str, str], name: str) -> int:

@@ -79,6 +79,8 @@ class ConfigDescription:
     entry: ConfigEntry
     value: str
     source: ConfigSource
+    synonyms: tuple[tuple[ConfigSource, str], ...]
+    """Every place with a value, and the value there; the first is in force."""
 
     @property
     def is_default(self) -> bool:
@@ -294,10 +296,29 @@ def describe(
 
     `cluster` are the cluster's settings.
     """
+    places = (
+        (ConfigSource.TOPIC, configs),
+        (ConfigSource.CLUSTER, cluster),
+        (ConfigSource.NODE, defaults),
+    )
     return [
-        ConfigDescription(entry, *_effective(entry, configs, cluster, defaults, replication_factor))
-        for entry in _ENTRIES
+        described(entry, places, default=_default(entry, replication_factor)) for entry in _ENTRIES
     ]
+
+
+def described(
+    entry: ConfigEntry,
+    places: Iterable[tuple[ConfigSource, Mapping[str, str]]],
+    *,
+    default: str,
+) -> ConfigDescription:
+    """A config with values in some of these places; the first value is in force."""
+    synonyms = (
+        *((source, values[entry.name]) for source, values in places if entry.name in values),
+        (ConfigSource.DEFAULT, default),
+    )
+    source, value = synonyms[0]
+    return ConfigDescription(entry, value, source, synonyms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,9 +403,11 @@ def _effective(
     ):
         if entry.name in values:
             return values[entry.name], source
-    if entry.name == MIN_ISR:
-        return str(min_isr_default(replication_factor)), ConfigSource.DEFAULT
-    return entry.default, ConfigSource.DEFAULT
+    return _default(entry, replication_factor), ConfigSource.DEFAULT
+
+
+def _default(entry: ConfigEntry, replication_factor: int) -> str:
+    return str(min_isr_default(replication_factor)) if entry.name == MIN_ISR else entry.default
 
 
 def _normalise_int(entry: ConfigEntry, value: str) -> str:

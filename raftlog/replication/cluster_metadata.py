@@ -22,6 +22,7 @@ from raftlog.metadata.apply_partitions import PartitionsChanged
 from raftlog.metadata.apply_rules import Reason
 from raftlog.metadata.commands import (
     AllocateProducerIds,
+    Assignments,
     Command,
     DeleteTopic,
     encode_command,
@@ -92,6 +93,7 @@ class ClusterMetadata:
         partitions: int | None = None,
         replication_factor: int | None = None,
         configs: Mapping[str, str] | None = None,
+        assignments: Assignments | None = None,
     ) -> TopicImage:
         """Create a topic. Committed on return; partitions not open yet refuse appends (NOT_READY).
 
@@ -105,6 +107,7 @@ class ClusterMetadata:
             configs=configs or {},
             topic_id=TopicId(self._randomness.token(TOPIC_ID_BYTES).hex()),
             unwritable=self._unwritable(),
+            assignments=assignments,
         )
         return (await self._apply(command)).topic()
 

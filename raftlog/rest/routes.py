@@ -26,7 +26,8 @@ from raftlog.rest import (
     v1_tail,
     v2,
     v3_admin,
-    v3_broker_configs,
+    v3_configs,
+    v3_partitions,
     v3_produce,
 )
 
@@ -66,7 +67,8 @@ _ALL: Final[tuple[Route, ...]] = (
     *v1_partitions.ROUTES,
     *v1_settings.ROUTES,
     *v3_admin.ROUTES,
-    *v3_broker_configs.ROUTES,
+    *v3_configs.ROUTES,
+    *v3_partitions.ROUTES,
 )
 
 ROUTES: Final[tuple[Route, ...]] = tuple(map(_for_this_cluster, _ALL))

@@ -1,4 +1,4 @@
-"""/v1 metadata, producer ids and record deletion, and the v2 convention's list of brokers."""
+"""/v1 metadata, producer ids and record deletion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import msgspec
 from aiohttp import web
 
 from raftlog.api.cluster import (
-    BrokerIds,
     MetadataBroker,
     MetadataPartition,
     MetadataResponse,
@@ -36,11 +35,6 @@ NO_CONTROLLER_ID: Final = -1
 
 _TO_PRODUCE = msgspec.json.Decoder(TopicsToProduce)
 _DELETE_RECORDS = msgspec.json.Decoder(DeleteRecords)
-
-
-async def list_broker_ids(_request: Request, context: ServerContext) -> web.StreamResponse:
-    """The ids of all brokers."""
-    return json_response(BrokerIds(sorted(context.broker.admin.brokers())))
 
 
 async def get_metadata(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -125,7 +119,6 @@ def _topic_view(name: str, topic: TopicImage | LogError | None) -> MetadataTopic
 
 
 ROUTES = (
-    Route("GET", "/brokers", list_broker_ids, "List brokers", tag="v2", response_type=BrokerIds),
     Route(
         "GET",
         "/v1/metadata",

@@ -130,6 +130,8 @@ def test_modules_do_not_import_what_their_command_does_not_need(
         (("topic", "lst"), "There is no command 'lst'. Did you mean 'list'?"),
         (("cluster", "config", "sett"), "There is no command 'sett'. Did you mean 'set'?"),
         (("grün",), "There is no command 'grün'."),
+        (("consume", "t"), "There is no command 'consume'. Did you mean 'topic consume'?"),
+        (("cluster", "list"), "There is no command 'list'. Did you mean 'config list'?"),
     ],
 )
 def test_unknown_command_is_answered_with_the_likeliest_one(

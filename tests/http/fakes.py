@@ -15,6 +15,7 @@ from raftlog.metadata import admin_plans
 from raftlog.metadata.apply import apply
 from raftlog.metadata.apply_cluster import ClusterSettings
 from raftlog.metadata.commands import (
+    Assignments,
     ClusterCreated,
     Command,
     DeleteTopic,
@@ -83,6 +84,7 @@ class FakeMetadata:
         partitions: int | None = None,
         replication_factor: int | None = None,
         configs: Mapping[str, str] | None = None,
+        assignments: Assignments | None = None,
     ) -> TopicImage:
         command = admin_plans.plan_topic(
             self.image,
@@ -91,6 +93,7 @@ class FakeMetadata:
             replication_factor=replication_factor,
             configs=configs or {},
             topic_id=TopicId(f"{self._next_id():032x}"),
+            assignments=assignments,
         )
         return cast(TopicImage, self.run(command))
 

@@ -75,7 +75,7 @@ class Reply:
 
     @property
     def error_code(self) -> int:
-        assert self.headers["content-type"] == "application/json"
+        assert self.headers["content-type"] in {"application/json", "application/vnd.kafka.v2+json"}
         assert set(self.json) == {"error_code", "message"}
         code = self.json["error_code"]
         assert isinstance(code, int)
