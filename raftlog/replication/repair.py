@@ -49,6 +49,8 @@ RENEWALS_MAX: Final = 3
 RENEWALS_S: Final = 3600.0
 RETRY_S: Final = 0.5
 """Between two attempts to repair a replica."""
+RETRY_S_MAX: Final = 8.0
+"""The same for batches, while a replica cannot be asked: each attempt copies a segment."""
 CLEAR_S_MAX: Final = 2.0
 """Longest wait of a start until reported losses are cleared on disk."""
 SEARCHES_MAX: Final = 5
@@ -225,6 +227,7 @@ class Repairs:
     async def _repair_batches(self, key: ReplicaKey) -> bool:
         """Repair a log in service from other replicas. False: no replica has a good copy."""
         searches = 0
+        delay_s = RETRY_S
         while (replica := self._damaged_in_service(key)) is not None:
             try:
                 async with self._gate:
@@ -235,7 +238,8 @@ class Repairs:
                     return False
             except LogError as error:
                 self._log_once(key, error.message)
-            await self._clock.sleep(RETRY_S)
+                delay_s = min(2 * delay_s, RETRY_S_MAX)
+            await self._clock.sleep(delay_s)
         return self._row(key) is None
 
     def _damaged_in_service(self, key: ReplicaKey) -> Partition | None:

@@ -349,7 +349,10 @@ class _Session(Session):
         if replica is None:
             raise LogError(NOT_READY, "The replica is not open here.")
         fetched = await replica.read(
-            Offset(operation.offset), max_bytes=operation.max_bytes, any_replica=True
+            Offset(operation.offset),
+            max_bytes=operation.max_bytes,
+            any_replica=True,
+            waits_for_repair=False,
         )
         marks = Marks(fetched.next_offset, fetched.high_watermark, fetched.log_start_offset)
         return marks, (fetched.data,)

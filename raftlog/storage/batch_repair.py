@@ -109,12 +109,12 @@ class _Rewrite:
     async def run(self, copies: Copies) -> bool:
         """Write, keep the damaged bytes, swap. False: no good copy. Raises LogError."""
         core = self._core
-        # The recovery point's position must not lie in a rewritten segment.
+        # The recovery point's position must not lie in a rewritten segment, after a crash either.
         await self._operations.advance_recovery_point()
-        if core.config.compacts and core.gaps_below < self._end_offset:
+        if core.config.compacts:
             # Another replica may have compacted what is intact here.
-            core.gaps_below = self._end_offset
-            await core.publish()
+            core.gaps_below = max(core.gaps_below, self._end_offset)
+        await core.publish()
         path = f"{core.directory}/{self._cleaned}"
         file = await core.run(self._begin, path)
         try:

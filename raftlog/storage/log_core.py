@@ -132,6 +132,7 @@ class LogCore:
     """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
     is_discarded = False
     """The files are closed for good, and another log may use the directory."""
+    _sync_wanted = False
     pending_loss_resets = 0
     """How many wait for the checkpoint file not to tell of `possible_loss` any more."""
 
@@ -197,8 +198,8 @@ class LogCore:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publish = publish
         self._waiters: deque[tuple[Offset, asyncio.Future[None]]] = deque()
+        self._repair_waiters: set[asyncio.Future[None]] = set()
         self._syncing_to: Offset | None = None
-        self._sync_wanted = False
         self._sync_lease: Lease | None = None
         self._unflushed_bytes = 0
         if opened.damage is not None:
@@ -371,6 +372,7 @@ class LogCore:
         self.shared.changed.pop(self, None)
         self.shared.idle.pop(self, None)
         self.mark_unpublished()
+        self._wake_repair_waiters()
         waiters, self._waiters = self._waiters, deque()
         for _, waiter in waiters:
             if not waiter.done():
@@ -394,6 +396,23 @@ class LogCore:
             del self.damaged_ranges[place]
         if not self.damaged_segments:
             self.damage_found = None
+            self._wake_repair_waiters()
+
+    async def wait_repaired(self, timeout_s: float) -> bool:
+        """Wait until no damage is known in service; False if the time is up or service ends."""
+        if self.damage_found is not None and self.failure is None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._repair_waiters.add(waiter)
+            try:
+                await asyncio.wait([waiter], timeout=timeout_s)
+            finally:
+                self._repair_waiters.discard(waiter)
+        return self.damage_found is None and self.failure is None
+
+    def _wake_repair_waiters(self) -> None:
+        for waiter in self._repair_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def declare_damaged(self, reason: str) -> None:
         """End the log's service until its repair, across later starts, too."""

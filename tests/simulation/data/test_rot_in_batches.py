@@ -74,6 +74,17 @@ def test_one_rotten_batch_in_each_replica_is_mended_where_it_is() -> None:
     simulate_data(test)
 
 
+def test_the_first_reader_of_a_damaged_batch_gets_its_records() -> None:
+    async def test(data: DataWorld) -> None:
+        await written(data)
+        for node_id in (1, 2, 3):
+            data.rot(node_id, T, segment=node_id)
+        for node_id in (1, 2, 3):
+            assert not await unreadable(data, node_id)
+
+    simulate_data(test)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_rot_in_many_places_of_two_replicas_is_mended_under_writes_and_crashes(seed: int) -> None:
     async def test(data: DataWorld) -> None:
