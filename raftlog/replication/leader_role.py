@@ -284,6 +284,7 @@ class LeaderRole:
         if before is not None:
             self._end_feed(feed.broker_id, LogError(NO_LEADER, "The follower subscribed again."))
         self._feeds[feed.broker_id] = feed
+        self.state.set_attached(feed.broker_id, attached=True)
         self.acked(feed, position.durable_end, position.log_start_offset)
         return None
 
@@ -291,8 +292,10 @@ class LeaderRole:
         """Detach a feed. Harmless if the feed is not attached."""
         if self._feeds.get(feed.broker_id) is feed:
             del self._feeds[feed.broker_id]
+            self.state.set_attached(feed.broker_id, attached=False)
 
     def _end_feed(self, broker_id: BrokerId, error: LogError) -> None:
+        self.state.set_attached(broker_id, attached=False)
         self._feeds.pop(broker_id).on_ended(error)
 
     def acked(self, feed: Feed, durable_end: Offset, log_start_offset: Offset) -> None:
@@ -314,9 +317,7 @@ class LeaderRole:
         )
         self.advance()
         self._wake_start_waiters()
-        if feed.broker_id not in state.row.isr and state.may_enter(
-            feed.broker_id, broker, self._replica.high_watermark
-        ):
+        if feed.broker_id not in state.row.isr:
             self._replica.host.on_isr_change_due(self._replica.topic_id, self._replica.partition)
 
     def _wake_start_waiters(self) -> None:
