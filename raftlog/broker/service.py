@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 
 from raftlog.broker.admin import AdminService
-from raftlog.broker.authorize import Authorize, allow_all
+from raftlog.broker.authorize import Authorize, allow_all, guard_internal_topics
 from raftlog.broker.fetch import FetchService
 from raftlog.broker.limits import BrokerSettings, BytesInFlight
 from raftlog.broker.metrics import TopicMetrics
@@ -30,6 +30,7 @@ class Broker:
     def __init__(
         self, services: NodeServices, settings: BrokerSettings, authorize: Authorize = allow_all
     ) -> None:
+        authorize = guard_internal_topics(authorize)
         self.services = services
         """The node itself: for health and metrics pages, not for operations."""
         self.clock = services.clock
