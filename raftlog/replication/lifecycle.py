@@ -67,6 +67,8 @@ class ReplicaLifecycle:
         self._on_open_failed = on_open_failed
         self._on_fatal = on_fatal
         self._offline: dict[tuple[str, int], LogError] = {}
+        self._lost: set[tuple[TopicId, PartitionId]] = set()
+        """Replicas without their files, from before this start until they are renewed."""
         self._retired: dict[tuple[TopicId, PartitionId], Partition] = {}
         """Not served any more, but a change of the log may still be under way."""
         self._changes: deque[_Change] = deque()
@@ -86,11 +88,13 @@ class ReplicaLifecycle:
 
         async def open_gated(topic: TopicImage, partition: PartitionImage) -> None:
             async with gate:
-                await self._open(topic, partition)
+                if not self._find_lost(topic, partition):
+                    await self._open(topic, partition)
 
         topics = list(self._image.topics_by_id.values())
         await asyncio.gather(*(open_gated(t, p) for t in topics for p in t.partitions))
         self._settled_index = index
+        await self._note_known()
         await self._remove_deleted_strays()
         self._worker = asyncio.create_task(self._carry_out(), name="replica-manager")
 
@@ -160,7 +164,40 @@ class ReplicaLifecycle:
         await self._wait_retired(topic_id, number)
         log = await self._logs.renew_replica(topic_id, number, config)
         self._offline.pop((topic.name, number), None)
+        self._lost.discard((topic_id, number))
         self._serve_newest(topic_id, number, log)
+        await self._note_known()
+
+    @property
+    def lost(self) -> frozenset[tuple[TopicId, PartitionId]]:
+        """Replicas assigned before this start without their files."""
+        return frozenset(self._lost)
+
+    def _find_lost(self, topic: TopicImage, row: PartitionImage) -> bool:
+        """Whether the files of a replica of this node are gone; keeps the replica offline then."""
+        key = (topic.topic_id, row.partition)
+        if self._broker_id not in row.replicas or not self._logs.is_lost(*key):
+            return False
+        name = f"{topic.name}-{row.partition}"
+        offline = LogError(
+            STORAGE_FAILED,
+            f"{name} is offline: its files are gone from this node's disk. They are copied again "
+            "from another replica with all records; without one, an operator has to accept the "
+            "loss (`raftlog cluster transfer-leadership --unclean`).",
+        )
+        logger.error("%s", offline.message)
+        self._lost.add(key)
+        self._offline[topic.name, row.partition] = offline
+        self._on_open_failed(*key)
+        return True
+
+    async def _note_known(self) -> None:
+        """End a start without a checkpoint file, once no replica is without its files."""
+        if not self._lost:
+            try:
+                await self._logs.all_known()
+            except DiskError as error:
+                logger.warning("the next start looks for lost replicas again: %s", error)
 
     def _assigned_topic(self, topic_id: TopicId, number: PartitionId) -> TopicImage | None:
         """The topic, if the newest metadata assigns a replica of the partition to this node."""
