@@ -194,6 +194,7 @@ class ReplicationService:
             offline=replicas.offline_count,
             distrusted=sum(one.loss_gate.may_have_lost_data for one in replicas.replicas()),
             repairs=self.repairs.under_way,
+            repairs_postponed=self.repairs.postponed,
             requests_forwarded=self._forwarder.requests,
             requests_taken=self._forwarding.requests,
         )

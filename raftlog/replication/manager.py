@@ -260,6 +260,11 @@ class ReplicaManager:
         """
         await self._lifecycle.open_again(topic_id, number)
 
+    @property
+    def lost(self) -> frozenset[tuple[TopicId, PartitionId]]:
+        """Replicas assigned before this start without their files: not opened before renewed."""
+        return self._lifecycle.lost
+
     def lacks_room(self, topic_id: TopicId, number: PartitionId) -> bool:
         """Whether the replica could not be opened because the disk was full."""
         return self._lifecycle.lacks_room(topic_id, number)
@@ -372,6 +377,8 @@ class ReplicationStatus:
     """Replicas behind a closed loss gate: acknowledged records may be missing."""
     repairs: int = 0
     """Replicas under repair, or queued for it."""
+    repairs_postponed: int = 0
+    """Of these, replicas that were replaced too often within an hour, and wait."""
     requests_forwarded: int = 0
     """Requests forwarded to leaders on other nodes."""
     requests_taken: int = 0

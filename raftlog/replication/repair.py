@@ -4,6 +4,7 @@
 |---|---|
 | damaged batches, in service | good copies from any replica, in place; the role stays |
 | the log may lack acknowledged records (power cut, flush=async) | leave ISR and ELR; follow |
+| the files are gone | leave, even as the last; renew once another leads, or elected uncleanly |
 | no good copy, or log offline | leave ISR and ELR; once another broker leads, replace, fetch all |
 | no disk space to open or replace the log | leave if others are in sync; try again |
 | no other replica has all committed records | none: the files may be the only copy |
@@ -17,7 +18,7 @@ Leaving is a committed change of the metadata, and no file is touched before the
 here: while ISR or ELR may still contain this replica, its files are the only proof of its records.
 The files are kept afterwards, too. The change is proposed also where the replica is in neither set:
 its leader may be about to add it to the ISR, by older acknowledgements. A replica that fails again
-and again stays offline after a few repairs.
+and again is replaced at a bounded rate, for ever.
 """
 
 from __future__ import annotations
@@ -117,6 +118,11 @@ class Repairs:
         """Replicas under repair, or queued for it."""
         return len(self._tasks) + len(self._reports)
 
+    @property
+    def postponed(self) -> int:
+        """Replicas under repair that were replaced too often within `RENEWALS_S`, and wait."""
+        return sum(not self._may_renew(key) for key in self._tasks)
+
     # Possible losses
 
     async def report_losses(self) -> None:
@@ -128,14 +134,20 @@ class Repairs:
         """
         self._has_begun_reporting = True
         distrusted = [one for one in self._replicas.replicas() if one.loss_gate.may_have_lost_data]
+        lost = sorted(self._replicas.lost)
         if distrusted:
             logger.warning(
                 "%d replicas may lack acknowledged records after a power cut", len(distrusted)
             )
-            await self._report(distrusted)
+        if lost:
+            logger.error("the files of %d replicas are gone: reporting their loss", len(lost))
+        if distrusted or lost:
+            await self._report(distrusted, lost)
 
-    async def _report(self, distrusted: Collection[Partition]) -> None:
-        keys = [(one.topic_id, one.partition) for one in distrusted]
+    async def _report(
+        self, distrusted: Collection[Partition], lost: Collection[ReplicaKey] = ()
+    ) -> None:
+        keys = [*((one.topic_id, one.partition) for one in distrusted), *lost]
         while True:
             try:
                 await self._fail_replicas(keys, lost=True)
@@ -146,7 +158,9 @@ class Repairs:
                 logger.info("possible losses not reported yet: %s", error.message)
                 await self._clock.sleep(RETRY_S)
         # On a full disk a clearing waits for space, and the other replicas do not wait for it.
-        await asyncio.wait([one.loss_gate.clear_loss() for one in distrusted], timeout=CLEAR_S_MAX)
+        if distrusted:
+            clearings = [one.loss_gate.clear_loss() for one in distrusted]
+            await asyncio.wait(clearings, timeout=CLEAR_S_MAX)
 
     def _on_possible_loss(self, topic_id: TopicId, number: PartitionId) -> None:
         """Report a replica opened after the start: a reassignment brought it back."""
@@ -204,6 +218,9 @@ class Repairs:
         lacks_room = self._replicas.lacks_room(*key)
         while (row := self._row(key)) is not None:
             try:
+                if self._is_loss_accepted(key, row):
+                    await self._renew(key)
+                    return
                 left = await self._leave(key, row, left)
                 row = self._row(key)
                 if row is not None and lacks_room:
@@ -212,11 +229,10 @@ class Repairs:
                     continue
                 is_led = row is not None and row.leader not in (NO_LEADER_ID, self._broker_id)
                 if is_led and left is not _NOT_LEFT:
-                    if not self._may_renew(key):
-                        logger.error("%s-%d failed too often: the replica stays offline", *key)
+                    if self._may_renew(key):
+                        await self._renew(key)
                         return
-                    await self._renew(key)
-                    return
+                    self._log_once(key, f"replaced {RENEWALS_MAX} times within an hour: waiting")
             except LogError as error:
                 lacks_room = self._replicas.replica(*key) is None and error.entry is DISK_FULL
                 self._log_once(key, error.message)
@@ -283,11 +299,12 @@ class Repairs:
         if left is not _NOT_LEFT and not is_in and replica in (left, None):
             # Still true: a closed replica has acknowledged no records since.
             return left
-        if not may_retire_replica(self._replicas.image, key, self._broker_id):
+        is_lost = key in self._replicas.lost
+        if not is_lost and not may_retire_replica(self._replicas.image, key, self._broker_id):
             self._log_once(key, "no other replica has all records: kept as it is")
             return _NOT_LEFT
         if replica is None or replica.is_closed:
-            await self._fail_replicas([key], lost=False)
+            await self._fail_replicas([key], lost=is_lost)
             return replica
         # A replica that goes on following would enter the ISR again. It is closed only afterwards:
         # if another damaged member leaves first, this one stays and goes on serving.
@@ -311,6 +328,17 @@ class Repairs:
                 times.pop()
             raise
         logger.warning("%s-%d was replaced by an empty replica: fetching from its leader", *key)
+
+    def _is_loss_accepted(self, key: ReplicaKey, row: PartitionImage) -> bool:
+        """Whether an operator has elected this replica uncleanly, knowing that its files are gone.
+
+        A start begins a new leader epoch, so the election is from this run.
+        """
+        return (
+            key in self._replicas.lost
+            and row.leader == self._broker_id
+            and row.unclean_epoch == row.leader_epoch
+        )
 
     def _row(self, key: ReplicaKey) -> PartitionImage | None:
         """The partition's row of the applied metadata, if this node's replica needs repair."""

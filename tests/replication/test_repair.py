@@ -317,12 +317,13 @@ class TestBounds:
             partition.log.declare_damaged("again")
             partition = await repaired(node, partition)
         partition.log.declare_damaged("once more")
-        await node.until(lambda: not node.repairs.under_way)
+        await node.until(lambda: node.repairs.postponed == 1)
+        await node.turns()
         assert node.here() is partition
-        # Later a replacement is allowed again.
+        # Later a replacement is allowed again, without a restart.
         node.clock.now += RENEWALS_S + 1
-        node.replicas.on_replica_failed(*KEY)
         await repaired(node, partition)
+        assert node.repairs.postponed == 0
 
     async def test_a_full_disk_is_waited_for(self, node: OneNode) -> None:
         before = await filled(node, 1, 2)
