@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 
 from raftlog.record.errors import (
     DUPLICATE_SEQUENCE,
+    INVALID_PRODUCER_ID,
     NOT_READY,
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_FENCED,
@@ -255,7 +256,7 @@ class PartitionQueue:
             # No node would recognise the repeat.
             return False
         if isinstance(error, ServerError):
-            if error.entry is OUT_OF_ORDER_SEQUENCE:
+            if error.entry in {OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_ID}:
                 return self.is_idempotent and not may_be_written
             return error.retriable or error.entry.refresh_metadata
         return error.retriable
@@ -279,6 +280,7 @@ def base_offsets(batches: Sequence[PendingBatch], outcome: Acknowledged) -> list
 def _must_begin_anew(error: RaftlogClientError) -> bool:
     """Whether the node takes nothing more under the present identity."""
     return isinstance(error, ServerError) and error.entry in {
+        INVALID_PRODUCER_ID,
         OUT_OF_ORDER_SEQUENCE,
         PRODUCER_FENCED,
     }

@@ -17,6 +17,9 @@ listener answers with the typed error of its protocol.
 | topic configs; cluster settings | DESCRIBE_CONFIGS, ALTER_CONFIGS | TOPIC; CLUSTER |
 | nodes, quorum, reassignments: description; change | DESCRIBE; ALTER | CLUSTER |
 
+Topics whose names begin with `__` are internal: clients may read and describe them, and no right
+allows more (`guard_internal_topics`). Nodes use metadata and partitions without this package.
+
 The addresses of the brokers need no right, as in Kafka's Metadata and DescribeCluster: a client
 needs them before anything else.
 """
@@ -27,6 +30,9 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
+
+from raftlog.metadata.image import INTERNAL_TOPIC_PREFIX, is_internal_topic
+from raftlog.record.errors import FORBIDDEN, LogError
 
 
 class Operation(StrEnum):
@@ -82,3 +88,28 @@ def topic_resource(name: str) -> Resource:
 
 def allow_all(_principal: Principal, _operation: Operation, _resource: Resource) -> None:
     """Refuse nothing: there are no ACLs yet."""
+
+
+_ON_INTERNAL_TOPICS: Final = frozenset(
+    {Operation.READ, Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS}
+)
+
+
+def guard_internal_topics(authorize: Authorize) -> Authorize:
+    """`authorize`, after a refusal of all but reading where the topic is internal."""
+
+    def guarded(principal: Principal, operation: Operation, resource: Resource) -> None:
+        if (
+            resource.type is ResourceType.TOPIC
+            and operation not in _ON_INTERNAL_TOPICS
+            and is_internal_topic(resource.name)
+        ):
+            raise LogError(
+                FORBIDDEN,
+                f"Topic {resource.name} is internal: names that begin with "
+                f"{INTERNAL_TOPIC_PREFIX!r} are reserved for the cluster. Clients may read such a "
+                "topic, not create, write, alter or delete it.",
+            )
+        authorize(principal, operation, resource)
+
+    return guarded

@@ -16,7 +16,7 @@ import asyncio
 from typing import Final
 
 from raftlog.broker.admin import AdminService
-from raftlog.broker.authorize import Authorize, allow_all
+from raftlog.broker.authorize import Authorize, allow_all, guard_internal_topics
 from raftlog.broker.fetch import FetchService
 from raftlog.broker.limits import AddressBudget, BrokerSettings, WorkTurns
 from raftlog.broker.metrics import TopicMetrics
@@ -36,6 +36,7 @@ class Broker:
     def __init__(
         self, services: NodeServices, settings: BrokerSettings, authorize: Authorize = allow_all
     ) -> None:
+        authorize = guard_internal_topics(authorize)
         self.services = services
         """The node itself: for health and metrics pages, not for operations."""
         self.clock = services.clock

@@ -197,7 +197,7 @@ class ActiveController:
         drained = heartbeat.stopping and term.sessions.is_drained(heartbeat.broker_id)
         if broker.fenced or (heartbeat.stopping and not drained):
             self._wakeup.set()
-        cluster_time_ms = term.sessions.cluster_time_ms(self._clock.monotonic())
+        cluster_time_ms = term.sessions.cluster_time_ms(image, self._clock.monotonic())
         return HeartbeatAnswer(
             sequence=heartbeat.sequence,
             broker_epoch=heartbeat.broker_epoch,

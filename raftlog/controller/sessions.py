@@ -158,21 +158,22 @@ class Sessions:
         session.silent = False
         session.done = False
 
-    def cluster_time_ms(self, now: float) -> int | None:
-        """The lower median of the brokers' wall clocks; None while less than a majority is known.
+    def cluster_time_ms(self, image: MetadataImage, now: float) -> int | None:
+        """The lower median of the unfenced brokers' wall clocks; None while too few are known.
 
-        Retention deletes by this time, so no minority of clocks may run it ahead. Computed at most
-        every CLUSTER_TIME_S, as all brokers ask.
+        Retention deletes by this time, so no minority of clocks may run it ahead, nor a single one
+        in a cluster of several brokers. Computed at most every CLUSTER_TIME_S, as all brokers ask.
         """
         if now >= self._cluster_time_due:
             self._cluster_time_due = now + CLUSTER_TIME_S
-            known = sorted(
+            clocks = [
                 session.clock_ahead_ms
-                for session in self._sessions.values()
-                if session.clock_ahead_ms is not None
-            )
-            is_majority = 2 * len(known) > len(self._sessions)
-            self._cluster_ahead_ms = known[(len(known) - 1) // 2] if is_majority else None
+                for broker_id, session in self._sessions.items()
+                if broker_id in image.brokers and not image.brokers[broker_id].fenced
+            ]
+            known = sorted(clock for clock in clocks if clock is not None)
+            is_enough = 2 * len(known) > len(clocks) and len(known) >= min(2, len(self._sessions))
+            self._cluster_ahead_ms = known[(len(known) - 1) // 2] if is_enough else None
         if self._cluster_ahead_ms is None:
             return None
         return self._cluster_ahead_ms + int(now * 1000)

@@ -227,9 +227,10 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Send the answer, then release the bytes that the request held."""
         assert isinstance(request, Request)
-        # A node's first request asks for the nonce that its second one proves.
-        is_nonce = self._request_count == 1 and NONCE_HEADER in resp.headers
-        if self.refusal_unless_node is not None and not is_nonce:
+        if self.refusal_unless_node is not None and not (
+            # A node's first request asks for the nonce that its second one proves.
+            self._request_count == 1 and NONCE_HEADER in resp.headers
+        ):
             resp.force_close()
         try:
             return await super().finish_response(request, resp, start_time)

@@ -309,6 +309,11 @@ def _replication_metrics(status: ReplicationStatus) -> Iterator[Metric]:
         status.distrusted,
     )
     yield gauge(f"{prefix}_repairs", "Replicas on this node that are under repair.", status.repairs)
+    yield gauge(
+        f"{prefix}_repairs_postponed",
+        "Replicas under repair that were replaced too often within an hour, and wait.",
+        status.repairs_postponed,
+    )
     yield counter(
         "raftlog_forwarding_requests_sent",
         "Requests forwarded to the leader.",

@@ -359,6 +359,22 @@ def plan_leader_transfer(
     return change_command(image, [change_of(topic, row, leader=broker_id)])
 
 
+def plan_handover(
+    image: MetadataImage, key: PartitionKey, row: PartitionImage, successor: BrokerId
+) -> ChangePartitions | None:
+    """The leader of `row`, which cannot reach its followers, hands over to a member of ISR or ELR.
+
+    None if the partition has changed since. From the ELR, the new leader begins an ISR of its own:
+    the others enter as they catch up.
+    """
+    topic = image.topics_by_id.get(key[0])
+    if topic is None or topic.partitions[key[1]] != row:
+        return None
+    assert successor in row.isr or successor in row.elr
+    isr = row.isr if successor in row.isr else (successor,)
+    return change_command(image, [elected(topic, row, Election(successor, isr))])
+
+
 def plan_unclean_election(
     image: MetadataImage, *, name: str, partition: int, broker_id: BrokerId | None = None
 ) -> ChangePartitions:

@@ -221,6 +221,8 @@ class MetadataImage:
 
 
 TOPIC_NAME_CHARACTERS_MAX: Final = 249
+INTERNAL_TOPIC_PREFIX: Final = "__"
+"""Nodes create, write and delete the topics of such names; clients may only read them."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
@@ -250,3 +252,8 @@ def check_topic_name(name: str) -> str:
     if fault is not None:
         raise LogError(INVALID_TOPIC, fault)
     return name
+
+
+def is_internal_topic(name: str) -> bool:
+    """Whether the name is reserved for the cluster itself, as `__consumer_offsets` in Kafka."""
+    return name.startswith(INTERNAL_TOPIC_PREFIX)

@@ -25,7 +25,13 @@ from raftlog.http.app import Ports, Server
 from raftlog.node.assembly import NodeCore
 from raftlog.node.directory import IdentityError, load_state, remember, warn_if_shared
 from raftlog.node.ports import server_settings, take_ports
-from raftlog.node.secret import REREAD_S, SecretFile, Secrets, obtain_secrets
+from raftlog.node.secret import (
+    REREAD_S,
+    SecretFile,
+    Secrets,
+    keep_secrets,
+    obtain_secrets,
+)
 from raftlog.node.settings import NodeSettings
 from raftlog.node.start import decide_start
 from raftlog.peer.auth import derive_key
@@ -106,6 +112,7 @@ class Node:
             network=network,
             on_fatal=on_fatal,
         )
+        await disk.run(lambda: keep_secrets(data_dir, secrets))
         # One broker for every listener: limits, batches and metrics are common to all.
         http_settings = server_settings(settings)
         broker = Broker(core.services, http_settings.for_broker())

@@ -121,14 +121,6 @@ class ReplicationService:
             lag_max_s=lambda: replica_lag_max_s(state_machine.image.cluster_settings),
             on_failed=on_fatal,
         )
-        self.repairs = Repairs(
-            replicas=self.replicas,
-            broker_id=broker_id,
-            clock=clock,
-            fail_replicas=self.metadata.fail_replicas,
-            on_fatal=on_fatal,
-        )
-        self.replicas.on_fatal = on_fatal
         self._forwarder = Forwarder(
             network,
             clock=clock,
@@ -137,6 +129,15 @@ class ReplicationService:
             broker=broker,
             on_fatal=on_fatal,
         )
+        self.repairs = Repairs(
+            replicas=self.replicas,
+            broker_id=broker_id,
+            clock=clock,
+            fail_replicas=self.metadata.fail_replicas,
+            read_replica=self._forwarder.read_replica,
+            on_fatal=on_fatal,
+        )
+        self.replicas.on_fatal = on_fatal
         self._forwarding = ForwardingServer(
             self.replicas,
             network=network,
@@ -193,6 +194,7 @@ class ReplicationService:
             offline=replicas.offline_count,
             distrusted=sum(one.loss_gate.may_have_lost_data for one in replicas.replicas()),
             repairs=self.repairs.under_way,
+            repairs_postponed=self.repairs.postponed,
             requests_forwarded=self._forwarder.requests,
             requests_taken=self._forwarding.requests,
         )

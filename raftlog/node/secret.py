@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from raftlog.node.settings import NodeSettings
-from raftlog.node.start import Start, StartError, needs_secret
+from raftlog.node.start import Restart, Start, StartError, needs_secret
 from raftlog.peer.auth import KEYS_MAX
 from raftlog.world import Randomness
 
@@ -44,10 +44,11 @@ logger = logging.getLogger(__name__)
 def obtain_secrets(
     settings: NodeSettings, start: Start, data_dir: Path, randomness: Randomness
 ) -> Secrets:
-    """The cluster's secrets, durably in the data directory on return. Blocks.
+    """The cluster's secrets, durably in the data directory on return of a first start. Blocks.
 
     Given ones go before the remembered ones. With neither, a node that begins a cluster alone makes
-    one. Raises StartError, OSError.
+    one. A restart may still be refused, so its secrets are kept by `keep_secrets`. Raises
+    StartError, OSError.
     """
     path = data_dir / SECRET_FILE
     remembered = _read(path) if path.exists() else None
@@ -59,8 +60,20 @@ def obtain_secrets(
         if needs_secret(start):
             raise StartError(_MISSING)
         given = (randomness.token(SECRET_BYTES_MADE).hex().encode(),)
-    _adopt(path, given, remembered)
+    _check_strength(given, remembered)
+    if not isinstance(start, Restart):
+        keep_secrets(data_dir, given)
     return given
+
+
+def keep_secrets(data_dir: Path, secrets: Secrets) -> None:
+    """Keep the secrets in the data directory, durably, for later starts. Blocks.
+
+    Raises OSError, StartError.
+    """
+    path = data_dir / SECRET_FILE
+    if not path.exists() or _read(path) != secrets:
+        _write(path, b"".join(secret + b"\n" for secret in secrets))
 
 
 class SecretFile:
@@ -68,9 +81,9 @@ class SecretFile:
 
     def __init__(self, settings: NodeSettings, data_dir: Path, secrets: Secrets) -> None:
         """`secrets` are those in use."""
-        self._remembered = data_dir / SECRET_FILE
+        self._data_dir = data_dir
         given = settings.cluster_secret_file
-        self.path = self._remembered if given is None else Path(given)
+        self.path = data_dir / SECRET_FILE if given is None else Path(given)
         self.is_fixed = settings.cluster_secret is not None
         """Whether the secret was given as such, so that no file counts."""
         self._secrets = secrets
@@ -88,7 +101,8 @@ class SecretFile:
             if found == self._secrets:
                 self._reported = ""
                 return None
-            _adopt(self._remembered, found, self._secrets)
+            _check_strength(found, self._secrets)
+            keep_secrets(self._data_dir, found)
         except (StartError, OSError) as error:
             if str(error) != self._reported:
                 self._reported = str(error)
@@ -186,13 +200,11 @@ def _parsed(content: bytes, what: str) -> Secrets:
     return tuple(dict.fromkeys(secrets))
 
 
-def _adopt(path: Path, given: Secrets, known: Secrets | None) -> None:
-    """Check new secrets, and remember them in the data directory. Raises StartError, OSError."""
+def _check_strength(given: Secrets, known: Secrets | None) -> None:
+    """Refuse new secrets that are weak; warn of known ones. Raises StartError."""
     if any(_is_weak(secret) for secret in given if secret not in (known or ())):
         raise StartError(f"the cluster secret is too easy to guess: {_HOW_TO_MAKE}")
     _warn_if_weak(given)
-    if not path.exists() or _read(path) != given:
-        _write(path, b"".join(secret + b"\n" for secret in given))
 
 
 def _is_weak(secret: bytes) -> bool:

@@ -18,6 +18,7 @@ from raftlog.record.header import (
     DELETE_HORIZON_BIT,
     HEADER,
     HEADER_SIZE,
+    LENGTH_END,
     LOG_APPEND_TIME_BIT,
     PREFIX,
     PREFIX_SIZE,
@@ -86,6 +87,21 @@ def split_batches(
         batches.append(RecordBatch(header, data))
         position = end
     return batches
+
+
+def has_more_batches(buffer: Buffer, count: int) -> bool:
+    """Whether a producer's bytes may hold more than `count` batches, by their lengths alone."""
+    view = memoryview(buffer)
+    position = 0
+    for _ in range(count):
+        if view.nbytes - position < HEADER_SIZE:
+            return False
+        _, batch_length, _ = PREFIX.unpack_from(view, position)
+        if batch_length < 0:
+            # Refused by `split_batches`.
+            return False
+        position += LENGTH_END + batch_length
+    return position < view.nbytes
 
 
 def too_many_batches() -> LogError:

@@ -8,24 +8,27 @@ One proposal per partition is in flight at a time.
 A proposal of unknown outcome may be applied at any later time, as long as the partition epoch that
 it names stands. If a new member has died meanwhile, every commit would wait for it. The leader then
 begins a new leader epoch of its own: after that the proposal is stale, whatever its outcome.
+
+A leader below the minimum that does not reach living followers hands over the lead: see `handover`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from raftlog.metadata.apply import ApplyResult
-from raftlog.metadata.commands import AlterIsr, encode_command
+from raftlog.metadata.commands import AlterIsr, Command, encode_command
 from raftlog.metadata.configs import min_isr_default
-from raftlog.metadata.elections import change_command, change_of
+from raftlog.metadata.elections import change_command, change_of, plan_handover
 from raftlog.metadata.image import MetadataImage
 from raftlog.raft import Applied, RaftMember, Unknown
 from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.replication.handover import Handovers, successor
 from raftlog.replication.leader_state import IsrProposal, LeaderState
 from raftlog.replication.partition import Partition
 from raftlog.world import Clock
@@ -66,27 +69,70 @@ class IsrKeeper:
         self._lag_max_s = lag_max_s
         self._busy: dict[tuple[TopicId, PartitionId], asyncio.Task[None]] = {}
         self._gate = asyncio.Semaphore(PROPOSALS_MAX)
+        self._handovers = Handovers()
         self._is_closed = False
 
     async def run(self) -> None:
         """Check all led partitions, until cancelled."""
         while True:
             await self._clock.sleep(CHECK_INTERVAL_S)
-            for partition in self._led():
-                role = partition.leader_role
-                if role is not None and (
-                    role.state.has_pending_proposal
-                    or role.desired_isr(self._lag_max_s()) is not None
-                ):
-                    self.maybe_propose(partition)
+            led = list(self._led())
+            for partition in led:
+                self.maybe_propose(partition)
+                self._maybe_hand_over(partition)
+            keys = {(partition.topic_id, partition.partition) for partition in led}
+            self._handovers.retain(keys, self._clock.monotonic())
 
     def maybe_propose(self, partition: Partition) -> None:
         """Propose the partition's ISR, if it must change."""
         key = (partition.topic_id, partition.partition)
-        if key in self._busy or self._is_closed:
+        role = partition.leader_role
+        if role is None or key in self._busy or self._is_closed:
             # The running task checks again before it ends.
             return
-        task = asyncio.get_running_loop().create_task(self._propose_all(partition))
+        if not role.state.has_pending_proposal and role.desired_isr(self._lag_max_s()) is None:
+            return
+        self._spawn(key, self._propose_all(partition))
+
+    def _maybe_hand_over(self, partition: Partition) -> None:
+        """Hand the lead to another replica, if this one has not reached enough for long."""
+        key = (partition.topic_id, partition.partition)
+        role = partition.leader_role
+        if role is None or key in self._busy or self._is_closed:
+            return
+        row = role.state.row
+        candidate = successor(
+            row,
+            min_insync_replicas=partition.min_insync_replicas,
+            brokers=self._image().brokers,
+            attached=role.feeds.keys(),
+        )
+        is_due = self._handovers.is_due(
+            key,
+            row.leader_epoch,
+            candidate,
+            now=self._clock.monotonic(),
+            patience_s=self._lag_max_s(),
+        )
+        if candidate is None or not is_due:
+            return
+        command = plan_handover(self._image(), key, row, candidate)
+        if command is not None:
+            logger.warning(
+                "%s: below min.insync.replicas and without a stream of living followers: "
+                "handing the lead to broker %d",
+                partition.name,
+                candidate,
+            )
+            self._spawn(key, self._hand_over(command))
+
+    async def _hand_over(self, command: Command) -> None:
+        # Once, whatever comes of it: a lost or refused command is found again by the next check.
+        async with self._gate:
+            await self._quorum.propose(encode_command(command))
+
+    def _spawn(self, key: tuple[TopicId, PartitionId], work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._busy[key] = task
         task.add_done_callback(lambda done: self._on_proposed(key, done))
 
@@ -129,7 +175,7 @@ class IsrKeeper:
         if command is None:
             return None
         members = [broker_id for broker_id, _ in desired.isr]
-        is_only = state.propose(members)
+        is_only = state.propose(members, desired.late)
         outcome = await self._quorum.propose(encode_command(command))
         if isinstance(outcome, Applied):
             if (refusal := outcome.result.refusal) is None:

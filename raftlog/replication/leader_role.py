@@ -335,6 +335,7 @@ class LeaderRole:
         if before is not None:
             self._end_feed(feed.broker_id, LogError(NO_LEADER, "The follower subscribed again."))
         self._feeds[feed.broker_id] = feed
+        self.state.set_attached(feed.broker_id, attached=True)
         self.acked(feed, position.durable_end, position.log_start_offset)
         return None
 
@@ -342,8 +343,10 @@ class LeaderRole:
         """Detach a feed. Harmless if the feed is not attached."""
         if self._feeds.get(feed.broker_id) is feed:
             del self._feeds[feed.broker_id]
+            self.state.set_attached(feed.broker_id, attached=False)
 
     def _end_feed(self, broker_id: BrokerId, error: LogError) -> None:
+        self.state.set_attached(broker_id, attached=False)
         self._feeds.pop(broker_id).on_ended(error)
 
     def acked(self, feed: Feed, durable_end: Offset, log_start_offset: Offset) -> None:
@@ -365,12 +368,7 @@ class LeaderRole:
         )
         self.advance()
         self._wake_start_waiters()
-        if feed.broker_id not in state.row.isr and state.may_enter(
-            feed.broker_id,
-            broker,
-            high_watermark=self._replica.high_watermark,
-            log_start=self._log.log_start_offset,
-        ):
+        if feed.broker_id not in state.row.isr:
             self._replica.host.on_isr_change_due(self._replica.topic_id, self._replica.partition)
 
     def _wake_start_waiters(self) -> None:

@@ -10,6 +10,8 @@ State of a follower:
                  leader epoch; UNKNOWN_END before the first, whatever earlier leaders heard
 `broker_epoch`   the follower's incarnation at its last acknowledgement
 `caught_up_s`    the newest time at which the follower is known to have had the whole log
+`is_attached`    the follower has a live stream of this leader epoch
+`returns_at_s`   the follower may not enter before: it was late again soon after it had entered
 ===============  ====================================================================
 
 Invariants:
@@ -22,10 +24,14 @@ Invariants:
 3. A follower enters only at or past the high watermark and the start of the leader's epoch, with a
    log that begins, durably, no earlier than the leader's (deleted records must not return), by
    acknowledgements of the incarnation in the applied metadata (mistake 6; KIP-903).
+4. A follower enters only with a sign of life, and not while it would be removed as late: below
+   min.insync.replicas the high watermark stands still, so a silent follower stays at it. One that
+   is late again and again enters ever later, so it changes the metadata ever more seldom.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -36,6 +42,12 @@ from raftlog.record.types import BrokerEpoch, BrokerId, Offset, PartitionEpoch
 
 UNKNOWN_END: Final = Offset(-1)
 """The durable end of a follower without an acknowledgement in this leader epoch."""
+STEADY_S: Final = 60.0
+"""A follower in sync for longer is not late *again*: its next return is not delayed."""
+RETURN_S_MIN: Final = 2.0
+RETURN_DOUBLINGS_MAX: Final = 4
+"""The second removal delays the return by RETURN_S_MIN, each later one by twice as much, up to
+32 s. The first return is not delayed: below min.insync.replicas writes wait for it."""
 
 
 @dataclass(slots=True)
@@ -49,6 +61,18 @@ class Follower:
     goal: Offset
     """The log end at `goal_s`: once acknowledged, the follower counts as caught up at `goal_s`."""
     goal_s: float
+    is_attached: bool = False
+    entered_s: float = 0.0
+    late_count: int = 0
+    """Removals as late, each within STEADY_S after the follower had entered."""
+    returns_at_s: float = -math.inf
+
+    def removed_as_late(self, now: float) -> None:
+        """Delay the next entry, if the follower was late before without steady service since."""
+        self.late_count = 1 if now - self.entered_s > STEADY_S else self.late_count + 1
+        if self.late_count > 1:
+            exponent = min(self.late_count - 2, RETURN_DOUBLINGS_MAX)
+            self.returns_at_s = now + RETURN_S_MIN * 2**exponent
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +81,8 @@ class IsrProposal:
 
     partition_epoch: PartitionEpoch
     isr: tuple[tuple[BrokerId, BrokerEpoch], ...]
+    late: frozenset[BrokerId] = frozenset()
+    """Members to be removed because they lack records for too long."""
 
 
 class LeaderState:
@@ -65,6 +91,7 @@ class LeaderState:
     __slots__ = (
         "_effective_isr",
         "_followers",
+        "_late",
         "_others",
         "_proposed",
         "epoch_start",
@@ -81,6 +108,8 @@ class LeaderState:
         self.epoch_start = epoch_start
         self._followers: dict[BrokerId, Follower] = {}
         self._proposed: frozenset[BrokerId] = frozenset()
+        self._late: frozenset[BrokerId] = frozenset()
+        """Members that pending proposals remove as late."""
         self._effective_isr: tuple[BrokerId, ...] = ()
         self._others: tuple[BrokerId, ...] = ()
         self._take(row, now)
@@ -93,8 +122,13 @@ class LeaderState:
         assert row.leader_epoch == self.row.leader_epoch
         changes = row.partition_epoch - self.row.partition_epoch
         if changes:
+            for member in self._late.intersection(self.row.isr).difference(row.isr):
+                self._followers[member].removed_as_late(now)
+            for member in row.isr:
+                if member not in self.row.isr and member in self._followers:
+                    self._followers[member].entered_s = now
             # A proposal on the partition epoch before is applied now, or never will be.
-            self._proposed = frozenset()
+            self._proposed = self._late = frozenset()
         unheard: tuple[BrokerId, ...] = ()
         if changes > 1:
             # A snapshot has jumped over changes. A replica outside the ISR may have been removed in
@@ -157,6 +191,12 @@ class LeaderState:
             return
         follower.goal, follower.goal_s = log_end, now
 
+    def set_attached(self, broker_id: BrokerId, *, attached: bool) -> None:
+        """The follower's stream of this leader epoch has begun or ended."""
+        follower = self._followers.get(broker_id)
+        if follower is not None:
+            follower.is_attached = attached
+
     def appended(self, base: Offset, now: float) -> None:
         """Restart the lag time of every follower that had the whole log until `base`."""
         for follower in self._followers.values():
@@ -207,8 +247,12 @@ class LeaderState:
         *,
         high_watermark: Offset,
         log_start: Offset,
+        log_end: Offset,
+        now: float,
+        lag_max_s: float,
     ) -> bool:
-        """Whether a follower outside the ISR has caught up, with deletions of records too."""
+        """Whether a follower outside the ISR has caught up, with deletions of records too, and is
+        not about to be late."""
         follower = self._followers.get(broker_id)
         return (
             follower is not None
@@ -217,6 +261,9 @@ class LeaderState:
             and broker.broker_epoch == follower.broker_epoch
             and follower.durable_end >= max(high_watermark, self.epoch_start)
             and follower.log_start_offset >= log_start
+            and follower.is_attached
+            and now >= follower.returns_at_s
+            and not self.is_late(broker_id, log_end=log_end, now=now, lag_max_s=lag_max_s)
         )
 
     def desired_isr(
@@ -232,6 +279,7 @@ class LeaderState:
         """The ISR to propose; None if the committed one is right."""
         row = self.row
         members: list[BrokerId] = []
+        leaving_late: list[BrokerId] = []
         for member in row.replicas:
             broker = brokers.get(member)
             if member == self.me:
@@ -241,13 +289,25 @@ class LeaderState:
                 late = self.is_late(member, log_end=log_end, now=now, lag_max_s=lag_max_s)
                 if alive and not late:
                     members.append(member)
-            elif self.may_enter(member, broker, high_watermark=high_watermark, log_start=log_start):
+                elif alive:
+                    leaving_late.append(member)
+            elif self.may_enter(
+                member,
+                broker,
+                high_watermark=high_watermark,
+                log_start=log_start,
+                log_end=log_end,
+                now=now,
+                lag_max_s=lag_max_s,
+            ):
                 members.append(member)
         isr = in_order(row.replicas, members)
         if isr == row.isr or self.me not in brokers:
             return None
         return IsrProposal(
-            row.partition_epoch, tuple((member, brokers[member].broker_epoch) for member in isr)
+            row.partition_epoch,
+            tuple((member, brokers[member].broker_epoch) for member in isr),
+            frozenset(leaving_late),
         )
 
     @property
@@ -255,18 +315,22 @@ class LeaderState:
         """Whether a proposal in flight, or of unknown outcome, may yet add members."""
         return not self._proposed.issubset(self.row.isr)
 
-    def propose(self, members: Collection[BrokerId]) -> bool:
+    def propose(
+        self, members: Collection[BrokerId], late: frozenset[BrokerId] = frozenset()
+    ) -> bool:
         """Add an ISR that may be committed from now on: call this before proposing it.
 
         The members count, beside the committed ISR, until the partition epoch changes or
-        `withdraw`. Returns whether this is the only pending proposal.
+        `withdraw`. `late` members are removed because they lack records for too long. Returns
+        whether this is the only pending proposal.
         """
         is_only = not self._proposed
         self._proposed = self._proposed.union(members)
+        self._late |= late
         self._recompute()
         return is_only
 
     def withdraw(self) -> None:
         """Drop all proposals: none on this partition epoch can be committed any more."""
-        self._proposed = frozenset()
+        self._proposed = self._late = frozenset()
         self._recompute()

@@ -70,6 +70,8 @@ class ReplicaLifecycle:
         self._opening: dict[tuple[TopicId, PartitionId], None] = {}
         """Replicas assigned to this node by applied metadata, and not opened yet."""
         self._offline: dict[tuple[str, int], LogError] = {}
+        self._lost: set[tuple[TopicId, PartitionId]] = set()
+        """Replicas without their files, from before this start until they are renewed."""
         self._retired: dict[tuple[TopicId, PartitionId], Partition] = {}
         """Not served any more, but a change of the log may still be under way."""
         self._changes: deque[_Change] = deque()
@@ -86,9 +88,11 @@ class ReplicaLifecycle:
         """Open every assigned replica, then begin with the changes applied meanwhile."""
         index = self._image.applied_index
         for topic in list(self._image.topics_by_id.values()):
-            self._expect(topic, topic.partitions)
+            rows = [row for row in topic.partitions if not self._find_lost(topic, row)]
+            self._expect(topic, rows)
         await self._open_all(list(self._opening))
         self._settled_index = index
+        await self._note_known()
         await self._remove_deleted_strays()
         self._worker = asyncio.create_task(self._carry_out(), name="replica-manager")
 
@@ -168,7 +172,40 @@ class ReplicaLifecycle:
         await self._wait_retired(topic_id, number)
         log = await self._logs.renew_replica(topic_id, number, config)
         self._offline.pop((topic.name, number), None)
+        self._lost.discard((topic_id, number))
         self._serve_newest(topic_id, number, log)
+        await self._note_known()
+
+    @property
+    def lost(self) -> frozenset[tuple[TopicId, PartitionId]]:
+        """Replicas assigned before this start without their files."""
+        return frozenset(self._lost)
+
+    def _find_lost(self, topic: TopicImage, row: PartitionImage) -> bool:
+        """Whether the files of a replica of this node are gone; keeps the replica offline then."""
+        key = (topic.topic_id, row.partition)
+        if self._broker_id not in row.replicas or not self._logs.is_lost(*key):
+            return False
+        name = f"{topic.name}-{row.partition}"
+        offline = LogError(
+            STORAGE_FAILED,
+            f"{name} is offline: its files are gone from this node's disk. They are copied again "
+            "from another replica with all records; without one, an operator has to accept the "
+            "loss (`raftlog cluster transfer-leadership --unclean`).",
+        )
+        logger.error("%s", offline.message)
+        self._lost.add(key)
+        self._offline[topic.name, row.partition] = offline
+        self._on_open_failed(*key)
+        return True
+
+    async def _note_known(self) -> None:
+        """End a start without a checkpoint file, once no replica is without its files."""
+        if not self._lost:
+            try:
+                await self._logs.all_known()
+            except DiskError as error:
+                logger.warning("the next start looks for lost replicas again: %s", error)
 
     def _assigned_topic(self, topic_id: TopicId, number: PartitionId) -> TopicImage | None:
         """The topic, if the newest metadata assigns a replica of the partition to this node."""

@@ -209,7 +209,7 @@ class ReplicaManager:
             partition.close(error)
 
     def _moved_error(self, topic: TopicImage, row: PartitionImage) -> LogError:
-        return not_led_here(topic.name, row.partition, self.image.brokers.get(row.leader))
+        return not_led_here(topic.name, row, self.image.brokers)
 
     def _configure_all(self, names: Collection[str]) -> None:
         """Apply cluster settings to topics that do not set all of these themselves."""
@@ -259,6 +259,11 @@ class ReplicaManager:
         On return the replica is served, perhaps still damaged, or no longer assigned to this node.
         """
         await self._lifecycle.open_again(topic_id, number)
+
+    @property
+    def lost(self) -> frozenset[tuple[TopicId, PartitionId]]:
+        """Replicas assigned before this start without their files: not opened before renewed."""
+        return self._lifecycle.lost
 
     def lacks_room(self, topic_id: TopicId, number: PartitionId) -> bool:
         """Whether the replica could not be opened because the disk was full."""
@@ -340,7 +345,7 @@ class ReplicaManager:
         if offline is not None:
             return LogError(offline.entry, offline.message)
         if row.leader != self._broker_id:
-            return not_led_here(topic, partition, self.image.brokers.get(row.leader))
+            return not_led_here(topic, row, self.image.brokers)
         return LogError(NOT_READY, f"{topic}-{partition} is being opened.")
 
 
@@ -372,6 +377,8 @@ class ReplicationStatus:
     """Replicas behind a closed loss gate: acknowledged records may be missing."""
     repairs: int = 0
     """Replicas under repair, or queued for it."""
+    repairs_postponed: int = 0
+    """Of these, replicas that were replaced too often within an hour, and wait."""
     requests_forwarded: int = 0
     """Requests forwarded to leaders on other nodes."""
     requests_taken: int = 0

@@ -30,10 +30,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from raftlog.metadata.image import PartitionImage
 from raftlog.record.batch import RecordBatch
-from raftlog.record.errors import NO_LEADER, NOT_READY, OFFSET_OUT_OF_RANGE, LogError
+from raftlog.record.errors import (
+    NO_LEADER,
+    NOT_READY,
+    OFFSET_OUT_OF_RANGE,
+    STORAGE_FAILED,
+    LogError,
+)
 from raftlog.record.types import Buffer, Offset, TopicId
 from raftlog.replication.divergence import BelowStart, Diverging, FetchPosition
 from raftlog.replication.follower_role import FollowerRole
@@ -44,6 +51,9 @@ from raftlog.storage.log import Log
 from raftlog.storage.types import AppendResult
 
 __all__ = ["Acks", "Fetched", "Host", "Partition", "not_led_here", "wait_for_data"]
+
+REPAIR_WAIT_S: Final = 2.0
+"""Longest wait of a read for the repair of the damage that it met."""
 
 logger = logging.getLogger(__name__)
 
@@ -233,12 +243,15 @@ class Partition(Replica):
         max_bytes: int,
         end_offset: Offset | None = None,
         any_replica: bool = False,
+        waits_for_repair: bool = True,
     ) -> Fetched:
         """Committed batches from the one that holds `offset`; at least one if there is any.
 
         Empty if no record at `offset` is known to be committed yet. With `end_offset`, no batch
         that starts at or after it. With `any_replica`, a follower reads too, up to its own high
-        watermark. Raises LogError: NO_LEADER, OFFSET_OUT_OF_RANGE, STORAGE_FAILED.
+        watermark. Damage is repaired from other replicas: the read waits for that, unless another
+        repair asks (`waits_for_repair`). Raises LogError: NO_LEADER, OFFSET_OUT_OF_RANGE,
+        STORAGE_FAILED.
         """
         if not any_replica:
             role = self.require_leader()
@@ -256,7 +269,15 @@ class Partition(Replica):
         end = high_watermark if end_offset is None else min(end_offset, high_watermark)
         if offset >= end:
             return Fetched(b"", offset, high_watermark, self.log.log_start_offset)
-        result = await self.log.reader.read(offset, end=end, max_bytes=max_bytes)
+        try:
+            result = await self.log.reader.read(offset, end=end, max_bytes=max_bytes)
+        except LogError as error:
+            is_alone = len(self.image.replicas) == 1
+            if error.entry is not STORAGE_FAILED or is_alone or not waits_for_repair:
+                raise
+            if not await self.log.wait_repaired(REPAIR_WAIT_S):
+                raise
+            result = await self.log.reader.read(offset, end=end, max_bytes=max_bytes)
         return Fetched(result.data, result.next_offset, high_watermark, self.log.log_start_offset)
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int] | None:

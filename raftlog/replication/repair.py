@@ -1,17 +1,24 @@
-"""Repair of damaged, failed or lossy replicas: out of ISR and ELR first, then replaced.
+"""Repair of damaged, failed or lossy replicas: batch by batch, else left and replaced.
 
 | finding | repair |
 |---|---|
+| damaged batches, in service | good copies from any replica, in place; the role stays |
 | the log may lack acknowledged records (power cut, flush=async) | leave ISR and ELR; follow |
-| the log is damaged, or failed | leave ISR and ELR; once another broker leads, replace, fetch all |
+| the files are gone | leave, even as the last; renew once another leads, or elected uncleanly |
+| no good copy, or log offline | leave ISR and ELR; once another broker leads, replace, fetch all |
 | no disk space to open or replace the log | leave if others are in sync; try again |
 | no other replica has all committed records | none: the files may be the only copy |
+
+Replicas may be damaged in different batches, each good elsewhere: replacing whole replicas would
+set the good copies aside, one after the other. So a replica is replaced only if no replica has a
+good copy of a damaged batch, and all have answered. A log found damaged at a start is offline, and
+replaced.
 
 Leaving is a committed change of the metadata, and no file is touched before the change is applied
 here: while ISR or ELR may still contain this replica, its files are the only proof of its records.
 The files are kept afterwards, too. The change is proposed also where the replica is in neither set:
 its leader may be about to add it to the ISR, by older acknowledgements. A replica that fails again
-and again stays offline after a few repairs.
+and again is replaced at a bounded rate, for ever.
 """
 
 from __future__ import annotations
@@ -19,14 +26,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 from raftlog.metadata.image import NO_LEADER_ID, PartitionImage
 from raftlog.metadata.liveness import may_retire_replica
-from raftlog.record.errors import DISK_FULL, LogError
-from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.record.errors import (
+    DISK_FULL,
+    OFFSET_OUT_OF_RANGE,
+    STORAGE_FAILED,
+    UNSUPPORTED_FORMAT,
+    LogError,
+)
+from raftlog.record.types import BrokerId, Buffer, Offset, PartitionId, TopicId
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Partition
 from raftlog.world import Clock
@@ -36,12 +50,18 @@ RENEWALS_MAX: Final = 3
 RENEWALS_S: Final = 3600.0
 RETRY_S: Final = 0.5
 """Between two attempts to repair a replica."""
+RETRY_S_MAX: Final = 8.0
+"""The same for batches, while a replica cannot be asked: each attempt copies a segment."""
 CLEAR_S_MAX: Final = 2.0
 """Longest wait of a start until reported losses are cleared on disk."""
+SEARCHES_MAX: Final = 5
+"""Searches for good copies, RETRY_S apart, before a replica is replaced: what is not committed yet,
+or under repair elsewhere, may be found by the next."""
 REPAIRS_MAX: Final = 4
 """Most replicas in replacement at once."""
 
 ReplicaKey: TypeAlias = tuple[TopicId, PartitionId]
+ReadReplica: TypeAlias = Callable[[BrokerId, TopicId, PartitionId, Offset], Awaitable[Buffer]]
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +90,17 @@ class Repairs:
         broker_id: BrokerId,
         clock: Clock,
         fail_replicas: FailReplicas,
+        read_replica: ReadReplica,
         on_fatal: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        """`on_fatal` gets the reason when an invariant is broken and the node must end."""
+        """`read_replica` reads committed batches of another broker's replica from an offset on;
+        raises LogError. `on_fatal` gets the reason when an invariant is broken and the node must
+        end."""
         self._replicas = replicas
         self._broker_id = broker_id
         self._clock = clock
         self._fail_replicas = fail_replicas
+        self._read_replica = read_replica
         self._on_fatal = on_fatal
         self._tasks: dict[ReplicaKey, asyncio.Task[None]] = {}
         self._reports: dict[ReplicaKey, asyncio.Task[None]] = {}
@@ -94,6 +118,11 @@ class Repairs:
         """Replicas under repair, or queued for it."""
         return len(self._tasks) + len(self._reports)
 
+    @property
+    def postponed(self) -> int:
+        """Replicas under repair that were replaced too often within `RENEWALS_S`, and wait."""
+        return sum(not self._may_renew(key) for key in self._tasks)
+
     # Possible losses
 
     async def report_losses(self) -> None:
@@ -105,14 +134,20 @@ class Repairs:
         """
         self._has_begun_reporting = True
         distrusted = [one for one in self._replicas.replicas() if one.loss_gate.may_have_lost_data]
+        lost = sorted(self._replicas.lost)
         if distrusted:
             logger.warning(
                 "%d replicas may lack acknowledged records after a power cut", len(distrusted)
             )
-            await self._report(distrusted)
+        if lost:
+            logger.error("the files of %d replicas are gone: reporting their loss", len(lost))
+        if distrusted or lost:
+            await self._report(distrusted, lost)
 
-    async def _report(self, distrusted: Collection[Partition]) -> None:
-        keys = [(one.topic_id, one.partition) for one in distrusted]
+    async def _report(
+        self, distrusted: Collection[Partition], lost: Collection[ReplicaKey] = ()
+    ) -> None:
+        keys = [*((one.topic_id, one.partition) for one in distrusted), *lost]
         while True:
             try:
                 await self._fail_replicas(keys, lost=True)
@@ -123,7 +158,9 @@ class Repairs:
                 logger.info("possible losses not reported yet: %s", error.message)
                 await self._clock.sleep(RETRY_S)
         # On a full disk a clearing waits for space, and the other replicas do not wait for it.
-        await asyncio.wait([one.loss_gate.clear_loss() for one in distrusted], timeout=CLEAR_S_MAX)
+        if distrusted:
+            clearings = [one.loss_gate.clear_loss() for one in distrusted]
+            await asyncio.wait(clearings, timeout=CLEAR_S_MAX)
 
     def _on_possible_loss(self, topic_id: TopicId, number: PartitionId) -> None:
         """Report a replica opened after the start: a reassignment brought it back."""
@@ -175,10 +212,15 @@ class Repairs:
 
     async def _repair(self, key: ReplicaKey) -> None:
         """Run until the replica is replaced, or needs no repair any more."""
+        if await self._repair_batches(key):
+            return
         left: Partition | _NotLeft | None = _NOT_LEFT
         lacks_room = self._replicas.lacks_room(*key)
         while (row := self._row(key)) is not None:
             try:
+                if self._is_loss_accepted(key, row):
+                    await self._renew(key)
+                    return
                 left = await self._leave(key, row, left)
                 row = self._row(key)
                 if row is not None and lacks_room:
@@ -187,17 +229,66 @@ class Repairs:
                     continue
                 is_led = row is not None and row.leader not in (NO_LEADER_ID, self._broker_id)
                 if is_led and left is not _NOT_LEFT:
-                    if not self._may_renew(key):
-                        logger.error("%s-%d failed too often: the replica stays offline", *key)
+                    if self._may_renew(key):
+                        await self._renew(key)
                         return
-                    await self._renew(key)
-                    return
+                    self._log_once(key, f"replaced {RENEWALS_MAX} times within an hour: waiting")
             except LogError as error:
                 lacks_room = self._replicas.replica(*key) is None and error.entry is DISK_FULL
                 self._log_once(key, error.message)
             await self._clock.sleep(RETRY_S)
         if self._is_gone(key):
             self._renewed.pop(key, None)
+
+    async def _repair_batches(self, key: ReplicaKey) -> bool:
+        """Repair a log in service from other replicas. False: no replica has a good copy."""
+        searches = 0
+        delay_s = RETRY_S
+        while (replica := self._damaged_in_service(key)) is not None:
+            try:
+                async with self._gate:
+                    if await replica.log.repair(partial(self._copies, key, replica)):
+                        return True
+                searches += 1
+                if searches == SEARCHES_MAX:
+                    return False
+            except LogError as error:
+                self._log_once(key, error.message)
+                delay_s = min(2 * delay_s, RETRY_S_MAX)
+            await self._clock.sleep(delay_s)
+        return self._row(key) is None
+
+    def _damaged_in_service(self, key: ReplicaKey) -> Partition | None:
+        replica = self._replicas.replica(*key)
+        if replica is None or replica.is_closed or replica.log.damage_found is None:
+            return None
+        is_located = None not in replica.log.damaged_segments
+        if self._is_gone(key) or len(replica.image.replicas) == 1 or not is_located:
+            return None
+        return replica
+
+    async def _copies(
+        self, key: ReplicaKey, replica: Partition, offset: Offset
+    ) -> AsyncIterator[Buffer]:
+        """The batches from `offset` on, of one replica after the other. See `Copies`."""
+        if offset >= replica.high_watermark:
+            # Not committed: another replica may have other records there.
+            return
+        row = replica.image
+        unanswered: LogError | None = None
+        for member in dict.fromkeys((*row.isr, *row.elr, *row.replicas)):
+            if member == self._broker_id:
+                continue
+            try:
+                data = await self._read_replica(member, *key, offset)
+            except LogError as error:
+                if error.entry not in {STORAGE_FAILED, OFFSET_OUT_OF_RANGE, UNSUPPORTED_FORMAT}:
+                    unanswered = error
+                continue
+            if len(data):
+                yield data
+        if unanswered is not None:
+            raise unanswered
 
     async def _leave(
         self, key: ReplicaKey, row: PartitionImage, left: Partition | _NotLeft | None
@@ -208,11 +299,12 @@ class Repairs:
         if left is not _NOT_LEFT and not is_in and replica in (left, None):
             # Still true: a closed replica has acknowledged no records since.
             return left
-        if not may_retire_replica(self._replicas.image, key, self._broker_id):
+        is_lost = key in self._replicas.lost
+        if not is_lost and not may_retire_replica(self._replicas.image, key, self._broker_id):
             self._log_once(key, "no other replica has all records: kept as it is")
             return _NOT_LEFT
         if replica is None or replica.is_closed:
-            await self._fail_replicas([key], lost=False)
+            await self._fail_replicas([key], lost=is_lost)
             return replica
         # A replica that goes on following would enter the ISR again. It is closed only afterwards:
         # if another damaged member leaves first, this one stays and goes on serving.
@@ -236,6 +328,17 @@ class Repairs:
                 times.pop()
             raise
         logger.warning("%s-%d was replaced by an empty replica: fetching from its leader", *key)
+
+    def _is_loss_accepted(self, key: ReplicaKey, row: PartitionImage) -> bool:
+        """Whether an operator has elected this replica uncleanly, knowing that its files are gone.
+
+        A start begins a new leader epoch, so the election is from this run.
+        """
+        return (
+            key in self._replicas.lost
+            and row.leader == self._broker_id
+            and row.unclean_epoch == row.leader_epoch
+        )
 
     def _row(self, key: ReplicaKey) -> PartitionImage | None:
         """The partition's row of the applied metadata, if this node's replica needs repair."""

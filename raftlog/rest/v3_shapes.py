@@ -30,7 +30,7 @@ from raftlog.api.v3 import (
 )
 from raftlog.http.request import Request, ServerContext
 from raftlog.metadata.configs import ConfigDescription, ConfigSource
-from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage
+from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage, is_internal_topic
 
 T = TypeVar("T")
 
@@ -121,7 +121,7 @@ class Shaper:
             cluster_id=self.cluster_id,
             topic_name=topic.name,
             topic_id=topic.topic_id,
-            is_internal=topic.name.startswith("__"),
+            is_internal=is_internal_topic(topic.name),
             replication_factor=topic.replication_factor,
             partitions_count=len(topic.partitions),
             partitions=self._link(f"{path}/partitions"),

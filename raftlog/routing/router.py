@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from raftlog.metadata.image import NO_LEADER_ID, BrokerImage, TopicImage
+from raftlog.metadata.image import NO_LEADER_ID, TopicImage
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import (
     DUPLICATE_SEQUENCE,
@@ -539,9 +539,8 @@ class PartitionRouter:
 
     def not_led_error(self, handle: PartitionHandle) -> LogError:
         """The error for a partition without a leader in reach."""
-        seen = self.leadership(handle.topic_id, handle.partition)
-        broker: BrokerImage | None = self.replicas.image.brokers.get(seen.leader)
-        return not_led_here(handle.topic, handle.partition, broker)
+        row = self.topic(handle.topic_id).partitions[handle.partition]
+        return not_led_here(handle.topic, row, self.replicas.image.brokers)
 
     def watch(
         self,

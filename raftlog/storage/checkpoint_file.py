@@ -25,6 +25,8 @@ CHECKPOINT_NAME: Final = "checkpoints.json"
 STARTED_NAME: Final = "checkpoints.json.started"
 """The file's name after a start on a full disk: only a rename needs no room."""
 UNREADABLE_NAME: Final = "checkpoints.json.unreadable"
+MISSING_NAME: Final = "checkpoints.json.missing"
+"""There while a start without the file is not over: see `note_missing`."""
 
 PAUSE_RATIO: Final = 2
 """Pause between two writes, as a multiple of the first one's duration: opening a thousand logs must
@@ -61,6 +63,29 @@ def take_marker_away(disk: Disk) -> None:
     """Make the next start an unclean one without writing a byte. Blocks. Raises DiskError."""
     if disk.exists(CHECKPOINT_NAME):
         disk.rename(CHECKPOINT_NAME, STARTED_NAME)
+        disk.sync_directory("")
+
+
+def note_missing(disk: Disk, *, is_missing: bool) -> bool:
+    """Whether a start without a readable checkpoint file is not over; `is_missing`: this is one.
+
+    Kept on disk, because the next file is written before all replicas are known: without the note,
+    a later start would take a replica whose files are gone for one that never had any. Blocks.
+    Raises DiskError.
+    """
+    if is_missing:
+        try:
+            disk.replace(MISSING_NAME, b"The checkpoint file was missing or unreadable.\n")
+        except DiskFullError:
+            # No checkpoint file is written either, so the next start finds the same.
+            logger.warning("disk full: starting without a checkpoint file")
+    return is_missing or disk.exists(MISSING_NAME)
+
+
+def forget_missing(disk: Disk) -> None:
+    """All replicas are known again. Blocks. Raises DiskError."""
+    if disk.exists(MISSING_NAME):
+        disk.remove(MISSING_NAME)
         disk.sync_directory("")
 
 

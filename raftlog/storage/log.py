@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable
 
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.storage.appending import Appender
+from raftlog.storage.batch_repair import Copies, repair_batches
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compaction_run import compact_log
 from raftlog.storage.log_core import LogCore, LogShared
@@ -88,6 +89,10 @@ class Log(LogCore):
             compact_log(self, self.operations, self.reader, now_ms, resume=resume)
         )
 
+    async def repair(self, copies: Copies) -> bool:
+        """Repair damage found in service from copies of other replicas: see `repair_batches`."""
+        return await self.run_shielded(repair_batches(self, self.operations, copies))
+
     async def close(self) -> None:
         """Flush, checkpoint, and close the files. The files of a failed log are only closed.
 
@@ -123,6 +128,7 @@ class Log(LogCore):
 
     def discard(self, reason: LogError) -> None:
         """Close the files as they are, for good; every later use raises `reason`."""
+        self.is_discarded = True
         if self.failure is None:
             self.end_service(reason, LogState.FAILED)
         for segment in self.segments.all:

@@ -21,6 +21,7 @@ from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import EffectiveFlushMode, ReplicaCheckpoint
 from raftlog.storage.compaction_plan import CompactionHistory
+from raftlog.storage.derived_state import Marks, write_marks
 from raftlog.storage.files import Lease, OpenFiles
 from raftlog.storage.flush import Flusher
 from raftlog.storage.opening import Opened
@@ -77,6 +78,8 @@ class LogShared:
         Appends that do not fit are refused: the reserve belongs to the metadata and checkpoints."""
         self.changed: dict[LogCore, float] = {}
         """Logs with appends since their last checkpoint, and the time of the first append."""
+        self.idle: dict[LogCore, float] = {}
+        """Logs in ASYNC without appends since their last checkpoint, and its time, which rises."""
         self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self.unpublished: dict[LogCore, None] = {}
         """Logs whose content in the checkpoint file may differ from the present one. Logs in
@@ -127,6 +130,9 @@ class LogCore:
     """Truncations and closings, for which a compaction gives way."""
     is_compacting = False
     """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
+    is_discarded = False
+    """The files are closed for good, and another log may use the directory."""
+    _sync_wanted = False
     pending_loss_resets = 0
     """How many wait for the checkpoint file not to tell of `possible_loss` any more."""
 
@@ -173,6 +179,8 @@ class LogCore:
         """Held while index files of the active segment, epochs or snapshots are written."""
         self.damaged_ranges: dict[tuple[Offset, int], DamagedRange] = {}
         """Batches found damaged by readers, by segment and position; a bounded number."""
+        self.damaged_segments: set[Offset | None] = set()
+        """Base offsets of the segments with damage found in service; None: at an unknown place."""
         self.unreadable: UnreadableBatch | None = None
         """The batch at which the last compaction stopped because decoding failed."""
         self.published_recovery_point = (
@@ -190,8 +198,8 @@ class LogCore:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publish = publish
         self._waiters: deque[tuple[Offset, asyncio.Future[None]]] = deque()
+        self._repair_waiters: set[asyncio.Future[None]] = set()
         self._syncing_to: Offset | None = None
-        self._sync_wanted = False
         self._sync_lease: Lease | None = None
         self._unflushed_bytes = 0
         if opened.damage is not None:
@@ -273,8 +281,29 @@ class LogCore:
         if config.flush is FlushMode.SYNC:
             self.request_sync()
         if self.effective_flush.waits_for_checkpoint:
+            self._publish_async()
+
+    def _publish_async(self) -> None:
+        self.shared.file_is_behind = True
+        self.start_shielded(self._begin_async())
+
+    def note_idle(self) -> None:
+        """Note that all appends so far are checkpointed: see `rest`."""
+        if self.flush_mode is FlushMode.ASYNC and self.failure is None:
+            # Moved to the end: the times rise.
+            self.shared.idle.pop(self, None)
+            self.shared.idle[self] = self.shared.clock.monotonic()
+
+    def rest(self) -> None:
+        """Acknowledge no record before its sync, until the append that ends the idle time.
+
+        A power cut takes nothing from a log that rests, and its next start knows that.
+        """
+        end_offset = self.segments.end_offset
+        is_synced = self.failure is None and self.flushed_offset == end_offset
+        if is_synced and self.effective_flush.rest(end_offset):
+            self.mark_unpublished()
             self.shared.file_is_behind = True
-            self.start_shielded(self._begin_async())
 
     async def _begin_async(self) -> None:
         # `published` puts ASYNC into effect once the file says so, perhaps after a later write.
@@ -341,7 +370,9 @@ class LogCore:
         self.failure = failure
         self.state = state
         self.shared.changed.pop(self, None)
+        self.shared.idle.pop(self, None)
         self.mark_unpublished()
+        self._wake_repair_waiters()
         waiters, self._waiters = self._waiters, deque()
         for _, waiter in waiters:
             if not waiter.done():
@@ -349,13 +380,39 @@ class LogCore:
         for callback in self.listeners.failed:
             callback(failure)
 
-    def report_damage(self, reason: str) -> None:
-        """Report damaged bytes to the owner, who decides; the log stays in service."""
+    def report_damage(self, reason: str, segment_base_offset: Offset | None = None) -> None:
+        """Report damaged bytes to the owner, which decides; the log stays in service."""
+        self.damaged_segments.add(segment_base_offset)
         if self.damage_found is not None or self.failure is not None:
             return
         self.damage_found = reason
         for callback in self.listeners.damaged:
             callback(reason)
+
+    def forget_damage(self, segment_base_offset: Offset) -> None:
+        """A segment is whole again; with the last one, so is the log."""
+        self.damaged_segments.discard(segment_base_offset)
+        for place in [place for place in self.damaged_ranges if place[0] == segment_base_offset]:
+            del self.damaged_ranges[place]
+        if not self.damaged_segments:
+            self.damage_found = None
+            self._wake_repair_waiters()
+
+    async def wait_repaired(self, timeout_s: float) -> bool:
+        """Wait until no damage is known in service; False if the time is up or service ends."""
+        if self.damage_found is not None and self.failure is None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._repair_waiters.add(waiter)
+            try:
+                await asyncio.wait([waiter], timeout=timeout_s)
+            finally:
+                self._repair_waiters.discard(waiter)
+        return self.damage_found is None and self.failure is None
+
+    def _wake_repair_waiters(self) -> None:
+        for waiter in self._repair_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def declare_damaged(self, reason: str) -> None:
         """End the log's service until its repair, across later starts, too."""
@@ -367,6 +424,16 @@ class LogCore:
         logger.error("%s", failure.message)
         self.shared.file_is_behind = True
         self.end_service(failure, LogState.DAMAGED)
+        self.start_shielded(self._mark_damaged(reason))
+
+    async def _mark_damaged(self, reason: str) -> None:
+        async with self.derived_lock:
+            if not self.is_discarded:
+                await self.write_marks(Marks(self.segments.log_start_offset, reason))
+
+    async def write_marks(self, marks: Marks) -> None:
+        """Make known what an unreadable checkpoint file must not hide. Raises LogError."""
+        await self.run(write_marks, self.shared.disk, self.directory, marks)
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` to its end, even if the caller stops waiting in the middle."""
@@ -423,6 +490,9 @@ class LogCore:
         self._unflushed_bytes += size_bytes
         self.shared.room_bytes -= size_bytes
         self.batches_since_recovery += batches
+        self.shared.idle.pop(self, None)
+        if self.effective_flush.wake():
+            self._publish_async()
         self.mark_changed()
         if self.flush_mode is FlushMode.SYNC or self._unflushed_bytes >= UNFLUSHED_BYTES_MAX:
             self.request_sync()

@@ -3,6 +3,7 @@
 | each tick | for |
 |---|---|
 | start due syncs | logs with flush=async that took appends |
+| let logs rest | logs with flush=async without appends for a while: see `checkpoints` |
 | measure the free room | the node |
 | advance recovery points | logs far behind, or behind for long; the farthest first |
 | write the checkpoint file | the node, once a second while logs change |
@@ -47,6 +48,8 @@ REMOVALS_PER_TICK_MAX: Final = 16
 REMOVALS_WAITING_MAX: Final = 100_000
 """Most deleted topics waiting for removal of their files; further ones wait for the next start."""
 
+IDLE_S: Final = 10.0
+"""Time without appends after which a log in ASYNC rests: a power cut then takes nothing of it."""
 FLUSH_INTERVAL_S: Final = 1.0
 """Longest time that a change of a log waits for a sync started in the background."""
 
@@ -102,8 +105,12 @@ class Maintenance:
     def opened(self, log: Log) -> None:
         """Mark a log for a checkpoint if recovery had to scan for its derived state."""
         log.mark_unpublished()
-        if log.state is LogState.ONLINE and log.recovery.recovery_point < log.log_end_offset:
+        if log.state is not LogState.ONLINE:
+            return
+        if log.recovery.recovery_point < log.log_end_offset:
             log.mark_changed()
+        else:
+            log.note_idle()
 
     def schedule_removal(self, directory: str) -> None:
         """Remove a directory of a deleted topic, little by little."""
@@ -115,6 +122,7 @@ class Maintenance:
         now = self._shared.clock.monotonic()
         await self.measure_room()
         self._start_syncs(now)
+        self._rest_idle(now)
         await self._advance_recovery_points(now)
         await self._apply_retention(now)
         self._start_compaction()
@@ -144,6 +152,15 @@ class Maintenance:
         for core, since in self._shared.changed.items():
             if now - since >= FLUSH_INTERVAL_S:
                 core.request_sync()
+
+    def _rest_idle(self, now: float) -> None:
+        idle = self._shared.idle
+        while idle:
+            log, since = next(iter(idle.items()))
+            if now - since < IDLE_S:
+                return
+            del idle[log]
+            log.rest()
 
     async def _advance_recovery_points(self, now: float) -> None:
         settings = self._settings

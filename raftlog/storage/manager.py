@@ -21,7 +21,13 @@ import msgspec
 
 from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import PartitionId, TopicId
-from raftlog.storage.checkpoint_file import CheckpointFile, read_checkpoint, take_marker_away
+from raftlog.storage.checkpoint_file import (
+    CheckpointFile,
+    forget_missing,
+    note_missing,
+    read_checkpoint,
+    take_marker_away,
+)
 from raftlog.storage.checkpoints import (
     NodeCheckpoint,
     ReplicaCheckpoint,
@@ -94,8 +100,12 @@ class LogManager:
         found: NodeCheckpoint | None,
         names: list[str],
         quarantined: list[str],
+        is_incomplete: bool,
     ) -> None:
         self._disk = disk
+        self._is_incomplete = is_incomplete
+        """The checkpoint file does not name all replicas: see `note_missing`."""
+        self._names_found = frozenset(names)
         self._settings = settings
         self._shared = LogShared(disk, clock, OpenFiles(disk))
         self._found = found
@@ -123,7 +133,7 @@ class LogManager:
 
         Opens no log: call `open_replica` for each. Raises DiskError.
         """
-        found, names, quarantined = await disk.run(partial(_find_replicas, disk))
+        found, names, quarantined, is_incomplete = await disk.run(partial(_find_replicas, disk))
         manager = cls(
             disk,
             clock,
@@ -131,6 +141,7 @@ class LogManager:
             found=found,
             names=names,
             quarantined=quarantined,
+            is_incomplete=is_incomplete,
         )
         try:
             await manager._file.write()
@@ -180,6 +191,22 @@ class LogManager:
     def quarantined(self) -> list[str]:
         """Damaged replicas kept by repairs, `<topic id>/<partition>-<n>`."""
         return sorted(self._quarantined)
+
+    def is_lost(self, topic_id: TopicId, partition: PartitionId) -> bool:
+        """Whether the files of a replica assigned before this start are gone.
+
+        A replica enters the checkpoint file before its first acknowledgement. So one without a
+        directory is new only if a complete checkpoint file does not name it.
+        """
+        name = replica_name(topic_id, partition)
+        is_known = self._found is not None and name in self._found.replicas
+        return name not in self._names_found and (is_known or self._is_incomplete)
+
+    async def all_known(self) -> None:
+        """The checkpoint file names all replicas of the metadata again. Raises DiskError."""
+        if self._is_incomplete:
+            await self._disk.run(partial(forget_missing, self._disk))
+            self._is_incomplete = False
 
     async def open_replica(
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig, *, create: bool
@@ -501,10 +528,12 @@ def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
     }
 
 
-def _find_replicas(disk: Disk) -> tuple[NodeCheckpoint | None, list[str], list[str]]:
-    """The checkpoint file, all replica directories, and the quarantined ones."""
+def _find_replicas(disk: Disk) -> tuple[NodeCheckpoint | None, list[str], list[str], bool]:
+    """The checkpoint file, all replica directories, the quarantined ones, and whether the file does
+    not name all replicas."""
     found = read_checkpoint(disk)
+    is_incomplete = note_missing(disk, is_missing=found is None)
     disk.make_directory(REPLICAS)
     disk.make_directory(DELETED)
     disk.sync_directory("")
-    return found, names_below(disk, REPLICAS), names_below(disk, DAMAGED)
+    return found, names_below(disk, REPLICAS), names_below(disk, DAMAGED), is_incomplete

@@ -17,14 +17,19 @@ import msgspec
 from raftlog.record.header import BatchHeader
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
+from raftlog.storage.checksummed import Damaged
 from raftlog.storage.derived_state import (
+    MARKS_NAME,
     RESTART_NAME,
     Derived,
+    Marks,
     load_derived,
     load_restart_producers,
     older_producers,
+    read_marks,
     remove_snapshots,
     write_initial_state,
+    write_marks,
 )
 from raftlog.storage.files import OpenFiles
 from raftlog.storage.leader_epochs import LeaderEpochs
@@ -49,7 +54,7 @@ from raftlog.storage.segments import (
     segment_name,
 )
 from raftlog.storage.types import NO_TIMESTAMP, FlushMode, LogConfig, PossibleLoss
-from raftlog.world import Disk, File
+from raftlog.world import Disk, DiskFullError, File
 
 NO_EPOCH: Final = LeaderEpoch(-1)
 NO_GAPS: Final = Offset(0)
@@ -89,7 +94,8 @@ def open_log(
 
     `is_new`: no record was ever appended. `now_ms` is the monotonic time by which producers age.
     """
-    known_damage = _known_damage(disk, directory, checkpoint)
+    marks = None if checkpoint is not None else read_marks(disk, directory)
+    known_damage = _known_damage(disk, directory, checkpoint, marks)
     if known_damage is not None:
         return _refused(files, disk, directory, checkpoint, known_damage)
     if checkpoint is not None and checkpoint.restart_at is not None:
@@ -103,7 +109,14 @@ def open_log(
     bases = sorted(base for name in names if (base := base_offset_of(name, LOG_SUFFIX)) is not None)
     if not bases:
         return _without_segments(
-            disk, files, directory, config, checkpoint=checkpoint, start=start, is_new=is_new
+            disk,
+            files,
+            directory,
+            config,
+            checkpoint=checkpoint,
+            marks=marks,
+            start=start,
+            is_new=is_new,
         )
     facts = [_facts(files, directory, base, last=base == bases[-1]) for base in bases]
     derived = load_derived(disk, directory, names, checkpoint, now_ms)
@@ -125,6 +138,7 @@ def open_log(
         if derived is not None
         else older_producers(disk, directory, names, checkpoint, now_ms),
         now_ms=now_ms,
+        marked_start=marks.log_start_offset if isinstance(marks, Marks) else Offset(0),
     )
     opened = recovery.run()
     if opened.damage is None:
@@ -143,9 +157,17 @@ def open_log(
 
 
 def _known_damage(
-    disk: Disk, directory: str, checkpoint: ReplicaCheckpoint | None
+    disk: Disk,
+    directory: str,
+    checkpoint: ReplicaCheckpoint | None,
+    marks: Marks | Damaged | None,
 ) -> Damage | None:
-    """Damage evident from the checkpoint alone: a known log never begins again by itself."""
+    """Damage evident from what is stored: a known log never begins again by itself."""
+    if isinstance(marks, Damaged):
+        # Without the checkpoint, too, deleted records would be served again.
+        return Damage(f"neither checkpoint nor {MARKS_NAME} can be read: {marks.reason}")
+    if marks is not None and marks.damage:
+        return Damage(marks.damage)
     if checkpoint is None:
         return None
     if checkpoint.damage:
@@ -153,6 +175,13 @@ def _known_damage(
     if not disk.exists(directory):
         return Damage("its directory is missing")
     return None
+
+
+def _proven_end(checkpoint: ReplicaCheckpoint | None, marks: Marks | Damaged | None) -> Offset:
+    """Records up to this offset existed, by what is stored."""
+    if checkpoint is not None:
+        return checkpoint.flushed_offset
+    return marks.log_start_offset if isinstance(marks, Marks) else Offset(0)
 
 
 def _restart_at_log_start(disk: Disk, files: OpenFiles, directory: str, opened: Opened) -> None:
@@ -196,11 +225,12 @@ def _without_segments(
     config: LogConfig,
     *,
     checkpoint: ReplicaCheckpoint | None,
+    marks: Marks | Damaged | None,
     start: StartKind,
     is_new: bool,
 ) -> Opened:
     """A log that took no record; or a power cut took the file with its records (flush=async)."""
-    flushed_offset = Offset(0) if checkpoint is None else checkpoint.flushed_offset
+    flushed_offset = _proven_end(checkpoint, marks)
     if flushed_offset > 0:
         damage = Damage(f"all segments are missing; offset {flushed_offset} existed")
         return _refused(files, disk, directory, checkpoint, damage)
@@ -285,6 +315,7 @@ def _refused(
     if not segments:
         segments = [Segment(files, directory, known.recovery_point)]
     logger.error("%s: damaged: %s. The files are kept as they are.", directory, damage.reason)
+    _mark_damaged(disk, directory, known.log_start_offset, damage)
     return Opened(
         segments,
         known.log_start_offset,
@@ -293,6 +324,23 @@ def _refused(
         damage=damage,
         recovery_point=checkpoint,
     )
+
+
+def _mark_damaged(disk: Disk, directory: str, log_start_offset: Offset, damage: Damage) -> None:
+    """Keep known damage from being forgotten with the checkpoint file."""
+    if not disk.exists(directory):
+        return
+    marks = read_marks(disk, directory)
+    if isinstance(marks, Marks):
+        if marks.damage:
+            return
+        log_start_offset = max(log_start_offset, marks.log_start_offset)
+    elif marks is not None:
+        return
+    try:
+        write_marks(disk, directory, Marks(log_start_offset, damage.reason))
+    except DiskFullError as error:
+        logger.warning("%s: its damage is not marked: %s", directory, error)
 
 
 def _facts(
@@ -329,6 +377,7 @@ class _Recovery:
         derived: Derived | None,
         older: ProducerStates,
         now_ms: int,
+        marked_start: Offset,
     ) -> None:
         self._directory = directory
         self._config = config
@@ -337,6 +386,7 @@ class _Recovery:
         self._segments = segments
         self._plan = plan
         self._now_ms = now_ms
+        self._marked_start = marked_start
         self._derived = derived or Derived(producers=older)
         known = checkpoint is not None and derived is not None
         self._derived_from = checkpoint.recovery_point if checkpoint and known else Offset(0)
@@ -371,6 +421,12 @@ class _Recovery:
                         self._directory,
                         verdict.reason,
                     )
+                    start = (
+                        Offset(0)
+                        if self._checkpoint is None
+                        else (self._checkpoint.log_start_offset)
+                    )
+                    _mark_damaged(segment.files.disk, self._directory, start, verdict)
                     return self._opened(verdict, 0)
                 if verdict is Verdict.TORN:
                     torn_bytes = file.size - end.position
@@ -461,7 +517,7 @@ class _Recovery:
                     torn_bytes,
                     end_offset,
                 )
-        log_start_offset = segments[0].base_offset
+        log_start_offset = max(segments[0].base_offset, self._marked_start)
         if self._checkpoint is not None:
             log_start_offset = max(log_start_offset, self._checkpoint.log_start_offset)
         if damage is None:

@@ -150,14 +150,15 @@ class LogReader:
         if place not in known and len(known) < DAMAGED_RANGES_MAX:
             known[place] = error.damaged
             logger.error("damage on disk: %s", error.reason)
-        self._core.report_damage(error.reason)
+        self._core.report_damage(error.reason, error.damaged.segment_base_offset)
         return LogError(STORAGE_FAILED, f"Damaged on disk and not served: {error.reason}.")
 
     def _unreadable(self, offset: Offset | None, error: DiskError) -> LogError:
         # The log goes on: one unreadable place says nothing of the others.
         directory = self._core.directory
         place = directory if offset is None else f"{directory}: offset {offset}"
-        self._core.report_damage(f"{place} cannot be read: {error}")
+        base = None if offset is None else self._segments.holding(offset).base_offset
+        self._core.report_damage(f"{place} cannot be read: {error}", base)
         return LogError(STORAGE_FAILED, f"{place} cannot be read: {error}")
 
     async def read_raw(self, start: Offset, *, end: Offset, max_bytes: int) -> ReadResult:

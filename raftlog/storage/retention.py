@@ -111,6 +111,9 @@ class SteadyClock:
 CLOCK_SKEW_MS_MAX: Final = 10 * 60_000
 """Difference from the cluster time beyond which a node warns about its clock."""
 
+UNKNOWN_LOGGED_MS: Final = 60_000
+"""Between two log lines while the cluster time is unknown."""
+
 
 class RetentionClock:
     """The time for decisions by age: steady, and never ahead of the cluster time."""
@@ -120,6 +123,7 @@ class RetentionClock:
         self._needs_cluster_time = False
         self._cluster_ahead_ms: int | None = None
         """Cluster time minus monotonic time; None if unknown."""
+        self._warn_at_ms = monotonic_ms + UNKNOWN_LOGGED_MS
         self.skew_ms = 0
         """How far the wall clock was ahead of the newest cluster time."""
 
@@ -146,7 +150,15 @@ class RetentionClock:
         now_ms = self._steady.now_ms(wall_ms, monotonic_ms)
         if self._cluster_ahead_ms is not None:
             return min(now_ms, self._cluster_ahead_ms + monotonic_ms)
-        return None if self._needs_cluster_time else now_ms
+        if not self._needs_cluster_time:
+            return now_ms
+        if monotonic_ms >= self._warn_at_ms:
+            self._warn_at_ms = monotonic_ms + UNKNOWN_LOGGED_MS
+            logger.warning(
+                "no cluster time from the controller: retention by time and compaction wait "
+                "until more brokers are heard"
+            )
+        return None
 
 
 def newest_record_times(

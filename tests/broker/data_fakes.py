@@ -171,7 +171,7 @@ class MemoryReplicas:
         if (topic, partition) in self.offline:
             raise self.offline[topic, partition]
         if row.leader != self.node_id:
-            raise not_led_here(topic, partition, self.image.brokers.get(row.leader))
+            raise not_led_here(topic, row, self.image.brokers)
         return self.here(topic, partition)
 
     def replica(self, topic_id: TopicId, partition: PartitionId) -> Partition | None:

@@ -228,3 +228,32 @@ def test_node_writes_for_its_owner_alone(tmp_path: Path) -> None:
     wide = {str(path): oct(path.stat().st_mode) for path in made if path.stat().st_mode & 0o077}
     assert len(made) > 8
     assert wide == {}
+
+
+@pytest.mark.parametrize("option", ["--voters", "--join"])
+def test_directory_that_began_alone_does_not_become_one_of_three_by_an_option(
+    tmp_path: Path, option: str
+) -> None:
+    """It would go on with its one vote, while its operator believes in three."""
+    directory = tmp_path / "data"
+    with running_node(directory) as node:
+        address = node.address
+        node.stop()
+    others = "127.0.0.1:2", "127.0.0.1:3"
+    before = {path.name: path.read_bytes() for path in directory.glob("*.*")}
+    asked = {"--voters": f"1@{address},2@{others[0]},3@{others[1]}", "--join": ",".join(others)}
+    refused = subprocess.run(
+        [*RAFTLOG, "serve", "--data-dir", str(directory), "--listen", address,
+         option, asked[option], "--cluster-secret", SECRET],
+        capture_output=True, text=True, timeout=20, env=clean_environment(), check=False,
+    )  # fmt: skip
+    assert refused.returncode == 1
+    line = refused.stderr.splitlines()[-1]
+    assert "this node has the only vote" in line
+    assert f"start without {option}" in line
+    assert "Traceback" not in refused.stderr
+    assert {path.name: path.read_bytes() for path in directory.glob("*.*")} == before
+    with running_node(directory) as again:
+        with urllib.request.urlopen(f"http://{again.address}/ready") as answer:
+            assert answer.status == 200
+        again.stop()

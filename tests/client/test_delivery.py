@@ -23,12 +23,14 @@ from raftlog.record.compression import Compression
 from raftlog.record.errors import (
     CORRUPT_BATCH,
     DUPLICATE_SEQUENCE,
+    INVALID_PRODUCER_ID,
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_FENCED,
     RECORD_TOO_LARGE,
     RETRIABLE,
+    ErrorEntry,
     LogError,
 )
 from raftlog.record.header import parse_header
@@ -253,8 +255,9 @@ def test_a_refused_batch_expires_as_not_written(queue: PartitionQueue, listener:
     assert error.__cause__ is REFUSED
 
 
+@pytest.mark.parametrize("refusal", [OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_ID])
 def test_a_forgotten_producer_begins_anew_with_what_is_not_written(
-    queue: PartitionQueue, listener: Listener
+    queue: PartitionQueue, listener: Listener, refusal: ErrorEntry
 ) -> None:
     put(queue, listener)
     queue.take(NO_ROOM_LIMIT, identity=identity(1))
@@ -262,20 +265,21 @@ def test_a_forgotten_producer_begins_anew_with_what_is_not_written(
     batch = put(queue, listener)
     queue.take(NO_ROOM_LIMIT, identity=identity(1))
     assert sequences([batch]) == [(1, 1)]
-    assert queue.settle(server_error(OUT_OF_ORDER_SEQUENCE.code), 0).must_retry
+    assert queue.settle(server_error(refusal.code), 0).must_retry
     queue.take(NO_ROOM_LIMIT, identity=identity(2))
     assert sequences([batch]) == [(2, 0)]
     assert not listener.failed
 
 
+@pytest.mark.parametrize("refusal", [OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_ID])
 def test_a_forgotten_producer_gives_up_what_may_be_written(
-    queue: PartitionQueue, listener: Listener
+    queue: PartitionQueue, listener: Listener, refusal: ErrorEntry
 ) -> None:
     batch = put(queue, listener)
     queue.take(NO_ROOM_LIMIT, identity=identity(1))
     queue.settle(LOST, 0)
     queue.take(NO_ROOM_LIMIT, identity=identity(1))
-    assert not queue.settle(server_error(OUT_OF_ORDER_SEQUENCE.code), 0).must_retry
+    assert not queue.settle(server_error(refusal.code), 0).must_retry
     assert listener.failed[batch].outcome_unknown
 
 

@@ -72,6 +72,7 @@ async def test_what_replication_says_has_the_names_of_the_field() -> None:
         offline=10,
         distrusted=11,
         repairs=12,
+        repairs_postponed=15,
         requests_forwarded=13,
         requests_taken=14,
     )
@@ -88,6 +89,7 @@ async def test_what_replication_says_has_the_names_of_the_field() -> None:
         f"{MANAGER}_offlinereplicacount": 10,
         "raftlog_replication_distrusted_replicas": 11,
         "raftlog_replication_repairs": 12,
+        "raftlog_replication_repairs_postponed": 15,
         "raftlog_forwarding_requests_sent_total": 13,
         "raftlog_forwarding_requests_taken_total": 14,
         "raftlog_log_scrubbed_bytes_total": 4096,

@@ -209,14 +209,14 @@ class RecordsKept(RuleBasedStateMachine):
         self, command: Command, key: Key, before: PartitionImage, after: PartitionImage
     ) -> None:
         left = {*before.isr, *before.elr}.difference(after.isr, after.elr)
-        if set(before.isr) <= set(after.isr) and set(before.elr) <= set(after.replicas):
-            # Enough are in sync: the ELR is void.
-            assert not left or after.isr
         if isinstance(command, ChangePartitions):
             for change in command.changes:
                 if (change.topic_id, change.partition) == key and change.lost:
                     left.difference_update(change.not_eligible)
-        elif isinstance(command, AlterTopicConfigs | AlterClusterSettings):
+        if set(before.isr) <= set(after.isr) and set(before.elr) <= set(after.replicas):
+            # Enough are in sync: the ELR is void.
+            assert not left or after.isr
+        if isinstance(command, AlterTopicConfigs | AlterClusterSettings):
             # Another minimum makes the ELR void where there is an ISR.
             assert set(before.isr) == set(after.isr)
             assert not left or after.isr

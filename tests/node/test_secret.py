@@ -16,6 +16,7 @@ from raftlog.node.secret import (
     STRENGTH_BITS_MIN,
     SecretFile,
     Secrets,
+    keep_secrets,
     obtain_secrets,
     strength_bits,
 )
@@ -71,6 +72,7 @@ def test_node_among_others_must_be_given_the_secret_once(tmp_path: Path, start: 
         obtained(tmp_path, start)
     assert not (tmp_path / SECRET_FILE).exists()
     assert obtained(tmp_path, start, cluster_secret=GIVEN) == GIVEN.encode()
+    keep_secrets(tmp_path, (GIVEN.encode(),))
     assert obtained(tmp_path, start) == GIVEN.encode()
 
 
@@ -246,3 +248,12 @@ def test_secret_given_as_such_is_not_reread(tmp_path: Path) -> None:
     put(tmp_path / SECRET_FILE, NEW)
     assert file.is_fixed
     assert file.reread() is None
+
+
+def test_restart_keeps_a_given_secret_only_when_it_has_not_been_refused(tmp_path: Path) -> None:
+    made = obtained(tmp_path)
+    restart = Restart(began_alone=True)
+    assert obtained(tmp_path, restart, cluster_secret=GIVEN) == GIVEN.encode()
+    assert obtained(tmp_path, restart) == made
+    keep_secrets(tmp_path, (GIVEN.encode(),))
+    assert obtained(tmp_path, restart) == GIVEN.encode()

@@ -6,7 +6,7 @@ Brokers 2 and 3 exist in the metadata only. Only `sleep` moves the time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from raftlog.metadata.apply import ApplyResult
@@ -25,8 +25,8 @@ from raftlog.metadata.commands import (
 from raftlog.metadata.image import BrokerImage, PartitionImage
 from raftlog.metadata.liveness import plan_replica_failures
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.record.errors import LogError
-from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.record.errors import STORAGE_FAILED, LogError
+from raftlog.record.types import BrokerId, Offset, PartitionId, TopicId
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Host, Partition
 from raftlog.replication.repair import Repairs, ReplicaKey
@@ -85,6 +85,10 @@ class OneNode:
     refusals: list[LogError] = field(default_factory=list)
     """Errors of the next reports."""
     on_fail: Callable[[], None] = lambda: None
+    asked: list[tuple[BrokerId, Offset]] = field(default_factory=list)
+    """Reads of other brokers' replicas, for repairs."""
+    copy: Callable[[Offset], Awaitable[bytes]] | None = None
+    """The batches of other brokers' replicas."""
     fatal: list[str] = field(default_factory=list)
     index: int = 0
     logs: LogManager = field(init=False)
@@ -211,9 +215,19 @@ class OneNode:
             broker_id=ME,
             clock=self.clock,
             fail_replicas=self.fail_replicas,
+            read_replica=self.read_replica,
             on_fatal=self.fatal.append,
         )
         await self.replicas.start()
+
+    async def read_replica(
+        self, broker_id: BrokerId, _topic_id: TopicId, _number: PartitionId, offset: Offset
+    ) -> bytes:
+        """Batches of another broker's replica."""
+        self.asked.append((broker_id, offset))
+        if self.copy is None:
+            raise LogError(STORAGE_FAILED, "no good copy")
+        return await self.copy(offset)
 
     async def close(self) -> None:
         await self.repairs.close()

@@ -72,6 +72,7 @@ def ack(
     epoch: int = 10,
     log_start: int = 0,
 ) -> None:
+    state.set_attached(BrokerId(number), attached=True)
     state.acked(
         BrokerId(number),
         BrokerEpoch(epoch),
@@ -104,6 +105,19 @@ def desired_isr(
         lag_max_s=LAG_S,
     )
     return None if found is None else [int(member) for member, _ in found.isr]
+
+
+def late(state: LeaderState, now: float, log_end: int) -> IsrProposal:
+    found = state.desired_isr(
+        BROKERS,
+        high_watermark=Offset(0),
+        log_start=Offset(0),
+        log_end=Offset(log_end),
+        now=now,
+        lag_max_s=LAG_S,
+    )
+    assert found is not None
+    return found
 
 
 class TestCommitted:
@@ -289,6 +303,77 @@ class TestEntering:
         assert desired_isr(state, log_start=30) is None
         ack(state, 3, 100, log_start=30)
         assert desired_isr(state, log_start=30) == [1, 2, 3]
+
+    def test_not_without_a_stream(self) -> None:
+        state = leader(1, 2)
+        ack(state, 2, 100)
+        ack(state, 3, 100)
+        state.set_attached(BrokerId(3), attached=False)
+        assert desired_isr(state) is None
+        state.set_attached(BrokerId(3), attached=True)
+        assert desired_isr(state) == [1, 2, 3]
+
+    def test_not_while_it_would_be_removed_as_late(self) -> None:
+        """Below the minimum the high watermark stands still, and a silent follower is at it."""
+        state = leader(1)
+        ack(state, 3, 50, log_end=50)
+        assert desired_isr(state, hw=50, now=LAG_S, log_end=51) == [1, 3]
+        assert desired_isr(state, hw=50, now=LAG_S + 0.1, log_end=51) is None
+        ack(state, 3, 51, log_end=51, now=LAG_S + 0.2)
+        assert desired_isr(state, hw=50, now=LAG_S + 0.2, log_end=51) == [1, 3]
+
+    def test_later_each_time_that_it_is_late_again(self) -> None:
+        state, now, epoch, end = leader(1, 2), 0.0, 0, 100
+        ack(state, 2, end, log_end=end)
+        delays = []
+        for _ in range(8):
+            end += 1
+            state.appended(Offset(end - 1), now)
+            now += LAG_S + 0.1
+            found = late(state, now, end)
+            assert found.late == {2}
+            state.propose(ids(1), found.late)
+            epoch += 1
+            state.update(row(1, epoch=epoch), now)
+            ack(state, 2, end, log_end=end, now=now)
+            left = now
+            while desired_isr(state, now=now, log_end=end) is None:
+                now += 0.5
+            delays.append(now - left)
+            epoch += 1
+            state.update(row(1, 2, epoch=epoch), now)
+            ack(state, 2, end, log_end=end, now=now)
+        assert [round(delay) for delay in delays] == [0, 2, 4, 8, 16, 32, 32, 32]
+
+    def test_at_once_after_steady_service(self) -> None:
+        state = leader(1, 2)
+        ack(state, 2, 100)
+        for epoch, now in ((1, 100.0), (3, 200.0), (5, 300.0)):
+            state.propose(ids(1), late(state, now, 200).late)
+            state.update(row(1, epoch=epoch), now)
+            ack(state, 2, 200, log_end=200, now=now)
+            assert desired_isr(state, now=now, log_end=200) == [1, 2]
+            state.update(row(1, 2, epoch=epoch + 1), now)
+            ack(state, 2, 100, log_end=200, now=now)
+
+    def test_fenced_follower_is_not_delayed(self) -> None:
+        state = leader(1, 2)
+        for epoch in (1, 3, 5):
+            brokers = BROKERS | {BrokerId(2): broker(2, fenced=True)}
+            found = state.desired_isr(
+                brokers,
+                high_watermark=Offset(0),
+                log_start=Offset(0),
+                log_end=Offset(100),
+                now=0,
+                lag_max_s=LAG_S,
+            )
+            assert found is not None and not found.late
+            state.propose(ids(1), found.late)
+            state.update(row(1, epoch=epoch), 0)
+            ack(state, 2, 100)
+            assert desired_isr(state) == [1, 2]
+            state.update(row(1, 2, epoch=epoch + 1), 0)
 
     @pytest.mark.parametrize(
         "changes",

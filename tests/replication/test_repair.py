@@ -10,7 +10,7 @@ from raftlog.metadata.image import NO_LEADER_ID
 from raftlog.record.errors import DISK_FULL, NO_CONTROLLER, STORAGE_FAILED, LogError
 from raftlog.record.types import Offset, PartitionId
 from raftlog.replication.partition import Acks, Partition
-from raftlog.replication.repair import RENEWALS_MAX, RENEWALS_S
+from raftlog.replication.repair import RENEWALS_MAX, RENEWALS_S, SEARCHES_MAX
 from raftlog.storage.types import LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.replication.one_node import OneNode, topic_id
@@ -246,6 +246,69 @@ class TestDamaged:
         await put(before, b"c")
 
 
+class TestBatches:
+    async def damaged(self, node: OneNode) -> tuple[Partition, bytes]:
+        before = await filled(node, 1, 2, 3)
+        before.high_watermark = Offset(2)
+        whole = await before.read(Offset(0), max_bytes=1000)
+        node.disk.flip_bit(LOG, 8 * 65)
+        return before, bytes(whole.data)
+
+    async def read(self, replica: Partition) -> list[bytes | None]:
+        return await read_all(replica.log)
+
+    async def test_a_damaged_batch_is_taken_from_another_replica_by_the_leader_itself(
+        self, node: OneNode
+    ) -> None:
+        before, good = await self.damaged(node)
+        is_reached = False
+
+        async def copy(offset: Offset) -> bytes:
+            nonlocal is_reached
+            if not is_reached:
+                is_reached = True
+                raise LogError(NO_CONTROLLER, "not reached")
+            return good
+
+        node.copy = copy
+        assert (await before.read(Offset(0), max_bytes=1000)).data == good, "the reader waits"
+        await node.until(lambda: not node.repairs.under_way)
+        assert node.here() is before
+        assert before.is_leader
+        assert before.log.damage_found is None
+        assert await self.read(before) == [b"a", b"b"]
+        assert not node.failed, "it stays in sync"
+        assert {broker for broker, _ in node.asked} == {2, 3}
+        await put(before, b"c")
+
+    async def test_nothing_is_replaced_before_every_replica_has_answered(
+        self, node: OneNode
+    ) -> None:
+        before, _ = await self.damaged(node)
+
+        async def copy(_offset: Offset) -> bytes:
+            code = NO_CONTROLLER if node.asked[-1][0] == 3 else STORAGE_FAILED
+            raise LogError(code, "no copy")
+
+        node.copy = copy
+        with pytest.raises(LogError):
+            await before.read(Offset(0), max_bytes=1000)
+        await node.until(lambda: len(node.asked) > 2 * 2 * SEARCHES_MAX)
+        assert node.here() is before
+        assert not node.failed
+        node.copy = None
+        await node.until(lambda: node.failed)
+        assert before.log.state is LogState.DAMAGED
+
+    async def test_what_is_not_committed_is_asked_of_no_replica(self, node: OneNode) -> None:
+        before, _ = await self.damaged(node)
+        before.high_watermark = Offset(0)
+        with pytest.raises(LogError):
+            await before.log.reader.read(Offset(0), end=Offset(2), max_bytes=1000)
+        await node.until(lambda: node.failed)
+        assert not node.asked
+
+
 class TestBounds:
     async def test_it_is_begun_anew_only_so_many_times(self, node: OneNode) -> None:
         partition = await filled(node, 1, 2)
@@ -254,12 +317,13 @@ class TestBounds:
             partition.log.declare_damaged("again")
             partition = await repaired(node, partition)
         partition.log.declare_damaged("once more")
-        await node.until(lambda: not node.repairs.under_way)
+        await node.until(lambda: node.repairs.postponed == 1)
+        await node.turns()
         assert node.here() is partition
-        # Later a replacement is allowed again.
+        # Later a replacement is allowed again, without a restart.
         node.clock.now += RENEWALS_S + 1
-        node.replicas.on_replica_failed(*KEY)
         await repaired(node, partition)
+        assert node.repairs.postponed == 0
 
     async def test_a_full_disk_is_waited_for(self, node: OneNode) -> None:
         before = await filled(node, 1, 2)

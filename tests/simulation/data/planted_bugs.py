@@ -86,6 +86,7 @@ def _acked_before_compared(right: Callable[..., Any]) -> Any:
     def attach(self: LeaderRole, feed: Any, position: Any) -> Any:
         before = self._feeds.get(feed.broker_id)
         self._feeds[feed.broker_id] = feed
+        self.state.set_attached(feed.broker_id, attached=True)
         self.acked(feed, position.durable_end, position.log_start_offset)
         if before is None:
             del self._feeds[feed.broker_id]

@@ -66,6 +66,31 @@ def test_an_only_replica_leads_at_once_after_a_crash_of_its_process() -> None:
     simulate_data(test, node_count=1)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("replicas", [[1], [1, 2, 3]])
+def test_a_partition_without_writes_for_a_while_loses_nothing_and_leads_at_once(
+    seed: int, replicas: list[int]
+) -> None:
+    """It was synced, and its checkpoint says so: no operator is needed after a power cut of all."""
+
+    async def test(data: DataWorld) -> None:
+        await data.create("t", [replicas], ASYNC, small_segments=False)
+        for _ in range(2):
+            for _ in range(5):
+                await data.write(T, 2)
+            await data.in_sync()
+            end = data.replica(1, T).log_end_offset  # type: ignore[union-attr]
+            await asyncio.sleep(30.0)
+            data.cut_power(*data.nodes.node_ids)
+            for node_id in data.nodes.node_ids:
+                data.nodes.start(node_id)
+            leader = await data.led(T)
+            assert data.replica(leader, T).log_end_offset == end  # type: ignore[union-attr]
+            assert data.row(T).unclean_epoch < data.row(T).leader_epoch
+
+    simulate_data(test, seed, node_count=3)
+
+
 def test_where_the_topic_allows_unclean_elections_no_operator_is_needed() -> None:
     async def test(data: DataWorld) -> None:
         configs = ASYNC | {"unclean.leader.election.enable": "true"}

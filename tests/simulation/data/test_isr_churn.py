@@ -1,0 +1,84 @@
+"""Followers that are silent or slow change the ISR seldom, however long that lasts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.simulation.data.data_world import DataWorld, Part, simulate_data
+
+T = Part("t", 0)
+CHANGES_MAX = 8
+"""Of one partition in each of these scenarios."""
+
+
+def applied_index(data: DataWorld, node_id: int) -> int:
+    return data.nodes.cores[node_id].quorum.applied_index
+
+
+@pytest.mark.parametrize("partitions", [1, 20])
+def test_silent_followers_leave_and_stay_out(partitions: int) -> None:
+    """The leader reaches the controller, and neither of its followers."""
+
+    async def test(data: DataWorld) -> None:
+        controller = await data.nodes.until(data.nodes.controller)
+        leader, one, two, _ = data.nodes.others(controller)
+        await data.create("t", [[leader, one, two]] * partitions, {"min.insync.replicas": "3"})
+        for part in data.parts:
+            await data.write(part, 3)
+        await data.in_sync()
+        data.world.network.partition([leader], [one, two])
+        producer = data.producer("p", idempotent=False, repeats=False)
+        for part in data.parts:
+            await producer.send(part, 1, node=leader, within_s=1.6)
+        index = applied_index(data, controller)
+        await asyncio.sleep(20.0)
+        assert applied_index(data, controller) - index < CHANGES_MAX * partitions
+        data.world.network.heal()
+        await data.nodes.until(lambda: all(map(data.is_in_sync, data.parts)))
+
+    simulate_data(test, node_count=5, voter_count=5)
+
+
+def test_slow_disks_of_both_followers() -> None:
+    """The disks of both followers hang for 4 s; nodes and links are well."""
+
+    async def test(data: DataWorld) -> None:
+        controller = await data.nodes.until(data.nodes.controller)
+        leader, one, two, _ = data.nodes.others(controller)
+        await data.create("t", [[leader, one, two]])
+        await data.write(T, 3)
+        await data.in_sync()
+        index = applied_index(data, controller)
+        data.world.times(one).stick(4.0)
+        data.world.times(two).stick(4.0)
+        producer = data.producer("p", idempotent=False, repeats=False)
+        send = asyncio.ensure_future(producer.send(T, 1, node=leader, within_s=1.6))
+        await asyncio.sleep(4.5)
+        assert applied_index(data, controller) - index < CHANGES_MAX
+        await send
+        await data.nodes.until(lambda: data.is_in_sync(T))
+
+    # Only the controller votes, so no disk of a voter hangs.
+    simulate_data(test, node_count=5, voter_count=1)
+
+
+def test_disk_that_hangs_again_and_again_makes_its_replica_wait_longer() -> None:
+    """Each hang costs a removal and, once over, an entry; the entries come ever later."""
+
+    async def test(data: DataWorld) -> None:
+        controller = await data.nodes.until(data.nodes.controller)
+        leader, one, two, _ = data.nodes.others(controller)
+        await data.create("t", [[leader, one, two]])
+        await data.write(T, 3)
+        await data.in_sync()
+        index = applied_index(data, controller)
+        for _ in range(20):
+            data.world.times(one).stick(2.6)
+            await data.write(T, 1)
+            await asyncio.sleep(3.0)
+        assert applied_index(data, controller) - index < 20
+        await data.nodes.until(lambda: data.is_in_sync(T), seconds=60.0)
+
+    simulate_data(test, node_count=5, voter_count=1)

@@ -1,0 +1,107 @@
+"""Which replicas without files are new, and which lost them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from raftlog.record.types import PartitionId
+from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, MISSING_NAME, UNREADABLE_NAME
+from raftlog.storage.manager import LogManager
+from raftlog.storage.types import LogConfig
+from raftlog.world import DiskFullError
+from tests.simulation.clock import ManualClock
+from tests.simulation.disk import SimulatedDisk
+from tests.storage.logs import EPOCH, PARTITION, TOPIC, batch
+
+OTHER = PartitionId(PARTITION + 1)
+
+
+async def stopped() -> SimulatedDisk:
+    """A disk with one replica of a node that crashed."""
+    disk = SimulatedDisk()
+    manager = await LogManager.open(disk, ManualClock())
+    await manager.all_known()
+    log = await manager.open_replica(TOPIC, PARTITION, LogConfig(), create=True)
+    await log.appender.append([batch([b"a"])], EPOCH)
+    await log.flush()
+    disk.crash(power=False)
+    return disk
+
+
+def lose_replicas(disk: SimulatedDisk) -> None:
+    disk.remove_tree("replicas")
+
+
+def lose_checkpoints(disk: SimulatedDisk) -> None:
+    disk.remove(CHECKPOINT_NAME)
+
+
+def spoil_checkpoints(disk: SimulatedDisk) -> None:
+    disk.flip_bit(CHECKPOINT_NAME, 8 * 40)
+
+
+@pytest.mark.parametrize(
+    ("losses", "known_is_lost", "other_is_lost"),
+    [
+        ([], False, False),
+        ([lose_replicas], True, False),
+        ([lose_checkpoints], False, True),
+        ([spoil_checkpoints], False, True),
+        ([lose_replicas, lose_checkpoints], True, True),
+        ([lose_replicas, spoil_checkpoints], True, True),
+    ],
+)
+async def test_state_table(
+    losses: list[Callable[[SimulatedDisk], None]], known_is_lost: bool, other_is_lost: bool
+) -> None:
+    """`other`: assigned by the metadata before the start, and never seen in the files."""
+    disk = await stopped()
+    for lose in losses:
+        lose(disk)
+    for _ in range(3):
+        # Each start writes a new checkpoint file, and must come to the same result.
+        manager = await LogManager.open(disk, ManualClock())
+        assert manager.is_lost(TOPIC, PARTITION) is known_is_lost
+        assert manager.is_lost(TOPIC, OTHER) is other_is_lost
+        disk.crash(power=True)
+
+
+async def test_first_start_has_lost_nothing_once_it_knows_all() -> None:
+    disk = SimulatedDisk()
+    manager = await LogManager.open(disk, ManualClock())
+    await manager.all_known()
+    disk.crash(power=True)
+    manager = await LogManager.open(disk, ManualClock())
+    assert not manager.is_lost(TOPIC, PARTITION)
+    assert not disk.exists(MISSING_NAME)
+
+
+async def test_renewed_replicas_are_not_lost_any_more() -> None:
+    disk = await stopped()
+    lose_replicas(disk)
+    spoil_checkpoints(disk)
+    manager = await LogManager.open(disk, ManualClock())
+    assert manager.is_lost(TOPIC, PARTITION)
+    await manager.renew_replica(TOPIC, PARTITION, LogConfig())
+    await manager.all_known()
+    disk.crash(power=True)
+    manager = await LogManager.open(disk, ManualClock())
+    assert not manager.is_lost(TOPIC, PARTITION)
+    assert not manager.is_lost(TOPIC, OTHER)
+    assert disk.exists(UNREADABLE_NAME)
+
+
+async def test_full_disk_does_not_keep_a_node_from_its_start() -> None:
+    disk = await stopped()
+    lose_replicas(disk)
+    lose_checkpoints(disk)
+    disk.capacity_bytes = disk.used_bytes()
+    try:
+        manager = await LogManager.open(disk, ManualClock())
+    except DiskFullError:
+        # Making the directories needs room, too.
+        disk.capacity_bytes = None
+        manager = await LogManager.open(disk, ManualClock())
+    assert manager.is_lost(TOPIC, PARTITION)
