@@ -23,6 +23,7 @@ import uvloop
 from raftlog import __version__
 from raftlog.broker.service import Broker
 from raftlog.http.app import Server
+from raftlog.http.browsers import parse_hosts, parse_origins
 from raftlog.http.settings import ServerSettings
 from raftlog.node.assembly import NodeCore
 from raftlog.node.directory import IdentityError, load_state, remember
@@ -104,6 +105,8 @@ class Node:
             host=host,
             port=port,
             health_port=settings.health_port,
+            allowed_origins=parse_origins(settings.allowed_origins),
+            allowed_hosts=parse_hosts(settings.allowed_hosts),
             auto_create_topics=settings.auto_create_topics,
             limits=settings.limits,
         )
@@ -116,6 +119,12 @@ class Node:
             network=network,
             on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}"),
         )
+        if server_settings.is_beyond_loopback:
+            logger.warning(
+                "listening on %s without authentication: every client that reaches this address "
+                "can read, write and delete everything; restrict access by the network",
+                join_address(host, server.port),
+            )
         # The node listens there, so other nodes will find it there after a crash, too.
         await disk.run(lambda: remember(disk, settings))
         await core.serve(address, settings.rack)

@@ -125,7 +125,7 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
             context.hold(request, max(size - held, 0))
             held = max(held, size)
             if response is None:
-                response = stream_response(BATCHES_MEDIA_TYPE)
+                response = stream_response(request, BATCHES_MEDIA_TYPE)
                 await response.prepare(request)
             await write_pieces(request, response, pieces)
             pieces, size = [], 0

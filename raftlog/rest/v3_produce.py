@@ -147,7 +147,7 @@ async def produce_records(request: Request, context: ServerContext) -> web.Strea
                     raise outcomes[0]
                 return bytes_response(_receipts(outcomes, topic, context), JSON)
             if response is None:
-                response = stream_response(JSON)
+                response = stream_response(request, JSON)
                 await response.prepare(request)
             await response.write(_receipts(outcomes, topic, context))
     if response is None:

@@ -26,7 +26,7 @@ async def echo(request: Request, context: ServerContext) -> web.StreamResponse:
 
 
 async def endless(request: Request, context: ServerContext) -> web.StreamResponse:
-    response = stream_response("text/plain")
+    response = stream_response(request, "text/plain")
     await response.prepare(request)
     while True:
         await response.write(bytes(64 * KIB))
@@ -36,7 +36,7 @@ ECHO = Route("POST", "/echo", echo, "Answer the body")
 GET = Route("GET", "/echo", echo, "Answer nothing")
 ENDLESS = Route("GET", "/endless", endless, "Never stop", streams=True)
 
-REQUEST = b"GET /echo HTTP/1.1\r\nHost: test\r\n\r\n"
+REQUEST = b"GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def limits(**values: float) -> ServerLimits:
@@ -77,7 +77,7 @@ async def test_http_1_0_closes_unless_it_asks_for_keep_alive() -> None:
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with serving([ECHO]) as server, RawPeer.connected(server.port) as peer:
         parts = [
-            f"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n\r\n{n:03}".encode()
+            f"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n{n:03}".encode()
             for n in range(100)
         ]
         await peer.send(b"".join(parts))
@@ -93,7 +93,7 @@ async def test_pipelined_bodies_behind_a_busy_handler_are_not_read_without_bound
         return await echo(request, context)
 
     size = 60 * KIB
-    head = f"POST /wait HTTP/1.1\r\nHost: t\r\nContent-Length: {size}\r\n\r\n".encode()
+    head = f"POST /wait HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode()
     async with (
         serving([Route("POST", "/wait", wait, "Wait")], limits()) as server,
         RawPeer.connected(server.port) as peer,
@@ -129,7 +129,7 @@ async def test_trickling_head_does_not_buy_time() -> None:
         RawPeer.connected(server.port) as peer,
     ):
         assert (await peer.request("GET", "/echo")).status == 200
-        await peer.send(b"GET /echo HTTP/1.1\r\nHost: t\r\nX: ")
+        await peer.send(b"GET /echo HTTP/1.1\r\nHost: localhost\r\nX: ")
         reply = asyncio.create_task(peer.reply())
         async with asyncio.timeout(PATIENCE_S):
             while not reply.done():
@@ -189,9 +189,9 @@ async def test_oversized_head_is_answered_431(piece_bytes: int) -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nHost: t\r\n\r\n",
-        b"GET /echo HTTP/1.1\r\nHost: t\r\nX: " + b"a" * 10_000 + b"\r\n\r\n",
-        b"GET /echo HTTP/1.1\r\nHost: t\r\n" + b"a" * 10_000 + b": x\r\n\r\n",
+        b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 10_000 + b"\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nHost: localhost\r\n" + b"a" * 10_000 + b": x\r\n\r\n",
     ],
 )
 async def test_oversized_line_is_answered_431(head: bytes) -> None:
@@ -206,7 +206,7 @@ async def test_head_that_grows_too_large_is_answered_before_it_ends() -> None:
         serving([GET], limits(header_bytes_max=4 * KIB, header_receive_s=60)) as server,
         RawPeer.connected(server.port) as peer,
     ):
-        await peer.send(b"GET /echo HTTP/1.1\r\nHost: t\r\nX: " + b"a" * 5 * KIB)
+        await peer.send(b"GET /echo HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 5 * KIB)
         assert (await peer.reply()).error_code == 43101
 
 
@@ -235,16 +235,17 @@ async def test_endless_head_is_cut_off_while_it_is_still_sent() -> None:
         b"NONSENSE\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
-        b"GET  HTTP/1.1\r\nHost: t\r\n\r\n",
-        b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: -1\r\n\r\n",
-        b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 99999999999999999999\r\n\r\n",
-        b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
-        b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n"
+        b"GET  HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc",
-        b"POST /echo HTTP/1.1\r\nHost: t\r\n"
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n",
-        b"GET /echo HTTP/1.1\r\nHost: t\r\nX: a\x00b\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",
     ],
 )
 async def test_malformed_http_is_answered_400_and_closed(data: bytes) -> None:
@@ -265,7 +266,9 @@ async def test_too_many_headers_are_refused() -> None:
 
 async def test_broken_chunk_fails_its_own_request_once() -> None:
     async with serving([ECHO], limits()) as server, RawPeer.connected(server.port) as peer:
-        await peer.send(b"POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await peer.send(
+            b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         await peer.send(b"3\r\nabc\r\n")
         await asyncio.sleep(0.05)
         await peer.send(b"nonsense\r\n")
@@ -328,7 +331,7 @@ async def test_stalled_reader_is_cut_off() -> None:
         serving([ENDLESS], limits(write_stall_s=0.3)) as server,
         RawPeer.connected(server.port) as peer,
     ):
-        await peer.send(b"GET /endless HTTP/1.1\r\nHost: t\r\n\r\n")
+        await peer.send(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await eventually(lambda: server.connections.stalled_readers == 1)
         await eventually(lambda: server.connections.connection_count == 0)
 
@@ -342,7 +345,7 @@ async def test_large_answer_to_a_stalled_reader_is_not_handed_over_whole() -> No
     route = Route("GET", "/large", large, "Answer much")
     bounds = limits(write_stall_s=0.5)
     async with serving([route], bounds) as server, RawPeer.connected(server.port) as peer:
-        await peer.send(b"GET /large HTTP/1.1\r\nHost: t\r\n\r\n")
+        await peer.send(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await eventually(lambda: server.context.broker.bytes_in_flight.used == size)
         (connection,) = server.connections.connections
         assert connection.transport is not None
@@ -378,7 +381,7 @@ async def test_handler_that_only_reads_stops_when_its_peer_leaves() -> None:
     route = Route("GET", "/wait", wait, "Wait for ever", cancel_on_disconnect=True)
     async with serving([route], limits()) as server:
         async with RawPeer.connected(server.port) as peer:
-            await peer.send(b"GET /wait HTTP/1.1\r\nHost: t\r\n\r\n")
+            await peer.send(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await asyncio.wait_for(started.wait(), PATIENCE_S)
         await asyncio.wait_for(stopped.wait(), PATIENCE_S)
 
@@ -395,7 +398,7 @@ async def test_handler_that_writes_goes_on_when_its_peer_leaves() -> None:
 
     async with serving([Route("POST", "/write", write, "Write")], limits()) as server:
         async with RawPeer.connected(server.port) as peer:
-            await peer.send(b"POST /write HTTP/1.1\r\nHost: t\r\n\r\n")
+            await peer.send(b"POST /write HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await asyncio.wait_for(started.wait(), PATIENCE_S)
         await eventually(lambda: server.connections.connection_count == 0)
         gone.set()
@@ -430,7 +433,7 @@ HTTP_BYTES = st.one_of(
             [
                 b"GET /echo HTTP/1.1\r\n",
                 b"POST /echo HTTP/1.1\r\n",
-                b"Host: t\r\n",
+                b"Host: localhost\r\n",
                 b"Content-Length: 5\r\n",
                 b"Content-Length: 5, 5\r\n",
                 b"Transfer-Encoding: chunked\r\n",

@@ -64,15 +64,15 @@ async def test_strangers_are_answered_401_as_plain_http() -> None:
     honest = HonestCaller().opening
     async with node() as callee:
         for opening in (
-            b"GET /v1/internal/quorum HTTP/1.1\r\nHost: x\r\n\r\n",
-            b"GET /v1/internal/unknown HTTP/1.1\r\nHost: x\r\n\r\n",
-            b"GET /v1/internal/%20%00 HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET /v1/internal/quorum HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET /v1/internal/unknown HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET /v1/internal/%20%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
             honest.replace(b"internal/quorum", b"internal/other"),
             honest.replace(b"Raftlog-Proof: ", b"Raftlog-Proof: A"),
             honest.replace(b"Raftlog-Nonce: A", b"Raftlog-Nonce: B"),
             honest.replace(b"Raftlog-Nonce", b"X-Nonce"),
             HonestCaller("other").opening.replace(b"internal/other", b"internal/quorum"),
-            b"GET /v1/internal/quorum HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+            b"GET /v1/internal/quorum HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
             b"Connection: Upgrade\r\nSec-WebSocket-Protocol: chat\r\n\r\n",
         ):
             async with RawPeer.connected(callee.port) as peer:
@@ -132,7 +132,9 @@ async def test_proven_request_that_is_no_upgrade_is_400() -> None:
 
 async def test_caller_may_not_speak_before_the_answer() -> None:
     async with node() as callee, RawPeer.connected(callee.port) as peer:
-        await peer.send(HonestCaller().opening + b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
+        await peer.send(
+            HonestCaller().opening + b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        )
         assert (await peer.reply()).error_code == 40001
         assert (await peer.reply()).status == 404
         assert not callee.network._openings.callees

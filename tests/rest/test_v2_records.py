@@ -207,7 +207,9 @@ async def test_long_poll_is_forgotten_when_its_reader_leaves() -> None:
     async with data_node() as one:
         partition = one.node.replicas.partition("one", 0)
         async with RawPeer.connected(one.server.port) as leaving:
-            await leaving.send(f"GET {RECORDS}?timeout=60000 HTTP/1.1\r\nHost: t\r\n\r\n".encode())
+            await leaving.send(
+                f"GET {RECORDS}?timeout=60000 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+            )
             await eventually(lambda: waiting_readers(partition))
         await eventually(lambda: not waiting_readers(partition))
 

@@ -175,7 +175,7 @@ async def test_unknown_topic_media_type_and_options() -> None:
 
 
 async def begin(peer: RawPeer, path: str = RECORDS, *extra: str) -> None:
-    lines = [f"POST {path} HTTP/1.1", "Host: t", "Transfer-Encoding: chunked", *extra]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Transfer-Encoding: chunked", *extra]
     await peer.send("\r\n".join(lines).encode() + b"\r\n\r\n")
 
 
