@@ -30,7 +30,7 @@ from raftlog.http.responses import (
 from raftlog.http.routing import Route
 from raftlog.metadata.image import TopicImage
 from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, LogError
-from raftlog.rest.json_pieces import ArrayBody
+from raftlog.rest.json_pieces import ArrayBody, check_long_record
 from raftlog.rest.json_records import (
     STORED_RECORD_BYTES,
     BatchDocument,
@@ -228,6 +228,7 @@ async def _produce_objects(
     for text in objects:
         try:
             await check_body(text, context.limits.json_depth_max, context.broker.turns)
+            await check_long_record(text, context.broker.turns)
             record = parse_record_v3(text)
             stored = stored_record_v3(record, now_ms)
         except LogError as error:

@@ -41,6 +41,7 @@ async def serving(
     *,
     node: FakeNode | None = None,
     on_broken_invariant: Callable[[AssertionError], None] | None = None,
+    network: Any = None,
     **options: Any,
 ) -> AsyncIterator[HttpServer]:
     """A server of these routes on a free port; `options` are settings."""
@@ -51,6 +52,7 @@ async def serving(
         settings=settings,
         metrics=ServerMetrics(broker.topics),
         on_broken_invariant=on_broken_invariant,
+        network=network,
     )
     server = await HttpServer.start(Dispatcher(Router(routes), context), context, "127.0.0.1", 0)
     try:

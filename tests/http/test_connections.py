@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
+from typing import Any
 
 import aiohttp
 import pytest
@@ -11,8 +13,14 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from raftlog.broker.limits import ADDRESS_SHARE
 from raftlog.http.body import read_body
-from raftlog.http.connections import AIOHTTP_PRIVATE_NAMES, REFUSED_LINGERING_MAX, Connection
+from raftlog.http.connections import (
+    AIOHTTP_PRIVATE_NAMES,
+    NODES_RESERVED_MAX,
+    REFUSED_LINGERING_MAX,
+    Connection,
+)
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import bytes_response, stream_response
 from raftlog.http.routing import Route
@@ -25,6 +33,10 @@ async def echo(request: Request, context: ServerContext) -> web.StreamResponse:
     return bytes_response(await read_body(request, context), "text/plain")
 
 
+async def node_answer(_request: Request, _context: ServerContext) -> web.StreamResponse:
+    return bytes_response(b"a node", "text/plain")
+
+
 async def endless(request: Request, context: ServerContext) -> web.StreamResponse:
     response = stream_response(request, "text/plain")
     await response.prepare(request)
@@ -34,6 +46,7 @@ async def endless(request: Request, context: ServerContext) -> web.StreamRespons
 
 ECHO = Route("POST", "/echo", echo, "Answer the body")
 GET = Route("GET", "/echo", echo, "Answer nothing")
+PEER = Route("GET", "/v1/internal/quorum", node_answer, "A node", serves_always=True)
 ENDLESS = Route("GET", "/endless", endless, "Never stop", streams=True)
 
 REQUEST = b"GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -310,6 +323,83 @@ async def test_connections_over_an_address_s_share_leave_room_for_others() -> No
         await eventually(lambda: server.connections.connection_count == 1)
         async with RawPeer.connected(server.port, host="127.0.0.2") as again:
             assert (await again.request("GET", "/echo")).status == 200
+
+
+async def test_silent_connections_leave_the_places_reserved_for_nodes() -> None:
+    """The oldest silent connection goes, of one address as of many."""
+    bounds = limits(connections_max=1, linger_s=5, header_receive_s=60)
+    network: Any = object()  # nothing of it is used before a node's request
+    async with (
+        serving([GET, PEER], bounds, network=network) as server,
+        RawPeer.connected(server.port) as user,
+        AsyncExitStack() as stack,
+    ):
+        assert (await user.request("GET", "/echo")).status == 200
+        share = NODES_RESERVED_MAX // ADDRESS_SHARE
+        silent = [
+            await stack.enter_async_context(RawPeer.connected(server.port)) for _ in range(share)
+        ]
+        node = await stack.enter_async_context(RawPeer.connected(server.port))
+        assert (await silent[0].reply()).error_code == 50305
+        assert (await node.request("GET", "/v1/internal/quorum")).body == b"a node"
+        # Other addresses have places of their own, until all are taken.
+        for number in range(2, 2 + ADDRESS_SHARE):
+            for _ in range(share):
+                peer = RawPeer.connected(server.port, f"127.0.0.{number}")
+                await stack.enter_async_context(peer)
+        assert server.connections.reserved_count <= NODES_RESERVED_MAX
+        late = await stack.enter_async_context(RawPeer.connected(server.port, "127.0.0.9"))
+        assert (await late.request("GET", "/v1/internal/quorum")).body == b"a node"
+
+
+async def test_requests_of_one_address_leave_room_for_others() -> None:
+    release = asyncio.Event()
+
+    async def wait(_request: Request, _context: ServerContext) -> web.StreamResponse:
+        await release.wait()
+        return bytes_response(b"", "text/plain")
+
+    routes = [
+        Route("GET", "/wait", wait, "Wait"),
+        Route("GET", "/probe", echo, "Probe", serves_always=True),
+    ]
+    bounds = limits(requests_in_flight_max=8)
+    async with serving(routes, bounds) as server, AsyncExitStack() as stack:
+        in_flight = server.context.broker.requests_in_flight
+        waiting = [
+            await stack.enter_async_context(RawPeer.connected(server.port)) for _ in range(2)
+        ]
+        for peer in waiting:
+            await peer.send(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await eventually(lambda: in_flight.used == 2)
+        same = await stack.enter_async_context(RawPeer.connected(server.port))
+        assert (await same.request("GET", "/wait")).error_code == 42901
+        assert (await same.request("GET", "/probe")).status == 200
+        other = await stack.enter_async_context(RawPeer.connected(server.port, "127.0.0.2"))
+        await other.send(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await eventually(lambda: in_flight.used == 3)
+        release.set()
+        for peer in (*waiting, other):
+            assert (await peer.reply()).status == 200
+        await eventually(lambda: in_flight.used == 0)
+
+
+async def test_reader_below_the_minimum_rate_is_cut_off() -> None:
+    """Each slice comes within the stall time; all together would take an hour."""
+    size = 64 * 1024 * KIB
+
+    async def large(_request: Request, _context: ServerContext) -> web.StreamResponse:
+        return bytes_response(bytes(size), "application/octet-stream")
+
+    route = Route("GET", "/large", large, "Answer much")
+    bounds = limits(write_stall_s=1, body_bytes_per_second_min=8 * 1024 * KIB)
+    async with serving([route], bounds) as server, RawPeer.connected(server.port) as peer:
+        await peer.send(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            while not server.connections.stalled_readers:
+                await peer.reader.read(64 * KIB)
+                await asyncio.sleep(0.1)
+        await eventually(lambda: server.connections.connection_count == 0)
 
 
 async def test_refused_connections_cannot_pile_up() -> None:
