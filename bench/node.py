@@ -97,11 +97,11 @@ class MeasuredNode(ABC):
     def create_topic(self, name: str, partitions: int) -> None:
         """Create a topic by the admin API."""
         body = {"topic_name": name, "partitions_count": partitions}
-        self.request("POST", "/v3/clusters/any/topics", body)
+        self.request("POST", "/v3/clusters/-/topics", body)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic by the admin API."""
-        self.request("DELETE", f"/v3/clusters/any/topics/{name}", None)
+        self.request("DELETE", f"/v3/clusters/-/topics/{name}", None)
 
     def rss_bytes(self) -> int:
         """Resident memory now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any
 
 import uvloop
@@ -17,6 +17,7 @@ from bench.report import Result
 PARTITIONS = 6
 SEND_WINDOW = 20_000
 """Outstanding futures of the awaited-send workload."""
+KEY_BYTES = 16
 
 
 def payload(size_bytes: int) -> bytes:
@@ -25,31 +26,50 @@ def payload(size_bytes: int) -> bytes:
     return pattern[:size_bytes]
 
 
-async def send_many(servers: str, topic: str, size_bytes: int, count: int) -> float:
-    """Seconds until all of `count` values given to `send_many` are acknowledged."""
+async def send_many(
+    servers: str, topic: str, size_bytes: int, count: int, *, keyed: bool = False
+) -> float:
+    """Seconds until all of `count` values given to `send_many` are acknowledged.
+
+    `keyed`: each with a key of its own, of 16 of the bytes.
+    """
     value = payload(size_bytes)
+    rest = value[KEY_BYTES:]
+    # Keys are made before: their making costs as much as their sending.
+    pairs = [(key, rest) for key in _keys(count)] if keyed else ()
     async with Producer(bootstrap_servers=servers) as producer:
         await producer.send_many(topic, [value])
         started = time.perf_counter()
-        await producer.send_many(topic, repeat(value, count))
+        await producer.send_many(topic, pairs if keyed else repeat(value, count))
         return time.perf_counter() - started
 
 
-async def awaited_sends(servers: str, topic: str, size_bytes: int, count: int) -> float:
+async def awaited_sends(
+    servers: str, topic: str, size_bytes: int, count: int, *, keyed: bool = False
+) -> float:
     """Seconds to `send` each record and await each record's own future, in windows."""
     value = payload(size_bytes)
+    rest = value[KEY_BYTES:] if keyed else value
+    keys = iter(list(_keys(count)) if keyed else repeat(None, count))
     async with Producer(bootstrap_servers=servers) as producer:
         await producer.send_and_wait(topic, value)
         send = producer.send
         started = time.perf_counter()
         outstanding: list[asyncio.Future[Any]] = []
         for window in _windows(count):
-            previous, outstanding = outstanding, [await send(topic, value) for _ in range(window)]
+            previous, outstanding = (
+                outstanding,
+                [await send(topic, rest, key) for key in islice(keys, window)],
+            )
             for future in previous:
                 await future
         for future in outstanding:
             await future
         return time.perf_counter() - started
+
+
+def _keys(count: int) -> Iterator[bytes]:
+    return (b"key-%012d" % number for number in range(count))
 
 
 def _windows(count: int) -> Iterator[int]:
@@ -112,6 +132,8 @@ def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
         ),
         Result("consume getmany 100 B", "records/s", [], 2_000_000, parameters=small),
         Result("consume async for 100 B", "records/s", [], 700_000, parameters=small),
+        Result("produce send_many keyed 100 B", "records/s", [], 1_200_000, parameters=small),
+        Result("produce awaited send keyed 100 B", "records/s", [], 450_000, parameters=small),
     ]
     for run_number in range(runs):
         topic, large_topic = f"small-{run_number}", f"large-{run_number}"
@@ -128,6 +150,11 @@ def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
         each = int(small_count / 2)
         seconds = uvloop.run(consume_each(node.address, topic, each))
         results[4].runs.append(each / seconds)
+        keyed_count = int(small_count / 3)
+        seconds = uvloop.run(send_many(node.address, topic, 100, keyed_count, keyed=True))
+        results[5].runs.append(keyed_count / seconds)
+        seconds = uvloop.run(awaited_sends(node.address, topic, 100, send_count, keyed=True))
+        results[6].runs.append(send_count / seconds)
         node.delete_topic(topic)
         node.delete_topic(large_topic)
     return results

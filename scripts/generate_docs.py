@@ -1,4 +1,4 @@
-"""Write the pages below docs/reference from the code: settings, REST, errors, Python, CLI.
+"""Write the pages below docs/reference from the code.
 
 `scripts/docs` runs this; with `--check` it writes nothing and fails if a page differs.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
@@ -16,7 +17,11 @@ from typing import Any, Final
 import click
 import msgspec
 import raftlog_client
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from raftlog_spark.options import SINK_OPTIONS, SOURCE_OPTIONS
 
+from bench.node import running_node
 from raftlog.cli.main import cli
 from raftlog.cli.serve import ServeSettings
 from raftlog.cli.settings import descriptions, settings_of
@@ -273,6 +278,52 @@ def _doc(value: object) -> str:
     return inspect.getdoc(value) or ""
 
 
+def spark_page() -> Iterator[str]:
+    """The options of the Spark connector."""
+    yield "# Spark options"
+    yield ""
+    yield (
+        'For `spark.read.format("raftlog")`, `readStream`, `write` and `writeStream`: the names '
+        "and meanings of Spark's Kafka source and sink. Case does not matter; an unknown "
+        "name is refused."
+    )
+    for title, options in (("Source", SOURCE_OPTIONS), ("Sink", SINK_OPTIONS)):
+        yield from ("", f"## {title}", "")
+        yield from table(
+            ("option", "meaning"), ((f"`{name}`", text) for name, text in options.items())
+        )
+
+
+def metrics_page() -> Iterator[str]:
+    """The families that a running node serves at /metrics."""
+    yield "# Metrics"
+    yield ""
+    yield (
+        "Served by each node at `/metrics`, in Prometheus' text format, where counters end "
+        "in `_total`. Names that begin with `kafka_` are Kafka's, with Kafka's meaning."
+    )
+    yield ""
+    rows = (
+        (f"`{family.name}`", family.type, ", ".join(_labels(family)), family.documentation)
+        for family in sorted(_scraped(), key=lambda family: family.name)
+    )
+    yield from table(("name", "type", "labels", "meaning"), rows)
+
+
+def _labels(family: Metric) -> list[str]:
+    names = {name for sample in family.samples for name in sample.labels}
+    return [f"`{name}`" for name in sorted(names - {"le"})]
+
+
+def _scraped() -> list[Metric]:
+    """All families of a node that has served a request of each kind."""
+    with running_node("async") as node:
+        node.request("POST", "/v3/clusters/-/topics", {"topic_name": "t", "partitions_count": 1})
+        node.request("POST", "/topics/t", {"records": [{"value": 1}]})
+        with urllib.request.urlopen(f"http://{node.address}/metrics", timeout=10) as answer:
+            return list(text_string_to_metric_families(answer.read().decode()))
+
+
 def command_line_page() -> Iterator[str]:
     """The help text of every command."""
     yield "# Command line"
@@ -304,6 +355,8 @@ PAGES_OF: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "errors.md": errors_page,
     "python-client.md": python_page,
     "command-line.md": command_line_page,
+    "metrics.md": metrics_page,
+    "spark-options.md": spark_page,
 }
 
 

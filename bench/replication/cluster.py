@@ -87,12 +87,12 @@ class Cluster:
             "replication_factor": NODES,
             "configs": [{"name": key, "value": value} for key, value in wanted.items()],
         }
-        await self.change("POST", "/v3/clusters/any/topics", body)
+        await self.change("POST", "/v3/clusters/-/topics", body)
         await self.wait_in_sync([name])
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic."""
-        await self.change("DELETE", f"/v3/clusters/any/topics/{name}")
+        await self.change("DELETE", f"/v3/clusters/-/topics/{name}")
 
     async def change(self, method: str, path: str, body: object = None) -> None:
         """One request to the first running node. Raises NotWholeError for any error."""

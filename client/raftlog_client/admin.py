@@ -42,7 +42,13 @@ from raftlog_client.errors import (
     ServerError,
     server_error,
 )
-from raftlog_client.metadata import METADATA_PATIENCE_S, Backoff, ClusterMetadata, node_address
+from raftlog_client.metadata import (
+    BOOTSTRAP_TIMEOUT_MS,
+    METADATA_PATIENCE_S,
+    Backoff,
+    ClusterMetadata,
+    node_address,
+)
 from raftlog_client.offsets import delete_records, topic_offsets
 from raftlog_client.routing import LeaderCalls
 from raftlog_client.transport import NodeAddress, Startable, Transport, parse_bootstrap
@@ -78,11 +84,13 @@ class Admin(Startable):
         bootstrap_servers: str | Sequence[str] = "localhost:8082",
         client_id: str = "raftlog-client",
         request_timeout_ms: float = 15_000,
+        bootstrap_timeout_ms: float = BOOTSTRAP_TIMEOUT_MS,
         retry_backoff_ms: float = 20,
         retry_backoff_max_ms: float = 250,
     ) -> None:
         for name, value in (
             ("request_timeout_ms", request_timeout_ms),
+            ("bootstrap_timeout_ms", bootstrap_timeout_ms),
             ("retry_backoff_ms", retry_backoff_ms),
         ):
             if value < 1:
@@ -92,6 +100,7 @@ class Admin(Startable):
             self._transport,
             parse_bootstrap(bootstrap_servers),
             Backoff(retry_backoff_ms, max(retry_backoff_ms, retry_backoff_max_ms)),
+            bootstrap_timeout_ms=bootstrap_timeout_ms,
         )
         self._is_started = False
 

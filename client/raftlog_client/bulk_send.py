@@ -1,8 +1,8 @@
 """`Producer.send_many`: many records by one call, without a future for each.
 
-Records without key or partition, the common case of bulk work, go straight from a generator into
-`BatchBuilder.append_many`; all others one by one. Between two batches the loop gets a turn, so
-ready batches leave while the next one fills.
+Values alone go straight from a generator into `BatchBuilder.append_many`. Pairs of bytes are shared
+out to their partitions first, a stretch at a time. All other records go one by one. Between two
+stretches the loop gets a turn, so ready batches leave while the next ones fill.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
+from murmurhash2 import murmurhash2
+
 from raftlog.record.codec import RecordTuple
+from raftlog.record.partitioner import MURMUR2_SEED, POSITIVE
 from raftlog_client.accumulator import RECORD_OVERHEAD_BYTES, Accumulator, TopicQueues
 from raftlog_client.batches import NO_OFFSET, PendingBatch
 from raftlog_client.delivery import PartitionQueue
 from raftlog_client.errors import RaftlogClientError, SendManyError, SerializationError
-from raftlog_client.record_encoder import RecordEncoder
+from raftlog_client.record_encoder import RecordEncoder, whole_timestamp_ms
 from raftlog_client.types import (
     PartitionRange,
     ProducerRecord,
@@ -26,9 +29,10 @@ from raftlog_client.types import (
 )
 
 RECORDS_PER_TURN_MAX: Final = 10_000
-"""Plain records taken from the caller before the loop gets a turn, however small."""
+"""Records taken from the caller before the loop gets a turn, however small."""
 BYTES_PER_TURN_MAX: Final = 1024 * 1024
-"""Bytes of other records taken before the loop gets a turn: the buffer overflows by no more."""
+"""Bytes of keyed and other records taken before the loop gets a turn: the buffer overflows by no
+more."""
 
 _END: Final = object()
 _NOTHING: Final = object()
@@ -98,7 +102,12 @@ class BulkSend:
         self._encoder = encoder
         self._fixed = None if partition is None else topic.queue(partition)
         self._held: Any = _NOTHING
-        """First item of the next stretch of plain, or of other, records."""
+        """First item of the next stretch of plain, of keyed, or of other records."""
+        self._has_raw_pairs = (
+            (encoder.is_default or partition is not None)
+            and encoder.key_serializer is None
+            and encoder.value_serializer is None
+        )
 
     async def run(self, records: Iterable[Any] | AsyncIterable[Any]) -> SendSummary:
         """Send all records, await and return their outcome. Raises SendManyError."""
@@ -140,6 +149,8 @@ class BulkSend:
         while self._held is not _END and self._result.error is None:
             if self._is_plain(self._held):
                 await self._feed_plain(records)
+            elif self._is_keyed(self._held):
+                await self._feed_keyed(records)
             else:
                 await self._feed_others(records)
 
@@ -184,12 +195,73 @@ class BulkSend:
                 yield (None, None, value, None)
         self._held = _END
 
+    async def _feed_keyed(self, records: Iterator[Any]) -> None:
+        """Send pairs of bytes, up to the first record of another kind or the end."""
+        while self._result.error is None and self._is_keyed(self._held):
+            queues = list(self._topic.queues) if self._fixed is None else [self._fixed]
+            shares: list[list[RecordTuple]] = [[] for _ in queues]
+            try:
+                self._share_out(records, shares)
+            finally:  # records before a failure of the iterable are on their way, too
+                for queue, share in zip(queues, shares, strict=True):
+                    if share:
+                        self._append_share(queue, share)
+            await self._turn()
+
+    def _share_out(self, records: Iterator[Any], shares: list[list[RecordTuple]]) -> None:
+        """Take a turn's worth of pairs, in order, by partition. The item after is left in `_held`.
+
+        Hash and tests stand here without a call: this runs for every keyed record.
+        """
+        count = len(shares)
+        size_max = self._encoder.record_bytes_max - RECORD_OVERHEAD_BYTES
+        room = BYTES_PER_TURN_MAX
+        for item in chain((self._held,), islice(records, RECORDS_PER_TURN_MAX)):
+            if item.__class__ is tuple and len(item) == 2:
+                key, value = item
+                if (
+                    key.__class__ is bytes
+                    and value.__class__ is bytes
+                    and (size := len(key) + len(value)) <= size_max
+                    and room > 0
+                ):
+                    shares[(murmurhash2(key, MURMUR2_SEED) & POSITIVE) % count].append(
+                        (None, key, value, None)
+                    )
+                    room -= size + RECORD_OVERHEAD_BYTES
+                    continue
+            self._held = item
+            return
+        self._held = next(records, _END)
+
+    def _append_share(self, queue: PartitionQueue, share: list[RecordTuple]) -> None:
+        """Add records to one partition, in as many batches as it takes."""
+        records = iter(share)
+        rest: RecordTuple | None = None
+        while True:
+            batch = self._batch(queue)
+            try:
+                if rest is not None:
+                    batch.append(*rest)  # the first record of a batch always fits
+                rest = batch.builder.append_many(records)
+            except BaseException:
+                self._discard_empty(queue)
+                raise
+            if rest is None:
+                return
+            self._accumulator.close_batch(queue)
+
     async def _feed_others(self, records: Iterator[Any]) -> None:
-        """Send records one by one, up to the first plain one or the end."""
+        """Send records one by one, up to the first plain or keyed one or the end."""
         item = self._held
         room = BYTES_PER_TURN_MAX
         append = self._append
-        while item is not _END and self._result.error is None and not self._is_plain(item):
+        while (
+            item is not _END
+            and self._result.error is None
+            and not self._is_plain(item)
+            and not self._is_keyed(item)
+        ):
             room -= append(item)
             if room <= 0:
                 room = BYTES_PER_TURN_MAX
@@ -221,6 +293,8 @@ class BulkSend:
         elif item.__class__ is ProducerRecord:
             key, value, partition = item.key, item.value, item.partition
             timestamp_ms, header_list = item.timestamp_ms, list(item.headers)
+            if timestamp_ms is not None and timestamp_ms.__class__ is not int:
+                timestamp_ms = whole_timestamp_ms(timestamp_ms)
         else:
             key, value = None, item
         if key is not None and (key.__class__ is not bytes or encoder.key_serializer is not None):
@@ -272,6 +346,18 @@ class BulkSend:
             item.__class__ is not tuple
             and item.__class__ is not ProducerRecord
             and (self._encoder.is_default or self._fixed is not None)
+        )
+
+    def _is_keyed(self, item: Any) -> bool:
+        """Whether the record is a pair of bytes, and key or call decides its partition."""
+        if not self._has_raw_pairs or item.__class__ is not tuple or len(item) != 2:
+            return False
+        key, value = item
+        size_max = self._encoder.record_bytes_max - RECORD_OVERHEAD_BYTES
+        return (
+            key.__class__ is bytes
+            and value.__class__ is bytes
+            and len(key) + len(value) <= size_max
         )
 
     async def _turn(self) -> None:

@@ -7,10 +7,15 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Final, Generic, Literal
 
-from raftlog_client.errors import ClientClosedError, ConnectionLostError, RaftlogClientError
+from raftlog_client.errors import (
+    ClientClosedError,
+    ConnectionLostError,
+    IllegalStateError,
+    RaftlogClientError,
+)
 from raftlog_client.fetch_protocol import FetchConnectionPool
 from raftlog_client.fetcher import Fetcher, FetchSettings
-from raftlog_client.metadata import Backoff, ClusterMetadata
+from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
 from raftlog_client.offsets import offsets_for_times, partition_offsets
 from raftlog_client.record_buffer import RecordBuffer
 from raftlog_client.record_decoder import RecordDecoder
@@ -31,7 +36,8 @@ class Consumer(Startable, Generic[K, V]):
 
     - `auto_offset_reset`: where to begin without a position, or with one out of range: "latest",
       "earliest", or "none": raise. A partition added while its topic is subscribed is read from
-      its beginning, so "latest" misses nothing.
+      its beginning, so "latest" misses nothing. So is a topic that was deleted and created again
+      under its name, with a warning in the log; with "none", TopicChangedError is raised.
     - `fetch_max_bytes`, `max_partition_fetch_bytes`: sizes of an answer, and of one partition's
       share. A single larger batch is fetched all the same.
     - `fetch_min_bytes`, `fetch_max_wait_ms`: a node waits for so much data, or so long.
@@ -63,6 +69,7 @@ class Consumer(Startable, Generic[K, V]):
         value_deserializer: Callable[[bytes], V] | None = None,
         check_crcs: bool = True,
         request_timeout_ms: float = 15_000,
+        bootstrap_timeout_ms: float = BOOTSTRAP_TIMEOUT_MS,
         retry_backoff_ms: float = 20,
         retry_backoff_max_ms: float = 250,
         metadata_max_age_ms: float = 30_000,
@@ -87,6 +94,7 @@ class Consumer(Startable, Generic[K, V]):
             ("max_poll_records", 1 if max_poll_records is None else max_poll_records, 1),
             ("decompressed_bytes_max", decompressed_bytes_max, 1),
             ("request_timeout_ms", request_timeout_ms, 1),
+            ("bootstrap_timeout_ms", bootstrap_timeout_ms, 1),
             ("retry_backoff_ms", retry_backoff_ms, 1),
             ("metadata_max_age_ms", metadata_max_age_ms, 1),
         ):
@@ -95,7 +103,10 @@ class Consumer(Startable, Generic[K, V]):
         backoff = Backoff(retry_backoff_ms, max(retry_backoff_ms, retry_backoff_max_ms))
         self._transport = Transport(client_id=client_id, request_timeout_ms=request_timeout_ms)
         self._metadata = ClusterMetadata(
-            self._transport, parse_bootstrap(bootstrap_servers), backoff
+            self._transport,
+            parse_bootstrap(bootstrap_servers),
+            backoff,
+            bootstrap_timeout_ms=bootstrap_timeout_ms,
         )
         self._buffer = RecordBuffer(
             RecordDecoder(
@@ -123,6 +134,8 @@ class Consumer(Startable, Generic[K, V]):
         )
         self._reset = reset
         self._subscription = Subscription(topics)
+        self._has_source = bool(topics)
+        """Whether topics or partitions were ever chosen, if only none of them."""
         self._states: dict[TopicPartition, PartitionState] = {}
         self._max_poll_records = max_poll_records
         self._metadata_max_age_s = metadata_max_age_ms / 1000
@@ -169,7 +182,7 @@ class Consumer(Startable, Generic[K, V]):
 
     async def _iterate(self) -> AsyncIterator[Record[K, V]]:
         """Records without end, until the consumer is closed. Raises as `getmany` does."""
-        self._require_started()
+        self._require_source()
         while self._is_started:
             # Between two units the loop gets its turn: the next fetch goes on meanwhile.
             await asyncio.sleep(0)
@@ -184,7 +197,7 @@ class Consumer(Startable, Generic[K, V]):
     async def getone(self) -> Record[K, V]:
         """Wait for the next record. Raises as `getmany` does."""
         while True:
-            self._require_started()
+            self._require_source()
             unit = self._buffer.next_unit()
             if unit is None:
                 await self._wait_for_data(None)
@@ -204,8 +217,9 @@ class Consumer(Startable, Generic[K, V]):
         partition gives the records of one fetch, about `max_partition_fetch_bytes` at most.
 
         Raises CorruptDataError, OffsetOutOfRangeError, NoOffsetError, SerializationError,
-        TopicNotFoundError or another RaftlogClientError of a partition; reading goes on with the
-        others at the next call.
+        TopicNotFoundError, TopicChangedError or another RaftlogClientError of a partition; reading
+        goes on with the others at the next call. IllegalStateError before any topic or partition is
+        chosen.
         """
         limit = self._max_poll_records if max_records is None else max_records
         if limit is not None and limit < 1:
@@ -214,7 +228,7 @@ class Consumer(Startable, Generic[K, V]):
         deadline = loop.time() + timeout_ms / 1000
         await asyncio.sleep(0)
         while True:
-            self._require_started()
+            self._require_source()
             if taken := self._buffer.take_many(limit, partitions):
                 return taken
             remaining_s = deadline - loop.time()
@@ -228,6 +242,7 @@ class Consumer(Startable, Generic[K, V]):
         Partitions assigned before keep their positions. May be called before `start`.
         """
         self._subscription = Subscription(())
+        self._has_source = True
         self._assign(dict.fromkeys(TopicPartition(*one) for one in partitions), self._reset)
 
     def assignment(self) -> set[TopicPartition]:
@@ -245,6 +260,7 @@ class Consumer(Startable, Generic[K, V]):
         self._require_started()
         names = (topics,) if isinstance(topics, str) else tuple(topics)
         self._subscription = Subscription(names, pattern)
+        self._has_source = True
         await self._follow_subscription(is_first=True)
         await self._fix_positions()
 
@@ -266,12 +282,12 @@ class Consumer(Startable, Generic[K, V]):
     async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their first record on."""
         for state, offsets in await self._offsets_of(partitions):
-            self._jump(state, offsets.beginning_offset)
+            self._jump(state, offsets.beginning_offset, topic_id=offsets.topic_id)
 
     async def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their present end on."""
         for state, offsets in await self._offsets_of(partitions):
-            self._jump(state, offsets.end_offset)
+            self._jump(state, offsets.end_offset, topic_id=offsets.topic_id)
 
     async def seek_to_timestamp(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
         """Read these partitions (none named: all) from their first record at or after a time.
@@ -284,7 +300,8 @@ class Consumer(Startable, Generic[K, V]):
         )
         for state, offsets in ends:
             record = found[state.source]
-            self._jump(state, offsets.end_offset if record is None else record.offset)
+            offset = offsets.end_offset if record is None else record.offset
+            self._jump(state, offset, topic_id=offsets.topic_id)
 
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int]
@@ -414,10 +431,13 @@ class Consumer(Startable, Generic[K, V]):
         offsets = await partition_offsets(self._metadata, [state.source for state in states])
         return [(state, offsets[state.source]) for state in states]
 
-    def _jump(self, state: PartitionState, offset: int) -> None:
+    def _jump(self, state: PartitionState, offset: int, *, topic_id: str | None = None) -> None:
+        """Read on from an offset; of the topic with that id, if the offset is known to be of it."""
         self._buffer.drop(state)
         self._fetcher.abandon(state)
         state.jump(offset)
+        if topic_id is not None:
+            state.topic_id = topic_id
         self._fetcher.want(state)
 
     def _state(self, partition: TopicPartition) -> PartitionState:
@@ -444,6 +464,14 @@ class Consumer(Startable, Generic[K, V]):
                 await self._has_data.wait()
         except TimeoutError:
             return
+
+    def _require_source(self) -> None:
+        self._require_started()
+        if not self._has_source:
+            raise IllegalStateError(
+                "The consumer has nothing to read: name topics in Consumer(…) or subscribe(…), or "
+                "partitions in assign(…)."
+            )
 
     def _require_started(self) -> None:
         if not self._is_started:

@@ -12,6 +12,7 @@ from raftlog.record.errors import (
     OFFSET_OUT_OF_RANGE,
     UNKNOWN_PARTITION,
     UNKNOWN_TOPIC,
+    UNKNOWN_TOPIC_ID,
     ErrorEntry,
 )
 from raftlog_client.types import SendSummary
@@ -59,10 +60,18 @@ class OffsetOutOfRangeError(ServerError):
 
 
 class ConnectionLostError(RaftlogClientError):
-    """No node could be reached, or one did not answer. `outcome_unknown` if a write was sent."""
+    """No node could be reached, or one did not answer. `outcome_unknown` if a write was sent.
 
-    def __init__(self, message: str, *, outcome_unknown: bool) -> None:
+    `reason` is the cause without the address.
+    """
+
+    def __init__(self, message: str, *, outcome_unknown: bool, reason: str | None = None) -> None:
         super().__init__(message, retriable=True, outcome_unknown=outcome_unknown)
+        self.reason = reason or message
+
+
+class NoNodeAvailableError(ConnectionLostError):
+    """No node has answered this client yet, and none did in time: is the address right?"""
 
 
 class DeliveryTimeoutError(RaftlogClientError):
@@ -124,6 +133,10 @@ class NoOffsetError(RaftlogClientError):
     """There is no position to read from, and `auto_offset_reset` is "none"."""
 
 
+class IllegalStateError(RaftlogClientError):
+    """A read of a consumer that has no topics and no partitions."""
+
+
 class ClientClosedError(RaftlogClientError):
     """The producer, consumer or admin client is closed, or was never started."""
 
@@ -145,6 +158,7 @@ class SendManyError(RaftlogClientError):
 
 _SPECIAL: dict[int, type[ServerError]] = {
     UNKNOWN_TOPIC.code: TopicNotFoundError,
+    UNKNOWN_TOPIC_ID.code: TopicNotFoundError,
     UNKNOWN_PARTITION.code: TopicNotFoundError,
     OFFSET_OUT_OF_RANGE.code: OffsetOutOfRangeError,
 }

@@ -17,7 +17,13 @@ from typing import Final
 import msgspec
 
 from raftlog.api.records import FetchPartition, FetchRequest
-from raftlog.record.errors import NOT_READY, OFFSET_OUT_OF_RANGE, STORAGE_FAILED, UNKNOWN_TOPIC
+from raftlog.record.errors import (
+    NOT_READY,
+    OFFSET_OUT_OF_RANGE,
+    STORAGE_FAILED,
+    UNKNOWN_TOPIC,
+    UNKNOWN_TOPIC_ID,
+)
 from raftlog.record.frames import FetchFrame
 from raftlog.record.types import Offset
 from raftlog_client.errors import (
@@ -25,6 +31,7 @@ from raftlog_client.errors import (
     NoOffsetError,
     RaftlogClientError,
     ServerError,
+    TopicChangedError,
     TopicNotFoundError,
     server_error,
 )
@@ -293,6 +300,7 @@ class Fetcher:
                         source.partition,
                         Offset(state.fetch_offset),
                         settings.partition_max_bytes,
+                        topic_id=self._topic_id(state),
                     )
                     for source, (state, _) in request.states.items()
                 ],
@@ -320,6 +328,13 @@ class Fetcher:
         for state, _ in list(request.states.values()):
             state.in_flight = None
             self.want(state)
+
+    def _topic_id(self, state: PartitionState) -> str | None:
+        """The topic to read: fixed by the first fetch from a position."""
+        if state.topic_id is None:
+            known = self._metadata.view.topics.get(state.source.topic)
+            state.topic_id = None if known is None else known.topic_id
+        return state.topic_id
 
     def _moved(self, request: FetchInFlight, moved: Collection[TopicPartition]) -> bool:
         """Fetch these partitions from their new leaders; whether the request is of no more use."""
@@ -368,6 +383,9 @@ class Fetcher:
             if error.entry is OFFSET_OUT_OF_RANGE:
                 self._out_of_range(state, error)
                 return
+            if error.entry is UNKNOWN_TOPIC_ID:
+                self._topic_changed(state, error)
+                return
             is_lagging = (
                 isinstance(error, TopicNotFoundError) and state.attempts < UNKNOWN_ATTEMPTS_MAX
             )
@@ -403,9 +421,51 @@ class Fetcher:
             self._settings.reset.value,
             error,
         )
+        self._restart(state, self._settings.reset)
+
+    def _topic_changed(self, state: PartitionState, error: ServerError) -> None:
+        """The leader has another topic of that name: begin again there, unless a node is behind.
+
+        At the beginning, also with "latest": all its records were written after the subscription.
+        """
+        topic, partition = state.source
+        self._leaders.refresh_soon(topic)
+        known = self._metadata.view.topics.get(topic)
+        if (
+            known is None
+            or known.topic_id == state.topic_id
+            or state.attempts < UNKNOWN_ATTEMPTS_MAX
+            or state.has_records
+        ):
+            # Buffered records are of the former topic: they are served first.
+            logger.info("%s-%d cannot be fetched: %s", topic, partition, error)
+            self._park(state)
+            return
+        changed = (
+            f"{topic}-{partition}: the topic of id {state.topic_id} was deleted, and there is "
+            f"another topic of that name, {known.topic_id}"
+        )
+        if self._settings.reset is OffsetReset.NONE:
+            state.is_replaced = True
+            self._tell(
+                state,
+                TopicChangedError(
+                    f"{changed}; seek to an offset in it.",
+                    topic=topic,
+                    topic_id=state.topic_id or "",
+                    found_id=known.topic_id,
+                ),
+            )
+            self._park(state)
+            return
+        logger.warning("%s: reading it from its beginning (auto_offset_reset)", changed)
+        self._restart(state, OffsetReset.EARLIEST)
+
+    def _restart(self, state: PartitionState, reset: OffsetReset) -> None:
+        """Drop all data of the partition, and find a new position."""
         self._buffer.drop(state)
         self.abandon(state)
-        state.jump_by(self._settings.reset)
+        state.jump_by(reset)
         self._want_position()
 
     def _tell(self, state: PartitionState, error: RaftlogClientError) -> None:
@@ -473,6 +533,7 @@ class Fetcher:
             return
         is_earliest = state.reset is OffsetReset.EARLIEST
         state.jump(outcome.beginning_offset if is_earliest else outcome.end_offset)
+        state.topic_id = outcome.topic_id
         state.high_watermark = outcome.high_watermark
         state.log_start_offset = outcome.beginning_offset
         self.want(state)

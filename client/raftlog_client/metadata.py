@@ -10,6 +10,7 @@ An unreachable or silent node is *suspect* for a while: others are tried first.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,10 +20,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from raftlog.api.cluster import MetadataResponse, MetadataTopic
-from raftlog.record.errors import UNKNOWN_PARTITION, UNKNOWN_TOPIC
+from raftlog.api.cluster import MetadataResponse, MetadataTopic, TopicsToProduce
+from raftlog.record.errors import METHOD_NOT_ALLOWED, NOT_FOUND, UNKNOWN_PARTITION, UNKNOWN_TOPIC
 from raftlog_client.errors import (
     ConnectionLostError,
+    NoNodeAvailableError,
     RaftlogClientError,
     ServerError,
     TopicNotFoundError,
@@ -37,6 +39,11 @@ METADATA_PATIENCE_S: Final = 2.0
 """Nodes answer from memory: after so long a silence a node is in trouble, and the next is tried."""
 REFRESH_PATIENCE_S: Final = 0.5
 """The same for partition leaders: requests wait for these. Doubles with each round of nodes."""
+BOOTSTRAP_TIMEOUT_MS: Final = 4_000
+"""How long nodes may take for their first answer to a client: a starting one, a paused one. After
+so long the address is probably wrong, and the user waits for the error."""
+WAIT_REPORTED_S: Final = 2.0
+"""After so long without a useful answer, a log line says what the client waits for."""
 SUSPECT_S: Final = 10.0
 """How long other nodes are tried first."""
 UNKNOWN_TOPIC_ATTEMPTS: Final = 3
@@ -46,6 +53,8 @@ JITTER: Final = 0.2
 return in step."""
 DOUBLINGS_MAX: Final = 16
 """From here on the pause cannot grow, whatever its bound: keeps the shift small."""
+
+logger = logging.getLogger("raftlog_client")
 
 T = TypeVar("T")
 
@@ -88,8 +97,15 @@ class ClusterMetadata:
     """Keeps a `ClusterView`; knows each partition's leader and its address."""
 
     def __init__(
-        self, transport: Transport, bootstrap: Sequence[NodeAddress], backoff: Backoff
+        self,
+        transport: Transport,
+        bootstrap: Sequence[NodeAddress],
+        backoff: Backoff,
+        *,
+        bootstrap_timeout_ms: float = BOOTSTRAP_TIMEOUT_MS,
     ) -> None:
+        """`bootstrap_timeout_ms`: after so long without the first answer of any node, a call
+        fails."""
         self.view = ClusterView()
         self._transport = transport
         self._bootstrap = list(bootstrap)
@@ -97,6 +113,9 @@ class ClusterMetadata:
         self._addresses: dict[int, NodeAddress] = {}
         self._refreshing: dict[frozenset[str] | None, asyncio.Task[ClusterView]] = {}
         self._turn = random.randrange(1 << 16)
+        self._bootstrap_timeout_s = bootstrap_timeout_ms / 1000
+        self._has_answer = False
+        """Whether any node has ever answered."""
         self._suspects: dict[NodeAddress, float] = {}
         """Until when each is suspect. Bounded by the cluster's size."""
 
@@ -146,21 +165,42 @@ class ClusterMetadata:
         description = self.view.topics.get(topic)
         return description is not None and 0 <= partition < len(description.partitions)
 
-    async def topic(self, name: str) -> TopicDescription:
-        """A topic, from memory if possible. Raises TopicNotFoundError if unknown."""
+    async def topic(self, name: str, *, to_produce: bool = False) -> TopicDescription:
+        """A topic, from memory if possible. Raises TopicNotFoundError if unknown.
+
+        A topic `to_produce` to is created if the cluster creates topics by itself; ServerError if
+        that fails.
+        """
         for attempt in range(UNKNOWN_TOPIC_ATTEMPTS):
             known = self.view.topics.get(name)
             if known is None:
                 if attempt:
                     await asyncio.sleep(self.backoff.delay_s(attempt - 1))
                 known = (await self.refresh((name,))).topics.get(name)
+            if known is None and to_produce and not attempt:
+                known = await self._topic_to_produce(name)
             if known is not None:
                 return known
         raise TopicNotFoundError(UNKNOWN_TOPIC, f"Topic {name!r} does not exist.")
 
-    async def check_partition(self, topic: str, partition: int) -> TopicDescription:
+    async def _topic_to_produce(self, name: str) -> TopicDescription | None:
+        """The topic, created if the cluster creates topics by itself; None if there is none."""
+        try:
+            answer = await self.call_any(
+                "POST", "/v1/metadata", MetadataResponse, TopicsToProduce([name])
+            )
+        except ServerError as error:
+            if error.entry not in (METHOD_NOT_ALLOWED, NOT_FOUND):
+                raise
+            return None  # a node of an older release
+        self._apply(answer, [name])
+        return self.view.topics.get(name)
+
+    async def check_partition(
+        self, topic: str, partition: int, *, to_produce: bool = False
+    ) -> TopicDescription:
         """The topic, once known to have the partition. Raises TopicNotFoundError."""
-        description = await self.topic(topic)
+        description = await self.topic(topic, to_produce=to_produce)
         if partition >= len(description.partitions):
             description = (await self.refresh((topic,))).topics.get(topic, description)
         if not 0 <= partition < len(description.partitions):
@@ -198,15 +238,17 @@ class ClusterMetadata:
 
         A request that is not idempotent is repeated only if it certainly reached no node. The next
         node is tried after `patience_s` of silence. Gives up, with the last error, after the
-        request timeout.
+        request timeout; as long as no node has ever answered, after `bootstrap_timeout_ms`, with
+        NoNodeAvailableError.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._transport.request_timeout_s
+        started = loop.time()
         attempt = 0
+        is_reported = False
         while True:
             address = self._next_address()
             patience_now_s = patience_s * (1 << min(attempt // len(self.addresses()), 16))
-            timeout_s = min(max(deadline - loop.time(), 0.01), patience_now_s)
+            timeout_s = min(max(started + self._total_s - loop.time(), 0.01), patience_now_s)
             try:
                 answer = await self._transport.call(
                     address, method, path, kind, body, timeout_s=timeout_s
@@ -214,14 +256,22 @@ class ClusterMetadata:
             except (ConnectionLostError, ServerError) as error:
                 if isinstance(error, ConnectionLostError):
                     self.suspect(address)
+                else:
+                    self._has_answer = True
                 may_repeat = error.retriable and (is_idempotent or not error.outcome_unknown)
                 # Each known node gets one attempt at once; only then comes a pause.
                 attempt += 1
                 rounds = attempt // len(self.addresses())
                 delay_s = self.backoff.delay_s(rounds - 1) if rounds else 0.0
-                if not may_repeat or loop.time() + delay_s >= deadline:
+                if not may_repeat or loop.time() + delay_s >= started + self._total_s:
+                    if isinstance(error, ConnectionLostError) and not self._has_answer:
+                        raise self._unreached(error) from error
                     raise
+                if not is_reported and loop.time() - started >= WAIT_REPORTED_S:
+                    is_reported = True
+                    logger.warning("waiting for the cluster: %s", error)
             else:
+                self._has_answer = True
                 self._suspects.pop(address, None)
                 return answer
             await asyncio.sleep(delay_s)
@@ -249,6 +299,21 @@ class ClusterMetadata:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def _total_s(self) -> float:
+        """How long to try nodes for one answer."""
+        total_s = self._transport.request_timeout_s
+        return total_s if self._has_answer else min(total_s, self._bootstrap_timeout_s)
+
+    def _unreached(self, error: ConnectionLostError) -> NoNodeAvailableError:
+        where = ", ".join(self._bootstrap)
+        return NoNodeAvailableError(
+            f"No raftlog node answers at {where}: {error.reason}. Is it running? `raftlog serve` "
+            "starts one; bootstrap_servers names the nodes to ask.",
+            outcome_unknown=error.outcome_unknown,
+            reason=error.reason,
+        )
 
     def _next_address(self) -> NodeAddress:
         addresses = self.addresses()
@@ -289,7 +354,7 @@ class ClusterMetadata:
                 fresh = _description(topic)
                 topics[fresh.name] = _newest(self.view.topics.get(fresh.name), fresh)
             elif topic.error_code != UNKNOWN_TOPIC.code:
-                raise server_error(topic.error_code)
+                raise server_error(topic.error_code, topic.message or None)
         controller_id = None if answer.controller_id < 0 else answer.controller_id
         self.view = ClusterView(answer.cluster_id, controller_id, brokers, topics)
         self._addresses = {

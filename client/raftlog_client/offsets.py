@@ -23,6 +23,7 @@ from raftlog.api.records import (
     ReadableOffsets,
     TimesRequest,
     TimesResponse,
+    TopicOffsets,
 )
 from raftlog.record.errors import STORAGE_FAILED
 from raftlog_client.errors import (
@@ -153,7 +154,7 @@ def offsets_query(metadata: ClusterMetadata) -> LeaderQuery[PartitionOffsets]:
         )
         return _each(
             partitions,
-            lambda one: _offsets(answer.topics[one.topic].partitions[str(one.partition)]),
+            lambda one: _offsets(answer.topics[one.topic], str(one.partition)),
         )
 
     return query
@@ -363,8 +364,11 @@ def _refusal(one: TopicPartition, row: ReadableOffsets | FoundOffset | None) -> 
     return server_error(row.error_code, message if name in message else f"{name}: {message}")
 
 
-def _offsets(row: ReadableOffsets) -> PartitionOffsets:
-    return PartitionOffsets(row.beginning_offset, row.end_offset, row.high_watermark)
+def _offsets(topic: TopicOffsets, partition: str) -> PartitionOffsets:
+    row = topic.partitions[partition]
+    return PartitionOffsets(
+        row.beginning_offset, row.end_offset, row.high_watermark, topic.topic_id
+    )
 
 
 def _bounds(topic_id: str, row: ReadableOffsets) -> PartitionBounds:

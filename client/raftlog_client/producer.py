@@ -19,10 +19,16 @@ from raftlog_client.errors import (
     RaftlogClientError,
     server_error,
 )
-from raftlog_client.metadata import Backoff, ClusterMetadata
+from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
 from raftlog_client.raw_batch import RawBatchBuilder
-from raftlog_client.record_encoder import Partitioner, RecordEncoder, murmur2_partitioner
+from raftlog_client.record_encoder import (
+    Partitioner,
+    RecordEncoder,
+    murmur2_partitioner,
+    whole_timestamp_ms,
+)
 from raftlog_client.sender import Sender
+from raftlog_client.stalls import LOOK_INTERVAL_S, StallReporter
 from raftlog_client.transport import Startable, Transport, parse_bootstrap
 from raftlog_client.types import Headers, RecordMetadata, SendSummary
 
@@ -59,6 +65,8 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
       and after `delivery_timeout_ms` raises BufferFullError.
     - `request_bytes_max`: size up to which batches of many partitions share a request.
     - `in_flight_requests_max`: requests under way to one node at once.
+    - `bootstrap_timeout_ms`: how long `start` tries nodes that do not answer at all; once a node
+      has answered, `request_timeout_ms` holds.
     - `delivery_timeout_ms`: from `send` to the last word about a record, all retries included.
     - `idempotent`: retries are recognised by the node and never written twice. Off, or with acks=0,
       a request with unknown outcome is not repeated, but fails.
@@ -82,6 +90,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none",
         delivery_timeout_ms: float = 60_000,
         request_timeout_ms: float = 15_000,
+        bootstrap_timeout_ms: float = BOOTSTRAP_TIMEOUT_MS,
         retry_backoff_ms: float = 20,
         retry_backoff_max_ms: float = 250,
         metadata_max_age_ms: float = 300_000,
@@ -103,6 +112,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             ("buffer_bytes_max", buffer_bytes_max, batch_bytes_max),
             ("in_flight_requests_max", in_flight_requests_max, 1),
             ("request_timeout_ms", request_timeout_ms, 1),
+            ("bootstrap_timeout_ms", bootstrap_timeout_ms, 1),
             ("delivery_timeout_ms", delivery_timeout_ms, 1),
             ("retry_backoff_ms", retry_backoff_ms, 1),
             ("metadata_max_age_ms", metadata_max_age_ms, 1),
@@ -112,7 +122,10 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         backoff = Backoff(retry_backoff_ms, max(retry_backoff_ms, retry_backoff_max_ms))
         self._transport = Transport(client_id=client_id, request_timeout_ms=request_timeout_ms)
         self._metadata = ClusterMetadata(
-            self._transport, parse_bootstrap(bootstrap_servers), backoff
+            self._transport,
+            parse_bootstrap(bootstrap_servers),
+            backoff,
+            bootstrap_timeout_ms=bootstrap_timeout_ms,
         )
         self._encoder = RecordEncoder(
             key_serializer=key_serializer,
@@ -141,7 +154,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         self._topics = self._sender.topics
         self._lookups: dict[str, _Lookup] = {}
         """Lookups with calls waiting, or until a moment ago."""
-        self._refresher: asyncio.Task[None] | None = None
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
         """The producer's event loop; None before `start` and after `close`."""
 
@@ -158,7 +171,10 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             await self._transport.close()
             raise
         self._loop = asyncio.get_running_loop()
-        self._refresher = asyncio.ensure_future(self._keep_fresh())
+        self._tasks = (
+            asyncio.ensure_future(self._keep_fresh()),
+            asyncio.ensure_future(self._report_stalls()),
+        )
 
     async def close(self, *, timeout_ms: float = CLOSE_TIMEOUT_MS) -> None:
         """Send buffered records, for at most `timeout_ms`, then close the connections.
@@ -174,8 +190,8 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         try:
             await self._drain(timeout_ms / 1000)
         finally:
-            if self._refresher is not None:
-                self._refresher.cancel()
+            for task in self._tasks:
+                task.cancel()
             await self._sender.close()
             for batch in list(self._accumulator.unsettled):
                 batch.fail(_closed_before(outcome_unknown=batch.outcome_unknown))
@@ -196,7 +212,7 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
         Waits only while the topic is not known yet or the buffer is full. The future raises
         RaftlogClientError; the call itself TopicNotFoundError, SerializationError,
         RecordTooLargeError, BufferFullError or ClientClosedError: then the record was never sent.
-        `timestamp_ms` None means now.
+        `timestamp_ms` is a whole number; None means now.
         """
         loop = self._loop
         if loop is None:
@@ -219,6 +235,8 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
             await accumulator.wait_for_room()
         if timestamp_ms is None:
             timestamp_ms = int(time() * 1000)
+        elif timestamp_ms.__class__ is not int:
+            timestamp_ms = whole_timestamp_ms(timestamp_ms)
         queue = encoder.queue(queues, partition, key_bytes, value_bytes)
         is_full = False
         try:
@@ -339,9 +357,9 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
 
     async def _find(self, topic: str, partition: int | None) -> TopicQueues:
         if partition is None:
-            description = await self._metadata.topic(topic)
+            description = await self._metadata.topic(topic, to_produce=True)
         else:
-            description = await self._metadata.check_partition(topic, partition)
+            description = await self._metadata.check_partition(topic, partition, to_produce=True)
         queues = self._topics.get(topic)
         is_idempotent = self._sender.is_idempotent
         if queues is None:
@@ -372,6 +390,13 @@ class Producer(Startable, Generic[KeyIn, ValueIn]):
                 # Sending finds out by itself, and says so, if the metadata is needed.
                 continue
             self._sender.apply_metadata()
+
+    async def _report_stalls(self) -> None:
+        reporter = StallReporter(self._accumulator, self._metadata)
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            reporter.look(loop.time())
 
 
 def _closed_before(*, outcome_unknown: bool) -> ClientClosedError:

@@ -7,11 +7,13 @@ a serializer: a missing key, and a tombstone's value, stay None in both directio
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from typing import Any, Final, Protocol, TypeAlias
 
 import orjson
+from murmurhash2 import murmurhash2
 
-from raftlog.record.partitioner import partition_for_key
+from raftlog.record.partitioner import MURMUR2_SEED, POSITIVE, partition_for_key
 from raftlog_client.accumulator import RECORD_OVERHEAD_BYTES, TopicQueues
 from raftlog_client.delivery import PartitionQueue
 from raftlog_client.errors import RecordTooLargeError, SerializationError
@@ -83,6 +85,22 @@ def murmur2_partitioner(
     return partition_for_key(key, partition_count)
 
 
+def whole_timestamp_ms(timestamp_ms: Any) -> int:
+    """The timestamp as an int. Raises SerializationError for anything but a whole number.
+
+    A float is refused, not rounded: it may well be `time.time()`, which counts seconds.
+    """
+    if not isinstance(timestamp_ms, bool):
+        try:
+            return index(timestamp_ms)
+        except TypeError:
+            pass
+    raise SerializationError(
+        f"timestamp_ms is {timestamp_ms!r:.80}, of type {type(timestamp_ms).__name__}: give whole "
+        "milliseconds since 1970, as in int(time.time() * 1000)."
+    )
+
+
 class RecordEncoder:
     """How one producer serializes its records and chooses their partitions."""
 
@@ -106,10 +124,14 @@ class RecordEncoder:
 
     def value(self, value: Any) -> bytes | None:
         """The value's bytes. Raises SerializationError, RecordTooLargeError."""
+        if value.__class__ is bytes and self.value_serializer is None:
+            return value
         return self._encode(value, self.value_serializer, "value")
 
     def key(self, key: Any) -> bytes | None:
         """The key's bytes. Raises SerializationError, RecordTooLargeError."""
+        if key.__class__ is bytes and self.key_serializer is None:
+            return key
         return self._encode(key, self.key_serializer, "key")
 
     def queue(
@@ -122,7 +144,7 @@ class RecordEncoder:
             if key is not None:
                 # The default partitioner, without the call: this runs for every keyed record.
                 queues = topic.queues
-                return queues[partition_for_key(key, len(queues))]
+                return queues[(murmurhash2(key, MURMUR2_SEED) & POSITIVE) % len(queues)]
         else:
             partition = self.partitioner(topic.name, key, value, len(topic.queues))
             if partition is not None:

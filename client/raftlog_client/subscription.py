@@ -56,18 +56,25 @@ class PartitionState:
         "in_flight",
         "is_paused",
         "is_ready",
+        "is_replaced",
         "is_waiting",
         "is_wanted",
         "log_start_offset",
         "position",
         "reset",
         "source",
+        "topic_id",
     )
 
     def __init__(self, source: TopicPartition, reset: OffsetReset) -> None:
         self.source = source
         self.reset: OffsetReset | None = reset
         """How the position is to be found; None once there is one."""
+        self.topic_id: str | None = None
+        """The topic with the position's records; None before the first fetch. A topic created
+        again under the name is another one."""
+        self.is_replaced = False
+        """Whether a TopicChangedError was raised since the last jump."""
         self.position = -1
         self.fetch_offset = -1
         self.generation = 0
@@ -103,7 +110,13 @@ class PartitionState:
         return bool(self.decoded or self.chunks)
 
     def jump(self, offset: int) -> None:
-        """Read from `offset` on; drop data fetched before."""
+        """Read from `offset` on; drop data fetched before.
+
+        A jump after a TopicChangedError is one within the new topic.
+        """
+        if self.is_replaced:
+            self.topic_id = None
+            self.is_replaced = False
         self.forget()
         self.position = self.fetch_offset = offset
         self.reset = None
@@ -111,6 +124,7 @@ class PartitionState:
     def jump_by(self, reset: OffsetReset) -> None:
         """Find a new position; drop data fetched before."""
         self.forget()
+        self.topic_id = None
         self.position = self.fetch_offset = -1
         self.reset = reset
 

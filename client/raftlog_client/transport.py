@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from errno import errorcode
+from os import strerror
 from types import TracebackType
 from typing import Final, NewType, Self, TypeAlias, TypeVar
 
@@ -19,6 +21,7 @@ from yarl import URL
 
 from raftlog.api.common import ErrorBody
 from raftlog.api.records import ProduceResults
+from raftlog.record.errors import quoted
 from raftlog.record.frames import BATCHES_MEDIA_TYPE
 from raftlog_client.errors import ConnectionLostError, RaftlogClientError, server_error
 
@@ -211,17 +214,22 @@ class Transport:
                     raise refusal(response.status, await _read_bounded(response), address)
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            reason = _reason(error)
             raise ConnectionLostError(
-                f"Cannot connect to {address}: {error}", outcome_unknown=False
+                f"Cannot connect to {address}: {reason}.", outcome_unknown=False, reason=reason
             ) from error
         except TimeoutError as error:
             raise ConnectionLostError(
-                f"{address} did not answer within {timeout_s:.3f} s.", outcome_unknown=True
+                f"{address} did not answer within {timeout_s:.3f} s.",
+                outcome_unknown=True,
+                reason=f"no answer within {timeout_s:.1f} s",
             ) from error
         except (aiohttp.ClientError, OSError) as error:
+            reason = _reason(error)
             raise ConnectionLostError(
-                f"The connection to {address} broke: {error or type(error).__name__}",
+                f"The connection to {address} broke: {reason}.",
                 outcome_unknown=True,
+                reason=f"the connection broke: {reason}",
             ) from error
 
     def _url(self, address: NodeAddress, path: str) -> URL:
@@ -232,6 +240,22 @@ class Transport:
                 self._urls.clear()
             url = self._urls[address, path] = URL(f"http://{address}{path}", encoded=True)
         return url
+
+
+def _reason(error: Exception) -> str:
+    """The cause, once, in the operating system's words where it is the system's."""
+    match error:
+        case aiohttp.ConnectionTimeoutError():
+            return f"no connection within {CONNECT_TIMEOUT_S:.0f} s"
+        case aiohttp.ClientConnectorError(os_error=OSError(strerror=str() as text, errno=number)):
+            # asyncio's own text repeats the address; a name's lookup has no errno of the system.
+            return (errorcode.get(number or 0) and strerror(number or 0)) or text
+        case aiohttp.ClientResponseError():
+            return "it does not speak HTTP as a raftlog node does"
+        case OSError(strerror=str() as text):
+            return text
+        case _:
+            return str(error) or type(error).__name__
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
@@ -269,7 +293,11 @@ def refusal(status: int, answer: bytes, address: NodeAddress) -> RaftlogClientEr
         error = msgspec.json.decode(answer, type=ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = answer[:200].decode(errors="replace").strip()
-        return server_error(status * 100, f"{address} answered HTTP {status}: {text}")
+        return server_error(
+            status * 100,
+            f"{address} answered HTTP {status}, and not as a raftlog node does: {quoted(text)}. "
+            "Is its port right?",
+        )
     return server_error(error.error_code, error.message)
 
 

@@ -112,6 +112,8 @@ class PartitionOffsets:
     beginning_offset: int
     end_offset: int
     high_watermark: int
+    topic_id: str = ""
+    """The topic with these offsets: a topic created again under the name has another id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from raftlog_client import Producer
 from raftlog_client.errors import RaftlogClientError, TopicNotFoundError
 from raftlog_client.fetch_protocol import FetchConnectionPool
-from raftlog_client.metadata import Backoff, ClusterMetadata
+from raftlog_client.metadata import BOOTSTRAP_TIMEOUT_MS, Backoff, ClusterMetadata
 from raftlog_client.offsets import bounds_of_topics, offsets_of_times
 from raftlog_client.range_reader import RangeReader
 from raftlog_client.transport import Transport, parse_bootstrap
@@ -73,8 +73,8 @@ class Cluster:
     """A cluster as Spark sees it; a context manager. Not for several threads at once.
 
     Every call raises RaftlogSparkError: ClusterUnavailable if no node answers within
-    `request_timeout_s`, or a partition has no leader for so long; other errors are documented by
-    call.
+    `request_timeout_s` (the first time within `bootstrap_timeout_s`), or a partition has no leader
+    for so long; other errors are documented by call.
     """
 
     def __init__(
@@ -83,14 +83,20 @@ class Cluster:
         *,
         request_timeout_s: float = 30.0,
         client_id: str = CLIENT_ID,
+        bootstrap_timeout_s: float = BOOTSTRAP_TIMEOUT_MS / 1000,
     ) -> None:
-        """`bootstrap_servers`: "host:port,…". Does not connect yet. Raises ValueError."""
+        """`bootstrap_servers`: "host:port,…". Does not connect yet. Raises ValueError.
+
+        `bootstrap_timeout_s`: for the first answer of any node to this object, at most
+        `request_timeout_s`.
+        """
         parse_bootstrap(bootstrap_servers)
         if request_timeout_s <= 0:
             raise ValueError(f"request_timeout_s must be more than 0, not {request_timeout_s}")
         self._bootstrap_servers = bootstrap_servers
         self._request_timeout_s = request_timeout_s
         self._client_id = client_id
+        self._bootstrap_timeout_s = bootstrap_timeout_s
         self._parts: _Parts | None = None
         self._process_id = 0
 
@@ -215,6 +221,7 @@ class Cluster:
                 buffer_bytes_max=max(buffer_bytes, BATCH_BYTES_MAX),
                 delivery_timeout_ms=delivery_timeout_s * 1000,
                 request_timeout_ms=self._request_timeout_s * 1000,
+                bootstrap_timeout_ms=self._bootstrap_timeout_s * 1000,
             )
             await producer.start()
             try:
@@ -251,7 +258,12 @@ class Cluster:
                 client_id=self._client_id, request_timeout_ms=self._request_timeout_s * 1000
             )
             backoff = Backoff(RETRY_FIRST_MS, RETRY_MAX_MS)
-            metadata = ClusterMetadata(transport, parse_bootstrap(self._bootstrap_servers), backoff)
+            metadata = ClusterMetadata(
+                transport,
+                parse_bootstrap(self._bootstrap_servers),
+                backoff,
+                bootstrap_timeout_ms=self._bootstrap_timeout_s * 1000,
+            )
             self._parts = _Parts(
                 background, transport, metadata, FetchConnectionPool(self._client_id)
             )
@@ -284,7 +296,13 @@ class Cluster:
 
 
 def _connected_to(bootstrap_servers: str, request_timeout_s: float, client_id: str) -> Cluster:
-    return Cluster(bootstrap_servers, request_timeout_s=request_timeout_s, client_id=client_id)
+    # The driver has reached the cluster: a silent one is down, and not at another address.
+    return Cluster(
+        bootstrap_servers,
+        request_timeout_s=request_timeout_s,
+        client_id=client_id,
+        bootstrap_timeout_s=request_timeout_s,
+    )
 
 
 def _is_committed(isolation: str) -> bool:

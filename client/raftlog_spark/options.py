@@ -17,7 +17,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from raftlog_spark.errors import RaftlogSparkError
 from raftlog_spark.source.start_points import (
@@ -56,30 +56,45 @@ _UNITS_MS = {
 Mode = Literal["batch", "stream"]
 Isolation = Literal["read_committed", "read_uncommitted"]
 
-_COMMON = ("bootstrap.servers",)
-_SOURCE = (
-    *_COMMON,
-    "assign",
-    "subscribe",
-    "subscribePattern",
-    "startingOffsets",
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "endingOffsets",
-    "endingTimestamp",
-    "endingOffsetsByTimestamp",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "failOnDataLoss",
-    "includeHeaders",
-    "isolationLevel",
-    "fetchBytes",
-)
-_SINK = (*_COMMON, "topic", "sinkId", "transactionTimeoutMs")
+_COMMON: Final = {
+    "bootstrap.servers": "Addresses of nodes, `host:port` with commas; one is enough. Required. "
+    "Also `kafka.bootstrap.servers`.",
+}
+SOURCE_OPTIONS: Final[Mapping[str, str]] = {
+    **_COMMON,
+    "subscribe": "Topics, with commas. One of subscribe, subscribePattern and assign is required.",
+    "subscribePattern": "A regular expression of topics; it must match the whole name.",
+    "assign": 'Partitions: JSON, `{"topic": [0, 1]}`.',
+    "startingOffsets": "`earliest` (default of a batch), `latest` (default of a stream), or JSON, "
+    '`{"topic": {"0": 23, "1": -2}}` with -2 for earliest and -1 for latest.',
+    "startingTimestamp": "Start at the first record of this time or later, in all partitions; "
+    "ms since 1970-01-01 UTC.",
+    "startingOffsetsByTimestamp": 'The same by partition: JSON, `{"topic": {"0": 1700000000000}}`.',
+    "startingOffsetsByTimestampStrategy": "Where no record is that young: `error` (default) "
+    "or `latest`.",
+    "endingOffsets": "Batch only: `latest` (default), or JSON as in startingOffsets.",
+    "endingTimestamp": "Batch only: end before the first record of this time or later.",
+    "endingOffsetsByTimestamp": "Batch only: the same by partition.",
+    "maxOffsetsPerTrigger": "Stream only: offsets of a micro-batch, at most, over all partitions.",
+    "minOffsetsPerTrigger": "Stream only: wait for so many offsets, up to maxTriggerDelay.",
+    "maxTriggerDelay": "Stream only: the longest wait for minOffsetsPerTrigger, such as `30s`; "
+    "default `15m`.",
+    "minPartitions": "Spark partitions, at least: several tasks share a large partition.",
+    "maxRecordsPerPartition": "Offsets of one Spark partition, at most.",
+    "failOnDataLoss": "`true` (default): a stream fails if offsets that it has not read are gone.",
+    "includeHeaders": "`true`: the column `headers` is there. Default `false`.",
+    "isolationLevel": "`read_committed` (default) or `read_uncommitted`. Also "
+    "`kafka.isolation.level`.",
+    "fetchBytes": "Bytes of one fetch, 64 KiB to 64 MiB; default 8 MiB.",
+}
+"""The options of the source by name, with their meaning (docs/reference/spark-options.md)."""
+SINK_OPTIONS: Final[Mapping[str, str]] = {
+    **_COMMON,
+    "topic": "The topic of all rows; without it, the column `topic` names it.",
+    "sinkId": "A name for this writer that stays the same over restarts.",
+    "transactionTimeoutMs": "Checked, and without effect until the sink writes transactions.",
+}
+"""The options of the sink by name, with their meaning."""
 # Added by Spark itself to the options of a streaming sink.
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 _ALIASES = {
@@ -170,7 +185,7 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
 
     Raises OptionsError for the first error, with the remedy.
     """
-    given = _GivenOptions(options, _SOURCE, "source")
+    given = _GivenOptions(options, tuple(SOURCE_OPTIONS), "source")
     bootstrap = given.bootstrap()
     subscription = _subscription(given)
     strategy = given.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
@@ -218,7 +233,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
 
     Raises OptionsError for the first error.
     """
-    given = _GivenOptions(options, _SINK, "sink")
+    given = _GivenOptions(options, tuple(SINK_OPTIONS), "sink")
     return SinkOptions(
         bootstrap_servers=given.bootstrap(),
         topic=given.optional("topic", _parse_name),
@@ -288,7 +303,7 @@ class _GivenOptions:
 
 
 def _unknown(key: str, side: str, known: tuple[str, ...]) -> str:
-    other = _SINK if side == "source" else _SOURCE
+    other = SINK_OPTIONS if side == "source" else SOURCE_OPTIONS
     if key.lower() in {name.lower() for name in other}:
         place = "writing" if side == "source" else "reading"
         return f"option {key} is for {place}, not for a {side}: leave it out"

@@ -61,6 +61,14 @@ class MetadataTopic(msgspec.Struct, frozen=True):
     topic_id: str | None = None
     error_code: int | None = None
     partitions: list[MetadataPartition] = []
+    message: str | msgspec.UnsetType = msgspec.UNSET
+    """Of an error other than an unknown name; left out otherwise."""
+
+
+class TopicsToProduce(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Topics that a producer is about to write to."""
+
+    topics: list[str]
 
 
 class MetadataResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,6 +240,8 @@ class QuorumInfo(msgspec.Struct, frozen=True):
     voters: tuple[QuorumMember, ...]
     observers: tuple[QuorumMember, ...]
     """Connected members without a vote, and this node itself without one."""
+    warnings: tuple[str, ...] = ()
+    """What is fragile although it works, such as one vote in a cluster of three nodes."""
 
 
 class NewVoter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -69,7 +69,7 @@ class FetchPartition(
     end_offset: OffsetNumber | None = None
     """No batch with a base offset from here on is sent. A batch with records on both sides is."""
     topic_id: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    """Which topic of that name is meant: 40401 for another one."""
+    """Which topic of that name is meant: 40404 for another one."""
 
 
 class FetchRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

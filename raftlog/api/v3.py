@@ -49,7 +49,9 @@ class Cluster(msgspec.Struct, frozen=True):
     cluster_id: str
     controller: Link | None
     brokers: Link
+    broker_configs: Link
     topics: Link
+    partition_reassignments: Link
 
 
 class Broker(msgspec.Struct, frozen=True):
@@ -62,6 +64,8 @@ class Broker(msgspec.Struct, frozen=True):
     host: str | None
     port: int | None
     rack: str | None
+    configs: Link
+    partition_replicas: Link
 
 
 class Topic(msgspec.Struct, frozen=True):
@@ -77,6 +81,7 @@ class Topic(msgspec.Struct, frozen=True):
     partitions_count: int
     partitions: Link
     configs: Link
+    partition_reassignments: Link
     authorized_operations: list[str] = []
 
 
@@ -104,13 +109,29 @@ class TopicConfig(msgspec.Struct, frozen=True):
     synonyms: list[Synonym]
 
 
-class BrokerConfig(msgspec.Struct, frozen=True):
+class ClusterConfig(msgspec.Struct, frozen=True):
     """One config of all brokers: the value in force, and its source."""
 
     kind: str
     metadata: Metadata
     cluster_id: str
     config_type: Literal["BROKER"]
+    name: str
+    value: str
+    is_default: bool
+    is_read_only: bool
+    is_sensitive: bool
+    source: str
+    synonyms: list[Synonym]
+
+
+class BrokerConfig(msgspec.Struct, frozen=True):
+    """One config of all brokers, as in force on one broker."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    broker_id: int
     name: str
     value: str
     is_default: bool
@@ -129,6 +150,34 @@ class Partition(msgspec.Struct, frozen=True):
     topic_name: str
     partition_id: int
     leader: Link | None
+    replicas: Link
+    reassignment: Link
+
+
+class PartitionWithOffsets(msgspec.Struct, frozen=True):
+    """The readable offsets of a partition."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    topic_name: str
+    partition_id: int
+    earliest_offset: int
+    """First offset that can be read."""
+    latest_offset: int
+    """Offset after the last record that can be read."""
+
+
+class PartitionReassignment(msgspec.Struct, frozen=True):
+    """A partition that moves to other brokers."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+    topic_name: str
+    partition_id: int
+    adding_replicas: list[int]
+    removing_replicas: list[int]
     replicas: Link
 
 
@@ -161,6 +210,8 @@ class NewTopic(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     replication_factor: int | None = None
     configs: list[ConfigValue] = []
     validate_only: bool = False
+    replicas_assignments: dict[int, tuple[int, ...]] = {}
+    """The brokers of each partition, the preferred leader first, in place of both counts."""
 
 
 class TopicChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

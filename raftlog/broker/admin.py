@@ -28,12 +28,13 @@ from raftlog.broker.node import NodeServices
 from raftlog.metadata import admin_plans, configs
 from raftlog.metadata.apply import apply
 from raftlog.metadata.broker_configs import describe_broker_configs, operator_settings
+from raftlog.metadata.commands import Assignments
 from raftlog.metadata.configs import ConfigDescription
 from raftlog.metadata.decommission import evacuation_progress
 from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from raftlog.metadata.reassignment import Move
 from raftlog.raft import PeerStatus, QuorumStatus
-from raftlog.raft.voters import NODE_ID_MAX, VoterSet
+from raftlog.raft.voters import NODE_ID_MAX, VoterSet, few_voters_warning
 from raftlog.record.errors import FORBIDDEN, LogError
 from raftlog.record.types import BrokerId, Offset, TopicId
 from raftlog.replication.partition import Partition
@@ -58,6 +59,13 @@ class ClusterMembership:
     image: MetadataImage
     unwritable: Set[BrokerId]
     """Brokers with disks that take no writes."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is fragile about the quorum, although it works."""
+        nodes = len(self.image.brokers.keys() | self.voters.ids)
+        warning = few_voters_warning(self.voters, nodes)
+        return () if warning is None else (warning,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +150,13 @@ class AdminService:
         partitions: int | None,
         replication_factor: int | None,
         configs: Mapping[str, str],
+        assignments: Assignments | None = None,
         validate_only: bool = False,
     ) -> TopicImage:
         """Create a topic, or only decide about it as a real call would; returns the topic.
 
-        Raises LogError as `ClusterMetadata.create_topic`.
+        `assignments` are the brokers of each partition, in place of both counts. Raises LogError as
+        `ClusterMetadata.create_topic`.
         """
         self._authorize(principal, Operation.CREATE, topic_resource(name))
         metadata = self._metadata
@@ -156,6 +166,7 @@ class AdminService:
                 partitions=partitions,
                 replication_factor=replication_factor,
                 configs=configs,
+                assignments=assignments,
             )
         command = admin_plans.plan_topic(
             metadata.image,
@@ -164,6 +175,7 @@ class AdminService:
             replication_factor=replication_factor,
             configs=configs,
             topic_id=VALIDATED_TOPIC_ID,
+            assignments=assignments,
         )
         image = metadata.image.copy()
         return apply(image, image.applied_index + 1, command).topic()
@@ -249,10 +261,22 @@ class AdminService:
         return image.applied_index, operator_settings(image.cluster_settings)
 
     async def alter_cluster_settings(
-        self, principal: Principal, values: Mapping[str, str], removals: Sequence[str]
+        self,
+        principal: Principal,
+        values: Mapping[str, str],
+        removals: Sequence[str],
+        *,
+        validate_only: bool = False,
     ) -> tuple[int, Mapping[str, str]]:
-        """Set some topic configs for all topics; returns index and settings after the change."""
+        """Set some broker configs, or topic configs for all topics, and remove others.
+
+        Returns index and settings after the change; with `validate_only` the present ones.
+        """
         self._authorize(principal, Operation.ALTER_CONFIGS, CLUSTER)
+        if validate_only:
+            image = self._metadata.image
+            admin_plans.plan_cluster_settings(image, values=values, removals=removals)
+            return image.applied_index, operator_settings(image.cluster_settings)
         index, settings = await self._metadata.alter_cluster_settings(values, removals)
         return index, operator_settings(settings)
 

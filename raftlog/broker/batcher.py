@@ -9,18 +9,22 @@ The promise to each request stays: its records of one partition are appended in 
 not at all, next to each other and in order, and its answer is the outcome of that call. Only
 requests with the same acks and timeout share a batch. Requests with sequence numbers never do: a
 producer's sequence identifies a batch.
+
+A request with records that the log refuses fails alone: one without a key never shares an append to
+a compacted topic, and where a shared append is refused for its records, each request is appended by
+itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from raftlog.record.batch import RecordBatch
 from raftlog.record.codec import RecordTuple
-from raftlog.record.errors import LogError
+from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, RECORD_TOO_LARGE, LogError
 from raftlog.replication.partition import Acks
 from raftlog.routing.router import PartitionHandle
 
@@ -28,6 +32,9 @@ REQUEST_BYTES_MAX: Final = 16 * 1024
 """Largest request that shares a batch. A larger one fills a batch well by itself."""
 RECORD_OVERHEAD_BYTES: Final = 64
 """Upper bound of a record's size in a batch besides its key, value and headers."""
+
+REFUSED_FOR_RECORDS: Final = frozenset({INVALID_BODY, CORRUPT_BATCH, RECORD_TOO_LARGE})
+"""Errors of an append that depend on its records. Nothing was written."""
 
 Pack: TypeAlias = Callable[[Sequence[RecordTuple], int], list[RecordBatch]]
 """Packs records into batches of at most so many bytes."""
@@ -50,6 +57,12 @@ class _Shared:
     waiters: list[tuple[int, asyncio.Future[Placed]]] = field(default_factory=list)
     """Index of each request's first record, and the request's future."""
 
+    def requests(self) -> Iterator[tuple[Sequence[RecordTuple], asyncio.Future[Placed]]]:
+        """The records and the future of each request."""
+        ends = [start for start, _ in self.waiters[1:]] + [len(self.records)]
+        for (start, future), end in zip(self.waiters, ends, strict=True):
+            yield self.records[start:end], future
+
 
 class SmallRequestBatcher:
     """Collects the records of small requests by partition, acks and timeout."""
@@ -70,6 +83,8 @@ class SmallRequestBatcher:
         """Append records together with other requests'; fails as `PartitionHandle.append` does."""
         loop = asyncio.get_running_loop()
         key = (partition, acks, timeout_s)
+        if partition.is_compacted and any(record[1] is None for record in records):
+            return self._append_alone(key, records, loop.create_future())
         shared = self._open.get(key)
         if shared is None:
             shared = self._open[key] = _Shared()
@@ -79,8 +94,16 @@ class SmallRequestBatcher:
         shared.records += records
         return future
 
+    def _append_alone(
+        self, key: _Key, records: Sequence[RecordTuple], future: asyncio.Future[Placed]
+    ) -> asyncio.Future[Placed]:
+        self._begin(key, _Shared(list(records), [(0, future)]))
+        return future
+
     def _flush(self, key: _Key) -> None:
-        shared = self._open.pop(key)
+        self._begin(key, self._open.pop(key))
+
+    def _begin(self, key: _Key, shared: _Shared) -> None:
         task = asyncio.get_running_loop().create_task(self._append(key, shared))
         # The loop keeps only weak references to tasks.
         self._tasks.add(task)
@@ -88,14 +111,23 @@ class SmallRequestBatcher:
 
     async def _append(self, key: _Key, shared: _Shared) -> None:
         partition, acks, timeout_s = key
+        is_packed = False
         try:
             batches = self._pack(shared.records, partition.max_message_bytes)
+            is_packed = True
             results = await partition.append(batches, acks=acks, timeout_s=timeout_s)
             base_offset, append_time_ms = results[0].base_offset, results[0].log_append_time_ms
             assert results[-1].last_offset == base_offset + len(shared.records) - 1, (
                 "the batches of one append are not next to each other"
             )
         except BaseException as error:
+            is_refused = isinstance(error, LogError) and error.entry in REFUSED_FOR_RECORDS
+            if len(shared.waiters) > 1 and (
+                is_refused or (not is_packed and isinstance(error, Exception))
+            ):
+                for records, future in shared.requests():
+                    self._append_alone(key, records, future)
+                return
             if not _fail(shared, error) or not isinstance(error, Exception):
                 raise
             return

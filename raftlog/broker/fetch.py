@@ -25,7 +25,7 @@ from raftlog.broker.authorize import Authorize, Operation, Principal, topic_reso
 from raftlog.broker.limits import BrokerSettings
 from raftlog.broker.metrics import TopicMetrics
 from raftlog.broker.node import NodeServices
-from raftlog.record.errors import UNKNOWN_TOPIC, LogError
+from raftlog.record.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, LogError
 from raftlog.record.types import Buffer, Offset, PartitionId
 from raftlog.replication.partition import Fetched, Partition
 from raftlog.routing.router import PartitionHandle
@@ -327,11 +327,12 @@ class MultiFetch:
             self._refusals[topic] = error
 
     def _check_topic_id(self, name: str, topic_id: str) -> None:
-        """Raise LogError UNKNOWN_TOPIC unless the topic of that name has that id."""
+        """Raise LogError UNKNOWN_TOPIC_ID unless the topic of that name has that id."""
         present = self._service.metadata.image.topic(name).topic_id
         if present != topic_id:
             raise LogError(
-                UNKNOWN_TOPIC, f"Topic {name!r} is another one here: {present}, not {topic_id}."
+                UNKNOWN_TOPIC_ID,
+                f"Topic {name!r} is another one here: {present}, not {topic_id}.",
             )
 
     def _follower(self, one: PartitionFetch) -> Partition | None:

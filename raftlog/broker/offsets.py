@@ -52,8 +52,10 @@ async def named_offset(name: NamedOffset, partition: PartitionHandle) -> Offset:
 
 async def offset_at_time(timestamp_ms: int, partition: PartitionHandle) -> Offset:
     """The first offset at or after a timestamp; the high watermark if no record is that young."""
+    # Before the lookup: a record committed in between may be that young.
+    _, end = await partition.bounds()
     found = await partition.offset_for_timestamp(timestamp_ms)
-    return (await partition.bounds())[1] if found is None else found[0]
+    return end if found is None else found[0]
 
 
 class OffsetService:

@@ -9,8 +9,9 @@ from raftlog.cli import output
 from raftlog.cli.errors import CommandError, ExitCode
 from raftlog.cli.options import config_pairs, format_option, servers_option
 from raftlog.cli.session import run
-from raftlog.metadata.broker_configs import BROKER_CONFIG_TABLE
+from raftlog.metadata.broker_configs import BROKER_CONFIG_TABLE, find_cluster_setting
 from raftlog.metadata.configs import CONFIG_TABLE, ConfigEntry
+from raftlog.record.errors import LogError
 
 
 @click.command("list")
@@ -36,12 +37,15 @@ def list_configs(servers: str, output_format: str) -> None:
 def get_config(name: str, servers: str, output_format: str) -> None:
     """Print the value of one setting: the cluster's, else the default."""
     values = _values(servers)
-    if name not in values and _entry(name) is None:
-        raise CommandError(
-            f"there is no setting {name!r}",
-            hint="`raftlog cluster config list` lists the broker settings.",
-            code=ExitCode.NOT_FOUND,
-        )
+    if name not in values:
+        try:
+            find_cluster_setting(name)
+        except LogError as error:
+            raise CommandError(
+                error.message,
+                hint="`raftlog cluster config list` lists the broker settings.",
+                code=ExitCode.NOT_FOUND,
+            ) from None
     _, value, source, *_ = _row(name, values)
     if output_format == "json":
         output.write_json({"name": name, "value": value, "source": source})

@@ -105,6 +105,8 @@ class Health:
     acks=all."""
     under_replicated: list[str]
     """`topic/partition`s with fewer replicas in sync than replicas."""
+    warnings: list[str]
+    """What is fragile although all is well."""
 
     @property
     def is_healthy(self) -> bool:
@@ -129,6 +131,9 @@ def health(servers: str, output_format: str) -> int:
     Healthy means: a controller is active and every voter reached; every node is ready, not fenced,
     and its disk takes writes; every partition is led and all its replicas are in sync. Partitions
     with fewer replicas in sync than min.insync.replicas reject acks=all and are named as well.
+
+    A cluster that is healthy but would not survive the loss of a node, for want of votes, gets a
+    warning.
 
     The exit code is 0 if healthy, 1 if not, 4 if no node answered.
     """
@@ -212,6 +217,7 @@ def _health(
             for info in partitions
             if len(info.isr) < len(info.replicas)
         ],
+        list(quorum.warnings),
     )
 
 
@@ -275,10 +281,9 @@ def _reason(body: bytes) -> str:
 
 
 def _lines(found: Health) -> Iterable[str]:
-    if found.is_healthy:
-        yield "healthy"
-        return
-    yield "not healthy"
+    yield "healthy" if found.is_healthy else "not healthy"
+    for warning in found.warnings:
+        yield f"  warning: {warning}"
     for fault in found.quorum:
         yield f"  quorum: {fault}"
     for words, node_ids in (

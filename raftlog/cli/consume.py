@@ -59,7 +59,13 @@ class Plan:
 )
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
 @position_option(
-    "-o", "--offset", "start", default="earliest", show_default=True, help="Where to begin."
+    "-o",
+    "--offset",
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    help="Where to begin.",
 )
 @position_option("-u", "--until", help="Where to stop, before the end as of now.")
 @click.option("-f", "--follow", is_flag=True, help="Do not stop at the end: wait for more.")
@@ -101,6 +107,7 @@ def consume(
       raftlog topic consume orders | jq .total
       raftlog topic consume orders --follow --format '%d{iso} %k %v\\n'
       raftlog topic consume orders --offset @2026-01-01 --until @2026-01-02 --format json
+      raftlog topic consume orders --from @-1h --count 100
       raftlog topic consume orders --offset -10 --partition 0
 
     \b

@@ -49,7 +49,7 @@ class CommandError(click.ClickException):
 
 
 _START_HINT = (
-    "Is a node running there? `raftlog serve --data-dir DIR` starts one; "
+    "Is it running? `raftlog serve --data-dir DIR` starts a node; "
     "--servers or RAFTLOG_SERVERS names another."
 )
 _HINTS: dict[int, tuple[ExitCode, str | None]] = {
@@ -66,10 +66,7 @@ _HINTS: dict[int, tuple[ExitCode, str | None]] = {
         ExitCode.FAILED,
         "With --if-not-exists that is no error; `raftlog topic describe NAME` shows it.",
     ),
-    table.INVALID_TOPIC.code: (
-        ExitCode.USAGE,
-        "Names are 1 to 249 letters, digits, dots, dashes and underscores.",
-    ),
+    table.INVALID_TOPIC.code: (ExitCode.USAGE, None),
     table.INVALID_CONFIG.code: (
         ExitCode.USAGE,
         "`raftlog topic describe NAME` shows the settings of a topic, "
@@ -118,7 +115,9 @@ _HINTS: dict[int, tuple[ExitCode, str | None]] = {
 def unreachable(servers: str, reason: object) -> CommandError:
     """The error for a cluster without an answering node."""
     return CommandError(
-        f"no node answers at {servers}: {reason}", hint=_START_HINT, code=ExitCode.UNREACHABLE
+        f"no raftlog node answers at {servers}: {reason}",
+        hint=_START_HINT,
+        code=ExitCode.UNREACHABLE,
     )
 
 

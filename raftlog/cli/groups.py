@@ -6,6 +6,7 @@ completion read the tables every time.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,6 +46,28 @@ class LazyGroup(click.Group):
         command = getattr(import_module(entry.module), entry.attribute)
         assert isinstance(command, click.Command), entry
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The subcommand of the first argument; an unknown name fails with the likeliest one."""
+        if args[0] not in self._subcommands and not args[0].startswith("-"):
+            likely = self._likely(args[0])
+            advice = f" Did you mean {' or '.join(likely)}?" if likely else ""
+            ctx.fail(f"There is no command '{args[0]}'.{advice}")
+        return super().resolve_command(ctx, args)
+
+    def _likely(self, name: str) -> list[str]:
+        """Commands that an unknown name may mean: below a group, or almost of that name."""
+        below = [
+            f"'{group} {name}'"
+            for group, entry in self._subcommands.items()
+            # Only the tables of this module: those of others would have to be imported.
+            if entry.module == __name__
+            and isinstance(found := globals()[entry.attribute], LazyGroup)
+            and name in found._subcommands
+        ]
+        return below or [f"'{close}'" for close in get_close_matches(name, self._subcommands, 1)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of subcommands without importing one."""

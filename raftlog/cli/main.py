@@ -91,6 +91,10 @@ cli = RootGroup(
         ),
         "quorum": Lazy("raftlog.cli.quorum", "quorum", "Show and change the voters."),
         "pipeline": Lazy("raftlog.cli.pipeline", "pipeline", "Run data pipelines on Spark."),
+        "completion": Lazy(
+            "raftlog.cli.completion", "completion", "Print the shell's completion script."
+        ),
+        "version": Lazy("raftlog.cli.version", "version", "Print the version."),
     },
     help="""raftlog: a durable, ordered log service.
 

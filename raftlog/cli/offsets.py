@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, assert_never
@@ -17,10 +18,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 POSITION_HELP = """earliest or start; latest or end; N, an offset; +N, N records after the
-beginning; -N, the last N records of each partition; @T, the first record at or after a time, in
-milliseconds since 1970 or as ISO-8601 (UTC if it names no zone)."""
+beginning; -N, the last N records of each partition; @T, the first record at or after a time: in
+ISO-8601 (UTC if it names no zone), in seconds since 1970 (ten digits) or milliseconds (thirteen, or
+any other number), or before now (-90s, -15m, -1h30m, -7d, -2w)."""
 
-_NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<digits>\d{1,19})")
+_EXAMPLES = "a position is, say, earliest, latest, 42, -10, @2026-01-31T10:00 or @-1h (see --help)"
+_NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<digits>[0-9]{1,19})")
+_EPOCH_SECONDS = re.compile(r"[0-9]{10}")
+_AGO = re.compile(r"-(?:[0-9]{1,9}(?:ms|[smhdw]))+")
+_AMOUNT = re.compile(r"([0-9]{1,9})(ms|[smhdw])")
+_UNIT_MS = {
+    "ms": 1,
+    "s": 1_000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 7 * 86_400_000,
+}
 
 
 class Anchor(Enum):
@@ -58,17 +72,29 @@ LATEST = Position(Anchor.END)
 _WORDS = {"earliest": EARLIEST, "start": EARLIEST, "latest": LATEST, "end": LATEST}
 
 
-def parse_position(text: str) -> Position:
+def parse_position(text: str, now_ms: int) -> Position:
     """The position of a text in the grammar of POSITION_HELP; raises ValueError."""
     if text in _WORDS:
         return _WORDS[text]
     if text.startswith("@"):
-        return Position(Anchor.TIME, timestamp_ms(text[1:]))
+        return Position(Anchor.TIME, _time_ms(text[1:], now_ms))
     number = _NUMBER.fullmatch(text)
     if number is None:
-        raise ValueError(f"{text!r} is no position; a position is {POSITION_HELP}")
+        raise ValueError(f"{text!r} is no position; {_EXAMPLES}")
     anchor = {"": Anchor.OFFSET, "+": Anchor.BEGINNING, "-": Anchor.END}[number["sign"]]
     return Position(anchor, int(number["digits"]))
+
+
+def _time_ms(text: str, now_ms: int) -> int:
+    if _EPOCH_SECONDS.fullmatch(text):
+        return int(text) * 1_000
+    if _AGO.fullmatch(text):
+        ago_ms = sum(int(amount) * _UNIT_MS[unit] for amount, unit in _AMOUNT.findall(text))
+        return max(now_ms - ago_ms, 0)
+    try:
+        return timestamp_ms(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no time; {_EXAMPLES}") from None
 
 
 class _PositionType(click.ParamType[Position]):
@@ -80,7 +106,7 @@ class _PositionType(click.ParamType[Position]):
         if isinstance(value, Position):
             return value
         try:
-            return parse_position(str(value))
+            return parse_position(str(value), round(time.time() * 1_000))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 

@@ -50,7 +50,8 @@ def _checked_servers(context: click.Context, parameter: click.Parameter, value: 
         raise click.BadParameter("name at least one node, as HOST:PORT")
     for server in servers:
         host, separator, port = server.rpartition(":")
-        if not (separator and host and port.isascii() and port.isdigit() and int(port) <= 65_535):
+        is_port = port.isascii() and port.isdigit() and int(port) <= 65_535
+        if not (separator and host and is_port) or "/" in host:
             raise click.BadParameter(f"{server!r} is not HOST:PORT")
     return ",".join(servers)
 

@@ -139,6 +139,8 @@ def _lines(found: QuorumInfo) -> Iterable[str]:
         f"log: last entry {found.last_index}, committed {found.commit_index}, "
         f"applied {found.applied_index}"
     )
+    for warning in found.warnings:
+        yield f"warning: {warning}"
 
 
 quorum = LazyGroup(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from contextlib import asynccontextmanager
+from errno import errorcode
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raftlog_client import Admin, ConnectionLostError, RaftlogClientError, ServerError
@@ -90,6 +92,9 @@ async def _connect(server: str) -> str | None:
     try:
         _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except OSError as error:
+        # asyncio's own text repeats the address. A failed lookup of a name has no errno.
+        if error.errno is not None and error.errno in errorcode:
+            return os.strerror(error.errno)
         return error.strerror or str(error)
     writer.close()
     return None
@@ -100,7 +105,7 @@ def explained(servers: str, error: RaftlogClientError) -> CommandError:
     if isinstance(error, ServerError):
         return from_log_error(LogError(error.entry, str(error)))
     if isinstance(error, ConnectionLostError):
-        return unreachable(servers, error)
+        return unreachable(servers, error.reason.rstrip("."))
     code = ExitCode.UNREACHABLE if error.retriable else ExitCode.FAILED
     hint = "It may or may not have been written." if error.outcome_unknown else None
     message = " ".join([str(error), *getattr(error, "__notes__", ())])

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import click
-from raftlog_client import Admin, Consumer, ServerError, TopicDescription, TopicPartition
+from raftlog_client import (
+    Admin,
+    Consumer,
+    RaftlogClientError,
+    ServerError,
+    TopicDescription,
+    TopicPartition,
+)
 
 from raftlog.cli import output
 from raftlog.cli.errors import CommandError, ExitCode
 from raftlog.cli.offsets import POSITION_HELP, Position, position_option, resolve
 from raftlog.cli.options import config_pairs, format_option, partition_numbers, servers_option
-from raftlog.cli.session import run
+from raftlog.cli.session import explained, run
 from raftlog.record.errors import TOPIC_EXISTS, UNKNOWN_TOPIC
+
+_Result = TypeVar("_Result")
 
 
 @click.command()
@@ -35,37 +46,45 @@ def create(
     if_not_exists: bool,
     servers: str,
     output_format: str,
-) -> None:
+) -> int:
     """Create topics. What is not given is the cluster's default.
+
+    Each topic is created by itself; the exit code is 0 if all are.
 
     \b
       raftlog topic create orders -p 6 -c retention.ms=86400000 -c cleanup.policy=compact
     """
     pairs = config_pairs(configs)
 
-    async def create_all() -> list[tuple[TopicDescription, bool]]:
-        made = []
-        async with Admin(bootstrap_servers=servers) as admin:
-            for name in names:
-                try:
-                    topic = await admin.create_topic(
-                        name, partitions=partitions, replication_factor=replicas, configs=pairs
-                    )
-                except ServerError as error:
-                    if not if_not_exists or error.code != TOPIC_EXISTS.code:
-                        raise
-                    made.append((await admin.describe_topic(name), False))
-                else:
-                    made.append((topic, True))
-        return made
+    async def create_one(admin: Admin, name: str) -> tuple[TopicDescription, bool]:
+        try:
+            topic = await admin.create_topic(
+                name, partitions=partitions, replication_factor=replicas, configs=pairs
+            )
+        except ServerError as error:
+            if not if_not_exists or error.code != TOPIC_EXISTS.code:
+                raise
+            return await admin.describe_topic(name), False
+        return topic, True
 
-    made = run(servers, create_all())
+    outcomes = run(servers, _for_each(servers, names, create_one))
     if output_format == "json":
-        output.write_json([{**topic_document(topic), "created": new} for topic, new in made])
-        return
-    for topic, new in made:
-        verb = "created" if new else "exists already"
-        output.message(f"{topic.name} {verb}: {output.counted(len(topic.partitions), 'partition')}")
+        output.write_json(
+            [
+                {**topic_document(one.result[0]), "created": one.result[1]}
+                if one.result
+                else {**one.error_document(), "created": False}
+                for one in outcomes
+            ]
+        )
+    for one in outcomes:
+        if one.result and output_format != "json":
+            topic, is_new = one.result
+            verb = "created" if is_new else "exists already"
+            count = output.counted(len(topic.partitions), "partition")
+            output.message(f"{topic.name} {verb}: {count}")
+        one.show_error(is_only=len(outcomes) == 1)
+    return _exit_code(outcomes)
 
 
 @click.command()
@@ -198,28 +217,89 @@ def trim_prefix(
 @click.option("--if-exists", is_flag=True, help="A topic that does not exist is no error.")
 @servers_option
 @format_option
-def delete(names: tuple[str, ...], if_exists: bool, servers: str, output_format: str) -> None:
-    """Delete topics with all their records, for good, without asking."""
+def delete(names: tuple[str, ...], if_exists: bool, servers: str, output_format: str) -> int:
+    """Delete topics with all their records, for good, without asking.
 
-    async def delete_all() -> list[str]:
-        deleted = []
-        async with Admin(bootstrap_servers=servers) as admin:
-            for name in names:
-                try:
-                    await admin.delete_topic(name)
-                except ServerError as error:
-                    if not if_exists or error.code != UNKNOWN_TOPIC.code:
-                        raise
-                else:
-                    deleted.append(name)
-        return deleted
+    Each topic is deleted by itself; the exit code is 0 if all are.
+    """
 
-    deleted = run(servers, delete_all())
+    async def delete_one(admin: Admin, name: str) -> bool:
+        try:
+            await admin.delete_topic(name)
+        except ServerError as error:
+            if not if_exists or error.code != UNKNOWN_TOPIC.code:
+                raise
+            return False
+        return True
+
+    outcomes = run(servers, _for_each(servers, names, delete_one))
     if output_format == "json":
-        output.write_json({"deleted": deleted})
-        return
-    for name in deleted:
-        output.message(f"{name} deleted")
+        output.write_json(
+            {
+                "deleted": [one.name for one in outcomes if one.result],
+                "failed": [one.error_document() for one in outcomes if one.error is not None],
+            }
+        )
+    for one in outcomes:
+        if one.result and output_format != "json":
+            output.message(f"{one.name} deleted")
+        one.show_error(is_only=len(outcomes) == 1)
+    return _exit_code(outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome(Generic[_Result]):
+    """The outcome of one of several topics of a command."""
+
+    name: str
+    result: _Result | None = None
+    error: CommandError | None = None
+    error_code: int | None = None
+    """The node's code of the error, if a node answered."""
+
+    def error_document(self) -> dict[str, Any]:
+        assert self.error is not None
+        return {"name": self.name, "error_code": self.error_code, "message": self.error.message}
+
+    def show_error(self, *, is_only: bool) -> None:
+        """Write the error, if any, to stderr, with its topic if there are others."""
+        if self.error is None:
+            return
+        if is_only:
+            self.error.show()
+        else:
+            output.message(f"raftlog: {self.name}: {self.error.message}")
+
+
+async def _for_each(
+    servers: str, names: Sequence[str], act: Callable[[Admin, str], Awaitable[_Result]]
+) -> list[_Outcome[_Result]]:
+    """Do one thing to each topic, in order, whatever becomes of the others.
+
+    After an error of the cluster instead of a topic, the rest is not tried: each would wait as
+    long.
+    """
+    outcomes: list[_Outcome[_Result]] = []
+    async with Admin(bootstrap_servers=servers) as admin:
+        for name in names:
+            try:
+                outcomes.append(_Outcome(name, await act(admin, name)))
+            except RaftlogClientError as error:
+                code = error.code if isinstance(error, ServerError) else None
+                shown = explained(servers, error)
+                outcomes.append(_Outcome(name, error=shown, error_code=code))
+                if error.retriable or code is None:
+                    break
+    not_tried = CommandError("not tried", code=ExitCode.UNREACHABLE)
+    return outcomes + [_Outcome(name, error=not_tried) for name in names[len(outcomes) :]]
+
+
+def _exit_code(outcomes: Sequence[_Outcome[Any]]) -> int:
+    """The code of all errors if they agree, else FAILED."""
+    codes = {one.error.code for one in outcomes if one.error is not None}
+    if not codes:
+        return ExitCode.OK
+    return codes.pop() if len(codes) == 1 else ExitCode.FAILED
 
 
 def _confirm(question: str, no_confirm: bool) -> None:

@@ -22,6 +22,7 @@ OFFSETS_PATIENCE_MS = 2_000
 """Time limit for the offsets of partitions without a leader."""
 SOURCES = {
     "DYNAMIC_TOPIC_CONFIG": "topic",
+    "DYNAMIC_DEFAULT_BROKER_CONFIG": "cluster",
     "STATIC_BROKER_CONFIG": "node",
     "DEFAULT_CONFIG": "default",
 }

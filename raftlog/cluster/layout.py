@@ -94,7 +94,7 @@ class Layout:
     def prepare(self) -> None:
         """Make the directories. Raises OSError."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (self.root / "logs").mkdir(exist_ok=True)
+        (self.root / "logs").mkdir(exist_ok=True, mode=0o700)
 
     def load_manifest(self) -> Manifest | None:
         """The manifest; None if there is no cluster yet. Raises ClusterError, OSError."""
@@ -129,7 +129,7 @@ class Layout:
         if not source.exists():
             return None
         lost = self.root / "lost"
-        lost.mkdir(exist_ok=True)
+        lost.mkdir(exist_ok=True, mode=0o700)
         for attempt in range(1, 1_000):
             target = lost / f"{entry.directory}.{attempt}"
             if not target.exists():

@@ -24,7 +24,7 @@ from raftlog.cluster.layout import read_file, replace_file
 
 SERVE: Final = (sys.executable, "-m", "raftlog.cli", "serve")
 SETTINGS_PREFIX: Final = "RAFTLOG_"
-_LOG_MODE: Final = 0o644
+_LOG_MODE: Final = 0o600
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _START_TIME_FIELD: Final = 19
 """Of /proc/PID/stat, counted after the name in parentheses: proc(5), field 22."""

@@ -17,6 +17,8 @@ import math
 from collections.abc import Callable, Iterator, Set
 from typing import Final, Protocol, TypeAlias
 
+from msgspec import UNSET
+
 from raftlog.controller.messages import (
     UNWRITABLE_MAX,
     Heartbeat,
@@ -184,6 +186,7 @@ class ActiveController:
             applied_index=heartbeat.applied_index,
             stopping=heartbeat.stopping,
             can_write=heartbeat.can_write,
+            time_ms=None if heartbeat.time_ms is UNSET else heartbeat.time_ms,
             image=image,
             now=self._clock.monotonic(),
         )
@@ -194,6 +197,7 @@ class ActiveController:
         drained = heartbeat.stopping and term.sessions.is_drained(heartbeat.broker_id)
         if broker.fenced or (heartbeat.stopping and not drained):
             self._wakeup.set()
+        cluster_time_ms = term.sessions.cluster_time_ms(self._clock.monotonic())
         return HeartbeatAnswer(
             sequence=heartbeat.sequence,
             broker_epoch=heartbeat.broker_epoch,
@@ -204,6 +208,7 @@ class ActiveController:
             confirmed_age_s=confirmed_age_s,
             unwritable=tuple(sorted(unwritable)[:UNWRITABLE_MAX]),
             session_timeout_ms=granted_timeout_ms(term.sessions.timeout_s),
+            cluster_time_ms=UNSET if cluster_time_ms is None else max(cluster_time_ms, 0),
         )
 
     async def run(self) -> None:

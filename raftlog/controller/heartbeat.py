@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable
 from typing import Final
 
+from msgspec import UNSET
+
 from raftlog.controller.messages import (
     HEARTBEAT_S,
     Heartbeat,
@@ -48,10 +50,12 @@ class Heartbeats:
         broker_id: BrokerId,
         deliver: Callable[[Heartbeat], HeartbeatReply],
         can_write: Callable[[], bool],
+        on_cluster_time: Callable[[int], None],
     ) -> None:
         """`deliver` has this node's own controller take a heartbeat.
 
-        `can_write` tells whether this node's disk takes writes.
+        `can_write` tells whether this node's disk takes writes; `on_cluster_time` takes the cluster
+        time of each answer.
         """
         self._quorum = quorum
         self._clock = clock
@@ -59,6 +63,7 @@ class Heartbeats:
         self._broker_id = broker_id
         self._deliver = deliver
         self._can_write = can_write
+        self._on_cluster_time = on_cluster_time
         self.unwritable: frozenset[BrokerId] = frozenset()
         """The brokers without a writable disk, by the newest answer."""
         self.known_index = -1
@@ -118,6 +123,8 @@ class Heartbeats:
             if self._lease.answered(sender, reply):
                 self.unwritable = frozenset(reply.unwritable)
                 self.known_index = max(self.known_index, reply.applied_index)
+                if reply.cluster_time_ms is not UNSET:
+                    self._on_cluster_time(reply.cluster_time_ms)
                 if reply.drained and self._stopping:
                     self._drained_index = reply.applied_index
                 self._progress.set()
@@ -176,6 +183,7 @@ class Heartbeats:
             applied_index=self._quorum.applied_index,
             stopping=self._stopping,
             can_write=self._can_write(),
+            time_ms=max(self._clock.time_ms(), 0),
         )
         if leader_id == self._broker_id:
             self.received(leader_id, self._deliver(heartbeat))

@@ -57,6 +57,8 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     """The broker is about to stop: hand over its leaderships."""
     can_write: bool = True
     """Whether the broker's disk takes writes; if not, other brokers should lead its partitions."""
+    time_ms: _Number | UnsetType = UNSET
+    """The broker's wall clock."""
 
 
 class HeartbeatAnswer(_Message, frozen=True, tag="heartbeat_answer"):
@@ -77,6 +79,8 @@ class HeartbeatAnswer(_Message, frozen=True, tag="heartbeat_answer"):
     """Brokers without a writable disk, as far as the controller knows."""
     session_timeout_ms: Annotated[int, Meta(ge=1, le=3_600_000)] | UnsetType = UNSET
     """The session timeout granted by this answer; unset: the default."""
+    cluster_time_ms: _Number | UnsetType = UNSET
+    """The median of the brokers' wall clocks; unset while less than a majority is known."""
 
 
 def answered_timeout_s(answer: HeartbeatAnswer) -> float:

@@ -47,10 +47,12 @@ class ControllerService:
         broker_id: BrokerId,
         on_fatal: Callable[[str], None],
         can_write: Callable[[], bool] = lambda: True,
+        on_cluster_time: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`on_fatal` receives the reason if the node must end.
 
         `can_write` says whether this node's disk takes writes: if not, other brokers should lead.
+        `on_cluster_time` takes the cluster time, in milliseconds, of each answer of the controller.
         """
         self._quorum = quorum
         self._state_machine = state_machine
@@ -71,6 +73,7 @@ class ControllerService:
             broker_id=broker_id,
             deliver=self._active.handle_heartbeat,
             can_write=can_write,
+            on_cluster_time=on_cluster_time,
         )
         self._unreadable: set[int] = set()
         self._tasks: list[asyncio.Task[None]] = []

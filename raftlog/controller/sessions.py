@@ -49,6 +49,8 @@ from raftlog.record.types import BrokerEpoch, BrokerId
 
 STALL_S: Final = 2 * HEARTBEAT_S
 """After a longer silence of its own the controller was stopped, and could receive no heartbeat."""
+CLUSTER_TIME_S: Final = 1.0
+"""Between two computations of the cluster time."""
 DEAD_BROKERS_MAX: Final = 1_000
 """Brokers of which the end of the connection is remembered; the oldest are forgotten first."""
 
@@ -86,6 +88,8 @@ class _Session:
     stopping: bool = False
     can_write: bool = True
     """Whether the broker's disk takes writes, by its heartbeats."""
+    clock_ahead_ms: int | None = None
+    """The broker's wall clock minus this node's monotonic clock, by its newest heartbeat."""
     drained: bool = False
     dead: bool = False
     """Proven dead, without waiting for the timeout."""
@@ -120,6 +124,8 @@ class Sessions:
         self.first_index = first_index
         """Before this index is applied, the table knows nothing."""
         self._followed_index = -1
+        self._cluster_ahead_ms: int | None = None
+        self._cluster_time_due = -math.inf
         self.unwritable: frozenset[BrokerId] = frozenset()
         """The brokers that report a disk without writes."""
         self._observe(image, now)
@@ -132,6 +138,7 @@ class Sessions:
         applied_index: int,
         stopping: bool,
         can_write: bool = True,
+        time_ms: int | None = None,
         image: MetadataImage,
         now: float,
     ) -> None:
@@ -145,9 +152,30 @@ class Sessions:
         if session.can_write != can_write:
             session.can_write = can_write
             self._note_unwritable()
+        if time_ms is not None:
+            session.clock_ahead_ms = time_ms - int(now * 1000)
         session.dead = False
         session.silent = False
         session.done = False
+
+    def cluster_time_ms(self, now: float) -> int | None:
+        """The lower median of the brokers' wall clocks; None while less than a majority is known.
+
+        Retention deletes by this time, so no minority of clocks may run it ahead. Computed at most
+        every CLUSTER_TIME_S, as all brokers ask.
+        """
+        if now >= self._cluster_time_due:
+            self._cluster_time_due = now + CLUSTER_TIME_S
+            known = sorted(
+                session.clock_ahead_ms
+                for session in self._sessions.values()
+                if session.clock_ahead_ms is not None
+            )
+            is_majority = 2 * len(known) > len(self._sessions)
+            self._cluster_ahead_ms = known[(len(known) - 1) // 2] if is_majority else None
+        if self._cluster_ahead_ms is None:
+            return None
+        return self._cluster_ahead_ms + int(now * 1000)
 
     def proven_dead(
         self, broker_id: BrokerId, broker_epoch: BrokerEpoch, image: MetadataImage, now: float

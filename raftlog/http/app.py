@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raftlog.broker.service import Broker
@@ -18,33 +19,113 @@ from raftlog.http.metrics import LoopLag, ServerMetrics, quorum_metrics, service
 from raftlog.http.request import ServerContext
 from raftlog.http.routing import Route, Router
 from raftlog.http.settings import ServerSettings
+from raftlog.peer.dial import join_address
 
 if TYPE_CHECKING:
     from raftlog.peer.network import HttpNetwork
+
+
+class Port:
+    """A bound port. It refuses connections until `serve`."""
+
+    def __init__(self) -> None:
+        self._server: asyncio.Server | None = None
+        self._make_protocol: Callable[[], asyncio.Protocol] | None = None
+
+    @classmethod
+    async def bind(cls, host: str, port: int, backlog: int = 1_024) -> Port:
+        """Bind `host` and `port` (0: a free one). Raises OSError if the port is taken."""
+        bound = cls()
+        bound._server = await asyncio.get_running_loop().create_server(
+            bound._protocol, host, port, backlog=backlog, reuse_address=True, start_serving=False
+        )
+        return bound
+
+    @property
+    def number(self) -> int:
+        """The port's number."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def serve(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Listen. Raises OSError if another process listens there since the port was bound."""
+        assert self._server is not None
+        self._make_protocol = make_protocol
+        await self._server.start_serving()
+
+    def close(self) -> None:
+        """Stop listening."""
+        assert self._server is not None
+        self._server.close()
+
+    def _protocol(self) -> asyncio.Protocol:
+        assert self._make_protocol is not None, "a connection before `serve`"
+        return self._make_protocol()
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The ports of one server, bound before anything else is touched."""
+
+    main: Port
+    health: Port | None
+    """For /healthy, /ready and /metrics alone."""
+
+    @classmethod
+    async def bind(cls, settings: ServerSettings) -> Ports:
+        """Bind the ports of the settings. Raises PortError."""
+        main = await _bind(settings.host, settings.port, settings.backlog)
+        if settings.health_port < 0:
+            return cls(main, None)
+        try:
+            return cls(main, await _bind(settings.host, settings.health_port, settings.backlog))
+        except PortError:
+            main.close()
+            raise
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.main.close()
+        if self.health is not None:
+            self.health.close()
+
+
+class PortError(Exception):
+    """A port cannot be bound. `address` is the one meant, `reason` the system's."""
+
+    def __init__(self, host: str, port: int, reason: OSError) -> None:
+        self.address = join_address(host, port)
+        self.reason = reason
+        super().__init__(f"cannot listen on {self.address}: {reason.strerror}")
+
+
+async def _bind(host: str, port: int, backlog: int) -> Port:
+    try:
+        return await Port.bind(host, port, backlog)
+    except OSError as error:
+        raise PortError(host, port, error) from error
 
 
 class HttpServer:
     """One listening port: made by `HttpServer.start`, ended by `close`."""
 
     def __init__(
-        self, context: ServerContext, connections: ConnectionServer, listener: asyncio.Server
+        self, context: ServerContext, connections: ConnectionServer, listener: Port
     ) -> None:
         self.context = context
         self.connections = connections
-        self.port: int = listener.sockets[0].getsockname()[1]
+        self.port = listener.number
         """The port it listens on."""
         self._listener = listener
         self._sweeper = asyncio.create_task(self._sweep(), name="http-sweep")
 
     @classmethod
     async def start(
-        cls, dispatcher: Dispatcher, context: ServerContext, host: str, port: int
+        cls, dispatcher: Dispatcher, context: ServerContext, listener: Port
     ) -> HttpServer:
-        """Listen on `host` and `port` (0: a free one). Raises OSError if the port is taken."""
+        """Listen on a bound port. Raises OSError if another process does meanwhile."""
         connections = ConnectionServer(dispatcher, context)
-        listener = await asyncio.get_running_loop().create_server(
-            connections, host, port, backlog=context.settings.backlog, reuse_address=True
-        )
+        await listener.serve(connections)
         return cls(context, connections, listener)
 
     async def close(self) -> None:
@@ -88,6 +169,7 @@ class Server:
         settings: ServerSettings,
         routes: Sequence[Route],
         *,
+        ports: Ports,
         network: HttpNetwork | None = None,
         on_broken_invariant: Callable[[AssertionError], None] | None = None,
     ) -> Server:
@@ -95,7 +177,7 @@ class Server:
 
         `network` accepts the connections of other nodes; closing the server closes it, too.
         `on_broken_invariant` is called with assertions that failed in a handler (`network` reports
-        those of its receivers itself). Raises OSError if a port is taken.
+        those of its receivers itself). Raises OSError if another process listens on a port.
         """
         metrics = ServerMetrics(broker.topics)
         context = ServerContext(
@@ -106,21 +188,16 @@ class Server:
             network=network,
         )
         router = Router((*described_routes(routes), peer_route.ROUTE))
-        main = await HttpServer.start(
-            Dispatcher(router, context), context, settings.host, settings.port
-        )
+        main = await HttpServer.start(Dispatcher(router, context), context, ports.main)
         metrics.add_source(main.connections.metrics)
         services = broker.services
         metrics.add_source(lambda: service_metrics(services, settings.limits.topic_labels_max))
         metrics.add_source(lambda: quorum_metrics(services))
-        if settings.health_port < 0:
+        if ports.health is None:
             return cls(main, None, network)
         try:
             watch = await HttpServer.start(
-                Dispatcher(Router(health.ROUTES), context),
-                context,
-                settings.host,
-                settings.health_port,
+                Dispatcher(Router(health.ROUTES), context), context, ports.health
             )
         except OSError:
             await main.close()

@@ -34,6 +34,7 @@ from raftlog.broker.limits import ADDRESS_SHARE, RateGuard, address_group
 from raftlog.http.metrics import counter, gauge
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import error_response, raw_error
+from raftlog.peer.opening import NONCE_HEADER
 from raftlog.record.errors import (
     BAD_REQUEST,
     HEADERS_TOO_LARGE,
@@ -226,7 +227,10 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Send the answer, then release the bytes that the request held."""
         assert isinstance(request, Request)
-        if self.refusal_unless_node is not None:
+        if self.refusal_unless_node is not None and not (
+            # A node's first request asks for the nonce that its second one proves.
+            self._request_count == 1 and NONCE_HEADER in resp.headers
+        ):
             resp.force_close()
         try:
             return await super().finish_response(request, resp, start_time)

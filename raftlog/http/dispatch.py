@@ -15,10 +15,12 @@ from raftlog.broker.node import cluster_hosts
 from raftlog.http.browsers import BrowserGuard, preflight_headers
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import (
+    JSON,
     Answer,
     empty_response,
     error_response,
     method_not_allowed,
+    prefers,
 )
 from raftlog.http.routing import Route, Router, WrongMethod
 from raftlog.record.errors import BAD_REQUEST, INTERNAL, ErrorEntry, LogError
@@ -67,7 +69,7 @@ class Dispatcher:
                 request.cancel_on_disconnect = route.cancel_on_disconnect
                 response = await route.handler(request, context)
         except LogError as error:
-            response = self._failed(request, error.entry, error.message)
+            response = self._failed(request, route, error.entry, error.message)
         except (ConnectionError, asyncio.CancelledError):
             context.metrics.aborted(route.name if route else None)
             context.release(request)
@@ -76,7 +78,7 @@ class Dispatcher:
             logger.exception("%s failed", route.name if route else request.method)
             if isinstance(error, AssertionError) and context.on_broken_invariant is not None:
                 context.on_broken_invariant(error)
-            response = self._failed(request, INTERNAL)
+            response = self._failed(request, route, INTERNAL)
         if isinstance(response, Answer) and len(response.content) > ANSWER_COUNTED_BYTES:
             # A slow reader makes this node keep the answer: it leaves less room for bodies.
             context.hold_anyway(request, len(response.content))
@@ -99,13 +101,16 @@ class Dispatcher:
         return method_not_allowed(request.method, allow)
 
     def _failed(
-        self, request: Request, entry: ErrorEntry, message: str | None = None
+        self, request: Request, route: Route | None, entry: ErrorEntry, message: str | None = None
     ) -> web.StreamResponse:
         """The error answer; or a cut connection, once part of another answer has been sent."""
         if request.writer.output_size > 0:
             self._context.release(request)
             raise ConnectionResetError("failed after the answer had begun")
-        return error_response(entry, message)
+        media_type = JSON if route is None else route.error_media_type
+        if media_type != JSON and prefers(request, JSON, over=media_type):
+            media_type = JSON
+        return error_response(entry, message, content_type=media_type)
 
 
 def _unusual_target(request: Request) -> str:

@@ -270,6 +270,17 @@ def service_metrics(services: NodeServices, topic_labels_max: int) -> Iterator[M
     yield counter(
         "raftlog_log_scrub_damage", "Damaged segments found by the scrub.", totals.scrub_damage
     )
+    yield gauge("raftlog_log_producer_ids", "Remembered producer ids.", totals.producers)
+    yield counter(
+        "raftlog_log_producer_ids_refused",
+        "Appends refused because a partition had no room for their new producer ids.",
+        totals.refused_producers,
+    )
+    yield gauge(
+        "raftlog_clock_skew_seconds",
+        "How far the wall clock is ahead of the cluster time, the median of the brokers' clocks.",
+        totals.clock_skew_ms / 1000,
+    )
     yield gauge("raftlog_disk_free_bytes", "Room left in the data directory.", totals.free_bytes)
     yield gauge(
         "raftlog_disk_writable",

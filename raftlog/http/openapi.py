@@ -42,7 +42,7 @@ PATH_PARAMETERS: Final[dict[str, tuple[dict[str, Any], str]]] = {
         {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
         "Number of a partition of the topic, from 0.",
     ),
-    "cluster": ({"type": "string", "minLength": 1}, "Id of the cluster; any is accepted."),
+    "cluster": ({"type": "string", "minLength": 1}, "Id of the cluster, or -."),
     "broker": ({"type": "integer", "minimum": 0}, "Number of a broker."),
     "node": ({"type": "integer", "minimum": 1}, "Number of a node."),
     "config": ({"type": "string", "minLength": 1}, "Name of a topic config."),
@@ -79,7 +79,7 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
     table = list(routes)
     types: list[Any] = [ErrorBody]
     for item in table:
-        types += [item.request_type, item.response_type]
+        types += [item.request_type, *_alternatives(item.response_type)]
         types += [parameter.type for parameter in item.query]
     distinct = [kind for kind in types if kind is not None]
     schemas, components = msgspec.json.schema_components(distinct, ref_template=REF_TEMPLATE)
@@ -132,28 +132,36 @@ def _operation(item: Route, schema_of: dict[object, Any]) -> dict[str, Any]:
             "required": item.body_required,
             "content": {name: _content(name, schema) for name in item.request_media_types},
         }
-    operation["responses"] |= _failures(errors)
+    operation["responses"] |= _failures(errors, item.error_media_type)
     return operation
 
 
 def _success(item: Route, schema_of: dict[object, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": "Success."}
     if item.status != 204:
-        schema = {} if item.response_type is None else schema_of[_key(item.response_type)]
+        schemas = [schema_of[_key(kind)] for kind in _alternatives(item.response_type)]
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}
         answer["content"] = {name: _content(name, schema) for name in item.response_media_types}
     return answer
+
+
+def _alternatives(kind: object) -> tuple[object, ...]:
+    """The types of a body: none, one, or those of a tuple."""
+    if kind is None:
+        return ()
+    return kind if isinstance(kind, tuple) else (kind,)
 
 
 def _content(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"schema": schema} if "json" in media_type else {}
 
 
-def _failures(entries: Iterable[ErrorEntry]) -> dict[str, Any]:
+def _failures(entries: Iterable[ErrorEntry], media_type: str) -> dict[str, Any]:
     """One response per status: its description lists the codes."""
     by_status: dict[int, dict[int, ErrorEntry]] = {}
     for entry in entries:
         by_status.setdefault(entry.http_status, {})[entry.code] = entry
-    content = {JSON: {"schema": {"$ref": REF_TEMPLATE.format(name=ErrorBody.__name__)}}}
+    content = {media_type: {"schema": {"$ref": REF_TEMPLATE.format(name=ErrorBody.__name__)}}}
     return {
         str(status): {
             "description": " ".join(f"{code}: {found[code].message}" for code in sorted(found)),

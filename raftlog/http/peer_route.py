@@ -7,7 +7,9 @@ from aiohttp.abc import AbstractStreamWriter
 
 from raftlog.http.connections import Connection
 from raftlog.http.request import Request, ServerContext
+from raftlog.http.responses import error_response
 from raftlog.http.routing import Route
+from raftlog.peer.network import UnprovenError
 from raftlog.peer.opening import PATH
 from raftlog.record.errors import NOT_READY, UNAUTHORIZED, LogError
 
@@ -28,18 +30,24 @@ class HandedOver(web.StreamResponse):
 
 
 async def connect(request: Request, context: ServerContext) -> web.StreamResponse:
-    """Begin the handshake with a node. Strangers get UNAUTHORIZED."""
+    """Begin the handshake with a node. Strangers get UNAUTHORIZED, and a nonce to prove."""
     connection = request.protocol
     assert isinstance(connection, Connection)
     network = context.network
     if network is None:
         raise LogError(UNAUTHORIZED, "This node has no cluster.")
-    protocol = network.answer(
-        request.path_parameters["channel"],
-        request.headers,
-        connection.address,
-        connection.connection_lost,
-    )
+    try:
+        protocol = network.answer(
+            request.path_parameters["channel"],
+            request.headers,
+            connection.address,
+            connection.connection_lost,
+        )
+    except UnprovenError as error:
+        response = error_response(error.entry, error.message)
+        # Where `Connection.finish_response` sees them, which lets this connection ask once more.
+        response.headers.update(error.headers)
+        return response
     connection.hand_over(protocol)
     return HandedOver()
 

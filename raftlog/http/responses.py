@@ -186,13 +186,17 @@ def error_body(entry: ErrorEntry, message: str | None = None) -> bytes:
 
 
 def error_response(
-    entry: ErrorEntry, message: str | None = None, headers: Mapping[str, str] | None = None
+    entry: ErrorEntry,
+    message: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    content_type: str = JSON,
 ) -> web.StreamResponse:
     """The answer for an entry of the error table."""
     if entry in _RETRY_LATER:
         headers = {**(headers or {}), "Retry-After": str(RETRY_AFTER_S)}
     body = error_body(entry, message)
-    return bytes_response(body, JSON, status=entry.http_status, headers=headers)
+    return bytes_response(body, content_type, status=entry.http_status, headers=headers)
 
 
 def raw_error(entry: ErrorEntry, message: str | None = None) -> bytes:
@@ -289,6 +293,12 @@ def negotiate(request: web.BaseRequest, offered: tuple[str, ...]) -> str:
     if chosen is None:
         raise LogError(UNSUPPORTED_FORMAT, f"Can answer as {' or '.join(offered)} only.")
     return chosen
+
+
+def prefers(request: web.BaseRequest, media_type: str, *, over: str) -> bool:
+    """Whether the Accept header takes the media type rather than `over`."""
+    header = request.headers.get("Accept")
+    return bool(header) and _choose(str(header), (over, media_type)) == media_type
 
 
 @lru_cache(maxsize=256)

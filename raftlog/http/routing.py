@@ -67,12 +67,14 @@ class Route:
     request_media_types: tuple[str, ...] = (JSON,)
     body_required: bool = True
     response_type: object = None
-    """Type of a successful answer's body; None: none, or not JSON."""
+    """Type of a successful answer's body, or a tuple of types; None: none, or not JSON."""
     response_media_types: tuple[str, ...] = (JSON,)
     status: int = 200
     """Status of success."""
     errors: tuple[ErrorEntry, ...] = ()
     """Errors to describe, besides those of every request."""
+    error_media_type: str = JSON
+    """Media type of an error's body."""
     streams: bool = False
     """The answer has no known end or size: there is no HEAD."""
     serves_always: bool = False

@@ -23,14 +23,16 @@ from raftlog.metadata.commands import (
     AddPartitions,
     AlterClusterSettings,
     AlterTopicConfigs,
+    Assignments,
     CreateTopic,
 )
-from raftlog.metadata.configs import ConfigEntry, find_entry, validate_all
+from raftlog.metadata.configs import ConfigEntry, find_entry, min_isr_default, validate_all
 from raftlog.metadata.image import MetadataImage, check_topic_name
 from raftlog.metadata.placement import place
 from raftlog.record.errors import (
     INVALID_CONFIG,
     INVALID_PARTITIONS,
+    NOT_ENOUGH_REPLICAS,
     TOPIC_EXISTS,
     LogError,
 )
@@ -51,16 +53,24 @@ def plan_topic(
     configs: Mapping[str, str],
     topic_id: TopicId,
     unwritable: Set[BrokerId] = frozenset(),
+    assignments: Assignments | None = None,
 ) -> CreateTopic:
     """Create a topic; without a replication factor with 3 replicas, or one per broker if fewer.
 
-    `unwritable` are brokers without a writable disk: see `place`. Raises LogError:
-    INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG, NOT_ENOUGH_REPLICAS (too few
-    brokers are available at the moment).
+    With `assignments`, the brokers of each partition, both counts are theirs. `unwritable` are
+    brokers without a writable disk: see `place`. Raises LogError: INVALID_TOPIC, TOPIC_EXISTS,
+    INVALID_PARTITIONS, INVALID_CONFIG, NOT_ENOUGH_REPLICAS (too few brokers are available at the
+    moment).
     """
     check_topic_name(name)
     if name in image.topics_by_name:
         raise LogError(TOPIC_EXISTS, f"Topic {name!r} exists already.")
+    if assignments is not None:
+        _check_count(image, len(assignments), added=len(assignments))
+        _check_assignments(image, assignments)
+        return CreateTopic(
+            topic_id=topic_id, name=name, configs=validate_all(configs), assignments=assignments
+        )
     if replication_factor is None:
         # Absent brokers count: the time of creation must not make a topic less safe. Brokers on
         # their way out do not count: the creation would have to wait until they have left.
@@ -146,6 +156,35 @@ def _removals(
         if name not in present:
             find(name)
     return tuple(names)
+
+
+def _check_assignments(image: MetadataImage, assignments: Assignments) -> None:
+    """Raise LogError INVALID_PARTITIONS or NOT_ENOUGH_REPLICAS unless the brokers can begin."""
+    factor = len(assignments[0])
+    needed = min_isr_default(factor)
+    for number, replicas in enumerate(assignments):
+        if not replicas or len(set(replicas)) != len(replicas) or len(replicas) != factor:
+            raise LogError(
+                INVALID_PARTITIONS,
+                f"Partition {number} cannot have the replicas {list(replicas)}: every partition "
+                "needs as many as the first one, each once.",
+            )
+        for broker_id in replicas:
+            broker = image.brokers.get(broker_id)
+            if broker is None:
+                raise LogError(INVALID_PARTITIONS, f"There is no broker {broker_id}.")
+            if broker.decommissioning:
+                raise LogError(
+                    INVALID_PARTITIONS,
+                    f"Broker {broker_id} is being decommissioned: it cannot take a replica.",
+                )
+        available = sum(image.brokers[broker_id].may_hold for broker_id in replicas)
+        if available < needed:
+            raise LogError(
+                NOT_ENOUGH_REPLICAS,
+                f"Partition {number} cannot begin now: of its {factor} brokers only {available} "
+                f"can take replicas, and {needed} must; the others are fenced or stopping.",
+            )
 
 
 def _check_count(image: MetadataImage, partitions: int, *, added: int) -> None:

@@ -12,6 +12,7 @@ from raftlog.metadata.apply_rules import (
     Refusal,
     RefusedError,
     broker_of,
+    check_records_kept,
     in_order,
     min_isr_in_force,
     next_elr,
@@ -19,7 +20,12 @@ from raftlog.metadata.apply_rules import (
     topic_of,
 )
 from raftlog.metadata.apply_topics import put_topic, without_elr
-from raftlog.metadata.commands import AlterIsr, ChangePartitions, PartitionChange
+from raftlog.metadata.commands import (
+    PARTITION_CHANGES_VERSION,
+    AlterIsr,
+    ChangePartitions,
+    PartitionChange,
+)
 from raftlog.metadata.delta import NO_CHANGE, MetadataDelta, TopicChange
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage, TopicImage
 from raftlog.record.errors import ILLEGAL_STATE
@@ -113,6 +119,10 @@ def change_partitions(
             rows = working.get(topic.topic_id)
             row = topic.partitions[change.partition] if rows is None else rows[change.partition]
             changed = _changed_row(image, topic, row, change)
+            if command.v >= PARTITION_CHANGES_VERSION:
+                retired = change.not_eligible
+                lost = retired if change.lost else ()
+                check_records_kept(image, row, changed, retired=retired, lost=lost)
         except RefusedError as refused:
             stale.append(StaleChange(change.topic_id, change.partition, refused.refusal))
             continue

@@ -33,6 +33,8 @@ class Reason(StrEnum):
     """The proposer, or the leader to be, is fenced or about to stop."""
     INELIGIBLE_MEMBER = "ineligible_member"
     """A member of the ISR to be is fenced, has been started again, or is about to stop."""
+    LAST_REPLICA = "last_replica"
+    """No living member would be left that has all committed records."""
     INVALID = "invalid"
     """The command contradicts itself, or would make the image contradict itself."""
     OTHER = "other"
@@ -130,3 +132,46 @@ def next_elr(
         return ()
     were = {*row.isr, *row.elr}.difference(isr, not_eligible)
     return in_order(replicas, were) if were else ()
+
+
+def has_living_member(
+    image: MetadataImage, *, isr: Collection[BrokerId], elr: Collection[BrokerId]
+) -> bool:
+    """Whether a member with all committed records lives, and may lead now or later.
+
+    A fenced member may yet report records lost in a power cut; an eligible one that is about to
+    stop is not going to lead.
+    """
+    brokers = image.brokers
+    return any(not brokers[member].fenced for member in isr) or any(
+        brokers[member].is_available for member in elr
+    )
+
+
+def check_records_kept(
+    image: MetadataImage,
+    before: PartitionImage,
+    after: PartitionImage,
+    *,
+    retired: Collection[BrokerId],
+    lost: Collection[BrokerId],
+) -> None:
+    """Refuse to remove the last living member of ISR and ELR.
+
+    `retired` members are named by the change, `lost` ones have lost records and may go in any case.
+    The one rule for all removals (repair, fencing, shutdown, reassignment, election): two members
+    that leave at once, each counting on the other, must not both be right. Here and not in the
+    plans, because only commands in the log have an order. An ELR that is void because enough
+    members are in sync is no removal: members enter the ISR only alive. Raises RefusedError.
+    """
+    leaving = {
+        *(member for member in before.isr if member not in {*after.isr, *after.elr}),
+        *(member for member in before.elr if member in retired or member not in after.replicas),
+    }.difference(lost)
+    if leaving and not has_living_member(image, isr=after.isr, elr=after.elr):
+        raise RefusedError(
+            ILLEGAL_STATE,
+            f"Partition {before.partition}: without the brokers {sorted(leaving)} no living "
+            "replica would be left that has all committed records.",
+            Reason.LAST_REPLICA,
+        )

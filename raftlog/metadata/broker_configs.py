@@ -16,14 +16,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from raftlog.metadata.configs import (
+    CONFIG_TABLE,
     ConfigDescription,
     ConfigEntry,
     ConfigSource,
     ConfigType,
-    find_entry,
+    described,
+    unknown_config,
     validate_entry,
 )
-from raftlog.record.errors import INVALID_CONFIG, LogError
 
 SESSION_TIMEOUT: Final = "broker.session.timeout.ms"
 REBALANCE_DELAY: Final = "leader.rebalance.delay.ms"
@@ -135,7 +136,7 @@ def find_broker_config(name: str) -> ConfigEntry:
     """The table's row of that name. Raises LogError(INVALID_CONFIG) if there is none."""
     entry = BROKER_CONFIG_TABLE.get(name)
     if entry is None:
-        raise LogError(INVALID_CONFIG, f"There is no broker config {name[:80]!a}.")
+        raise unknown_config("broker config", name, BROKER_CONFIG_TABLE)
     return entry
 
 
@@ -151,7 +152,10 @@ def validate_cluster_settings(settings: Mapping[str, str]) -> dict[str, str]:
 
 def find_cluster_setting(name: str) -> ConfigEntry:
     """The row of a broker config or topic config. Raises LogError(INVALID_CONFIG) without one."""
-    return BROKER_CONFIG_TABLE.get(name) or find_entry(name)
+    entry = BROKER_CONFIG_TABLE.get(name) or CONFIG_TABLE.get(name)
+    if entry is None:
+        raise unknown_config("broker or topic config", name, (*BROKER_CONFIG_TABLE, *CONFIG_TABLE))
+    return entry
 
 
 def operator_settings(settings: Mapping[str, str]) -> Mapping[str, str]:
@@ -163,12 +167,8 @@ def operator_settings(settings: Mapping[str, str]) -> Mapping[str, str]:
 
 def describe_broker_configs(settings: Mapping[str, str]) -> list[ConfigDescription]:
     """Every broker config with its value and the source of that."""
-    return [
-        ConfigDescription(entry, settings[entry.name], ConfigSource.CLUSTER)
-        if entry.name in settings
-        else ConfigDescription(entry, entry.default, ConfigSource.DEFAULT)
-        for entry in _ENTRIES
-    ]
+    places = ((ConfigSource.CLUSTER, settings),)
+    return [described(entry, places, default=entry.default) for entry in _ENTRIES]
 
 
 def _number(settings: Mapping[str, str], name: str) -> int:

@@ -34,7 +34,7 @@ from raftlog.record.types import (
     TopicId,
 )
 
-COMMAND_VERSION: Final = 2
+COMMAND_VERSION: Final = 3
 """The newest command version applied by this node."""
 PRODUCER_ID_BLOCK: Final = 1_000
 """Producer ids allocated to a broker at once."""
@@ -202,16 +202,26 @@ class PartitionChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     not_eligible: tuple[BrokerId, ...] = ()
     """Members to remove from the ELR, because they may have lost records. A new leader epoch
     begins, so that their earlier acknowledgements do not count any more."""
+    lost: bool = False
+    """From version 3: the members of `not_eligible` have lost records for certain or by their own
+    report, so they leave even if no member with all committed records is left."""
     unclean: bool = False
     """Whether a replica in neither ISR nor ELR may enter the ISR: loses records."""
     min_isr_default: _Count = 1
     """As in AlterIsr. Too low a value is safe: fewer brokers stay eligible."""
 
 
+PARTITION_CHANGES_VERSION: Final = 3
+"""The version of ChangePartitions that refuses to remove the last member of ISR and ELR."""
+
+
 class ChangePartitions(_Command, frozen=True, tag="change_partitions"):
     """The active controller changes partitions.
 
-    Each change stands alone: the result names the stale ones, which changed nothing.
+    Each change stands alone: the result names the stale ones, which changed nothing. Version 3
+    refuses a change by which no living member with all committed records would be left: see
+    `apply_rules.check_records_kept`. Make the command by `elections.change_command`, which chooses
+    the version.
     """
 
     changes: Annotated[

@@ -16,10 +16,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final
 
-from raftlog.record.errors import INVALID_CONFIG, LogError
+from raftlog.record.errors import INVALID_CONFIG, QUOTED_CHARACTERS_MAX, LogError, quoted
 
 INT64_MAX: Final = 2**63 - 1
 INT32_MAX: Final = 2**31 - 1
@@ -78,6 +79,8 @@ class ConfigDescription:
     entry: ConfigEntry
     value: str
     source: ConfigSource
+    synonyms: tuple[tuple[ConfigSource, str], ...]
+    """Every place with a value, and the value there; the first is in force."""
 
     @property
     def is_default(self) -> bool:
@@ -116,7 +119,8 @@ _ENTRIES = (
         ConfigType.STRING,
         "sync",
         "What acks=all waits for: 'sync', the records are on disk; 'async', the operating system "
-        "has them, and losing power on enough replicas at once can lose the newest.",
+        "has them, and losing power on min.insync.replicas of them at once can lose the newest: "
+        "the partition then stays offline until an operator accepts the loss.",
         choices=("sync", "async"),
     ),
     ConfigEntry(
@@ -224,8 +228,15 @@ def find_entry(name: str) -> ConfigEntry:
     """The table's row of the name. Raises LogError(INVALID_CONFIG) if there is none."""
     entry = CONFIG_TABLE.get(name)
     if entry is None:
-        raise LogError(INVALID_CONFIG, f"There is no topic config {_shown(name)}.")
+        raise unknown_config("topic config", name, CONFIG_TABLE)
     return entry
+
+
+def unknown_config(kind: str, name: str, known: Iterable[str]) -> LogError:
+    """The error for a name that is not `known`, with the likeliest one."""
+    close = get_close_matches(name[:QUOTED_CHARACTERS_MAX], known, 1)
+    advice = f" Did you mean {close[0]}?" if close else ""
+    return LogError(INVALID_CONFIG, f"There is no {kind} {quoted(name)}.{advice}")
 
 
 def validate(name: str, value: str) -> str:
@@ -285,10 +296,29 @@ def describe(
 
     `cluster` are the cluster's settings.
     """
+    places = (
+        (ConfigSource.TOPIC, configs),
+        (ConfigSource.CLUSTER, cluster),
+        (ConfigSource.NODE, defaults),
+    )
     return [
-        ConfigDescription(entry, *_effective(entry, configs, cluster, defaults, replication_factor))
-        for entry in _ENTRIES
+        described(entry, places, default=_default(entry, replication_factor)) for entry in _ENTRIES
     ]
+
+
+def described(
+    entry: ConfigEntry,
+    places: Iterable[tuple[ConfigSource, Mapping[str, str]]],
+    *,
+    default: str,
+) -> ConfigDescription:
+    """A config with values in some of these places; the first value is in force."""
+    synonyms = (
+        *((source, values[entry.name]) for source, values in places if entry.name in values),
+        (ConfigSource.DEFAULT, default),
+    )
+    source, value = synonyms[0]
+    return ConfigDescription(entry, value, source, synonyms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,9 +403,11 @@ def _effective(
     ):
         if entry.name in values:
             return values[entry.name], source
-    if entry.name == MIN_ISR:
-        return str(min_isr_default(replication_factor)), ConfigSource.DEFAULT
-    return entry.default, ConfigSource.DEFAULT
+    return _default(entry, replication_factor), ConfigSource.DEFAULT
+
+
+def _default(entry: ConfigEntry, replication_factor: int) -> str:
+    return str(min_isr_default(replication_factor)) if entry.name == MIN_ISR else entry.default
 
 
 def _normalise_int(entry: ConfigEntry, value: str) -> str:
@@ -447,7 +479,7 @@ def _check_bounds(entry: ConfigEntry, number: float, value: str) -> None:
 def _invalid(entry: ConfigEntry, value: str) -> LogError:
     return LogError(
         INVALID_CONFIG,
-        f"{_shown(value)} is not a valid value of {entry.name}: expected {_expected(entry)}.",
+        f"{quoted(value)} is not a valid value of {entry.name}: expected {_expected(entry)}.",
     )
 
 
@@ -467,7 +499,3 @@ def _expected(entry: ConfigEntry) -> str:
 
 def _either(choices: Iterable[str]) -> str:
     return " or ".join(repr(choice) for choice in choices)
-
-
-def _shown(text: str) -> str:
-    return ascii(text[:80])[:80]

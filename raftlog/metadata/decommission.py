@@ -18,7 +18,7 @@ from raftlog.metadata.commands import (
     ChangePartitions,
     PartitionChange,
 )
-from raftlog.metadata.elections import Elections, in_batches
+from raftlog.metadata.elections import Elections, change_command, in_batches
 from raftlog.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from raftlog.metadata.placement import Replacements
 from raftlog.metadata.reassignment import reassigned, target_of, without_replicas
@@ -136,7 +136,7 @@ def plan_evacuation(
             if replicas is not None:
                 changes.append(reassigned(topic, row, replicas))
     if changes:
-        yield ChangePartitions(changes=tuple(changes))
+        yield change_command(image, changes)
 
 
 def evacuation_progress(image: MetadataImage, broker_id: BrokerId) -> EvacuationProgress:

@@ -21,7 +21,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from raftlog.metadata.commands import PARTITION_CHANGES_MAX, ChangePartitions, PartitionChange
+from raftlog.metadata.apply_rules import has_living_member
+from raftlog.metadata.commands import (
+    PARTITION_CHANGES_MAX,
+    PARTITION_CHANGES_VERSION,
+    ChangePartitions,
+    PartitionChange,
+)
 from raftlog.metadata.configs import is_unclean_election_enabled, min_isr_default
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage, TopicImage
 from raftlog.record.errors import ILLEGAL_STATE, NO_LEADER, NOT_FOUND, LogError
@@ -136,6 +142,10 @@ class Elections:
             self._led[election.leader] += 1
         return election
 
+    def has_living_member(self, *, isr: Collection[BrokerId], elr: Collection[BrokerId]) -> bool:
+        """As `apply_rules.has_living_member`."""
+        return has_living_member(self._image, isr=isr, elr=elr)
+
     def is_available(self, broker_id: BrokerId) -> bool:
         """Whether the broker may lead."""
         return broker_id in self._available
@@ -180,6 +190,14 @@ def change_of(
     )
 
 
+def change_command(image: MetadataImage, changes: Iterable[PartitionChange]) -> ChangePartitions:
+    """The command for these changes, of the newest version known to all registered brokers."""
+    knows = all(
+        broker.command_version >= PARTITION_CHANGES_VERSION for broker in image.brokers.values()
+    )
+    return ChangePartitions(v=PARTITION_CHANGES_VERSION if knows else 1, changes=tuple(changes))
+
+
 def in_batches(
     image: MetadataImage, choose: Chooser, keys: Collection[PartitionKey] | None = None
 ) -> Iterator[ChangePartitions]:
@@ -200,10 +218,10 @@ def in_batches(
                     if len(changes) == PARTITION_CHANGES_MAX:
                         break
             if len(changes) == PARTITION_CHANGES_MAX:
-                yield ChangePartitions(changes=tuple(changes))
+                yield change_command(image, changes)
                 changes.clear()
     if changes:
-        yield ChangePartitions(changes=tuple(changes))
+        yield change_command(image, changes)
 
 
 def _in_batches_of(
@@ -219,10 +237,10 @@ def _in_batches_of(
         if change is not None:
             changes.append(change)
             if len(changes) == PARTITION_CHANGES_MAX:
-                yield ChangePartitions(changes=tuple(changes))
+                yield change_command(image, changes)
                 changes.clear()
     if changes:
-        yield ChangePartitions(changes=tuple(changes))
+        yield change_command(image, changes)
 
 
 def plan_elections(
@@ -331,14 +349,14 @@ def plan_leader_transfer(
             raise LogError(ILLEGAL_STATE, f"No other replica of {where} is in sync and may lead.")
         election = others.elect(topic, row, unclean=False)
         assert election is not None and election.isr == row.isr
-        return ChangePartitions(changes=(elected(topic, row, election),))
+        return change_command(image, [elected(topic, row, election)])
     if broker_id not in row.isr:
         raise LogError(ILLEGAL_STATE, f"Broker {broker_id} is not in sync with {where}.")
     if broker_id not in available_brokers(image) - brokers_in_maintenance(image):
         raise LogError(ILLEGAL_STATE, f"Broker {broker_id} is stopping or in maintenance.")
     if broker_id in unwritable:
         raise LogError(ILLEGAL_STATE, f"The disk of broker {broker_id} is full, or hangs.")
-    return ChangePartitions(changes=(change_of(topic, row, leader=broker_id),))
+    return change_command(image, [change_of(topic, row, leader=broker_id)])
 
 
 def plan_unclean_election(
@@ -369,4 +387,4 @@ def plan_unclean_election(
     if election is None:
         candidates = list(row.replicas) if broker_id is None else [broker_id]
         raise LogError(ILLEGAL_STATE, f"None of the replicas {candidates} of {where} lives.")
-    return ChangePartitions(changes=(elected(topic, row, election),))
+    return change_command(image, [elected(topic, row, election)])

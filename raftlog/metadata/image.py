@@ -21,7 +21,13 @@ from typing import Final
 
 import msgspec
 
-from raftlog.record.errors import INVALID_TOPIC, UNKNOWN_PARTITION, UNKNOWN_TOPIC, LogError
+from raftlog.record.errors import (
+    INVALID_TOPIC,
+    UNKNOWN_PARTITION,
+    UNKNOWN_TOPIC,
+    LogError,
+    quoted,
+)
 from raftlog.record.types import (
     BrokerEpoch,
     BrokerId,
@@ -167,7 +173,7 @@ class MetadataImage:
         """The topic of the name. Raises LogError(UNKNOWN_TOPIC)."""
         topic = self.topics_by_name.get(name)
         if topic is None:
-            raise LogError(UNKNOWN_TOPIC, f"Topic {name!r} not found.")
+            raise LogError(UNKNOWN_TOPIC, f"Topic {quoted(name)} not found.")
         return topic
 
     def partition(self, name: str, partition: int) -> PartitionImage:
@@ -217,7 +223,6 @@ class MetadataImage:
 TOPIC_NAME_CHARACTERS_MAX: Final = 249
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
-_SHOWN_CHARACTERS_MAX = 80
 
 
 def topic_name_fault(name: str) -> str | None:
@@ -232,9 +237,8 @@ def topic_name_fault(name: str) -> str | None:
     if name in {".", ".."}:
         return "A topic name must not be '.' or '..'."
     if _LEGAL.fullmatch(name) is None:
-        shown = ascii(name[:_SHOWN_CHARACTERS_MAX])[:_SHOWN_CHARACTERS_MAX]
         return (
-            f"Topic name {shown} is not valid: only ASCII letters and digits, "
+            f"Topic name {quoted(name)} is not valid: only ASCII letters and digits, "
             "'.', '_' and '-' are allowed."
         )
     return None

@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterator, Set
 
 from msgspec.structs import replace
 
+from raftlog.metadata.apply_rules import has_living_member
 from raftlog.metadata.commands import (
     ChangePartitions,
     Command,
@@ -34,6 +35,7 @@ from raftlog.metadata.commands import (
     UnfenceBroker,
     UnregisterBroker,
 )
+from raftlog.metadata.configs import is_unclean_election_enabled
 from raftlog.metadata.elections import (
     Elections,
     PartitionKey,
@@ -191,13 +193,19 @@ def _serves(
 
 
 def plan_replica_failures(
-    image: MetadataImage, broker_id: BrokerId, keys: Collection[PartitionKey]
+    image: MetadataImage,
+    broker_id: BrokerId,
+    keys: Collection[PartitionKey],
+    *,
+    lost: bool,
 ) -> Iterator[ChangePartitions]:
     """Remove the broker from ISR and ELR of these partitions, and elect other leaders.
 
-    Afterwards it is in neither, even as the last member: then no replica can lead until an operator
-    accepts the loss. One change for each of its partitions, whatever their state: plan only the
-    stale ones again. The files of a replica must stay untouched before its change is applied.
+    `lost`: the replicas lack records, so the broker leaves even as the last member; then no replica
+    can lead until an operator accepts the loss. Otherwise the replicas are to be replaced, and the
+    apply refuses to remove the last living member. One change for each of its partitions, whatever
+    their state: plan only the stale ones again. The files of a replica must stay untouched before
+    its change is applied.
     """
     elections = Elections(image, excluding={broker_id})
 
@@ -214,6 +222,26 @@ def plan_replica_failures(
                 if election is None
                 else elected(topic, row, election)
             )
-        return replace(change, not_eligible=(broker_id,))
+        return replace(change, not_eligible=(broker_id,), lost=lost)
 
     return in_batches(image, choose, keys)
+
+
+def may_retire_replica(image: MetadataImage, key: PartitionKey, broker_id: BrokerId) -> bool:
+    """Whether the broker's replica may leave ISR and ELR to be replaced.
+
+    Only while another living member has all committed records, or if the topic allows unclean
+    elections: a restart may bring the last log back, and an operator can still elect another
+    replica while its broker is down. The apply decides; this spares the proposal.
+    """
+    topic = image.topics_by_id[key[0]]
+    row = topic.partitions[key[1]]
+    if has_living_member(
+        image,
+        isr=[member for member in row.isr if member != broker_id],
+        elr=[member for member in row.elr if member != broker_id],
+    ):
+        return True
+    return len(row.replicas) > 1 and is_unclean_election_enabled(
+        topic.configs, image.cluster_settings
+    )

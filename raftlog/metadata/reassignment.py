@@ -13,7 +13,13 @@ from msgspec.structs import replace
 
 from raftlog.metadata.commands import ChangePartitions, PartitionChange
 from raftlog.metadata.configs import min_isr_default
-from raftlog.metadata.elections import Elections, PartitionKey, change_of, in_batches
+from raftlog.metadata.elections import (
+    Elections,
+    PartitionKey,
+    change_command,
+    change_of,
+    in_batches,
+)
 from raftlog.metadata.image import MetadataImage, PartitionImage, TopicImage
 from raftlog.record.errors import ILLEGAL_STATE, INVALID_PARTITIONS, LogError
 from raftlog.record.types import BrokerId
@@ -61,7 +67,7 @@ def plan_reassignment(
     topic = image.topic(name)
     row = topic.partition(partition)
     _check_target(image, row, replicas)
-    return ChangePartitions(changes=(reassigned(topic, row, replicas),))
+    return change_command(image, [reassigned(topic, row, replicas)])
 
 
 def target_of(row: PartitionImage) -> tuple[BrokerId, ...]:
@@ -117,7 +123,7 @@ def plan_cancellation(image: MetadataImage, *, name: str, partition: int) -> Cha
         raise LogError(
             ILLEGAL_STATE, f"None of the former replicas of {name}-{partition} is in sync."
         )
-    return ChangePartitions(changes=(change,))
+    return change_command(image, [change])
 
 
 def plan_completions(
@@ -145,8 +151,11 @@ def without_replicas(
     leader."""
     replicas = tuple(broker_id for broker_id in row.replicas if broker_id not in without)
     isr = tuple(broker_id for broker_id in row.isr if broker_id not in without)
+    elr = tuple(broker_id for broker_id in row.elr if broker_id not in without)
     leader = row.leader
     if {*row.isr, *row.elr}.isdisjoint(replicas):
+        return None
+    if (isr, elr) != (row.isr, row.elr) and not elections.has_living_member(isr=isr, elr=elr):
         return None
     if leader in without:
         election = elections.elect(topic, row, isr=isr, unclean=False)

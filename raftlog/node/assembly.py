@@ -30,7 +30,7 @@ from raftlog.node.disk_policy import DiskWatch, WritePolicy, follow_storage_limi
 from raftlog.node.registration import Registration, create_cluster, find_cluster
 from raftlog.node.replication_service import ReplicationService
 from raftlog.node.settings import NodeSettings, split_address
-from raftlog.node.start import Start
+from raftlog.node.start import Restart, Start, check_restart
 from raftlog.peer.tasks import TaskGroup
 from raftlog.raft import MemberIdentity, MemberSettings, RaftMember
 from raftlog.raft.voters import bootstrap_id, parse_voters
@@ -81,7 +81,9 @@ class NodeCore:
             broker_id=node_id,
             on_fatal=on_fatal,
             can_write=self._disk_watch.can_write,
+            on_cluster_time=logs.note_cluster_time,
         )
+        logs.follow_cluster_time()
         self.writes = WritePolicy(
             node_id=node_id, disk=self._disk_watch, controller=self.controller, clock=clock
         )
@@ -141,7 +143,8 @@ class NodeCore:
         """Recover the metadata. `address` (`host:port`) is where other nodes will reach this one.
 
         `state` is the result of `load_state`, and `start` that of `decide_start`. `on_fatal`
-        receives the reason if the node must end. Raises LogError, DiskError or IdentityError.
+        receives the reason if the node must end. Raises LogError, DiskError, IdentityError or
+        StartError.
         """
         node_id = BrokerId(settings.node_id)
         identity = await disk.run(lambda: claim(disk, settings, state, randomness))
@@ -167,6 +170,10 @@ class NodeCore:
             cluster_id=lambda: state_machine.image.cluster_id or known_cluster or joined,
             settings=member_settings,
         )
+        if isinstance(start, Restart):
+            ignored = check_restart(settings, identity, quorum.voters, known_cluster)
+            if ignored is not None:
+                logger.warning("%s", ignored)
         quorum.on_failed(on_fatal)
         topic_settings = TopicSettings(
             {"flush": settings.flush, **settings.topic_defaults},

@@ -9,6 +9,7 @@ and rack of the last successful start, as a convenience; `cluster.json` the clus
 from __future__ import annotations
 
 import logging
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -180,6 +181,23 @@ def note_cluster_id(disk: Disk, cluster_id: str) -> None:
         disk.replace(CLUSTER_FILE, content)
     except DiskFullError as error:
         logger.warning("the cluster's id is not kept: %s", error)
+
+
+def warn_if_shared(root: Path) -> None:
+    """Warn if other users of the machine can enter the data directory. Raises OSError.
+
+    New directories are made for their owner alone. The mode of an existing one is left as it is: it
+    may be an operator's decision, such as a group for backups.
+    """
+    mode = stat.S_IMODE(root.stat().st_mode)
+    if mode & 0o077:
+        logger.warning(
+            "other users of this machine have access to the data directory %s (mode %03o): "
+            "run `chmod -R go= %s`, unless that is meant",
+            root,
+            mode,
+            root,
+        )
 
 
 def remembered_settings(data_dir: Path, *, listen: str | None = None) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -22,16 +21,23 @@ import uvloop
 
 from raftlog import __version__
 from raftlog.broker.service import Broker
-from raftlog.http.app import Server
-from raftlog.http.browsers import parse_hosts, parse_origins
-from raftlog.http.settings import ServerSettings
+from raftlog.http.app import Ports, Server
 from raftlog.node.assembly import NodeCore
-from raftlog.node.directory import IdentityError, load_state, remember
-from raftlog.node.secret import obtain_secret
+from raftlog.node.directory import IdentityError, load_state, remember, warn_if_shared
+from raftlog.node.ports import server_settings, take_ports
+from raftlog.node.secret import (
+    REREAD_S,
+    SecretFile,
+    Secrets,
+    keep_secrets,
+    obtain_secrets,
+)
 from raftlog.node.settings import NodeSettings
 from raftlog.node.start import decide_start
+from raftlog.peer.auth import derive_key
 from raftlog.peer.dial import join_address
 from raftlog.peer.network import HttpNetwork
+from raftlog.peer.tasks import TaskGroup
 from raftlog.record.errors import LogError
 from raftlog.rest.routes import ROUTES as REST_ROUTES
 from raftlog.world import Clock, Disk, DiskError, Randomness
@@ -47,6 +53,7 @@ logger = logging.getLogger(__name__)
 GC_ALLOCATIONS = 20_000
 """Allocations between two looks of the garbage collector: about those of 20 requests."""
 SWITCH_INTERVAL_S = 0.0005
+PRIVATE_UMASK = 0o077
 EXIT_OK = 0
 EXIT_FAILED = 1
 
@@ -54,10 +61,13 @@ EXIT_FAILED = 1
 class Node:
     """One running node: the core and the server in front of it."""
 
-    def __init__(self, settings: NodeSettings, core: NodeCore, server: Server) -> None:
+    def __init__(
+        self, settings: NodeSettings, core: NodeCore, server: Server, tasks: TaskGroup
+    ) -> None:
         self.settings = settings
         self.core = core
         self.server = server
+        self._tasks = tasks
 
     @property
     def address(self) -> str:
@@ -68,7 +78,9 @@ class Node:
     async def start(
         cls,
         settings: NodeSettings,
+        ports: Ports,
         disk: Disk,
+        *,
         clock: Clock,
         randomness: Randomness,
         on_fatal: Callable[[str], None],
@@ -78,18 +90,17 @@ class Node:
         Waits for a majority of the voters without a limit. Raises LogError, DiskError, OSError,
         IdentityError or ValueError: the node has not started.
         """
-        host, port = settings.listen_address()
-        # A port of the system's choice is chosen first: the quorum must know where this node is.
-        port = port or _free_port(host)
-        address = join_address(*settings.advertised_address(port))
+        address = join_address(*settings.advertised_address(ports.main.number))
         state = await disk.run(lambda: load_state(disk))
         start = decide_start(settings, state)
-        secret = await disk.run(
-            lambda: obtain_secret(settings, start, Path(settings.data_dir), randomness)
+        data_dir = Path(settings.data_dir)
+        secrets, keys = await disk.run(
+            lambda: _with_keys(obtain_secrets(settings, start, data_dir, randomness))
         )
         network = HttpNetwork(
-            secret, on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}")
+            keys, on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}")
         )
+        secret_file = SecretFile(settings, data_dir, secrets)
         core = await NodeCore.open(
             settings,
             state=state,
@@ -101,47 +112,61 @@ class Node:
             network=network,
             on_fatal=on_fatal,
         )
-        server_settings = ServerSettings(
-            host=host,
-            port=port,
-            health_port=settings.health_port,
-            allowed_origins=parse_origins(settings.allowed_origins),
-            allowed_hosts=parse_hosts(settings.allowed_hosts),
-            auto_create_topics=settings.auto_create_topics,
-            limits=settings.limits,
-        )
+        await disk.run(lambda: keep_secrets(data_dir, secrets))
         # One broker for every listener: limits, batches and metrics are common to all.
-        broker = Broker(core.services, server_settings.for_broker())
+        http_settings = server_settings(settings)
+        broker = Broker(core.services, http_settings.for_broker())
         server = await Server.start(
             broker,
-            server_settings,
+            http_settings,
             REST_ROUTES,
+            ports=ports,
             network=network,
             on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}"),
         )
-        if server_settings.is_beyond_loopback:
+        if http_settings.is_beyond_loopback:
             logger.warning(
                 "listening on %s without authentication: every client that reaches this address "
                 "can read, write and delete everything; restrict access by the network",
-                join_address(host, server.port),
+                join_address(http_settings.host, server.port),
             )
         # The node listens there, so other nodes will find it there after a crash, too.
         await disk.run(lambda: remember(disk, settings))
+        tasks = TaskGroup(on_fatal)
+        # Before the node takes part: a wrong secret can be mended while it waits for the others.
+        tasks.spawn(follow_secret(secret_file, network, disk, clock), "cluster-secret")
         await core.serve(address, settings.rack)
-        return cls(settings, core, server)
+        return cls(settings, core, server, tasks)
 
     async def stop(self) -> None:
         """Stop cleanly: hand over, stop serving, then checkpoint and close."""
+        await self._tasks.close()
         await self.core.leave()
         await self.server.close()
         await self.core.close()
 
 
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+async def follow_secret(file: SecretFile, network: HttpNetwork, disk: Disk, clock: Clock) -> None:
+    """Use each new content of the secret's file, without end."""
+    while not file.is_fixed:
+        await clock.sleep(REREAD_S)
+        secrets = await disk.run(file.reread)
+        if secrets is None:
+            continue
+        _, keys = await disk.run(partial(_with_keys, secrets))
+        ended = network.replace_keys(keys)
+        logger.info(
+            "the cluster's secret has changed: accepting %d, proving by the first in %s; "
+            "%d connections by a removed one are dialled again",
+            len(keys),
+            file.path,
+            ended,
+        )
+
+
+def _with_keys(secrets: Secrets) -> tuple[Secrets, tuple[bytes, ...]]:
+    """The secrets and their keys. Blocks for some 0.1 s."""
+    return secrets, tuple(map(derive_key, secrets))
 
 
 def run_node(settings: NodeSettings) -> int:
@@ -154,8 +179,9 @@ def run_node(settings: NodeSettings) -> int:
     keep_large_blocks()
     # A finished sync must not wait 5 ms for a busy event loop before its thread can report.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # What a node writes is for its owner alone.
+    os.umask(PRIVATE_UMASK)
     try:
-        Path(settings.data_dir).mkdir(parents=True, exist_ok=True)
         return uvloop.run(_run(settings))
     except (LogError, DiskError, OSError, IdentityError, ValueError) as error:
         logger.error("the node cannot start: %s", error)
@@ -168,9 +194,19 @@ async def _run(settings: NodeSettings) -> int:
     stop: asyncio.Future[str] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop, signal.Signals(number).name)
+    # First of all: a second start by mistake must not touch the directory.
+    ports = await take_ports(settings)
     disk = FileSystemDisk(settings.data_dir)
+    warn_if_shared(disk.root)
     starting = loop.create_task(
-        Node.start(settings, disk, SystemClock(), SystemRandomness(), partial(_resolve, fatal))
+        Node.start(
+            settings,
+            ports,
+            disk,
+            clock=SystemClock(),
+            randomness=SystemRandomness(),
+            on_fatal=partial(_resolve, fatal),
+        )
     )
     await asyncio.wait((starting, fatal, stop), return_when=asyncio.FIRST_COMPLETED)
     if fatal.done():

@@ -41,6 +41,8 @@ from raftlog.replication.cluster_metadata import propose
 from raftlog.world import Clock, Network, Randomness
 
 REGISTRATION_RETRY_S: Final = 0.2
+REPORT_S: Final = 10.0
+"""Interval of log lines with the same reason for not being registered."""
 DISK_FULL_RETRY_S: Final = 2.0
 JOIN_TIMEOUT_S: Final = 30.0
 """How long a joining node looks for its cluster."""
@@ -127,6 +129,7 @@ class Registration:
             self._quorum.forget(broker_id, unless=brokers[broker_id].directory_id)
 
     async def _register(self, command: RegisterBroker) -> BrokerEpoch:
+        reported, report_at = "", 0.0
         while True:
             try:
                 broker = (await propose(self._quorum, command)).broker()
@@ -137,7 +140,10 @@ class Registration:
                 if self._quorum.lacks_room:
                     # The command may be committed, but this node lacks room for its entry.
                     raise LogError(DISK_FULL, "The disk is full.") from error
-                logger.info("not registered yet: %s", self._missing_voters() or error)
+                reason, now = self._missing_voters() or str(error), self._clock.monotonic()
+                if reason != reported or now >= report_at:
+                    logger.info("not registered yet: %s", reason)
+                    reported, report_at = reason, now + REPORT_S
                 await self._clock.sleep(REGISTRATION_RETRY_S)
             else:
                 return broker.broker_epoch

@@ -87,6 +87,7 @@ class ReplicationService:
                 may_act=may_act,
                 on_isr_change_due=self._propose_isr,
                 confirm=quorum.read_barrier,
+                next_producer_id=lambda: state_machine.image.next_producer_id,
             ),
             self.streams,
         )
@@ -120,14 +121,6 @@ class ReplicationService:
             lag_max_s=lambda: replica_lag_max_s(state_machine.image.cluster_settings),
             on_failed=on_fatal,
         )
-        self.repairs = Repairs(
-            replicas=self.replicas,
-            broker_id=broker_id,
-            clock=clock,
-            fail_replicas=self.metadata.fail_replicas,
-            on_fatal=on_fatal,
-        )
-        self.replicas.on_fatal = on_fatal
         self._forwarder = Forwarder(
             network,
             clock=clock,
@@ -136,6 +129,15 @@ class ReplicationService:
             broker=broker,
             on_fatal=on_fatal,
         )
+        self.repairs = Repairs(
+            replicas=self.replicas,
+            broker_id=broker_id,
+            clock=clock,
+            fail_replicas=self.metadata.fail_replicas,
+            read_replica=self._forwarder.read_replica,
+            on_fatal=on_fatal,
+        )
+        self.replicas.on_fatal = on_fatal
         self._forwarding = ForwardingServer(
             self.replicas,
             network=network,

@@ -1,88 +1,234 @@
 """The cluster's secret: given, remembered, or made; kept in the data directory for its owner alone.
 
+A file holds one secret, or, while the secret of a running cluster is changed, two, a line for each:
+the first is used to prove, both are accepted. A running node rereads the file.
+
 Written straight to the file system and not through `Disk`: only a real machine has other users, and
 `Disk` knows no permissions. Errors never hold any part of a secret.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import os
+import stat
+import string
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from raftlog.node.settings import NodeSettings
-from raftlog.node.start import Start, StartError, needs_secret
+from raftlog.node.start import Restart, Start, StartError, needs_secret
+from raftlog.peer.auth import KEYS_MAX
 from raftlog.world import Randomness
 
 SECRET_FILE: Final = "cluster.secret"
 SECRET_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 4 * 1024
 SECRET_BYTES_MADE: Final = 32
+STRENGTH_BITS_MIN: Final = 56
+"""By `strength_bits`. 16 random hexadecimal digits pass, the weakest that may be meant seriously:
+with the cost of a guess (auth.derive_key) that is out of reach."""
+REREAD_S: Final = 5.0
+"""How often a running node looks at the file of its secret."""
 _OWNER_ONLY: Final = 0o600
 
+Secrets: TypeAlias = tuple[bytes, ...]
+"""One or two: the first to prove with, all to accept."""
 
-def obtain_secret(
+logger = logging.getLogger(__name__)
+
+
+def obtain_secrets(
     settings: NodeSettings, start: Start, data_dir: Path, randomness: Randomness
-) -> bytes:
-    """The cluster's secret, durably in the data directory on return. Blocks.
+) -> Secrets:
+    """The cluster's secrets, durably in the data directory on return of a first start. Blocks.
 
-    A given secret goes before the remembered one, so that restarting all nodes can change the
-    secret. With neither, a node that begins a cluster alone makes one. Raises StartError, OSError.
+    Given ones go before the remembered ones. With neither, a node that begins a cluster alone makes
+    one. A restart may still be refused, so its secrets are kept by `keep_secrets`. Raises
+    StartError, OSError.
     """
-    given = _given(settings)
     path = data_dir / SECRET_FILE
     remembered = _read(path) if path.exists() else None
-    secret = given or remembered
-    if secret is None:
+    given = _given(settings)
+    if given is None:
+        if remembered is not None:
+            _warn_if_weak(remembered)
+            return remembered
         if needs_secret(start):
             raise StartError(_MISSING)
-        secret = randomness.token(SECRET_BYTES_MADE).hex().encode()
-    if secret != remembered:
-        _write(path, secret)
-    return secret
+        given = (randomness.token(SECRET_BYTES_MADE).hex().encode(),)
+    _check_strength(given, remembered)
+    if not isinstance(start, Restart):
+        keep_secrets(data_dir, given)
+    return given
 
 
+def keep_secrets(data_dir: Path, secrets: Secrets) -> None:
+    """Keep the secrets in the data directory, durably, for later starts. Blocks.
+
+    Raises OSError, StartError.
+    """
+    path = data_dir / SECRET_FILE
+    if not path.exists() or _read(path) != secrets:
+        _write(path, b"".join(secret + b"\n" for secret in secrets))
+
+
+class SecretFile:
+    """The file with the secrets of a running node, read again when an operator has changed it."""
+
+    def __init__(self, settings: NodeSettings, data_dir: Path, secrets: Secrets) -> None:
+        """`secrets` are those in use."""
+        self._data_dir = data_dir
+        given = settings.cluster_secret_file
+        self.path = data_dir / SECRET_FILE if given is None else Path(given)
+        self.is_fixed = settings.cluster_secret is not None
+        """Whether the secret was given as such, so that no file counts."""
+        self._secrets = secrets
+        self._reported = ""
+
+    def reread(self) -> Secrets | None:
+        """The secrets to use from now on; None for those in use. Blocks.
+
+        An unusable file changes nothing; the log tells each reason once.
+        """
+        if self.is_fixed:
+            return None
+        try:
+            found = _read(self.path)
+            if found == self._secrets:
+                self._reported = ""
+                return None
+            _check_strength(found, self._secrets)
+            keep_secrets(self._data_dir, found)
+        except (StartError, OSError) as error:
+            if str(error) != self._reported:
+                self._reported = str(error)
+                logger.error("the cluster's secret stays as it is: %s", error)
+            return None
+        self._secrets = found
+        return found
+
+
+def strength_bits(secret: bytes) -> float:
+    """An estimate, from above, of how many bits of chance are in a secret.
+
+    Counts what repeats, or runs on as in `abcd` and `1111`, as one bit a character. Words of a
+    language are not recognised.
+    """
+    alphabet = sum(len(kind) for kind in _KINDS if not kind.isdisjoint(secret))
+    if not frozenset(secret) - _HEXADECIMAL:
+        alphabet = 16 if frozenset(secret) - _DIGITS else 10
+    if frozenset(secret) - _ANY_KIND:
+        alphabet += 64
+    bits_each = math.log2(max(alphabet, 2))
+    bits = 0.0
+    for index in range(len(secret)):
+        newest = secret[max(index - 2, 0) : index + 1]
+        steps = {after - before for before, after in pairwise(newest)}
+        runs_on = len(newest) == 3 and steps in ({-1}, {0}, {1})
+        repeats = len(newest) == 3 and secret.find(newest, 0, index) >= 0
+        bits += 1.0 if runs_on or repeats else bits_each
+    return bits
+
+
+_DIGITS: Final = frozenset(string.digits.encode())
+_HEXADECIMAL: Final = frozenset(string.hexdigits.encode())
+_KINDS: Final = (
+    frozenset(string.ascii_lowercase.encode()),
+    frozenset(string.ascii_uppercase.encode()),
+    _DIGITS,
+    frozenset(string.punctuation.encode() + b" "),
+)
+_ANY_KIND: Final = frozenset().union(*_KINDS)
+_HOW_TO_MAKE: Final = "`openssl rand -hex 32` prints a good one"
 _MISSING: Final = (
-    "a cluster of several nodes needs a secret that all of them know: put the same one (at least "
-    f"{SECRET_BYTES_MIN} characters, such as `openssl rand -hex 32` prints) into a file on each "
-    "and name it by --cluster-secret-file, or set RAFTLOG_CLUSTER_SECRET; a node that runs already "
+    "a cluster of several nodes needs a secret that all of them know: put the same one "
+    f"({_HOW_TO_MAKE}) into a file of mode 600 on each and name it by --cluster-secret-file, or "
+    "set RAFTLOG_CLUSTER_SECRET; a node that runs already "
     f"keeps it as {SECRET_FILE} in its data directory"
 )
 
 
-def _given(settings: NodeSettings) -> bytes | None:
+def _given(settings: NodeSettings) -> Secrets | None:
     if settings.cluster_secret is not None:
-        return _checked(settings.cluster_secret.encode(), "the cluster secret that was given")
+        return _parsed(settings.cluster_secret.encode(), "the cluster secret that was given")
     if settings.cluster_secret_file is not None:
         return _read(Path(settings.cluster_secret_file))
     return None
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> Secrets:
     with path.open("rb") as file:
-        return _checked(file.read(SECRET_BYTES_MAX + 2), f"the cluster secret in {path}")
+        _check_mode(path, os.fstat(file.fileno()))
+        content = file.read(KEYS_MAX * (SECRET_BYTES_MAX + 2) + 1)
+    return _parsed(content, f"the cluster secret in {path}")
 
 
-def _checked(secret: bytes, what: str) -> bytes:
-    # Editors and `echo` end a file with a newline, which is no part of the secret.
-    secret = secret.strip()
-    if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+def _check_mode(path: Path, status: os.stat_result) -> None:
+    """As PostgreSQL does for private keys: a group may read the file if root owns it.
+
+    So systems that mount secrets for a group (Kubernetes: `defaultMode: 0440` and `fsGroup`) work.
+    """
+    mode = stat.S_IMODE(status.st_mode)
+    is_roots = status.st_uid == 0
+    if mode & (0o037 if is_roots else 0o077):
         raise StartError(
-            f"{what} has {'more' if len(secret) > SECRET_BYTES_MAX else 'fewer'} than "
-            f"{SECRET_BYTES_MAX if len(secret) > SECRET_BYTES_MAX else SECRET_BYTES_MIN} characters"
+            f"{path} holds the cluster's secret, and other users of the machine have access to it "
+            f"(mode {mode:03o}): run `chmod 600 {path}`. Mode 640 is right where root owns the "
+            "file and the node reads it by its group, such as a secret mounted by Kubernetes "
+            "(defaultMode: 0440)"
         )
-    return secret
 
 
-def _write(path: Path, secret: bytes) -> None:
+def _parsed(content: bytes, what: str) -> Secrets:
+    # Editors and `echo` end a file with a newline, which is no part of the secret.
+    secrets = tuple(line.strip() for line in content.splitlines() if line.strip()) or (b"",)
+    if len(secrets) > KEYS_MAX:
+        raise StartError(
+            f"{what} has more than {KEYS_MAX} lines: one secret, or, while it is changed, two"
+        )
+    for secret in secrets:
+        if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+            is_long = len(secret) > SECRET_BYTES_MAX
+            raise StartError(
+                f"{what} has {'more' if is_long else 'fewer'} than "
+                f"{SECRET_BYTES_MAX if is_long else SECRET_BYTES_MIN} characters: {_HOW_TO_MAKE}"
+            )
+    return tuple(dict.fromkeys(secrets))
+
+
+def _check_strength(given: Secrets, known: Secrets | None) -> None:
+    """Refuse new secrets that are weak; warn of known ones. Raises StartError."""
+    if any(_is_weak(secret) for secret in given if secret not in (known or ())):
+        raise StartError(f"the cluster secret is too easy to guess: {_HOW_TO_MAKE}")
+    _warn_if_weak(given)
+
+
+def _is_weak(secret: bytes) -> bool:
+    return strength_bits(secret) < STRENGTH_BITS_MIN
+
+
+def _warn_if_weak(secrets: Secrets) -> None:
+    # A running cluster must restart after an upgrade, however weak its secret is.
+    if any(map(_is_weak, secrets)):
+        logger.warning(
+            "the cluster's secret is too easy to guess: change it (%s; "
+            "docs/operations.md, Change the secret)",
+            _HOW_TO_MAKE,
+        )
+
+
+def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)
     # Created with these permissions: at no moment can another user open the file.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(secret + b"\n")
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

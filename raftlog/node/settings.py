@@ -34,16 +34,18 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     default this node's address in --voters, else the address listened on."""
     voters: str | None = None
     """The voters of a new cluster, the same list on each of them: `1@host:port,2@host:port,
-    3@host:port`. Counts at the first start only. Without --voters and --join a node begins a
-    cluster of itself alone."""
+    3@host:port`. Counts at the first start only; later a list that contradicts the data directory
+    is refused. Without --voters and --join a node begins a cluster of itself alone."""
     join: str | None = None
     """`host:port[,host:port]` of any live nodes of the cluster to join. Counts at the first start
-    only."""
+    only; later it is refused where the data directory is a cluster of its own."""
     cluster_secret: str | None = None
     """The secret by which the nodes of a cluster know each other; remembered in the data directory.
     Other users of the machine can read command lines: better by the environment or a file."""
     cluster_secret_file: str | None = None
-    """File with the cluster's secret as its only content."""
+    """File with the cluster's secret as its only content, readable by its owner alone (mode 600;
+    640 if root owns it). Reread every 5 s. Two lines are two secrets, for a change while all nodes
+    run: the first is used to prove, both are accepted."""
     health_port: Annotated[int, Meta(ge=-1, le=65_535)] = -1
     """Separate port for /healthy, /ready and /metrics; -1: none."""
     allowed_origins: str | None = None

@@ -2,11 +2,25 @@
 
 | the directory | --voters | --join | the start |
 |---|---|---|---|
-| has a journal | ignored | ignored | Restart: the journal knows the voters |
+| has a journal | checked | checked | Restart: the journal knows the voters (`check_restart`) |
 | none | given | | Begin with these voters |
 | none | | given | Join |
 | none, but an unfinished first start | | | as the unfinished start requested |
 | none | | | Begin a cluster of this node alone |
+
+A restart with the options of the first start goes on, whatever happened to the voters since. Other
+options are compared with the voters in the journal, by node id, as addresses may change:
+
+| the voters in the journal | --voters names | --join names |
+|---|---|---|
+| any | the voters of the first start, or those in the journal: go on | |
+| this node alone | other voters: refuse, the list is another cluster's | another node: refuse |
+| others, not this node | this node, too: refuse, it has no vote | any: go on |
+| several | no other voter in common: refuse | a voter's address: go on |
+| several | anything else: warn, the journal counts | another address: warn |
+
+The only voter of a cluster knows its voters for certain, as no other node can have changed them.
+Every other journal may be behind, and must not refuse an operator's newer list.
 """
 
 from __future__ import annotations
@@ -16,7 +30,7 @@ from typing import TypeAlias
 
 from raftlog.node.directory import DirectoryState, Identity, requested_settings
 from raftlog.node.settings import NodeSettings, split_address
-from raftlog.raft.voters import Voter, VoterSet
+from raftlog.raft.voters import Voter, VoterSet, parse_voters
 
 
 class StartError(ValueError):
@@ -64,6 +78,21 @@ def decide_start(settings: NodeSettings, state: DirectoryState) -> Start:
         raise StartError(str(error)) from error
 
 
+def check_restart(
+    settings: NodeSettings, identity: Identity, voters: VoterSet, cluster_id: str | None
+) -> str | None:
+    """Compare the options of a restart with the voters in the journal.
+
+    Returns a warning about ignored ones, if any. Raises StartError for a contradiction.
+    """
+    first = identity.first_start
+    if settings.voters is not None:
+        return _check_voters(settings, first.voters, voters, cluster_id)
+    if settings.join is not None and first.join is None:
+        return _check_join(settings, first.voters, voters, cluster_id)
+    return None
+
+
 def needs_secret(start: Start) -> bool:
     """Whether the cluster has, or may have, other nodes, so that this one must be given their
     secret."""
@@ -74,6 +103,66 @@ def needs_secret(start: Start) -> bool:
             return True
         case Restart(began_alone=began_alone):
             return not began_alone
+
+
+def _check_voters(
+    settings: NodeSettings, first: str | None, voters: VoterSet, cluster_id: str | None
+) -> str | None:
+    given = settings.voter_set()
+    assert given is not None
+    begun_with = frozenset[int]() if first is None else parse_voters(first).ids
+    if given.ids in (voters.ids, begun_with):
+        return None
+    me = settings.node_id
+    asked = f"--voters asks for the voters {_numbers(given.ids)}"
+    is_own_wish = me in given.ids and me not in voters.ids
+    has_common = bool(given.ids & (voters.ids | begun_with) - {me})
+    if voters.ids != {me} and not is_own_wish and has_common:
+        return (
+            f"{asked}, but those of the cluster are {_numbers(voters.ids)}: --voters counts at the "
+            "first start only. `raftlog quorum add-voter` and `remove-voter` change them"
+        )
+    raise StartError(_contradiction(me, voters, cluster_id, asked, "--voters"))
+
+
+def _check_join(
+    settings: NodeSettings, first: str | None, voters: VoterSet, cluster_id: str | None
+) -> str | None:
+    addresses = frozenset(settings.join_addresses())
+    known = {settings.listen, *voters.addresses}
+    if settings.advertised is not None:
+        known.add(settings.advertised)
+    if first is not None:
+        known.update(parse_voters(first).addresses)
+    if addresses & known:
+        return None
+    me = settings.node_id
+    asked = f"--join asks to enter the cluster of {', '.join(sorted(addresses))}"
+    if voters.ids == {me}:
+        raise StartError(_contradiction(me, voters, cluster_id, asked, "--join"))
+    return (
+        f"{asked}, but this node has been in a cluster with the voters {_numbers(voters.ids)}, and "
+        "goes on there: --join counts at the first start only"
+    )
+
+
+def _contradiction(
+    me: int, voters: VoterSet, cluster_id: str | None, asked: str, option: str
+) -> str:
+    cluster = "its cluster" if cluster_id is None else f"cluster {cluster_id}"
+    if voters.ids == {me}:
+        has = f"{cluster}, in which this node has the only vote"
+    else:
+        has = f"{cluster} with the voters {_numbers(voters.ids)}"
+    return (
+        f"the data directory is node {me} of {has}; {asked}. To go on with the directory's "
+        f"cluster, start without {option} (`raftlog quorum add-voter N` gives a vote to a node "
+        "that has joined). For another cluster, give an empty --data-dir"
+    )
+
+
+def _numbers(node_ids: frozenset[int]) -> str:
+    return ", ".join(map(str, sorted(node_ids)))
 
 
 def _first_start(settings: NodeSettings) -> Begin | Join:

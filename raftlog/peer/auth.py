@@ -1,25 +1,34 @@
 """The handshake between two nodes: both prove that they hold the cluster's secret. No I/O.
 
     caller                                     callee
-      nonce, proof of it           ------->    or the answer for any stranger
-                                   <-------    nonce, proof over both nonces
+      nonce                        ------->
+                                   <-------    nonce: the answer for any stranger
+      both nonces, proof of them   ------->    or the answer for any stranger
+                                   <-------    proof
       HELLO    hello, proof        ------->
                                    <-------    ANSWER   hello, proof      (or REJECTION)
       CONFIRM  proof               ------->
                                    <-------    WELCOME  proof             (or REJECTION)
 
-The first line each way travels in HTTP heads (opening.py), the others as messages. Every proof is
-HMAC-SHA-256 under the secret over: the version of this protocol, the step, the channel, and all
-messages of both sides so far, each with its length. So
+The first four lines travel in HTTP heads (opening.py), the others as messages. Every proof is
+HMAC-SHA-256 under the key of the secret over: the version of this protocol, the step, the channel,
+both nonces, and all messages of both sides so far, each with its length. So
 
 - a proof is good for its step, its channel, its side and these two nonces alone: a recorded proof
   is useless, and neither side's proof can be turned against the side;
 - no message can be exchanged unnoticed: ANSWER and CONFIRM cover both hellos;
 - each side reads the other's hello only behind a proof made for a nonce of its own.
 
-An attacker with a recorded first line of a caller can replay the line and gets the callee's first
-line, but no further. Proofs reveal the secret only to guessing: the secret must be long and random.
-The handshake gives neither secrecy nor integrity to later messages: those are TLS's part.
+The callee keeps nothing of a caller before its proof (nonces.py), and a recorded proof is good for
+no second connection: so without the secret a caller holds no place among the openings.
+
+One side must prove itself first. That is the caller: a callee that did would hand every client of
+its port a proof to guess the secret by, a caller only the addresses that it was given. A guess is
+made expensive, too: the key is derived from the secret by scrypt. The handshake gives neither
+secrecy nor integrity to later messages: those are TLS's part.
+
+A node may hold two secrets while the secret of its cluster is changed. The caller tries its keys in
+order; the callee accepts each of its own, and goes on with the one of the caller's proof.
 
 `Caller` and `Callee` are one handshake each. The peer's mistakes raise `AuthError` (the peer gets
 no further answer) or, for the rejection by a proven peer, `RejectedError`; calls in the wrong order
@@ -30,13 +39,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import Final
 
 from raftlog.world.network import RejectedError
 
-VERSION: Final = b"raftlog node handshake 1"
+VERSION: Final = b"raftlog node handshake 2"
 """Changed whenever a byte of the handshake, or of the framing after it, changes its meaning."""
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
@@ -46,11 +56,34 @@ REASON_BYTES_MAX: Final = 4 * 1024
 STEP_BYTES_MAX: Final = 1 + PROOF_BYTES + HELLO_BYTES_MAX
 """Longest message of the handshake."""
 
+KEYS_MAX: Final = 2
+"""Secrets at once: the present one, and the one before or after."""
+_SCRYPT_COST: Final = 2**15
+_SCRYPT_BLOCK: Final = 8
+_SCRYPT_BYTES_MAX: Final = 64 * 1024 * 1024
+
 _CODE: Final = Struct("!I")
 
 
 class AuthError(Exception):
     """The peer has not proven to hold the secret, or breaks the handshake's rules."""
+
+
+def derive_key(secret: bytes) -> bytes:
+    """The key of a secret. Takes 60 ms of processor and 32 MiB: call it on a thread, and once.
+
+    The salt is fixed, because all nodes must derive the same key.
+    """
+    assert secret, "an empty secret proves nothing"
+    return hashlib.scrypt(
+        secret,
+        salt=VERSION,
+        n=_SCRYPT_COST,
+        r=_SCRYPT_BLOCK,
+        p=1,
+        maxmem=_SCRYPT_BYTES_MAX,
+        dklen=PROOF_BYTES,
+    )
 
 
 class Step(IntEnum):
@@ -71,25 +104,31 @@ _WITH_BODY: Final = (Step.HELLO, Step.ANSWER, Step.REJECTION)
 class _Transcript:
     """All messages of both sides so far, and the proofs over them."""
 
-    def __init__(self, secret: bytes, channel: str, caller_nonce: bytes) -> None:
-        assert secret, "an empty secret proves nothing"
-        assert len(caller_nonce) == NONCE_BYTES
-        self._secret = secret
-        self._said = [channel.encode(), caller_nonce]
+    def __init__(self, key: bytes, channel: str, caller_nonce: bytes, callee_nonce: bytes) -> None:
+        """Raises AuthError if a nonce is none."""
+        assert key, "an empty key proves nothing"
+        for nonce in (caller_nonce, callee_nonce):
+            if len(nonce) != NONCE_BYTES:
+                raise AuthError(f"a nonce of {len(nonce)} bytes")
+        self._key = key
+        self._said = [channel.encode(), caller_nonce, callee_nonce]
 
     def add(self, said: bytes) -> None:
         self._said.append(said)
 
     def proof(self, step: Step) -> bytes:
-        mac = hmac.new(self._secret, VERSION, hashlib.sha256)
+        mac = hmac.new(self._key, VERSION, hashlib.sha256)
         mac.update(bytes((step, len(self._said))))
         for part in self._said:
             mac.update(len(part).to_bytes(4, "big"))
             mac.update(part)
         return mac.digest()
 
+    def proves(self, step: Step, proof: bytes) -> bool:
+        return hmac.compare_digest(self.proof(step), proof)
+
     def check(self, step: Step, proof: bytes) -> None:
-        if not hmac.compare_digest(self.proof(step), proof):
+        if not self.proves(step, proof):
             raise AuthError("the proof is not one by the cluster's secret")
 
     def write(self, step: Step, body: bytes = b"") -> bytes:
@@ -121,26 +160,26 @@ def check_hello(hello: bytes) -> None:
 class Caller:
     """The calling side: `opening`, `challenged`, `answered`, `welcomed`, in this order."""
 
-    def __init__(self, secret: bytes, channel: str, hello: bytes, nonce: bytes) -> None:
+    def __init__(
+        self, key: bytes, channel: str, hello: bytes, nonce: bytes, callee_nonce: bytes
+    ) -> None:
+        """`nonce` is one's own, never used for another handshake. Raises AuthError."""
         check_hello(hello)
-        self.nonce = nonce
+        self.key = key
         self.hello: bytes | None = None
         """The other side's hello; known after ANSWER."""
         self._own_hello = hello
-        self._transcript = _Transcript(secret, channel, nonce)
+        self._transcript = _Transcript(key, channel, nonce, callee_nonce)
         self._next = Step.CHALLENGE
 
     def opening(self) -> bytes:
-        """The proof for the caller's nonce."""
+        """The proof for both nonces."""
         assert self._next is Step.CHALLENGE
         return self._transcript.proof(Step.OPENING)
 
-    def challenged(self, nonce: bytes, proof: bytes) -> bytes:
-        """Take the callee's nonce and proof; returns HELLO. Raises AuthError."""
+    def challenged(self, proof: bytes) -> bytes:
+        """Take the callee's proof; returns HELLO. Raises AuthError."""
         assert self._next is Step.CHALLENGE
-        if len(nonce) != NONCE_BYTES:
-            raise AuthError(f"a nonce of {len(nonce)} bytes")
-        self._transcript.add(nonce)
         self._transcript.check(Step.CHALLENGE, proof)
         self._next = Step.ANSWER
         return self._transcript.write(Step.HELLO, self._own_hello)
@@ -167,21 +206,30 @@ class Caller:
 class Callee:
     """The called side: `challenge`, `take_hello`, `answer`, `confirmed`, `welcome`."""
 
-    def __init__(self, secret: bytes, channel: str, caller_nonce: bytes, proof: bytes) -> None:
-        """Raises AuthError if the caller's first proof is wrong."""
-        if len(caller_nonce) != NONCE_BYTES:
-            raise AuthError(f"a nonce of {len(caller_nonce)} bytes")
+    def __init__(
+        self,
+        keys: Sequence[bytes],
+        channel: str,
+        caller_nonce: bytes,
+        nonce: bytes,
+        proof: bytes,
+    ) -> None:
+        """`nonce` is one's own. Raises AuthError for a first proof by none of `keys`."""
         self.hello: bytes | None = None
         """The caller's hello; known after `take_hello`."""
-        self._transcript = _Transcript(secret, channel, caller_nonce)
-        self._transcript.check(Step.OPENING, proof)
+        for key in keys:
+            transcript = _Transcript(key, channel, caller_nonce, nonce)
+            if transcript.proves(Step.OPENING, proof):
+                break
+        else:
+            raise AuthError("the proof is not one by the cluster's secret")
+        self.key = key
+        self._transcript = transcript
         self._next = Step.CHALLENGE
 
-    def challenge(self, nonce: bytes) -> bytes:
-        """The proof for the callee's own nonce."""
+    def challenge(self) -> bytes:
+        """The callee's proof for both nonces."""
         assert self._next is Step.CHALLENGE
-        assert len(nonce) == NONCE_BYTES
-        self._transcript.add(nonce)
         self._next = Step.HELLO
         return self._transcript.proof(Step.CHALLENGE)
 

@@ -8,13 +8,14 @@ request; both hold at most one message of the handshake.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 from typing import Final, cast
 
-from raftlog.peer.auth import STEP_BYTES_MAX, AuthError, Callee, Caller
+from raftlog.peer.auth import NONCE_BYTES, STEP_BYTES_MAX, AuthError, Callee, Caller
 from raftlog.peer.dial import join_address
 from raftlog.peer.frames import (
     FRAME_BYTES_MAX,
@@ -25,7 +26,7 @@ from raftlog.peer.frames import (
     frame,
     pack_length,
 )
-from raftlog.peer.opening import KEY_BYTES, OpeningError, ResponseReader, request_head
+from raftlog.peer.opening import KEY_BYTES, Challenge, OpeningError, ResponseReader, request_head
 from raftlog.peer.socket import NodeSocket
 from raftlog.record.errors import ILLEGAL_STATE, NOT_READY, UNAUTHORIZED
 from raftlog.world.network import (
@@ -48,15 +49,22 @@ SAME_SECRET: Final = (
 )
 
 
+HANDSHAKES_MAX: Final = 256
+"""Openings by callers in progress, each within HANDSHAKE_S."""
+HANDSHAKES_PER_ADDRESS_MAX: Final = HANDSHAKES_MAX // 4
+"""No address (IPv6: no /64) holds more than a quarter."""
+
+
 class Openings:
     """The transports of one node's network, from their first bytes to their ends."""
 
     def __init__(self, on_broken_invariant: Callable[[AssertionError], None] | None) -> None:
         """`on_broken_invariant` gets the assertions that fail in receivers and acceptors."""
-        self.callees: set[CalleeSide] = set()
+        self.callees: dict[CalleeSide, None] = {}
+        """In the order of their beginning."""
         self.callers: set[CallerSide] = set()
-        self.sockets: set[NodeSocket] = set()
-        """Open connections."""
+        self.sockets: dict[NodeSocket, bytes] = {}
+        """Open connections, with the key by which both sides have proven themselves."""
         self.is_closed = False
         self._on_broken_invariant = on_broken_invariant
 
@@ -65,14 +73,38 @@ class Openings:
         if self.is_closed:
             side.abort()
         if isinstance(side, CalleeSide):
-            self.callees.add(side)
+            self.callees[side] = None
         else:
             self.callers.add(side)
+
+    def make_room(self, place: str) -> bool:
+        """Make room for one more caller from `place`; return whether there is.
+
+        Over a bound the oldest caller that has not proven its hello yet goes: a node does so within
+        a round trip, and a caller that repeats old words never.
+        """
+        here = [side for side in self.callees if side.place == place]
+        if len(here) >= HANDSHAKES_PER_ADDRESS_MAX:
+            return _end_oldest_unproven(here)
+        if len(self.callees) >= HANDSHAKES_MAX:
+            return _end_oldest_unproven(self.callees)
+        return True
+
+    def end_without_key(self, keys: Sequence[bytes]) -> int:
+        """End all connections proven by another key than `keys`; return their number."""
+        ended = [socket for socket, key in self.sockets.items() if key not in keys]
+        for socket in ended:
+            socket.close()
+        sides: list[CalleeSide | CallerSide] = [*self.callees, *self.callers]
+        for side in sides:
+            if side.key is not None and side.key not in keys:
+                side.abort()
+        return len(ended)
 
     def end(self, side: CallerSide | CalleeSide) -> None:
         """Unregister a transport that is open, or never will be. Harmless if done already."""
         if isinstance(side, CalleeSide):
-            self.callees.discard(side)
+            self.callees.pop(side, None)
         else:
             self.callers.discard(side)
 
@@ -88,6 +120,30 @@ class Openings:
             side.abort()
         for socket in list(self.sockets):
             socket.close()
+
+
+def _end_oldest_unproven(sides: Iterable[CalleeSide]) -> bool:
+    for side in sides:
+        if not side.is_proven:
+            side.give_way()
+            return True
+    return False
+
+
+def address_place(host: str) -> str:
+    """The holder of places at `host`: an IPv4 address, or the /64 of an IPv6 one.
+
+    A customer of any provider has at least a /64, and so any number of IPv6 addresses.
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, 64), strict=False))
 
 
 class _Side(asyncio.Protocol):
@@ -109,10 +165,9 @@ class _Side(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _begin(self, transport: asyncio.BaseTransport, first: bytes) -> asyncio.Transport:
+    def _begin(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
         # uvloop's transport has the interface, but not the base class.
         self._transport = begun = cast(asyncio.Transport, transport)
-        begun.write(first)
         return begun
 
     def _write(self, message: bytes) -> None:
@@ -137,7 +192,7 @@ class _Side(asyncio.Protocol):
         assert hello is not None
 
         def lost(error: BaseException | None) -> None:
-            self._openings.sockets.discard(socket)
+            self._openings.sockets.pop(socket, None)
             on_lost(error)
 
         socket = NodeSocket(
@@ -155,10 +210,12 @@ class _Side(asyncio.Protocol):
             socket.withdraw()
             raise
 
-    def _let_go(self, socket: NodeSocket, receiver: Receiver, rest: list[bytes]) -> None:
+    def _let_go(
+        self, socket: NodeSocket, key: bytes, receiver: Receiver, rest: list[bytes]
+    ) -> None:
         """Make the socket the transport's protocol."""
         assert self._transport is not None
-        self._openings.sockets.add(socket)
+        self._openings.sockets[socket] = key
         self._transport.set_protocol(socket)
         socket.start(receiver)
         socket.deliver(rest)
@@ -168,16 +225,32 @@ class CallerSide(_Side):
     """The calling side. `done` has the outcome; with `done`, this object's work is over."""
 
     def __init__(
-        self, openings: Openings, address: str, channel: str, caller: Caller, opened: Opened
+        self,
+        openings: Openings,
+        address: str,
+        channel: str,
+        *,
+        hello: bytes,
+        keys: Sequence[bytes],
+        opened: Opened,
     ) -> None:
+        """`keys` are tried in order, while the callee knows none of those before."""
         super().__init__(openings, is_caller=True)
         self.done: asyncio.Future[NodeSocket] = asyncio.get_running_loop().create_future()
         self._address = address
-        self._caller = caller
+        self._channel = channel
+        self._hello = hello
+        self._untried = list(keys)
         self._opened = opened
-        key = secrets.token_bytes(KEY_BYTES)
-        self._request = request_head(address, channel, key, caller.nonce, caller.opening())
-        self._response: ResponseReader | None = ResponseReader(key)
+        self._nonce = b""
+        self._caller: Caller | None = None
+        """The handshake by the key tried last."""
+        self._response: ResponseReader | None = None
+
+    @property
+    def key(self) -> bytes | None:
+        """The key tried last; None before the first."""
+        return None if self._caller is None else self._caller.key
 
     def give_up(self) -> None:
         """End the opening: the caller has stopped waiting for `done`."""
@@ -185,8 +258,9 @@ class CallerSide(_Side):
         self.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the request."""
-        self._begin(transport, self._request)
+        """Send the first request."""
+        self._begin(transport)
+        self._request()
         self._openings.begin(self)
 
     def data_received(self, data: bytes) -> None:
@@ -197,7 +271,7 @@ class CallerSide(_Side):
             self._take(data)
         except AuthError as error:
             logger.warning("The node at %s has not proven itself: %s", self._address, error)
-            self._fail(_rejected(f"The node at {self._address} has another cluster secret."))
+            self._fail(_unproven(f"The node at {self._address} has another cluster secret."))
         except (OpeningError, FrameError) as error:
             self._fail(NetworkError(f"{self._address} does not answer as a raftlog node: {error}"))
         except Exception as error:
@@ -214,16 +288,43 @@ class CallerSide(_Side):
             self.done.set_exception(error)
         self.abort()
 
+    def _request(self, callee_nonce: bytes = b"") -> None:
+        """Send a request: the first without a proof, then one for each key."""
+        assert self._transport is not None
+        proof = b""
+        self._nonce = self._nonce or secrets.token_bytes(NONCE_BYTES)
+        if callee_nonce:
+            self._caller = Caller(
+                self._untried.pop(0), self._channel, self._hello, self._nonce, callee_nonce
+            )
+            proof = self._caller.opening()
+        key = secrets.token_bytes(KEY_BYTES)
+        self._response = ResponseReader(key)
+        self._transport.write(
+            request_head(
+                self._address,
+                self._channel,
+                key,
+                self._nonce,
+                callee_nonce=callee_nonce,
+                proof=proof,
+            )
+        )
+
     def _take(self, data: bytes) -> None:
         if self._response is not None:
             found = self._response.feed(data)
             if found is None:
                 return
-            self._response = None
             challenge, data = found
             if challenge.status != HTTPStatus.SWITCHING_PROTOCOLS:
-                raise _refusal(self._address, challenge.status)
-            self._write(self._caller.challenged(challenge.nonce, challenge.proof))
+                self._refused(challenge, data)
+                return
+            if self._caller is None:
+                raise OpeningError("it takes the connection without a proof")
+            self._response = None
+            self._write(self._caller.challenged(challenge.proof))
+        assert self._caller is not None
         messages = self._reader.feed(data)
         for index, message in enumerate(messages):
             if self._caller.hello is None:
@@ -236,10 +337,19 @@ class CallerSide(_Side):
             )
             self._openings.end(self)
             self.done.set_result(socket)
-            self._let_go(socket, receiver, messages[index + 1 :])
+            self._let_go(socket, self._caller.key, receiver, messages[index + 1 :])
             return
         if self._reader.is_ended:
             raise FrameError("it ends the connection")
+
+    def _refused(self, challenge: Challenge, rest: bytes) -> None:
+        """Prove the next key for the nonce in the answer; raise the refusal without one."""
+        is_asked = challenge.status == HTTPStatus.UNAUTHORIZED and challenge.nonce
+        if not is_asked or not self._untried:
+            raise _refusal(self._address, challenge.status)
+        if rest:
+            raise OpeningError("it speaks out of turn")
+        self._request(challenge.nonce)
 
 
 class CalleeSide(_Side):
@@ -252,10 +362,13 @@ class CalleeSide(_Side):
         response: bytes,
         acceptor: Acceptor | None,
         *,
+        place: str,
         on_lost: Callable[[BaseException | None], None],
     ) -> None:
         """`on_lost` is called when the transport is gone; no `acceptor`: reject all callers."""
         super().__init__(openings, is_caller=False)
+        self.place = place
+        """The address, as far as places are counted by it."""
         self._callee = callee
         self._response = response
         self._acceptor = acceptor
@@ -263,9 +376,27 @@ class CalleeSide(_Side):
         self._deadline: asyncio.TimerHandle | None = None
         self._is_over = False
 
+    @property
+    def key(self) -> bytes:
+        """The key of the caller's proof."""
+        return self._callee.key
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the caller has proven its hello."""
+        return self._callee.hello is not None
+
+    def give_way(self) -> None:
+        """End the opening in favour of a newer one."""
+        logger.info("The opening by %s ends: newer ones need its place", self._peer())
+        self._is_over = True
+        self._openings.end(self)
+        self.abort()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Answer the caller's request."""
-        begun = self._begin(transport, self._response)
+        begun = self._begin(transport)
+        begun.write(self._response)
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, begun.abort)
         self._openings.begin(self)
 
@@ -313,7 +444,7 @@ class CalleeSide(_Side):
             # Before the owner's first messages, which the socket holds back until `_let_go`.
             self._write(self._callee.welcome())
             self._end()
-            self._let_go(socket, receiver, messages[index + 1 :])
+            self._let_go(socket, self._callee.key, receiver, messages[index + 1 :])
             return
         if self._reader.is_ended:
             self._close()
@@ -344,19 +475,23 @@ def peer_address(transport: asyncio.BaseTransport) -> str:
     return join_address(host, port)
 
 
-def _rejected(what: str) -> RejectedError:
-    return RejectedError(UNAUTHORIZED.code, f"{what} {SAME_SECRET}")
+def _unproven(what: str) -> RejectedError:
+    return RejectedError(UNAUTHORIZED.code, f"{what} {SAME_SECRET}", is_proven=False)
 
 
 def _refusal(address: str, status: int) -> Exception:
-    """The exception for an answer other than 101."""
+    """The exception for an answer other than 101: not proven, whatever its status."""
     if status == HTTPStatus.UNAUTHORIZED:
-        return _rejected(f"The node at {address} does not know this node's cluster secret.")
+        return _unproven(
+            f"{address} does not know this node's cluster secret (HTTP 401), or something on the "
+            "way answers in the node's place."
+        )
     if status == HTTPStatus.BAD_REQUEST:
         return RejectedError(
             ILLEGAL_STATE.code,
-            f"The node at {address} speaks another version of the protocol between nodes: "
-            "run releases on all nodes that are made to work together.",
+            f"{address} does not speak this version of the protocol between nodes (HTTP 400): run "
+            "releases on all nodes that are made to work together.",
+            is_proven=False,
         )
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         return NetworkError(f"The node at {address} takes no connections now (HTTP {status}).")

@@ -100,7 +100,10 @@ def check_peer(theirs: Hello, mine: Hello) -> None:
 def is_passing(error: RejectedError) -> bool:
     """Whether time may lift the rejection; otherwise an operator has to act.
 
-    A node of the cluster that does not serve the channel is starting.
+    A node of the cluster that does not serve the channel is starting. A rejection without a proof
+    of the secret ends nothing for good: anything on the way can answer 401, 400 or 404.
     """
+    if not error.is_proven:
+        return True
     entry = ERROR_TABLE.get(error.code)
     return entry is not None and (entry.retriable or entry is NOT_FOUND)

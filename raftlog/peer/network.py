@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from raftlog.peer.auth import NONCE_BYTES, AuthError, Callee, Caller
+from raftlog.peer.auth import KEYS_MAX, AuthError, Callee, check_hello
 from raftlog.peer.dial import dial, parse_address
-from raftlog.peer.handshake import SAME_SECRET, CalleeSide, CallerSide, Openings
+from raftlog.peer.handshake import (
+    SAME_SECRET,
+    CalleeSide,
+    CallerSide,
+    Openings,
+    address_place,
+)
+from raftlog.peer.nonces import OpeningNonces
 from raftlog.peer.opening import (
+    CALLEE_NONCE_HEADER,
     NONCE_HEADER,
     PROOF_HEADER,
     SUBPROTOCOL,
     SUBPROTOCOL_FAMILY,
+    challenge_headers,
     is_channel,
     is_upgrade,
     response_head,
@@ -38,29 +46,49 @@ from raftlog.world.network import Acceptor, NetworkError, Opened, RefusedError
 
 logger = logging.getLogger(__name__)
 
-HANDSHAKES_MAX: Final = 64
-"""Openings by callers in progress: the first line is proven, but may be a replay."""
 CONNECTIONS_MAX: Final = 4_096
 """Open connections, accepted or dialled."""
 STRANGER_LOG_INTERVAL_S: Final = 10.0
 """Shortest interval between two log lines about callers without the secret."""
 
 
+class UnprovenError(LogError):
+    """A caller without a fresh proof of the secret."""
+
+    def __init__(self, nonce: bytes) -> None:
+        super().__init__(UNAUTHORIZED, f"This path is for nodes. {SAME_SECRET}")
+        self.headers = challenge_headers(nonce)
+        """Of the answer: they have the nonce to prove."""
+
+
 class HttpNetwork:
     """`Network` between nodes that hold the same secret."""
 
     def __init__(
-        self, secret: bytes, *, on_broken_invariant: Callable[[AssertionError], None] | None = None
+        self,
+        keys: Sequence[bytes],
+        *,
+        on_broken_invariant: Callable[[AssertionError], None] | None = None,
     ) -> None:
-        """`secret` is long and random. `on_broken_invariant` gets the assertions that fail in
-        receivers and acceptors. Raises ValueError for an empty secret.
+        """`keys`: see `replace_keys`. `on_broken_invariant` gets the assertions that fail in
+        receivers and acceptors.
         """
-        if not secret:
-            raise ValueError("the cluster's secret is empty")
-        self._secret = secret
+        self._keys: tuple[bytes, ...] = ()
         self._acceptors: dict[str, Acceptor] = {}
         self._openings = Openings(on_broken_invariant)
+        self._nonces = OpeningNonces()
         self._stranger_log_due = 0.0
+        self.replace_keys(keys)
+
+    def replace_keys(self, keys: Sequence[bytes]) -> int:
+        """Use these keys (`auth.derive_key`) from now on; return the number of ended connections.
+
+        The first is used to prove, each is accepted. Connections that rest on a key no longer there
+        end, for their owners to dial again.
+        """
+        assert 1 <= len(keys) <= KEYS_MAX
+        self._keys = tuple(keys)
+        return self._openings.end_without_key(self._keys)
 
     # Network
 
@@ -74,8 +102,10 @@ class HttpNetwork:
         """
         if self._openings.is_closed:
             raise NetworkError("this node is stopping")
-        caller = Caller(self._secret, channel, hello, secrets.token_bytes(NONCE_BYTES))
-        side = CallerSide(self._openings, address, channel, caller, opened)
+        check_hello(hello)
+        side = CallerSide(
+            self._openings, address, channel, hello=hello, keys=self._keys, opened=opened
+        )
         try:
             async with asyncio.timeout(timeout_s):
                 await self._dial(address, side)
@@ -137,35 +167,42 @@ class HttpNetwork:
     ) -> asyncio.Protocol:
         """The asyncio protocol that continues a caller's request on the request's transport.
 
-        `on_lost` is called when that transport is gone. Raises LogError: UNAUTHORIZED for every
-        caller without a proof of the secret, whatever else is wrong with the request.
+        `on_lost` is called when that transport is gone. Raises LogError: UnprovenError for every
+        caller without a fresh proof of the secret, whatever else is wrong with the request.
         """
+        now = asyncio.get_running_loop().time()
         version = headers.get("Sec-WebSocket-Protocol", "")
         if version != SUBPROTOCOL and version.startswith(SUBPROTOCOL_FAMILY):
             # The version is no secret, and a node of another release needs the reason.
             raise LogError(BAD_REQUEST, f"This node speaks {SUBPROTOCOL} only.")
+        nonce = token(headers, CALLEE_NONCE_HEADER)
+        proof = token(headers, PROOF_HEADER)
+        if not proof or not self._nonces.is_fresh(nonce, address, now):
+            raise UnprovenError(self._nonces.issue(address, now))
         try:
-            callee = Callee(
-                self._secret, channel, token(headers, NONCE_HEADER), token(headers, PROOF_HEADER)
-            )
+            callee = Callee(self._keys, channel, token(headers, NONCE_HEADER), nonce, proof)
         except AuthError:
-            self._log_stranger(address)
-            raise LogError(UNAUTHORIZED, f"This path is for nodes. {SAME_SECRET}") from None
+            self._log_stranger(address, now)
+            raise UnprovenError(self._nonces.issue(address, now)) from None
+        self._nonces.use(nonce, now)
         if version != SUBPROTOCOL or not is_channel(channel) or not is_upgrade(headers):
             raise LogError(BAD_REQUEST, "This is not the request of a node.")
         if self._openings.is_closed:
             raise LogError(NOT_READY, "The node is stopping.")
-        openings = self._openings
-        if len(openings.callees) >= HANDSHAKES_MAX or len(openings.sockets) >= CONNECTIONS_MAX:
+        openings, place = self._openings, address_place(address)
+        if len(openings.sockets) >= CONNECTIONS_MAX or not openings.make_room(place):
             raise LogError(OVERLOADED, "Too many connections between nodes are being opened.")
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        key = token(headers, "Sec-WebSocket-Key")
-        response = response_head(key, nonce, callee.challenge(nonce))
-        acceptor = self._acceptors.get(channel)
-        return CalleeSide(openings, callee, response, acceptor, on_lost=on_lost)
+        response = response_head(token(headers, "Sec-WebSocket-Key"), callee.challenge())
+        return CalleeSide(
+            openings,
+            callee,
+            response,
+            self._acceptors.get(channel),
+            place=place,
+            on_lost=on_lost,
+        )
 
-    def _log_stranger(self, address: str) -> None:
-        now = asyncio.get_running_loop().time()
+    def _log_stranger(self, address: str, now: float) -> None:
         if now >= self._stranger_log_due:
             self._stranger_log_due = now + STRANGER_LOG_INTERVAL_S
             logger.warning(

@@ -94,6 +94,24 @@ def _check_cluster(mine: QuorumHello, theirs: QuorumHello) -> None:
             f"Nodes {mine.node_id} and {theirs.node_id} were started with different lists of "
             "voters: give all of them the same."
         )
+    for alone, new in ((mine, theirs), (theirs, mine)):
+        _check_alone(alone, new)
+
+
+def _check_alone(alone: QuorumHello, new: QuorumHello) -> None:
+    """Keep a voter of a new cluster apart from a listed node that is a cluster of its own.
+
+    Otherwise the new voter would follow that cluster, which has one vote and not the listed ones.
+    """
+    is_new_voter = new.cluster_id is None and new.bootstrap_id is not None
+    is_alone = alone.cluster_id is not None and alone.voters.ids == {alone.node_id}
+    if is_new_voter and is_alone and alone.bootstrap_id != new.bootstrap_id:
+        _reject(
+            f"Node {alone.node_id} at {alone.address} is cluster {alone.cluster_id}, in which it "
+            f"has the only vote, and node {new.node_id} at {new.address} was started as a voter of "
+            f"a new cluster. Start node {new.node_id} with an empty directory and --join to enter "
+            f"that cluster, or node {alone.node_id} with an empty directory and the same --voters."
+        )
 
 
 def _reject_own_id(mine: QuorumHello, theirs: QuorumHello) -> None:

@@ -7,6 +7,7 @@ the node starts.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -31,9 +32,13 @@ JOIN_ADDRESSES_MAX: Final = 64
 JOIN_TIMEOUT_S: Final = 2.0
 """For one node; then comes the next address."""
 JOIN_PAUSE_S: Final = 0.2
-"""Between rounds over all addresses."""
+"""Between the first rounds over all addresses; the pause then doubles."""
+JOIN_PAUSE_S_MAX: Final = 2.0
 JOINERS_MAX: Final = 64
 """Open connections of joining nodes. The caller ends each; above the bound, the oldest go."""
+
+
+logger = logging.getLogger(__name__)
 
 
 def join_hello(hello: QuorumHello) -> QuorumHello:
@@ -94,13 +99,14 @@ async def find_cluster(
 ) -> QuorumHello:
     """Call the nodes at `addresses`, in turns, until one knows its cluster's id and voters.
 
-    Returns the node's hello. Raises LogError: at once if every address answers with a rejection
-    that time will not lift, with the first one's code and message; NOT_READY after `timeout_s`,
-    with the outcome of each address.
+    Returns the node's hello. Raises LogError: at once if every address answers with a proven
+    rejection that time will not lift, with the first one's code and message; NOT_READY after
+    `timeout_s`, with the outcome of each address.
     """
     assert 0 < len(addresses) <= JOIN_ADDRESSES_MAX
     deadline = clock.monotonic() + timeout_s
     outcomes: dict[str, str] = {}
+    pause_s = JOIN_PAUSE_S
     while True:
         final: list[RejectedError] = []
         for address in addresses:
@@ -110,13 +116,16 @@ async def find_cluster(
             try:
                 return await _call(network, address, hello, min(left_s, JOIN_TIMEOUT_S))
             except RefusedError:
-                outcomes[address] = "connection refused"
+                outcome = "connection refused"
             except NetworkError as error:
-                outcomes[address] = str(error)
+                outcome = str(error)
             except RejectedError as error:
-                outcomes[address] = error.message
+                outcome = error.message
                 if not is_passing(error):
                     final.append(error)
+            if outcomes.get(address) != outcome:
+                outcomes[address] = outcome
+                logger.warning("cannot join the cluster by %s yet: %s", address, outcome)
         if len(final) == len(addresses):
             raise LogError(ERROR_TABLE.get(final[0].code, ILLEGAL_STATE), final[0].message)
         left_s = deadline - clock.monotonic()
@@ -127,7 +136,8 @@ async def find_cluster(
             raise LogError(
                 NOT_READY, f"No node of the cluster answered within {timeout_s:g} s. {all_outcomes}"
             )
-        await clock.sleep(min(left_s, JOIN_PAUSE_S))
+        await clock.sleep(min(left_s, pause_s))
+        pause_s = min(2 * pause_s, JOIN_PAUSE_S_MAX)
 
 
 async def _call(

@@ -297,7 +297,7 @@ class Peers:
         try:
             await self._channel.connect(target.address, self.hello(), _Opener(self, target))
         except RejectedError as error:
-            if not is_passing(error):
+            if not is_passing(error) or not error.is_proven:
                 self._rejections.add(target.address, error)
                 return self._limits.rejected_redial_s
             if failures == 0:

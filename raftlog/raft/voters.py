@@ -105,6 +105,21 @@ class VoterSet(msgspec.Struct, frozen=True):
 NO_VOTERS: Final = VoterSet(())
 
 
+def few_voters_warning(voters: VoterSet, nodes: int) -> str | None:
+    """A warning if a cluster of so many nodes depends on one or two voters; None if not.
+
+    Three votes are the fewest with which a cluster survives the loss of any node.
+    """
+    votes = len(voters.voters)
+    if nodes < 3 or votes not in (1, 2):
+        return None
+    names = " or ".join(f"node {voter.node_id}" for voter in voters.voters)
+    return (
+        f"{votes} of {nodes} nodes {'has' if votes == 1 else 'have'} a vote: the whole cluster "
+        f"stops with {names}. Give votes to {3 - votes} more by `raftlog quorum add-voter N`"
+    )
+
+
 def encode_voters(voters: VoterSet) -> bytes:
     """Encode the set for the log: JSON."""
     return msgspec.json.encode(voters)

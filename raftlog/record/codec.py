@@ -285,8 +285,35 @@ def decode(
         # Any error is this batch's fault: besides its own error the codec lets through
         # UnicodeDecodeError (header keys), OverflowError and MemoryError (absurd lengths).
         raise _corrupt(batch, str(error) or type(error).__name__) from error
-    _check_offsets(batch, records)
+    if records:
+        _check_offsets(batch, records[0].offset, records[-1].offset, len(records))
     return records
+
+
+def iterate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> Iterator[Record]:
+    """Like `decode`, one record at a time, with little memory: for a loop in a thread.
+
+    `decode` does not let other threads run before its last record. Raises LogError as `decode`
+    does; records before the error have been yielded.
+    """
+    if batch.header.is_control:
+        return
+    records = iter(
+        DefaultRecordBatch(decompress_batch(batch, decompressed_bytes_max=decompressed_bytes_max))
+    )
+    first = last = None
+    count = 0
+    while True:
+        try:
+            record = cast("Record | None", next(records, None))
+        except Exception as error:  # see `decode`
+            raise _corrupt(batch, str(error) or type(error).__name__) from error
+        if record is None:
+            break
+        yield record
+        first, last, count = first or record, record, count + 1
+    if first is not None and last is not None:
+        _check_offsets(batch, first.offset, last.offset, count)
 
 
 def decode_groups(
@@ -342,17 +369,14 @@ def decompress_batch(batch: RecordBatch, *, decompressed_bytes_max: int) -> memo
     return memoryview(padded)[: HEADER_SIZE + len(body)]
 
 
-def _check_offsets(batch: RecordBatch, records: Sequence[Record]) -> None:
+def _check_offsets(batch: RecordBatch, first: int, last: int, count: int) -> None:
     """Hold the first and last record to the header's offsets. Those between are the codec's own.
 
     Compaction removes records but keeps the header's offsets, so records may be missing at either
     end; only a batch with all of them must match exactly.
     """
-    if not records:
-        return
     header = batch.header
-    first, last = records[0].offset, records[-1].offset
-    if len(records) == header.last_offset_delta + 1:
+    if count == header.last_offset_delta + 1:
         fits = first == header.base_offset and last == header.last_offset
     else:
         fits = header.base_offset <= first <= last <= header.last_offset

@@ -44,6 +44,16 @@ class LogError(Exception):
         return str(self.args[0])
 
 
+QUOTED_CHARACTERS_MAX: Final = 80
+
+
+def quoted(text: str) -> str:
+    """The text as typed, in quotes, for an error: long text cut, control characters escaped."""
+    shown = repr(text[:QUOTED_CHARACTERS_MAX])
+    most = QUOTED_CHARACTERS_MAX + 2
+    return shown if len(shown) <= most else f"{shown[: most - 2]}…{shown[0]}"
+
+
 BAD_REQUEST = ErrorEntry(40001, "BAD_REQUEST", "The request is malformed.")
 UNAUTHORIZED = ErrorEntry(40101, "UNAUTHORIZED", "Authentication is required.")
 FORBIDDEN = ErrorEntry(40301, "FORBIDDEN", "Not allowed.")
@@ -54,6 +64,12 @@ NOT_FOUND = ErrorEntry(40400, "NOT_FOUND", "No such resource.")
 UNKNOWN_TOPIC = ErrorEntry(40401, "UNKNOWN_TOPIC", "Topic not found.", refresh_metadata=True)
 UNKNOWN_PARTITION = ErrorEntry(
     40402, "UNKNOWN_PARTITION", "Partition not found.", refresh_metadata=True
+)
+UNKNOWN_TOPIC_ID = ErrorEntry(
+    40404,
+    "UNKNOWN_TOPIC_ID",
+    "The topic of that name has another id: it was deleted, and created again.",
+    refresh_metadata=True,
 )
 UNKNOWN_INSTANCE = ErrorEntry(40403, "UNKNOWN_INSTANCE", "Consumer instance not found.")
 METHOD_NOT_ALLOWED = ErrorEntry(40501, "METHOD_NOT_ALLOWED", "Method not allowed here.")
@@ -98,6 +114,9 @@ INVALID_CONSUMER_CONFIG = ErrorEntry(
 INVALID_TOPIC = ErrorEntry(42205, "INVALID_TOPIC", "The topic name is not valid.")
 INVALID_PARTITIONS = ErrorEntry(
     42206, "INVALID_PARTITIONS", "The number of partitions or replicas is not possible."
+)
+INVALID_PRODUCER_ID = ErrorEntry(
+    42207, "INVALID_PRODUCER_ID", "The producer id was not issued by this cluster."
 )
 QUOTA_EXCEEDED = ErrorEntry(42901, "QUOTA_EXCEEDED", "Too many requests.", retriable=True)
 HEADERS_TOO_LARGE = ErrorEntry(43101, "HEADERS_TOO_LARGE", "The request headers are too large.")

@@ -10,7 +10,9 @@ continues it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 from raftlog.metadata import admin_plans, decommission, elections, liveness, reassignment
@@ -20,6 +22,7 @@ from raftlog.metadata.apply_partitions import PartitionsChanged
 from raftlog.metadata.apply_rules import Reason
 from raftlog.metadata.commands import (
     AllocateProducerIds,
+    Assignments,
     Command,
     DeleteTopic,
     encode_command,
@@ -35,6 +38,9 @@ from raftlog.replication.replica import TopicSettings
 from raftlog.world import Randomness
 
 TOPIC_ID_BYTES = 16
+SETTLE_S: Final = 1.0
+"""Longest wait for this node's disk after a committed change of topics. The files of thousands of
+partitions take longer: a client that waits for its answer would take the request for lost."""
 PLAN_ROUNDS_MAX: Final = 20
 """Most plans for one request, while other changes to the same partitions make them stale."""
 
@@ -87,8 +93,9 @@ class ClusterMetadata:
         partitions: int | None = None,
         replication_factor: int | None = None,
         configs: Mapping[str, str] | None = None,
+        assignments: Assignments | None = None,
     ) -> TopicImage:
-        """Create a topic. It takes appends when this returns.
+        """Create a topic. Committed on return; partitions not open yet refuse appends (NOT_READY).
 
         Raises LogError: INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG.
         """
@@ -100,6 +107,7 @@ class ClusterMetadata:
             configs=configs or {},
             topic_id=TopicId(self._randomness.token(TOPIC_ID_BYTES).hex()),
             unwritable=self._unwritable(),
+            assignments=assignments,
         )
         return (await self._apply(command)).topic()
 
@@ -165,18 +173,22 @@ class ClusterMetadata:
         producer_id, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
         return ProducerId(producer_id), ProducerEpoch(0)
 
-    async def fail_replicas(self, keys: Collection[PartitionKey]) -> None:
+    async def fail_replicas(self, keys: Collection[PartitionKey], *, lost: bool) -> None:
         """Take this node out of ISR and ELR of these partitions: its replicas have failed.
 
-        On return this node has applied the change: only then may the files be touched. Does not
-        wait for this node's disk, so work on the disk may call it. Raises LogError NO_CONTROLLER or
-        RETRIABLE: the files must not be touched then.
+        `lost`: see `plan_replica_failures`. On return this node has applied the change: only then
+        may the files be touched. Does not wait for this node's disk, so work on the disk may call
+        it. Raises LogError NO_CONTROLLER or RETRIABLE, or ILLEGAL_STATE unless `lost` where no
+        other living replica has all records: the files must not be touched then.
         """
         left = keys
         for _ in range(PLAN_ROUNDS_MAX):
             stale: list[PartitionKey] = []
-            for command in plan_replica_failures(self.image, self._broker_id, left):
+            for command in plan_replica_failures(self.image, self._broker_id, left, lost=lost):
                 changed = (await propose(self._quorum, command)).partitions()
+                for each in changed.stale:
+                    if each.refusal.reason is Reason.LAST_REPLICA:
+                        raise LogError(each.refusal.entry, each.refusal.message)
                 stale += [(each.topic_id, each.partition) for each in changed.stale]
             if not stale:
                 return
@@ -204,7 +216,9 @@ class ClusterMetadata:
 
     async def _apply(self, command: Command) -> ApplyResult:
         result = await propose(self._quorum, command)
-        await self._settled(result.index if result.delta else 0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self._settled(result.index if result.delta else 0)
         return result
 
 

@@ -68,7 +68,10 @@ def compare(
             "does not know.",
         )
     oldest = history.epoch_for(log_start)
-    if log_start > 0 and oldest is not None and position.last_epoch < oldest:
+    if oldest is None:
+        # The log begins in a gap of compaction.
+        oldest = history.entries[0].epoch
+    if log_start > 0 and position.last_epoch < oldest:
         # The deletion also took the start of the oldest epoch left, and the ends of those before:
         # the logs may have diverged below the leader's start. No record of the follower is worth
         # keeping.

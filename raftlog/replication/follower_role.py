@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
-from raftlog.record.errors import ILLEGAL_STATE, NO_LEADER, NOT_READY, LogError
+from raftlog.record.errors import DISK_FULL, ILLEGAL_STATE, NO_LEADER, NOT_READY, LogError
 from raftlog.record.types import Buffer, LeaderEpoch, Offset
 from raftlog.replication import divergence
 from raftlog.replication.divergence import Diverging, FetchPosition
 from raftlog.replication.replica import Replica
 from raftlog.storage.types import FlushMode
+
+TRIM_RETRY_S: Final = 0.5
+"""Between two attempts to move the log start on a full disk."""
 
 logger = logging.getLogger(__name__)
 
@@ -135,11 +138,17 @@ class FollowerRole:
         try:
             # A target that came meanwhile may be the leader's last message about it.
             while self._start_target > done:
-                done = self._start_target
-                await self._log.operations.delete_records_before(done)
-        except LogError as error:
-            # The leader's next watermarks try again; a failed log has logged its own failure.
-            logger.info("%s: log start not moved: %s", self._replica.name, error.message)
+                target = self._start_target
+                try:
+                    await self._log.operations.delete_records_before(target)
+                except LogError as error:
+                    logger.info("%s: log start not moved: %s", self._replica.name, error.message)
+                    if error.entry is not DISK_FULL:
+                        break
+                    # An idle leader sends no more watermarks, and waits for this log start.
+                    await self._replica.host.clock.sleep(TRIM_RETRY_S)
+                else:
+                    done = target
         finally:
             self._trim = None
         if self.on_durable is not None:
@@ -163,7 +172,11 @@ class FollowerRole:
             raise LogError(
                 ILLEGAL_STATE, f"{self._replica.name}: {diverging} is no reason to truncate."
             )
-        self._require_expendable(point)
+        try:
+            self._require_expendable(point)
+        except LogError:
+            self._report_lost_epochs(diverging)
+            raise
         logger.info(
             "%s: truncating from %d to %d, where the log diverges from leader epoch %d",
             self._replica.name,
@@ -172,6 +185,20 @@ class FollowerRole:
             leader_epoch,
         )
         await self._rearrange(log.operations.truncate_to(point))
+
+    def _report_lost_epochs(self, diverging: Diverging) -> None:
+        """Have this replica fetched again if the leader's log is whole, and only its history short.
+
+        Version 0.3 compacted whole leader epochs away. A leader with such a log takes its older
+        epoch to reach beyond all that is known here to be committed, which it therefore has, and
+        would refuse this follower for ever.
+        """
+        log, high_watermark = self._log, self._replica.high_watermark
+        if log.config.compacts and diverging.end_offset >= high_watermark:
+            log.report_damage(
+                f"{self._replica.name}: compaction at the leader has removed a leader epoch later "
+                f"than {diverging.epoch}: the replica is to be fetched again"
+            )
 
     async def restart_at(
         self, offset: Offset, *, producers: bytes, leader_epoch: LeaderEpoch

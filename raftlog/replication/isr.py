@@ -20,9 +20,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from raftlog.metadata.apply import ApplyResult
-from raftlog.metadata.commands import AlterIsr, ChangePartitions, encode_command
+from raftlog.metadata.commands import AlterIsr, encode_command
 from raftlog.metadata.configs import min_isr_default
-from raftlog.metadata.elections import change_of
+from raftlog.metadata.elections import change_command, change_of
 from raftlog.metadata.image import MetadataImage
 from raftlog.raft import Applied, RaftMember, Unknown
 from raftlog.record.types import BrokerId, PartitionId, TopicId
@@ -159,7 +159,7 @@ class IsrKeeper:
         # A leader is in the ISR, so naming it ineligible for the ELR changes no set; but such a
         # change begins a leader epoch.
         change = replace(change_of(topic, state.row), not_eligible=(self._broker_id,))
-        await self._quorum.propose(encode_command(ChangePartitions(changes=(change,))))
+        await self._quorum.propose(encode_command(change_command(self._image(), [change])))
         return False
 
     def _command(self, partition: Partition, desired: IsrProposal) -> AlterIsr | None:

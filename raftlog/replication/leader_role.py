@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftlog.metadata.image import PartitionImage
-from raftlog.record.batch import RecordBatch
+from raftlog.record.batch import BATCHES_MAX, RecordBatch, too_many_batches
 from raftlog.record.errors import (
     ILLEGAL_STATE,
+    INVALID_PRODUCER_ID,
     MAYBE_DELETED,
     NO_LEADER,
     NOT_ENOUGH_REPLICAS,
@@ -123,6 +124,15 @@ class LeaderRole:
             )
         return self._replica.high_watermark
 
+    async def confirmed_end_offset(self) -> Offset:
+        """The end of all records committed before the call, which never moves back.
+
+        Raises LogError as `known_end_offset`.
+        """
+        self.known_end_offset()
+        await self._replica.confirm()
+        return self.known_end_offset()
+
     def require_lead_to_report_end(self) -> None:
         """Raise LogError if a newer leader may have committed more than is known here.
 
@@ -139,12 +149,19 @@ class LeaderRole:
         """Append batches, whole or not at all, and return once `acks` is fulfilled.
 
         Raises LogError: NO_LEADER, NOT_ENOUGH_REPLICAS, DISK_FULL, PRODUCER_FENCED,
-        OUT_OF_ORDER_SEQUENCE and the like mean that nothing was written; RETRIABLE (not committed
-        within `timeout_s`) and STORAGE_FAILED mean that the outcome is unknown.
+        OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_ID, QUOTA_EXCEEDED and the like mean that nothing
+        was written; RETRIABLE (not committed within `timeout_s`) and STORAGE_FAILED mean that the
+        outcome is unknown.
         """
+        if len(batches) > BATCHES_MAX:
+            raise too_many_batches()
         if acks is Acks.ALL:
             self._require_enough_in_sync()
             self._commits.require_room()
+        if not self._are_issued(batches):
+            # Another node may have issued the id just now, ahead of this one.
+            await self._replica.host.confirm()
+            self._require_issued(batches)
         try:
             results = await self._log.appender.append(
                 batches, self.state.row.leader_epoch, guard=self._require_lead
@@ -164,6 +181,24 @@ class LeaderRole:
             if last_offset >= self._replica.high_watermark:
                 await self._commits.wait(last_offset, timeout_s)
         return results
+
+    def _are_issued(self, batches: Sequence[RecordBatch]) -> bool:
+        """Whether each producer id is known to the log, or issued by the cluster."""
+        next_id = self._replica.host.next_producer_id()
+        return all(
+            batch.header.producer_id < next_id or batch.header.producer_id in self._log.producers
+            for batch in batches
+        )
+
+    def _require_issued(self, batches: Sequence[RecordBatch]) -> None:
+        """Made-up producer ids would take the room that retries of the others need."""
+        if not self._are_issued(batches):
+            highest = max(batch.header.producer_id for batch in batches)
+            raise LogError(
+                INVALID_PRODUCER_ID,
+                f"Producer id {highest} was not issued by this cluster: ask for one with "
+                "POST /v1/producer-ids.",
+            )
 
     def _require_enough_in_sync(self) -> None:
         replica = self._replica
@@ -201,21 +236,37 @@ class LeaderRole:
         """Make the records below `before` unreadable for good; return the new log start offset.
 
         -1 means all committed records. On return the new start is durable here and on every in-sync
-        replica. Raises LogError; RETRIABLE: not every in-sync replica has deleted them yet.
+        replica of this leader epoch, so on every replica that may lead next. Raises LogError:
+        NO_LEADER, NOT_READY, NOT_ENOUGH_REPLICAS and OFFSET_OUT_OF_RANGE mean that nothing was
+        deleted; RETRIABLE means that the outcome is unknown: the next leader may still have the
+        records.
         """
-        target = self._replica.high_watermark if before == -1 else before
-        if target < 0 or target > self._replica.high_watermark:
-            raise LogError(
-                OFFSET_OUT_OF_RANGE,
-                f"Records of {self._replica.name} can be deleted up to the high watermark "
-                f"{self._replica.high_watermark}, not up to {before}.",
-            )
+        self._require_lead()
+        # An eligible replica outside a small ISR may lead next, and does not follow (KIP-966).
+        self._require_enough_in_sync()
+        target = before
+        if not 0 <= before <= self._replica.high_watermark:
+            end = await self.confirmed_end_offset()
+            target = end if before == -1 else before
+            if not 0 <= target <= end:
+                raise LogError(
+                    OFFSET_OUT_OF_RANGE,
+                    f"Records of {self._replica.name} can be deleted up to the high watermark "
+                    f"{end}, not up to {before}.",
+                )
         start = await self._log.operations.delete_records_before(target)
         for feed in self._feeds.values():
             feed.on_watermarks()
-        if self._ended is None and not self.state.all_begin_at(target):
+        if self._ended is not None:
+            raise outcome_unknown_error(self._ended, MAYBE_DELETED)
+        if not self._all_begin_at(target):
             await self._wait_all_begin_at(target)
         return start
+
+    def _all_begin_at(self, target: Offset) -> bool:
+        return self.state.all_begin_at(
+            target, min_insync_replicas=self._replica.min_insync_replicas
+        )
 
     async def _wait_all_begin_at(self, target: Offset) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -315,7 +366,10 @@ class LeaderRole:
         self.advance()
         self._wake_start_waiters()
         if feed.broker_id not in state.row.isr and state.may_enter(
-            feed.broker_id, broker, self._replica.high_watermark
+            feed.broker_id,
+            broker,
+            high_watermark=self._replica.high_watermark,
+            log_start=self._log.log_start_offset,
         ):
             self._replica.host.on_isr_change_due(self._replica.topic_id, self._replica.partition)
 
@@ -323,7 +377,7 @@ class LeaderRole:
         if not self._start_waiters:
             return
         for target, future in self._start_waiters:
-            if self.state.all_begin_at(target) and not future.done():
+            if self._all_begin_at(target) and not future.done():
                 future.set_result(None)
         self._start_waiters = [each for each in self._start_waiters if not each[1].done()]
 
@@ -347,6 +401,7 @@ class LeaderRole:
         return self.state.desired_isr(
             self._replica.host.brokers(),
             high_watermark=self._replica.high_watermark,
+            log_start=self._log.log_start_offset,
             log_end=self._log.log_end_offset,
             now=self._replica.host.clock.monotonic(),
             lag_max_s=lag_max_s,

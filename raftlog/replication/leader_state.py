@@ -19,7 +19,8 @@ Invariants:
    committed: a proposal adds members at once, and removes none before it is applied (mistake 5).
 2. No record is committed while the committed ISR has fewer than min(min.insync.replicas, replicas)
    members: the safety of the ELR rests on this (KIP-966).
-3. A follower enters only at or past the high watermark and the start of the leader's epoch, by
+3. A follower enters only at or past the high watermark and the start of the leader's epoch, with a
+   log that begins, durably, no earlier than the leader's (deleted records must not return), by
    acknowledgements of the incarnation in the applied metadata (mistake 6; KIP-903).
 """
 
@@ -164,8 +165,7 @@ class LeaderState:
 
     def committed_end(self, own_durable_end: Offset, *, min_insync_replicas: int) -> Offset | None:
         """Everything below is committed; None while an end is unknown or the ISR is too small."""
-        row = self.row
-        if len(row.isr) < min_insync_replicas and len(row.isr) < len(row.replicas):
+        if not self._has_enough_in_sync(min_insync_replicas):
             return None
         end = own_durable_end
         for member in self._effective_isr:
@@ -176,12 +176,20 @@ class LeaderState:
                 end = durable_end
         return end
 
-    def all_begin_at(self, log_start_offset: Offset) -> bool:
-        """Whether the logs of all in-sync followers begin at or above the offset."""
-        return all(
+    def all_begin_at(self, log_start_offset: Offset, *, min_insync_replicas: int) -> bool:
+        """Whether every replica that may lead next begins at or above the offset.
+
+        By the rule of commits: all members of the effective ISR, and never fewer than the minimum,
+        as a replica that left a smaller ISR stays eligible.
+        """
+        return self._has_enough_in_sync(min_insync_replicas) and all(
             self._followers[member].log_start_offset >= log_start_offset
             for member in self._effective_isr
         )
+
+    def _has_enough_in_sync(self, min_insync_replicas: int) -> bool:
+        row = self.row
+        return len(row.isr) >= min(min_insync_replicas, len(row.replicas))
 
     # The in-sync set
 
@@ -193,9 +201,14 @@ class LeaderState:
         return follower.durable_end < log_end and now - follower.caught_up_s > lag_max_s
 
     def may_enter(
-        self, broker_id: BrokerId, broker: BrokerImage | None, high_watermark: Offset
+        self,
+        broker_id: BrokerId,
+        broker: BrokerImage | None,
+        *,
+        high_watermark: Offset,
+        log_start: Offset,
     ) -> bool:
-        """Whether a follower outside the ISR has caught up."""
+        """Whether a follower outside the ISR has caught up, with deletions of records too."""
         follower = self._followers.get(broker_id)
         return (
             follower is not None
@@ -203,6 +216,7 @@ class LeaderState:
             and broker.is_available
             and broker.broker_epoch == follower.broker_epoch
             and follower.durable_end >= max(high_watermark, self.epoch_start)
+            and follower.log_start_offset >= log_start
         )
 
     def desired_isr(
@@ -210,6 +224,7 @@ class LeaderState:
         brokers: Mapping[BrokerId, BrokerImage],
         *,
         high_watermark: Offset,
+        log_start: Offset,
         log_end: Offset,
         now: float,
         lag_max_s: float,
@@ -226,7 +241,7 @@ class LeaderState:
                 late = self.is_late(member, log_end=log_end, now=now, lag_max_s=lag_max_s)
                 if alive and not late:
                     members.append(member)
-            elif self.may_enter(member, broker, high_watermark):
+            elif self.may_enter(member, broker, high_watermark=high_watermark, log_start=log_start):
                 members.append(member)
         isr = in_order(row.replicas, members)
         if isr == row.isr or self.me not in brokers:

@@ -135,6 +135,11 @@ class ReplicaManager:
         return (partition for partition in self.replicas() if partition.is_leader)
 
     @property
+    def opening_count(self) -> int:
+        """Replicas assigned to this node and not opened, or created, yet."""
+        return self._lifecycle.opening_count
+
+    @property
     def offline_count(self) -> int:
         """Replicas that serve no requests: not opened, failed, or damaged."""
         closed = sum(partition.is_closed for partition in self._by_id.values())
@@ -204,7 +209,7 @@ class ReplicaManager:
             partition.close(error)
 
     def _moved_error(self, topic: TopicImage, row: PartitionImage) -> LogError:
-        return not_led_here(topic.name, row.partition, self.image.brokers.get(row.leader))
+        return not_led_here(topic.name, row, self.image.brokers)
 
     def _configure_all(self, names: Collection[str]) -> None:
         """Apply cluster settings to topics that do not set all of these themselves."""
@@ -232,9 +237,15 @@ class ReplicaManager:
             partition.update(row, self._settings.min_insync_replicas(topic))
             self._follow(partition)
 
+    def set_leaving(self, partition: Partition, *, leaving: bool) -> None:
+        """Stop following while the replica leaves the ISR to be replaced, or resume."""
+        partition.is_leaving = leaving
+        if self.replica(partition.topic_id, partition.partition) is partition:
+            self._follow(partition)
+
     def _follow(self, partition: Partition) -> None:
         leader = self.image.brokers.get(partition.image.leader)
-        idle = partition.is_closed or partition.loss_gate.may_have_lost_data
+        idle = partition.is_closed or partition.is_leaving or partition.loss_gate.may_have_lost_data
         if leader is None or leader.broker_id == self._broker_id or idle:
             self._streams.unfollow(partition)
         else:
@@ -329,7 +340,7 @@ class ReplicaManager:
         if offline is not None:
             return LogError(offline.entry, offline.message)
         if row.leader != self._broker_id:
-            return not_led_here(topic, partition, self.image.brokers.get(row.leader))
+            return not_led_here(topic, row, self.image.brokers)
         return LogError(NOT_READY, f"{topic}-{partition} is being opened.")
 
 

@@ -72,9 +72,11 @@ class Partition(Replica):
         )
         self.write_refusal: LogError | None = None
         """Why the node takes no appends; None while the node takes appends."""
+        self.is_leaving = False
+        """Whether the replica is about to leave the ISR to be replaced, and must not follow."""
         self.loss_gate = LossGate(
             self,
-            may_have_lost_data=log.possible_loss is not None and len(image.replicas) > 1,
+            may_have_lost_data=log.possible_loss is not None,
             on_cleared=self._on_loss_cleared,
         )
         self.on_loss_cleared: Callable[[], None] = lambda: None
@@ -106,14 +108,6 @@ class Partition(Replica):
         before = self.image
         if image.partition_epoch < before.partition_epoch:
             raise AssertionError(f"{self.name}: metadata went back")
-        is_joined = len(before.replicas) == 1 < len(image.replicas)
-        if (
-            is_joined
-            and self.log.possible_loss is not None
-            and not self.loss_gate.may_have_lost_data
-        ):
-            # The only replica could do no more than report its loss. Others copy its present log.
-            self.loss_gate.clear_loss()
         self.image = image
         self.min_insync_replicas = min_insync_replicas
         self._take_role()
@@ -230,9 +224,7 @@ class Partition(Replica):
         Raises LogError: NO_LEADER; NOT_READY while a new leader does not know yet which records of
         its predecessors were committed.
         """
-        self.require_leader().known_end_offset()
-        await self.confirm()
-        return self.require_leader().known_end_offset()
+        return await self.require_leader().confirmed_end_offset()
 
     async def read(
         self,
@@ -268,9 +260,28 @@ class Partition(Replica):
         return Fetched(result.data, result.next_offset, high_watermark, self.log.log_start_offset)
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int] | None:
-        """Offset and timestamp of the first committed record at or after a time; None if none."""
+        """Offset and timestamp of the first committed record at or after a time; None if none.
+
+        None holds for all records committed before the call. Raises LogError as `end_offset`, but
+        for a record found: its answer needs no knowledge of the end.
+        """
+        found, end = await self.known_offset_for_timestamp(timestamp_ms)
+        if found is None:
+            confirmed_end = await self.end_offset()
+            if confirmed_end > end:
+                found = await self.log.reader.offset_for_timestamp(timestamp_ms, end=confirmed_end)
+        return found
+
+    async def known_offset_for_timestamp(
+        self, timestamp_ms: int
+    ) -> tuple[tuple[Offset, int] | None, Offset]:
+        """Like `offset_for_timestamp`, among the records known here to be committed.
+
+        Returns also the end of these. None says nothing about later ones. Raises LogError.
+        """
         self.require_leader()
-        return await self.log.reader.offset_for_timestamp(timestamp_ms, end=self.high_watermark)
+        end = self.high_watermark
+        return await self.log.reader.offset_for_timestamp(timestamp_ms, end=end), end
 
     def _check_range(self, offset: Offset) -> None:
         if not self.log.log_start_offset <= offset <= self.log.log_end_offset:

@@ -42,8 +42,8 @@ class LossGate:
     def clear_loss(self) -> asyncio.Task[None]:
         """Clear the loss on disk, with retries, and open the gate. Returns the task.
 
-        Call this once the metadata has recorded the loss (the replica is in neither ISR nor ELR, or
-        was elected uncleanly since), or before a partition's only replica gets a second one.
+        Call this once the metadata has recorded the loss: the replica is in neither ISR nor ELR, or
+        was elected uncleanly since.
         """
         if self._work is None:
             self._work = asyncio.get_running_loop().create_task(self._clear_loss())

@@ -1,11 +1,17 @@
-"""Repair of damaged, failed or lossy replicas: out of ISR and ELR first, then replaced.
+"""Repair of damaged, failed or lossy replicas: batch by batch, else left and replaced.
 
 | finding | repair |
 |---|---|
+| damaged batches, in service | good copies from any replica, in place; the role stays |
 | the log may lack acknowledged records (power cut, flush=async) | leave ISR and ELR; follow |
-| the log is damaged, or failed | leave ISR and ELR; once another broker leads, replace, fetch all |
+| no good copy, or log offline | leave ISR and ELR; once another broker leads, replace, fetch all |
 | no disk space to open or replace the log | leave if others are in sync; try again |
 | no other replica has all committed records | none: the files may be the only copy |
+
+Replicas may be damaged in different batches, each good elsewhere: replacing whole replicas would
+set the good copies aside, one after the other. So a replica is replaced only if no replica has a
+good copy of a damaged batch, and all have answered. A log found damaged at a start is offline, and
+replaced.
 
 Leaving is a committed change of the metadata, and no file is touched before the change is applied
 here: while ISR or ELR may still contain this replica, its files are the only proof of its records.
@@ -19,14 +25,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from enum import Enum, auto
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Any, Final, Protocol, TypeAlias
 
-from raftlog.metadata.configs import is_unclean_election_enabled
 from raftlog.metadata.image import NO_LEADER_ID, PartitionImage
-from raftlog.record.errors import DISK_FULL, LogError
-from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.metadata.liveness import may_retire_replica
+from raftlog.record.errors import (
+    DISK_FULL,
+    OFFSET_OUT_OF_RANGE,
+    STORAGE_FAILED,
+    UNSUPPORTED_FORMAT,
+    LogError,
+)
+from raftlog.record.types import BrokerId, Buffer, Offset, PartitionId, TopicId
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Partition
 from raftlog.world import Clock
@@ -38,12 +51,23 @@ RETRY_S: Final = 0.5
 """Between two attempts to repair a replica."""
 CLEAR_S_MAX: Final = 2.0
 """Longest wait of a start until reported losses are cleared on disk."""
+SEARCHES_MAX: Final = 5
+"""Searches for good copies, RETRY_S apart, before a replica is replaced: what is not committed yet,
+or under repair elsewhere, may be found by the next."""
 REPAIRS_MAX: Final = 4
 """Most replicas in replacement at once."""
 
 ReplicaKey: TypeAlias = tuple[TopicId, PartitionId]
+ReadReplica: TypeAlias = Callable[[BrokerId, TopicId, PartitionId, Offset], Awaitable[Buffer]]
 
 logger = logging.getLogger(__name__)
+
+
+class FailReplicas(Protocol):
+    """Takes replicas of this node out of ISR and ELR: see `ClusterMetadata.fail_replicas`."""
+
+    async def __call__(self, keys: Collection[ReplicaKey], /, *, lost: bool) -> None:
+        """Raises LogError."""
 
 
 class _NotLeft(Enum):
@@ -62,15 +86,18 @@ class Repairs:
         replicas: ReplicaManager,
         broker_id: BrokerId,
         clock: Clock,
-        fail_replicas: Callable[[Collection[ReplicaKey]], Awaitable[None]],
+        fail_replicas: FailReplicas,
+        read_replica: ReadReplica,
         on_fatal: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        """`fail_replicas` takes these replicas out of ISR and ELR; raises LogError. `on_fatal` gets
-        the reason when an invariant is broken and the node must end."""
+        """`read_replica` reads committed batches of another broker's replica from an offset on;
+        raises LogError. `on_fatal` gets the reason when an invariant is broken and the node must
+        end."""
         self._replicas = replicas
         self._broker_id = broker_id
         self._clock = clock
         self._fail_replicas = fail_replicas
+        self._read_replica = read_replica
         self._on_fatal = on_fatal
         self._tasks: dict[ReplicaKey, asyncio.Task[None]] = {}
         self._reports: dict[ReplicaKey, asyncio.Task[None]] = {}
@@ -109,7 +136,7 @@ class Repairs:
         keys = [(one.topic_id, one.partition) for one in distrusted]
         while True:
             try:
-                await self._fail_replicas(keys)
+                await self._fail_replicas(keys, lost=True)
                 break
             except LogError as error:
                 if not error.entry.retriable:
@@ -169,6 +196,8 @@ class Repairs:
 
     async def _repair(self, key: ReplicaKey) -> None:
         """Run until the replica is replaced, or needs no repair any more."""
+        if await self._repair_batches(key):
+            return
         left: Partition | _NotLeft | None = _NOT_LEFT
         lacks_room = self._replicas.lacks_room(*key)
         while (row := self._row(key)) is not None:
@@ -193,6 +222,54 @@ class Repairs:
         if self._is_gone(key):
             self._renewed.pop(key, None)
 
+    async def _repair_batches(self, key: ReplicaKey) -> bool:
+        """Repair a log in service from other replicas. False: no replica has a good copy."""
+        searches = 0
+        while (replica := self._damaged_in_service(key)) is not None:
+            try:
+                async with self._gate:
+                    if await replica.log.repair(partial(self._copies, key, replica)):
+                        return True
+                searches += 1
+                if searches == SEARCHES_MAX:
+                    return False
+            except LogError as error:
+                self._log_once(key, error.message)
+            await self._clock.sleep(RETRY_S)
+        return self._row(key) is None
+
+    def _damaged_in_service(self, key: ReplicaKey) -> Partition | None:
+        replica = self._replicas.replica(*key)
+        if replica is None or replica.is_closed or replica.log.damage_found is None:
+            return None
+        is_located = None not in replica.log.damaged_segments
+        if self._is_gone(key) or len(replica.image.replicas) == 1 or not is_located:
+            return None
+        return replica
+
+    async def _copies(
+        self, key: ReplicaKey, replica: Partition, offset: Offset
+    ) -> AsyncIterator[Buffer]:
+        """The batches from `offset` on, of one replica after the other. See `Copies`."""
+        if offset >= replica.high_watermark:
+            # Not committed: another replica may have other records there.
+            return
+        row = replica.image
+        unanswered: LogError | None = None
+        for member in dict.fromkeys((*row.isr, *row.elr, *row.replicas)):
+            if member == self._broker_id:
+                continue
+            try:
+                data = await self._read_replica(member, *key, offset)
+            except LogError as error:
+                if error.entry not in {STORAGE_FAILED, OFFSET_OUT_OF_RANGE, UNSUPPORTED_FORMAT}:
+                    unanswered = error
+                continue
+            if len(data):
+                yield data
+        if unanswered is not None:
+            raise unanswered
+
     async def _leave(
         self, key: ReplicaKey, row: PartitionImage, left: Partition | _NotLeft | None
     ) -> Partition | _NotLeft | None:
@@ -202,13 +279,20 @@ class Repairs:
         if left is not _NOT_LEFT and not is_in and replica in (left, None):
             # Still true: a closed replica has acknowledged no records since.
             return left
-        if not self._may_leave(key, row):
+        if not may_retire_replica(self._replicas.image, key, self._broker_id):
             self._log_once(key, "no other replica has all records: kept as it is")
             return _NOT_LEFT
-        if replica is not None and not replica.is_closed:
-            # First of all: a replica that goes on following would enter the ISR again.
+        if replica is None or replica.is_closed:
+            await self._fail_replicas([key], lost=False)
+            return replica
+        # A replica that goes on following would enter the ISR again. It is closed only afterwards:
+        # if another damaged member leaves first, this one stays and goes on serving.
+        self._replicas.set_leaving(replica, leaving=True)
+        try:
+            await self._fail_replicas([key], lost=False)
             replica.log.declare_damaged(replica.log.damage_found or "it is to be repaired")
-        await self._fail_replicas([key])
+        finally:
+            self._replicas.set_leaving(replica, leaving=False)
         return replica
 
     async def _renew(self, key: ReplicaKey) -> None:
@@ -223,26 +307,6 @@ class Repairs:
                 times.pop()
             raise
         logger.warning("%s-%d was replaced by an empty replica: fetching from its leader", *key)
-
-    def _may_leave(self, key: ReplicaKey, row: PartitionImage) -> bool:
-        """Whether records are safe without this replica, or the topic allows unclean elections.
-
-        The last replica with all committed records does not leave: a restart may bring its log
-        back, and an operator can still elect another replica while this node is down.
-        """
-        if len(row.replicas) == 1:
-            return False
-        image = self._replicas.image
-        # A fenced member may yet report records lost in a power cut; an eligible one that is about
-        # to stop is not going to lead.
-        others = [
-            *(member for member in row.isr if not image.brokers[member].fenced),
-            *(member for member in row.elr if image.brokers[member].is_available),
-        ]
-        if any(member != self._broker_id for member in others):
-            return True
-        topic = image.topics_by_id[key[0]]
-        return is_unclean_election_enabled(topic.configs, image.cluster_settings)
 
     def _row(self, key: ReplicaKey) -> PartitionImage | None:
         """The partition's row of the applied metadata, if this node's replica needs repair."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from raftlog.metadata.apply_cluster import PRODUCER_ID_MAX
 from raftlog.metadata.configs import TopicConfig, validate_all
 from raftlog.metadata.image import BrokerImage, PartitionImage, TopicImage
 from raftlog.record.errors import NO_LEADER, NOT_READY, LogError
@@ -61,6 +62,8 @@ class Host:
     confirm: Callable[[], Awaitable[object]] = _no_barrier
     """Returns once this node has applied all metadata that was committed before the call. Raises
     LogError."""
+    next_producer_id: Callable[[], int] = lambda: PRODUCER_ID_MAX
+    """The first producer id that the applied metadata has not issued."""
 
 
 class Replica:
@@ -159,13 +162,20 @@ class Replica:
         """The error for a request that needs the leader."""
         if self.image.leader == self.host.broker_id and self.close_error is None:
             return LogError(NOT_READY, f"{self.name} is about to be led by this node.")
-        leader = self.host.brokers().get(self.image.leader)
-        return not_led_here(self.topic, self.partition, leader)
+        return not_led_here(self.topic, self.image, self.host.brokers())
 
 
-def not_led_here(topic: str, partition: int, leader: BrokerImage | None) -> LogError:
-    """The error for a partition that another broker leads, or none; it names the address."""
-    if leader is None:
+def not_led_here(
+    topic: str, row: PartitionImage, brokers: Mapping[BrokerId, BrokerImage]
+) -> LogError:
+    """The error for a partition that another broker leads, or none; it names the next step."""
+    partition, leader = row.partition, brokers.get(row.leader)
+    if leader is None and not row.isr and not row.elr:
+        where = (
+            "no broker leads it, as each replica may lack acknowledged records; `raftlog cluster "
+            f"transfer-leadership --topic {topic} --partition {partition} --unclean` accepts that"
+        )
+    elif leader is None:
         where = "no broker leads it at the moment"
     else:
         host = f"[{leader.host}]" if ":" in leader.host else leader.host

@@ -1,10 +1,20 @@
-"""All routes of the REST conventions, as the node gives them to the HTTP server."""
+"""All routes of the REST conventions, as the node gives them to the HTTP server.
+
+A path with a cluster id is answered for the node's own cluster alone, which `-` names, too: a
+request meant for another cluster must not read or delete the topics of this one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Final
 
+from aiohttp import web
+
+from raftlog.http.request import Request, ServerContext
 from raftlog.http.routing import Route
+from raftlog.record.errors import NOT_FOUND, LogError, quoted
 from raftlog.rest import (
     v1_admin,
     v1_batches,
@@ -16,11 +26,36 @@ from raftlog.rest import (
     v1_tail,
     v2,
     v3_admin,
-    v3_broker_configs,
+    v3_configs,
+    v3_partitions,
     v3_produce,
 )
 
-ROUTES: Final[tuple[Route, ...]] = (
+THIS_CLUSTER: Final = "-"
+"""A cluster id that any node takes for its own."""
+
+
+def _for_this_cluster(route: Route) -> Route:
+    """The route, with 404 for the id of a foreign cluster."""
+    if "{cluster}" not in route.path:
+        return route
+    handler = route.handler
+
+    def checked(request: Request, context: ServerContext) -> Awaitable[web.StreamResponse]:
+        own, given = context.broker.cluster_id, request.path_parameters["cluster"]
+        if given not in (THIS_CLUSTER, own):
+            raise LogError(
+                NOT_FOUND,
+                f"There is no cluster {quoted(given)} here: this node belongs to {own}, which "
+                f"'{THIS_CLUSTER}' names, too.",
+            )
+        return handler(request, context)
+
+    errors = tuple(dict.fromkeys((*route.errors, NOT_FOUND)))
+    return replace(route, handler=checked, errors=errors)
+
+
+_ALL: Final[tuple[Route, ...]] = (
     *v2.ROUTES,
     *v3_produce.ROUTES,
     *v1_batches.ROUTES,
@@ -32,5 +67,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     *v1_partitions.ROUTES,
     *v1_settings.ROUTES,
     *v3_admin.ROUTES,
-    *v3_broker_configs.ROUTES,
+    *v3_configs.ROUTES,
+    *v3_partitions.ROUTES,
 )
+
+ROUTES: Final[tuple[Route, ...]] = tuple(map(_for_this_cluster, _ALL))

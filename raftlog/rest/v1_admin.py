@@ -1,4 +1,4 @@
-"""/v1 metadata, producer ids and record deletion, and the v2 convention's list of brokers."""
+"""/v1 metadata, producer ids and record deletion."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 from aiohttp import web
 
 from raftlog.api.cluster import (
-    BrokerIds,
     MetadataBroker,
     MetadataPartition,
     MetadataResponse,
     MetadataTopic,
+    TopicsToProduce,
 )
 from raftlog.api.records import DeletedPartition, DeletedRecords, DeleteRecords, ProducerIdentity
 from raftlog.http.body import read_json
@@ -22,6 +22,7 @@ from raftlog.http.responses import json_response
 from raftlog.http.routing import QueryParameter, Route
 from raftlog.metadata.image import TopicImage
 from raftlog.record.errors import (
+    INVALID_BODY,
     NO_CONTROLLER,
     RETRIABLE,
     UNKNOWN_TOPIC,
@@ -32,18 +33,13 @@ from raftlog.record.types import Offset
 NO_CONTROLLER_ID: Final = -1
 
 
+_TO_PRODUCE = msgspec.json.Decoder(TopicsToProduce)
 _DELETE_RECORDS = msgspec.json.Decoder(DeleteRecords)
-
-
-async def list_broker_ids(_request: Request, context: ServerContext) -> web.StreamResponse:
-    """The ids of all brokers."""
-    return json_response(BrokerIds(sorted(context.broker.admin.brokers())))
 
 
 async def get_metadata(request: Request, context: ServerContext) -> web.StreamResponse:
     """Brokers and partitions, of all topics or of those in the query."""
     admin = context.broker.admin
-    controller_id = admin.controller_id()
     names = request.query_parameters.get("topics")
     topics: Mapping[str, TopicImage | None]
     if names is None:
@@ -51,6 +47,21 @@ async def get_metadata(request: Request, context: ServerContext) -> web.StreamRe
     else:
         wanted = dict.fromkeys(name for name in names.split(",") if name)
         topics = admin.topics_of(request.principal, wanted)
+    return _metadata(context, [_topic_view(name, topic) for name, topic in topics.items()])
+
+
+async def get_metadata_to_produce(request: Request, context: ServerContext) -> web.StreamResponse:
+    """Brokers and partitions of topics to write to, created now if the settings say so."""
+    names = list(dict.fromkeys((await read_json(request, context, _TO_PRODUCE)).topics))
+    found = await context.broker.produce.topics(request.principal, names)
+    return _metadata(
+        context, [_topic_view(name, topic) for name, topic in zip(names, found, strict=True)]
+    )
+
+
+def _metadata(context: ServerContext, topics: list[MetadataTopic]) -> web.StreamResponse:
+    admin = context.broker.admin
+    controller_id = admin.controller_id()
     return json_response(
         MetadataResponse(
             cluster_id=context.broker.cluster_id,
@@ -59,7 +70,7 @@ async def get_metadata(request: Request, context: ServerContext) -> web.StreamRe
                 MetadataBroker(broker_id, broker.host, broker.port, broker.rack)
                 for broker_id, broker in sorted(admin.brokers().items())
             ],
-            topics=[_topic_view(name, topic) for name, topic in topics.items()],
+            topics=topics,
         )
     )
 
@@ -95,9 +106,11 @@ def _deleted(topic: str, partition: int, outcome: Offset | LogError) -> DeletedP
     return DeletedPartition(topic, partition, outcome, None, None)
 
 
-def _topic_view(name: str, topic: TopicImage | None) -> MetadataTopic:
+def _topic_view(name: str, topic: TopicImage | LogError | None) -> MetadataTopic:
     if topic is None:
         return MetadataTopic(name, None, UNKNOWN_TOPIC.code, [])
+    if isinstance(topic, LogError):
+        return MetadataTopic(name, None, topic.entry.code, [], topic.message)
     partitions = [
         MetadataPartition(row.partition, row.leader, row.leader_epoch, row.replicas, row.isr)
         for row in topic.partitions
@@ -106,7 +119,6 @@ def _topic_view(name: str, topic: TopicImage | None) -> MetadataTopic:
 
 
 ROUTES = (
-    Route("GET", "/brokers", list_broker_ids, "List brokers", tag="v2", response_type=BrokerIds),
     Route(
         "GET",
         "/v1/metadata",
@@ -117,6 +129,16 @@ ROUTES = (
             QueryParameter("topics", str, "Topic names, separated by commas; all if left out."),
         ),
         response_type=MetadataResponse,
+    ),
+    Route(
+        "POST",
+        "/v1/metadata",
+        get_metadata_to_produce,
+        "Metadata of topics to write to; unknown ones are created where auto.create.topics is on",
+        tag="v1",
+        request_type=TopicsToProduce,
+        response_type=MetadataResponse,
+        errors=(INVALID_BODY,),
     ),
     Route(
         "POST",

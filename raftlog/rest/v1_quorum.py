@@ -101,6 +101,7 @@ class _Members:
         self._image = membership.image
         self._brokers = membership.image.brokers
         self._unwritable = membership.unwritable
+        self._warnings = membership.warnings
 
     def view(self) -> QuorumInfo:
         status = self._status
@@ -117,6 +118,7 @@ class _Members:
             applied_index=status.applied_index,
             voters=tuple(self._member(node_id) for node_id in sorted(voter_ids)),
             observers=tuple(self._member(node_id) for node_id in sorted(others)),
+            warnings=self._warnings,
         )
 
     def nodes(self) -> NodeList:

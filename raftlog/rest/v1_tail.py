@@ -27,7 +27,13 @@ from raftlog.http.responses import negotiate, stream_response, write_pieces
 from raftlog.http.routing import QueryParameter, Route
 from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import Record
-from raftlog.record.errors import BAD_REQUEST, OFFSET_OUT_OF_RANGE, UNSUPPORTED_FORMAT, LogError
+from raftlog.record.errors import (
+    BAD_REQUEST,
+    OFFSET_OUT_OF_RANGE,
+    UNKNOWN_TOPIC_ID,
+    UNSUPPORTED_FORMAT,
+    LogError,
+)
 from raftlog.record.types import Offset, PartitionId
 from raftlog.rest.json_records import BatchReader, RecordFormat, record_answer
 from raftlog.rest.v1_offsets import partition_list
@@ -69,7 +75,8 @@ class _Events:
         return b"event: error\nid: %b\ndata: %b\n\n" % (self._event_id(), document)
 
     def _event_id(self) -> bytes:
-        return ",".join(f"{one.number}:{one.offset}" for one in self._positions).encode()
+        offsets = ",".join(f"{one.number}:{one.offset}" for one in self._positions)
+        return f"{offsets}@{self._positions[0].partition.topic_id}".encode()
 
 
 class _Lines:
@@ -217,6 +224,14 @@ async def _positions(request: Request, context: ServerContext) -> list[_Position
     _check_count(partitions)
     seen = request.headers.get("Last-Event-ID") or parameters.get("last_event_id") or ""
     if seen:
+        seen, _, topic_id = seen.partition("@")
+        present = partitions[0].topic_id
+        if topic_id not in {"", present}:
+            raise LogError(
+                UNKNOWN_TOPIC_ID,
+                f"The id of the event is of another topic of that name, {topic_id[:40]}; this one "
+                f"is {present}. Begin without an id.",
+            )
         resumed = parse_event_id(seen)
         # A partition that the id does not name was added later: all its records are new.
         return [
@@ -239,7 +254,7 @@ def _check_count(partitions: Sized) -> None:
 
 
 def parse_event_id(text: str) -> dict[PartitionId, Offset]:
-    """The offsets in an event's id, by partition; LogError BAD_REQUEST for any other text."""
+    """The offsets of an event's id, by partition; LogError BAD_REQUEST for any other text."""
     offsets: dict[PartitionId, Offset] = {}
     for part in text.split(",", TAIL_PARTITIONS_MAX):
         number, _, offset = part.partition(":")
@@ -272,7 +287,13 @@ ROUTES: Final = (
             QueryParameter("last_event_id", str, "As the header Last-Event-ID: where to go on."),
         ),
         response_media_types=(SSE, NDJSON),
-        errors=(BAD_REQUEST, *READ_ERRORS, UNSUPPORTED_FORMAT, OFFSET_OUT_OF_RANGE),
+        errors=(
+            BAD_REQUEST,
+            *READ_ERRORS,
+            UNKNOWN_TOPIC_ID,
+            UNSUPPORTED_FORMAT,
+            OFFSET_OUT_OF_RANGE,
+        ),
         streams=True,
         cancel_on_disconnect=True,
     ),

@@ -1,4 +1,4 @@
-"""The v2 convention: topics and partitions, produce, and reads without state.
+"""The v2 convention: brokers, topics and partitions, produce, and reads without state.
 
 Names, media types and shapes are those of the Confluent REST Proxy's API v2, where it has the same
 thing; `GET …/records` is raftlog's own.
@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from raftlog.api.cluster import BrokerIds
 from raftlog.api.common import INT64_MAX
 from raftlog.broker.fetch import PartitionHandle, ReadProgress
 from raftlog.broker.offsets import NamedOffset, named_offset, offset_at_time
@@ -36,6 +37,7 @@ from raftlog.record.batch import iterate_batches
 from raftlog.record.codec import Record
 from raftlog.record.errors import (
     BAD_REQUEST,
+    FORBIDDEN,
     INVALID_BODY,
     NO_LEADER,
     OFFSET_OUT_OF_RANGE,
@@ -92,7 +94,7 @@ class TopicAnswer(msgspec.Struct, frozen=True):
 
     name: str
     configs: Mapping[str, str]
-    """The configs set on the topic; all others have their defaults."""
+    """Every config, with the value in force."""
     partitions: list[PartitionAnswer]
 
 
@@ -117,6 +119,12 @@ def _topic(request: Request, context: ServerContext) -> TopicImage:
     return context.broker.admin.topic(request.principal, request.path_parameters["topic"])
 
 
+async def list_brokers(request: Request, context: ServerContext) -> web.StreamResponse:
+    """GET /brokers: all ids, sorted."""
+    answer = BrokerIds(sorted(context.broker.admin.brokers()))
+    return json_response(answer, content_type=negotiate(request, V2_OFFERED))
+
+
 async def list_topics(request: Request, context: ServerContext) -> web.StreamResponse:
     """GET /topics: all names, sorted."""
     names = [topic.name for topic in context.broker.admin.topics(request.principal)]
@@ -126,8 +134,20 @@ async def list_topics(request: Request, context: ServerContext) -> web.StreamRes
 async def describe_topic(request: Request, context: ServerContext) -> web.StreamResponse:
     """GET /topics/{topic}."""
     topic = _topic(request, context)
-    answer = TopicAnswer(topic.name, topic.configs, [_partition(row) for row in topic.partitions])
+    partitions = [_partition(row) for row in topic.partitions]
+    answer = TopicAnswer(topic.name, _configs(request, context, topic.name), partitions)
     return json_response(answer, content_type=negotiate(request, V2_OFFERED))
+
+
+def _configs(request: Request, context: ServerContext, topic: str) -> dict[str, str]:
+    """Every config in force; none for a principal that may describe the topic without configs."""
+    try:
+        _, described = context.broker.admin.describe_configs(request.principal, topic)
+    except LogError as error:
+        if error.entry is not FORBIDDEN:
+            raise
+        return {}
+    return {config.entry.name: config.value for config in described}
 
 
 async def list_partitions(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -502,10 +522,21 @@ _RECORDS_QUERY: Final = (
 ROUTES: Final = (
     Route(
         "GET",
+        "/brokers",
+        list_brokers,
+        "Ids of all brokers.",
+        tag="topics",
+        error_media_type=V2_MEDIA_TYPE,
+        response_type=BrokerIds,
+        response_media_types=V2_OFFERED,
+    ),
+    Route(
+        "GET",
         "/topics",
         list_topics,
         "Names of all topics.",
         tag="topics",
+        error_media_type=V2_MEDIA_TYPE,
         response_type=list[str],
         response_media_types=V2_OFFERED,
     ),
@@ -515,6 +546,7 @@ ROUTES: Final = (
         describe_topic,
         "One topic, with its partitions and replicas.",
         tag="topics",
+        error_media_type=V2_MEDIA_TYPE,
         response_type=TopicAnswer,
         response_media_types=V2_OFFERED,
         errors=(UNKNOWN_TOPIC,),
@@ -525,6 +557,7 @@ ROUTES: Final = (
         list_partitions,
         "A topic's partitions.",
         tag="topics",
+        error_media_type=V2_MEDIA_TYPE,
         response_type=list[PartitionAnswer],
         response_media_types=V2_OFFERED,
         errors=(UNKNOWN_TOPIC,),
@@ -535,6 +568,7 @@ ROUTES: Final = (
         describe_partition,
         "One partition, with its replicas.",
         tag="topics",
+        error_media_type=V2_MEDIA_TYPE,
         response_type=PartitionAnswer,
         response_media_types=V2_OFFERED,
         errors=(UNKNOWN_TOPIC, UNKNOWN_PARTITION),
@@ -545,6 +579,7 @@ ROUTES: Final = (
         partition_offsets,
         "The readable offsets of a partition.",
         tag="topics",
+        error_media_type=V2_MEDIA_TYPE,
         response_type=OffsetsAnswer,
         response_media_types=V2_OFFERED,
         errors=READ_ERRORS,
@@ -555,6 +590,7 @@ ROUTES: Final = (
         produce_to_topic,
         "Write records to a topic.",
         tag="records",
+        error_media_type=V2_MEDIA_TYPE,
         query=IDEMPOTENT_QUERY,
         request_type=ProduceDocument,
         request_media_types=tuple(RECORD_MEDIA_TYPES),
@@ -568,6 +604,7 @@ ROUTES: Final = (
         produce_to_partition,
         "Write records to one partition.",
         tag="records",
+        error_media_type=V2_MEDIA_TYPE,
         query=IDEMPOTENT_QUERY,
         request_type=ProduceDocument,
         request_media_types=tuple(RECORD_MEDIA_TYPES),
@@ -583,6 +620,7 @@ ROUTES: Final = (
         f"{HIGH_WATERMARK_HEADER}, {NEXT_OFFSET_HEADER} (where to go on) and {LOG_START_HEADER} "
         "come with them.",
         tag="records",
+        error_media_type=V2_MEDIA_TYPE,
         query=_RECORDS_QUERY,
         response_type=list[RecordDocument],
         response_media_types=tuple(READ_MEDIA_TYPES),

@@ -15,8 +15,12 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from raftlog.broker.batcher import RECORD_OVERHEAD_BYTES
-from raftlog.broker.produce import PartitionWrite, ProduceOptions, StoredRecord
+from raftlog.broker.produce import (
+    PartitionWrite,
+    ProduceOptions,
+    StoredRecord,
+    content_bytes,
+)
 from raftlog.http.body import BodyStream, read_body
 from raftlog.http.json_check import check_body
 from raftlog.http.request import Request, ServerContext
@@ -29,12 +33,19 @@ from raftlog.http.responses import (
 )
 from raftlog.http.routing import Route
 from raftlog.metadata.image import TopicImage
-from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, LogError
+from raftlog.record.errors import (
+    BODY_TOO_LARGE,
+    INVALID_BODY,
+    RECORD_TOO_LARGE,
+    UNKNOWN_PARTITION,
+    LogError,
+)
 from raftlog.rest.json_pieces import ArrayBody, check_long_record
 from raftlog.rest.json_records import (
     STORED_RECORD_BYTES,
     BatchDocument,
     DataSummary,
+    EntryId,
     EntryV3,
     MalformedJsonError,
     RecordDocumentV3,
@@ -48,12 +59,13 @@ from raftlog.rest.produce_options import (
     PRODUCE_ERRORS,
     QUERY,
     produce_options,
-    raise_if_nothing_written,
 )
 
 SUCCESS = 200
 """`error_code` of a written record."""
 MULTI_STATUS = 207
+_OF_ONE_RECORD: Final = (UNKNOWN_PARTITION, RECORD_TOO_LARGE, INVALID_BODY)
+"""Errors by which one record may have failed others; nothing of the failed ones was appended."""
 BATCH_ENTRIES_MAX: Final = 10_000
 """Entries of one batch: each is answered by an object of its own. A stream has no such limit."""
 
@@ -75,14 +87,22 @@ class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Records answered one by one, with an id for each."""
+    """Entries, each with an id and decoded by itself: an invalid one must not fail the others."""
 
-    entries: list[EntryV3]
+    entries: list[msgspec.Raw]
+
+
+class _EntryId(msgspec.Struct, gc=False):
+    """The id of an entry whose record is not valid."""
+
+    id: EntryId
 
 
 _BATCH: Final = ArrayBody(
-    "entries", msgspec.json.Decoder(BatchRequest), msgspec.json.Decoder(list[EntryV3])
+    "entries", msgspec.json.Decoder(BatchRequest), msgspec.json.Decoder(list[msgspec.Raw])
 )
+_entry_decoder = msgspec.json.Decoder(EntryV3)
+_id_decoder = msgspec.json.Decoder(_EntryId)
 
 
 class BatchSuccess(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -156,28 +176,37 @@ async def produce_records(request: Request, context: ServerContext) -> web.Strea
 
 
 async def produce_record_batch(request: Request, context: ServerContext) -> web.StreamResponse:
-    """POST …/records:batch: many records, checked together, answered one by one."""
+    """POST …/records:batch: many records, answered one by one: good ones are written."""
     require_media_type(request, (JSON,))
     options = produce_options(request, context.limits)
     topic = await context.broker.produce.topic(request.principal, request.path_parameters["topic"])
-    entries = await _read_batch(request, context)
+    parsed = await _read_batch(request, context)
     now_ms = context.broker.clock.time_ms()
-    records = [stored_record_v3(entry, now_ms) for entry in entries]
-    partitions = [entry.partition_id for entry in entries]
-    writes = await context.broker.produce.write(
-        topic, records, partitions, options, size_bytes=_size(records)
-    )
-    raise_if_nothing_written(writes)
+    outcomes: list[_Outcome | None] = []
+    good: list[RecordV3] = []
+    records: list[StoredRecord] = []
+    for _, entry in parsed:
+        try:
+            if isinstance(entry, LogError):
+                raise entry
+            records.append(stored_record_v3(entry, now_ms))
+        except LogError as error:
+            outcomes.append(error)
+        else:
+            outcomes.append(None)
+            good.append(entry)
+    written = iter(await _write_all(good, records, topic, options, context))
     successes: list[BatchSuccess] = []
     failures: list[BatchFailure] = []
     cluster_id = context.broker.cluster_id
-    for entry, outcome in zip(entries, _outcomes(entries, records, writes), strict=True):
+    for (entry_id, _), refused in zip(parsed, outcomes, strict=True):
+        outcome = next(written) if refused is None else refused
         if isinstance(outcome, LogError):
-            failures.append(BatchFailure(entry.id, outcome.entry.code, outcome.message))
+            failures.append(BatchFailure(entry_id, outcome.entry.code, outcome.message))
         else:
             successes.append(
                 BatchSuccess(
-                    entry.id,
+                    entry_id,
                     cluster_id,
                     topic.name,
                     outcome.partition,
@@ -190,24 +219,46 @@ async def produce_record_batch(request: Request, context: ServerContext) -> web.
     return json_response(BatchResponse(successes, failures), status=MULTI_STATUS)
 
 
-async def _read_batch(request: Request, context: ServerContext) -> Sequence[EntryV3]:
-    """The entries of a batch. Raises LogError as `read_body`, INVALID_BODY, BODY_TOO_LARGE."""
-    entries_max = min(BATCH_ENTRIES_MAX, context.limits.records_per_request_max)
-    entries: list[EntryV3] = []
+async def _read_batch(
+    request: Request, context: ServerContext
+) -> list[tuple[str, EntryV3 | LogError]]:
+    """The id of each entry, with its record or the error of it.
 
-    def take(some: Sequence[EntryV3]) -> None:
+    Raises LogError for a body that cannot be answered entry by entry: without valid ids, say; and
+    as `read_body`, INVALID_BODY, BODY_TOO_LARGE.
+    """
+    entries_max = min(BATCH_ENTRIES_MAX, context.limits.records_per_request_max)
+    entries: list[tuple[str, EntryV3 | LogError]] = []
+
+    def take(some: Sequence[msgspec.Raw]) -> None:
         if len(entries) + len(some) > entries_max:
             raise LogError(BODY_TOO_LARGE, f"The request has more than {entries_max} records.")
         context.hold(request, len(some) * STORED_RECORD_BYTES)
-        entries.extend(some)
+        first = len(entries)
+        entries.extend(_parse_entry(first + index, text) for index, text in enumerate(some))
 
     body = await read_body(request, context)
     depth_max, turns = context.limits.json_depth_max, context.broker.turns
     await _BATCH.parse(body, take, depth_max=depth_max, turns=turns)
-    if not entries or len({entry.id for entry in entries}) != len(entries):
-        reason = "two entries have one id" if entries else "there are no entries"
-        raise LogError(INVALID_BODY, f"The body is not valid: {reason}.")
+    if not entries:
+        raise LogError(INVALID_BODY, "The body is not valid: there are no entries.")
+    if len({entry_id for entry_id, _ in entries}) != len(entries):
+        raise LogError(INVALID_BODY, "The body is not valid: two entries have one id.")
     return entries
+
+
+def _parse_entry(index: int, text: msgspec.Raw) -> tuple[str, EntryV3 | LogError]:
+    try:
+        entry = _entry_decoder.decode(text)
+    except msgspec.ValidationError as error:
+        try:
+            entry_id = _id_decoder.decode(text).id
+        except msgspec.ValidationError as no_id:
+            raise LogError(
+                INVALID_BODY, f"The body is not valid: entry {index}: {no_id}."
+            ) from None
+        return entry_id, LogError(INVALID_BODY, f"The entry is not valid: {error}.")
+    return entry.id, entry
 
 
 async def _produce_objects(
@@ -254,7 +305,45 @@ async def _write_all(
     options: ProduceOptions,
     context: ServerContext,
 ) -> list[_Outcome]:
-    """Write records together; one by one if one of them prevents that."""
+    """Write records together, and without the records that the topic cannot take if these failed.
+
+    Two appends to a partition at most, however many records are refused.
+    """
+    outcomes = await _write(good, records, topic, options, context)
+    failed = [
+        index
+        for index, outcome in enumerate(outcomes)
+        if isinstance(outcome, LogError) and outcome.entry in _OF_ONE_RECORD
+    ]
+    if not failed or len(outcomes) == 1:
+        return outcomes
+    unfit = context.broker.produce.unfit(
+        topic, [records[index] for index in failed], [good[index].partition_id for index in failed]
+    )
+    for place, error in unfit.items():
+        outcomes[failed[place]] = error
+    rest = [index for place, index in enumerate(failed) if place not in unfit]
+    if unfit and rest:
+        again = await _write(
+            [good[index] for index in rest],
+            [records[index] for index in rest],
+            topic,
+            options,
+            context,
+        )
+        for index, outcome in zip(rest, again, strict=True):
+            outcomes[index] = outcome
+    return outcomes
+
+
+async def _write(
+    good: Sequence[RecordV3],
+    records: Sequence[StoredRecord],
+    topic: TopicImage,
+    options: ProduceOptions,
+    context: ServerContext,
+) -> list[_Outcome]:
+    """Write records together; an outcome for each, in order."""
     if not good:
         return []
     partitions = [record.partition_id for record in good]
@@ -263,23 +352,13 @@ async def _write_all(
             topic, records, partitions, options, size_bytes=_size(records)
         )
     except LogError as error:
-        if len(good) == 1:
-            return [error]
-        outcomes: list[_Outcome] = []
-        for record, stored in zip(good, records, strict=True):
-            outcomes += await _write_all([record], [stored], topic, options, context)
-        return outcomes
+        return [error] * len(good)
     return _outcomes(good, records, writes)
 
 
 def _size(records: Sequence[StoredRecord]) -> int:
     """Bytes of all keys, values and headers."""
-    size = 0
-    for _, key, value, headers in records:
-        size += len(key or b"") + len(value or b"")
-        for name, content in headers or ():
-            size += len(name.encode()) + len(content or b"") + RECORD_OVERHEAD_BYTES
-    return size
+    return sum(map(content_bytes, records))
 
 
 def _outcomes(
@@ -352,7 +431,8 @@ ROUTES: Final = (
         "POST",
         f"{_TOPIC}/records:batch",
         produce_record_batch,
-        "Write records that are answered one by one, with an id for each.",
+        "Write records that are answered one by one, with an id for each: valid ones are written "
+        "though others fail. The status is 207 even if all fail.",
         tag="records",
         query=QUERY,
         request_type=BatchDocument,

@@ -7,18 +7,22 @@ routes of this server.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 from raftlog.api.v3 import (
     Broker,
     BrokerConfig,
     Cluster,
+    ClusterConfig,
     Link,
     Listing,
     ListMetadata,
     Metadata,
     Partition,
+    PartitionReassignment,
+    PartitionWithOffsets,
     Replica,
     Synonym,
     Topic,
@@ -38,6 +42,24 @@ _SOURCES = {
     ConfigSource.NODE: "STATIC_BROKER_CONFIG",
     ConfigSource.DEFAULT: "DEFAULT_CONFIG",
 }
+
+
+_BROKER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "cleanup.policy": "log.cleanup.policy",
+        "delete.retention.ms": "log.cleaner.delete.retention.ms",
+        "index.interval.bytes": "log.index.interval.bytes",
+        "max.message.bytes": "message.max.bytes",
+        "message.timestamp.type": "log.message.timestamp.type",
+        "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+        "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+        "retention.bytes": "log.retention.bytes",
+        "retention.ms": "log.retention.ms",
+        "segment.bytes": "log.segment.bytes",
+        "segment.ms": "log.roll.ms",
+    }
+)
+"""Kafka's names of topic configs where they are set for brokers; the others have one name."""
 
 
 class Shaper:
@@ -70,19 +92,24 @@ class Shaper:
             cluster_id=self.cluster_id,
             controller=None if controller is None else self._link(f"/brokers/{controller}"),
             brokers=self._link("/brokers"),
+            broker_configs=self._link("/broker-configs"),
             topics=self._link("/topics"),
+            partition_reassignments=self._link("/topics/-/partitions/-/reassignment"),
         )
 
     def broker(self, broker: BrokerImage) -> Broker:
         """A broker."""
+        path = f"/brokers/{broker.broker_id}"
         return Broker(
             kind="KafkaBroker",
-            metadata=self._metadata(f"/brokers/{broker.broker_id}", f"/broker={broker.broker_id}"),
+            metadata=self._metadata(path, f"/broker={broker.broker_id}"),
             cluster_id=self.cluster_id,
             broker_id=broker.broker_id,
             host=broker.host,
             port=broker.port,
             rack=broker.rack,
+            configs=self._link(f"{path}/configs"),
+            partition_replicas=self._link(f"{path}/partition-replicas"),
         )
 
     def topic(self, topic: TopicImage) -> Topic:
@@ -99,11 +126,12 @@ class Shaper:
             partitions_count=len(topic.partitions),
             partitions=self._link(f"{path}/partitions"),
             configs=self._link(f"{path}/configs"),
+            partition_reassignments=self._link(f"{path}/partitions/-/reassignment"),
         )
 
     def config(self, topic: TopicImage, config: ConfigDescription) -> TopicConfig:
         """One config of a topic."""
-        name, source = config.entry.name, _SOURCES[config.source]
+        name = config.entry.name
         return TopicConfig(
             kind="KafkaTopicConfig",
             metadata=self._metadata(
@@ -116,14 +144,21 @@ class Shaper:
             is_default=config.is_default,
             is_read_only=False,
             is_sensitive=False,
-            source=source,
-            synonyms=[Synonym(name, config.value, source)],
+            source=_SOURCES[config.source],
+            synonyms=[
+                Synonym(
+                    name if source is ConfigSource.TOPIC else _BROKER_NAMES.get(name, name),
+                    value,
+                    _SOURCES[source],
+                )
+                for source, value in config.synonyms
+            ],
         )
 
-    def broker_config(self, config: ConfigDescription) -> BrokerConfig:
+    def cluster_config(self, config: ConfigDescription) -> ClusterConfig:
         """One config of all brokers."""
-        name, source = config.entry.name, _SOURCES[config.source]
-        return BrokerConfig(
+        name = config.entry.name
+        return ClusterConfig(
             kind="KafkaClusterConfig",
             metadata=self._metadata(f"/broker-configs/{name}", f"/broker-config={name}"),
             cluster_id=self.cluster_id,
@@ -133,8 +168,27 @@ class Shaper:
             is_default=config.is_default,
             is_read_only=False,
             is_sensitive=False,
-            source=source,
-            synonyms=[Synonym(name, config.value, source)],
+            source=_SOURCES[config.source],
+            synonyms=_synonyms(config),
+        )
+
+    def broker_config(self, broker_id: int, config: ConfigDescription) -> BrokerConfig:
+        """One config of all brokers, as in force on one; set for all of them, so read-only here."""
+        name = config.entry.name
+        return BrokerConfig(
+            kind="KafkaBrokerConfig",
+            metadata=self._metadata(
+                f"/brokers/{broker_id}/configs/{name}", f"/broker={broker_id}/config={name}"
+            ),
+            cluster_id=self.cluster_id,
+            broker_id=broker_id,
+            name=name,
+            value=config.value,
+            is_default=config.is_default,
+            is_read_only=True,
+            is_sensitive=False,
+            source=_SOURCES[config.source],
+            synonyms=_synonyms(config),
         )
 
     def partition(self, topic: TopicImage, row: PartitionImage) -> Partition:
@@ -147,6 +201,39 @@ class Shaper:
             topic_name=topic.name,
             partition_id=row.partition,
             leader=None if row.leader < 0 else self._link(f"{path}/replicas/{row.leader}"),
+            replicas=self._link(f"{path}/replicas"),
+            reassignment=self._link(f"{path}/reassignment"),
+        )
+
+    def partition_with_offsets(
+        self, topic: TopicImage, row: PartitionImage, earliest: int, latest: int
+    ) -> PartitionWithOffsets:
+        """The readable offsets of a partition."""
+        path = f"/topics/{topic.name}/partitions/{row.partition}/offset"
+        return PartitionWithOffsets(
+            kind="KafkaPartitionWithOffsets",
+            metadata=self._metadata(path, f"/topic={topic.name}/partition={row.partition}/offset"),
+            cluster_id=self.cluster_id,
+            topic_name=topic.name,
+            partition_id=row.partition,
+            earliest_offset=earliest,
+            latest_offset=latest,
+        )
+
+    def reassignment(self, topic: TopicImage, row: PartitionImage) -> PartitionReassignment:
+        """A partition that moves."""
+        path = f"/topics/{topic.name}/partitions/{row.partition}"
+        return PartitionReassignment(
+            kind="KafkaReassignment",
+            metadata=self._metadata(
+                f"{path}/reassignment",
+                f"/topic={topic.name}/partition={row.partition}/reassignment",
+            ),
+            cluster_id=self.cluster_id,
+            topic_name=topic.name,
+            partition_id=row.partition,
+            adding_replicas=list(row.adding),
+            removing_replicas=list(row.removing),
             replicas=self._link(f"{path}/replicas"),
         )
 
@@ -172,3 +259,9 @@ class Shaper:
 
     def _link(self, path: str) -> Link:
         return Link(self._base + path)
+
+
+def _synonyms(config: ConfigDescription) -> list[Synonym]:
+    return [
+        Synonym(config.entry.name, value, _SOURCES[source]) for source, value in config.synonyms
+    ]

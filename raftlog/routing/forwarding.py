@@ -31,7 +31,7 @@ from raftlog.record.errors import (
     OVERLOADED,
     LogError,
 )
-from raftlog.record.types import BrokerId, Buffer
+from raftlog.record.types import BrokerId, Buffer, Offset, PartitionId, TopicId
 from raftlog.routing.forwarding_messages import (
     BODY_BYTES_MAX,
     CHANNEL,
@@ -45,6 +45,7 @@ from raftlog.routing.forwarding_messages import (
     Outcome,
     Piece,
     Read,
+    ReadReplica,
     Request,
     Wait,
     check_hello,
@@ -63,6 +64,10 @@ SETTINGS: Final = ChannelSettings(connect_timeout_s=2.0)
 IDLE_S: Final = 60.0
 ANSWER_SLACK_S: Final = 0.5
 """Delay of a request's expiry after its own timeout: the other side's timeout error says more."""
+REPAIR_BYTES_MAX: Final = 1 << 20
+"""Bytes of one read for a repair, or one batch if larger."""
+REPAIR_S_MAX: Final = 5.0
+"""Longest wait for such a read; a truncation of the damaged log waits as long."""
 SILENCE_S_MIN: Final = 2.0
 """When a request times out, a connection silent for so long ends, too."""
 
@@ -137,6 +142,17 @@ class Forwarder:
             )
         self.requests += 1
         return link.call(operation, body, timeout_s)
+
+    async def read_replica(
+        self, broker_id: BrokerId, topic_id: TopicId, partition: PartitionId, offset: Offset
+    ) -> Buffer:
+        """Committed batches of a node's replica, from the one that holds `offset`; empty if none.
+
+        Raises LogError.
+        """
+        operation = ReadReplica(topic_id, partition, offset, REPAIR_BYTES_MAX)
+        reply = await self.call(broker_id, operation, timeout_s=REPAIR_S_MAX)
+        return reply.body
 
     def close(self) -> None:
         """End all connections; requests in flight fail. Harmless if done already."""
@@ -218,7 +234,9 @@ class _Link(Session):
                 f"them to the partition's leader, node {self.broker_id}, or send less at once.",
             )
         is_wait = isinstance(operation, Wait)
-        size_bytes = operation.max_bytes if isinstance(operation, Read) else body_bytes
+        size_bytes = body_bytes
+        if isinstance(operation, Read | ReadReplica):
+            size_bytes = operation.max_bytes
         self._require_room(size_bytes, is_wait=is_wait)
         if self._idle is not None:
             self._idle.cancel()

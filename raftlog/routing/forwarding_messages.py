@@ -119,8 +119,17 @@ class FindTimeInMany(_Base, frozen=True, tag=8):
     ]
 
 
+class ReadReplica(_Base, frozen=True, tag=9):
+    """Read committed batches of any replica, to repair another one."""
+
+    topic_id: _TopicId
+    partition: _PartitionNumber
+    offset: _Number
+    max_bytes: Annotated[int, Meta(ge=0, le=BODY_BYTES_MAX)]
+
+
 Operation: TypeAlias = (
-    Append | Read | Bounds | Wait | FindTime | Delete | BoundsOfMany | FindTimeInMany
+    Append | Read | Bounds | Wait | FindTime | Delete | BoundsOfMany | FindTimeInMany | ReadReplica
 )
 
 
@@ -131,7 +140,8 @@ class Appended(_Base, frozen=True, tag=1):
 
 
 class Marks(_Base, frozen=True, tag=2):
-    """Answers Read, with the batches as body; Bounds and Delete, where `next_offset` is 0."""
+    """Answers Read and ReadReplica, with the batches as body; Bounds and Delete, where
+    `next_offset` is 0."""
 
     next_offset: _Number
     high_watermark: _Number

@@ -29,7 +29,7 @@ from raftlog.record.errors import (
     UNSUPPORTED_FORMAT,
     LogError,
 )
-from raftlog.record.types import BrokerId, Buffer, Offset, TopicId
+from raftlog.record.types import BrokerId, Buffer, Offset, PartitionId, TopicId
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Acks, Partition
 from raftlog.routing.forwarding_messages import (
@@ -56,6 +56,7 @@ from raftlog.routing.forwarding_messages import (
     Outcome,
     Piece,
     Read,
+    ReadReplica,
     Request,
     Wait,
     Waited,
@@ -297,7 +298,18 @@ class _Session(Session):
     ) -> tuple[Outcome, Sequence[Buffer]]:
         if isinstance(operation, Wait | BoundsOfMany | FindTimeInMany):
             return await self._of_many(operation, timeout_s), ()
+        if isinstance(operation, ReadReplica):
+            return await self._read_replica(operation)
         found = self._led(operation.topic_id, operation.partition)
+        return await self._at_leader(found, operation, body, timeout_s)
+
+    async def _at_leader(
+        self,
+        found: Partition,
+        operation: Append | Read | Bounds | FindTime | Delete,
+        body: memoryview,
+        timeout_s: float,
+    ) -> tuple[Outcome, Sequence[Buffer]]:
         match operation:
             case Append():
                 batches = split_batches(body, max_message_bytes=found.log.config.max_message_bytes)
@@ -329,6 +341,18 @@ class _Session(Session):
                 return Marks(0, found.high_watermark, start), ()
             case _:
                 assert_never(operation)
+
+    async def _read_replica(self, operation: ReadReplica) -> tuple[Outcome, Sequence[Buffer]]:
+        replica = self._replicas.replica(
+            TopicId(operation.topic_id), PartitionId(operation.partition)
+        )
+        if replica is None:
+            raise LogError(NOT_READY, "The replica is not open here.")
+        fetched = await replica.read(
+            Offset(operation.offset), max_bytes=operation.max_bytes, any_replica=True
+        )
+        marks = Marks(fetched.next_offset, fetched.high_watermark, fetched.log_start_offset)
+        return marks, (fetched.data,)
 
     async def _of_many(
         self, operation: Wait | BoundsOfMany | FindTimeInMany, timeout_s: float

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from raftlog.metadata.image import NO_LEADER_ID
 from raftlog.record.errors import ERROR_TABLE, INTERNAL, LogError
@@ -137,15 +137,49 @@ def _known_bounds(partition: Partition) -> PartitionBounds:
 async def local_times(
     wanted: Sequence[tuple[Callable[[], Partition], int]],
 ) -> list[FoundRecord | LogError | None]:
-    """Records of partitions led here at or after a timestamp, with bounded parallel searches."""
+    """Records of partitions led here at or after a timestamp, with bounded parallel searches.
 
-    async def search(find: Callable[[], Partition], time_ms: int) -> FoundRecord | LogError | None:
+    One confirmation of the lead serves all partitions without such a record.
+    """
+    found = await _search_all(wanted)
+    rows: list[FoundRecord | LogError | None] = [
+        row[0] if isinstance(row, tuple) else row for row in found
+    ]
+    # No record is that young only if that holds up to the confirmed end.
+    missing = [
+        (index, row[1])
+        for index, row in enumerate(found)
+        if isinstance(row, tuple) and row[0] is None
+    ]
+    if not missing:
+        return rows
+    bounds = await local_bounds([wanted[index][0] for index, _ in missing])
+    grown: list[int] = []
+    for (index, end), known in zip(missing, bounds, strict=True):
+        if isinstance(known, LogError):
+            rows[index] = known
+        elif known.high_watermark > end:
+            grown.append(index)
+    again = await _search_all([wanted[index] for index in grown])
+    for index, row in zip(grown, again, strict=True):
+        rows[index] = row[0] if isinstance(row, tuple) else row
+    return rows
+
+
+_Known: TypeAlias = tuple[FoundRecord | None, Offset]
+"""A record found among those below the offset, or none."""
+
+
+async def _search_all(
+    wanted: Sequence[tuple[Callable[[], Partition], int]],
+) -> list[_Known | LogError]:
+    async def search(find: Callable[[], Partition], time_ms: int) -> _Known | LogError:
         try:
-            return await find().offset_for_timestamp(time_ms)
+            return await find().known_offset_for_timestamp(time_ms)
         except LogError as error:
             return error
 
-    found: list[FoundRecord | LogError | None] = []
+    found: list[_Known | LogError] = []
     for start in range(0, len(wanted), SEARCHES_AT_ONCE_MAX):
         some = wanted[start : start + SEARCHES_AT_ONCE_MAX]
         found += await asyncio.gather(*(search(find, time_ms) for find, time_ms in some))

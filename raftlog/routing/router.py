@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from raftlog.metadata.image import NO_LEADER_ID, BrokerImage, TopicImage
+from raftlog.metadata.image import NO_LEADER_ID, TopicImage
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import (
     DUPLICATE_SEQUENCE,
@@ -112,6 +112,11 @@ class PartitionHandle:
         if self._local is not None:
             return self._local.log.config.max_message_bytes
         return self._router.max_message_bytes(self._router.topic(self.topic_id))
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether the topic takes only records with a key, as far as this node knows."""
+        return self._local is not None and self._local.log.config.compacts
 
     def local_replica(self, offset: Offset) -> Partition | None:
         """This node's replica, if reads from `offset` on may use it."""
@@ -534,9 +539,8 @@ class PartitionRouter:
 
     def not_led_error(self, handle: PartitionHandle) -> LogError:
         """The error for a partition without a leader in reach."""
-        seen = self.leadership(handle.topic_id, handle.partition)
-        broker: BrokerImage | None = self.replicas.image.brokers.get(seen.leader)
-        return not_led_here(handle.topic, handle.partition, broker)
+        row = self.topic(handle.topic_id).partitions[handle.partition]
+        return not_led_here(handle.topic, row, self.replicas.image.brokers)
 
     def watch(
         self,

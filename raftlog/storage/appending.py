@@ -18,7 +18,9 @@ Cost is per batch, not per record: a header and a CRC.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -29,6 +31,7 @@ from raftlog.record.errors import (
     DISK_FULL,
     NO_LEADER,
     OVERLOADED,
+    QUOTA_EXCEEDED,
     RECORD_TOO_LARGE,
     LogError,
 )
@@ -46,9 +49,12 @@ from raftlog.world import Buffer, DiskError, DiskFullError
 WRITERS_WAITING_MAX: Final = 10_000
 """Most appends of one log waiting while a segment is begun; more are refused."""
 KEYED_BATCH_BYTES_MAX: Final = 16 << 20
-"""Most bytes of a decompressed batch for a compacted topic. Decompression runs in the event loop,
-so that the order of appends holds, and must not block the loop for long; compaction can read four
-times as much."""
+"""Most bytes of a decompressed batch for a compacted topic; compaction can read four times as
+much."""
+KEYED_INLINE_BYTES_MAX: Final = 128 << 10
+KEYED_INLINE_BATCHES_MAX: Final = 2
+"""Larger decompressed batches, or more of them, have their keys checked by a thread: 37,000 records
+take 10 ms."""
 GAPS_NOTED_AHEAD: Final = 1 << 20
 """Offsets beyond a leader's gap below which later gaps are allowed, too: a follower of a compacted
 log would otherwise write the checkpoint file for almost every chunk."""
@@ -63,6 +69,10 @@ class Appender:
         self._core = core
         self._operations = operations
         self._writers_waiting = 0
+        self._key_checks = asyncio.Lock()
+        """Held while a thread checks the keys of an append; taken in order of arrival."""
+        self._keyed_waiting = 0
+        """Appends that hold `_key_checks`, or wait for it."""
 
     # As leader
 
@@ -80,9 +90,31 @@ class Appender:
         durable. Raises LogError: nothing was written, but for STORAGE_FAILED, whose outcome is
         unknown.
         """
-        if self._core.config.compacts:
-            for batch in batches:
-                refuse_keyless(batch, decompressed_bytes_max=KEYED_BATCH_BYTES_MAX)
+        if self._core.config.compacts and (self._keyed_waiting or not _are_keyed_now(batches)):
+            return await self._append_keyed(batches, leader_epoch, guard)
+        return await self._append(batches, leader_epoch, guard)
+
+    async def _append_keyed(
+        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch, guard: Guard | None
+    ) -> list[AppendResult]:
+        """Check keys in a thread; later appends wait, so that the order of appends holds."""
+        if self._keyed_waiting >= WRITERS_WAITING_MAX:
+            raise LogError(
+                OVERLOADED, f"{self._core.directory}: too many appends wait for a check of keys."
+            )
+        shared = self._core.shared
+        self._keyed_waiting += 1
+        try:
+            async with self._key_checks:
+                async with shared.decodes:
+                    await shared.disk.run(partial(_require_keys, batches))
+                return await self._append(batches, leader_epoch, guard)
+        finally:
+            self._keyed_waiting -= 1
+
+    async def _append(
+        self, batches: Sequence[RecordBatch], leader_epoch: LeaderEpoch, guard: Guard | None
+    ) -> list[AppendResult]:
         if self._is_free:
             results = self._append_now(batches, leader_epoch, guard)
             if results is not None:
@@ -139,12 +171,17 @@ class Appender:
         if not core.leader_epochs.accepts(leader_epoch, end_offset):
             raise _replaced(core, leader_epoch)
         stamp_ms = now_ms if core.config.log_append_time else NO_TIME
-        plan = core.producers.prepare(
-            [batch.header for batch in batches],
-            end_offset,
-            now_ms=core.shared.monotonic_ms(),
-            log_append_time_ms=stamp_ms,
-        )
+        try:
+            plan = core.producers.prepare(
+                [batch.header for batch in batches],
+                end_offset,
+                now_ms=core.shared.monotonic_ms(),
+                log_append_time_ms=stamp_ms,
+            )
+        except LogError as error:
+            if error.entry is QUOTA_EXCEEDED:
+                core.shared.note_refused_producers(core.directory, error)
+            raise
         results, placed = _place(batches, plan, end_offset, stamp_ms)
         if not placed:
             return results
@@ -339,6 +376,26 @@ class Appender:
             if error.entry is DISK_FULL and core.gaps_below == noted:
                 core.gaps_below = before
             raise
+
+
+def _are_keyed_now(batches: Sequence[RecordBatch]) -> bool:
+    """Check the keys of a small append here. False: too large for that. Raises LogError."""
+    if len(batches) > KEYED_INLINE_BATCHES_MAX:
+        return False
+    for batch in batches:
+        try:
+            refuse_keyless(batch, decompressed_bytes_max=KEYED_INLINE_BYTES_MAX)
+        except LogError as error:
+            if error.entry is not RECORD_TOO_LARGE:
+                raise
+            return False
+    return True
+
+
+def _require_keys(batches: Sequence[RecordBatch]) -> None:
+    """Raise LogError if a record has no key. For a thread."""
+    for batch in batches:
+        refuse_keyless(batch, decompressed_bytes_max=KEYED_BATCH_BYTES_MAX)
 
 
 def _replaced(core: LogCore, leader_epoch: LeaderEpoch) -> LogError:

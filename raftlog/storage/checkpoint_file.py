@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -71,10 +71,13 @@ class CheckpointFile:
         self,
         disk: Disk,
         clock: Clock,
-        collect: Callable[[], NodeCheckpoint],
+        collect: Callable[[], Awaitable[NodeCheckpoint]],
         written: Callable[[NodeCheckpoint], None] | None = None,
     ) -> None:
-        """`collect` returns the content to write; `written` is called once it is durable."""
+        """`collect` returns the content to write; `written` is called once the content is durable.
+
+        The content must not change afterwards: a disk thread encodes it.
+        """
         self.failure: DiskError | None = None
         self.writes = 0
         self._disk = disk
@@ -106,10 +109,9 @@ class CheckpointFile:
         self._running, self._next = self._next, None
         if self.failure is not None:
             raise DiskError(str(self.failure)) from self.failure
-        checkpoint = self._collect()
-        data = encode_checkpoint(checkpoint)
         try:
-            await self._disk.run(partial(_replace, self._disk, data))
+            checkpoint = await self._collect()
+            await self._disk.run(partial(_replace, self._disk, checkpoint))
         except DiskFullError:
             raise
         except DiskError as error:
@@ -124,7 +126,7 @@ class CheckpointFile:
             self._written(checkpoint)
 
 
-def _replace(disk: Disk, data: bytes) -> None:
-    disk.replace(CHECKPOINT_NAME, data)
+def _replace(disk: Disk, checkpoint: NodeCheckpoint) -> None:
+    disk.replace(CHECKPOINT_NAME, encode_checkpoint(checkpoint))
     # The renamed file is outdated, and must not be read should the file itself get lost.
     disk.remove(STARTED_NAME)

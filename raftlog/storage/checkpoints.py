@@ -10,11 +10,16 @@ With flush=async a record may be acknowledged before its sync, so a power cut ma
 replicas count on. The next start decides by the checkpoint, not by the topic's setting, which may
 have changed since. Hence two rules: ASYNC takes effect once the checkpoint file says ASYNC; and the
 file goes on saying ASYNC until every record acknowledged meanwhile is synced.
+
+A log without appends for a while rests: it is synced, in SYNC, and the file says so. A power cut
+then takes no record, and the partition does not have to report a loss. The next append wakes the
+log: it is acknowledged once synced, and ASYNC takes effect with the next file.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import islice
 from typing import Final, NamedTuple
 
 import crc32c
@@ -27,6 +32,9 @@ from raftlog.storage.types import FlushMode, PossibleLoss
 CHECKPOINT_VERSION = 1
 CHECKPOINT_BYTES_MAX = 64 << 20
 """A larger checkpoint file is not read: 100,000 replicas need about 10 MB."""
+
+REPLICAS_PER_PIECE_MAX: Final = 1_000
+"""Replicas encoded by one call: about a millisecond."""
 
 
 class StartKind(StrEnum):
@@ -111,10 +119,20 @@ class CheckpointUnreadable(NamedTuple):
 
 def encode_checkpoint(checkpoint: NodeCheckpoint) -> bytes:
     """The file's bytes."""
-    content = msgspec.json.encode(checkpoint)
+    content = _encode_content(checkpoint)
     return msgspec.json.encode(
         _Envelope(CHECKPOINT_VERSION, crc32c.crc32c(content), msgspec.Raw(content))
     )
+
+
+def _encode_content(checkpoint: NodeCheckpoint) -> bytes:
+    """The document, encoded in pieces: one call would hold the interpreter lock all the time."""
+    front = msgspec.json.encode(NodeCheckpoint(checkpoint.clean_shutdown, {}))
+    pieces = []
+    replicas = iter(checkpoint.replicas.items())
+    while piece := dict(islice(replicas, REPLICAS_PER_PIECE_MAX)):
+        pieces.append(msgspec.json.encode(piece)[1:-1])
+    return b"".join((front[:-2], b",".join(pieces), front[-2:]))
 
 
 def decode_checkpoint(data: bytes) -> NodeCheckpoint | CheckpointUnreadable:
@@ -150,13 +168,14 @@ def start_kind(node: NodeCheckpoint | None, replica: str, boot_id: str) -> Start
 class EffectiveFlushMode:
     """The flush mode of one log, which ASYNC becomes only once the checkpoint file says so."""
 
-    __slots__ = ("_async_end", "_wanted", "mode")
+    __slots__ = ("_async_end", "_is_resting", "_wanted", "mode")
 
     def __init__(self, wanted: FlushMode, checkpoint: ReplicaCheckpoint | None) -> None:
         may_be_async = checkpoint is None or checkpoint.flush is FlushMode.ASYNC
         self._wanted = wanted
         self._async_end = Offset(0)
         """Records below may have been acknowledged before their sync."""
+        self._is_resting = False
         self.mode = wanted if may_be_async else FlushMode.SYNC
 
     def configure(self, wanted: FlushMode, end_offset: Offset) -> bool:
@@ -171,16 +190,31 @@ class EffectiveFlushMode:
     @property
     def waits_for_checkpoint(self) -> bool:
         """Whether the setting takes effect only with the next checkpoint file."""
-        return self.mode is not self._wanted
+        return self.mode is not self._wanted and not self._is_resting
+
+    def rest(self, end_offset: Offset) -> bool:
+        """Return to SYNC until `wake`, after a sync of all records. Returns whether this is new."""
+        if self.mode is FlushMode.SYNC:
+            return False
+        self.mode = FlushMode.SYNC
+        self._async_end = end_offset
+        self._is_resting = True
+        return True
+
+    def wake(self) -> bool:
+        """Let ASYNC take effect again with the next checkpoint file. Returns whether it rested."""
+        was_resting, self._is_resting = self._is_resting, False
+        return was_resting
 
     def published(self, mode: FlushMode | None) -> None:
         """Note the mode now in the checkpoint file."""
-        if mode is FlushMode.ASYNC:
+        if mode is FlushMode.ASYNC and not self._is_resting:
             self.mode = self._wanted
 
     def to_publish(self, flushed_offset: Offset, end_offset: Offset) -> FlushMode:
         """The flush mode to write into the checkpoint file."""
         # Offsets truncated since then do not count as loss.
-        if self._wanted is FlushMode.ASYNC or flushed_offset < min(self._async_end, end_offset):
+        is_async = self._wanted is FlushMode.ASYNC and not self._is_resting
+        if is_async or flushed_offset < min(self._async_end, end_offset):
             return FlushMode.ASYNC
         return FlushMode.SYNC

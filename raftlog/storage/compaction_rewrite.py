@@ -21,9 +21,14 @@ instead of being encoded again: base offset and base timestamp stay, so their de
 the record count, the largest timestamp, the length and the CRC are new.
 
 **Batches without records** stay where needed: the newest batch of each producer, from which a scan
-derives its sequence (KAFKA-8335: known by its offset), and the last batch of each new segment, so
-that a segment still shows its end, and a missing segment differs from a compacted one. Such batches
-have no timestamp (-1), so no lookup by time returns one.
+derives its sequence (KAFKA-8335: known by its offset); the first batch of each leader epoch, so
+that the log itself shows where each epoch began; and the last batch of each new segment, so that a
+segment still shows its end, and a missing segment differs from a compacted one. Such batches have
+no timestamp (-1), so no lookup by time returns one.
+
+Without the epochs' beginnings, a replica that was built from the compacted log, or has rebuilt its
+history by a scan, would take an epoch's records for an older one's. As leader it would accept a
+follower with records that this epoch had replaced, or tell one to truncate committed records.
 
 **Records without a key** cannot be superseded. Kafka drops such records here; raftlog keeps these
 records: compaction may remove only records replaced by newer ones. `refuse_keyless` keeps keyless
@@ -40,14 +45,14 @@ cannot count as clean.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from raftlog.record.batch import RecordBatch, sealed
-from raftlog.record.codec import Record, decode
+from raftlog.record.codec import Record, decode, iterate_records
 from raftlog.record.compression import compress, decompress
 from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, LogError
 from raftlog.record.header import COMPRESSION_MASK, HEADER_SIZE, LENGTH_END
@@ -104,6 +109,7 @@ class CompactionPass:
         now_ms: int,
         delete_retention_ms: int,
         last_offsets: Mapping[ProducerId, Offset],
+        epoch_starts: Set[Offset],
         aborted: Iterable[AbortedTransaction],
         keys_max: int = KEYS_MAX,
         decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
@@ -117,6 +123,7 @@ class CompactionPass:
         self._delete_retention_ms = delete_retention_ms
         self._deletable_before = history.deletable_before(now_ms, delete_retention_ms)
         self._last_offsets = last_offsets
+        self._epoch_starts = epoch_starts
         self._keys_max = keys_max
         self._decompressed_bytes_max = decompressed_bytes_max
         self._newest: dict[bytes, int] = {}
@@ -286,7 +293,11 @@ class CompactionPass:
     def _emptied(self, batch: RecordBatch, *, is_last: bool) -> Buffer | None:
         """The batch's header alone if still needed, else None."""
         header = batch.header
-        if not is_last and self._last_offsets.get(header.producer_id) != header.last_offset:
+        if (
+            not is_last
+            and self._last_offsets.get(header.producer_id) != header.last_offset
+            and header.base_offset not in self._epoch_starts
+        ):
             return None
         if header.record_count == 0:
             return batch.data
@@ -308,10 +319,11 @@ class CompactionPass:
 def refuse_keyless(batch: RecordBatch, *, decompressed_bytes_max: int) -> None:
     """Raise LogError(INVALID_BODY) if a record of the batch has no key, as compaction needs one.
 
-    The header does not show keys, so this decodes the batch: call it for compacted topics only.
-    Raises the errors of `decode`, too.
+    The header does not show keys, so this decodes the batch: call it for compacted topics only, and
+    for large batches in a thread. Raises the errors of `decode`, too.
     """
-    for position, record in enumerate(decode(batch, decompressed_bytes_max=decompressed_bytes_max)):
+    records = iterate_records(batch, decompressed_bytes_max=decompressed_bytes_max)
+    for position, record in enumerate(records):
         if record.key is None:
             raise LogError(
                 INVALID_BODY,

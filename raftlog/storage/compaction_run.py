@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Final
 
 from raftlog.record.batch import RecordBatch, iterate_batches
@@ -21,7 +20,7 @@ from raftlog.storage.log_core import LogCore
 from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.reader import DamageFoundError, LogReader
 from raftlog.storage.retention import SegmentInfo
-from raftlog.storage.segments import CLEANED_SUFFIX, Segment, segment_name, swap_segments
+from raftlog.storage.segments import CLEANED_SUFFIX, Segment, segment_name
 from raftlog.storage.types import CompactionReport, UnreadableBatch
 from raftlog.world import Buffer, File
 
@@ -54,7 +53,7 @@ async def compact_log(
             return await _Compaction(core, operations, reader, now_ms, resume=resume).run()
     except DamageFoundError as error:
         logger.error("%s: compaction stopped at damage: %s", core.directory, error.reason)
-        core.report_damage(error.reason)
+        core.report_damage(error.reason, error.damaged.segment_base_offset)
         return None
     finally:
         core.is_compacting = False
@@ -101,6 +100,7 @@ class _Compaction:
             now_ms=self._now_ms,
             delete_retention_ms=config.delete_retention_ms,
             last_offsets=core.producers.last_offsets(),
+            epoch_starts={entry.start_offset for entry in core.leader_epochs.entries},
             aborted=(),
         )
         try:
@@ -195,17 +195,7 @@ class _Compaction:
         old = segments.all[first : first + len(group)]
         assert [segment.base_offset for segment in old] == [info.base_offset for info in group]
         new.first_append_ms = old[-1].first_append_ms if new.size_bytes else None
-        with ExitStack() as held:
-            # Readers of the old segments by name must not open the new files under these names.
-            await core.run(self._hold, held, old)
-            await core.run(self._swap, cleaned, base_offset, end_offset)
-            segments.replace(first, first + len(group), [new])
-            for segment in old:
-                for name in segment.paths:
-                    core.shared.files.forget(name)
-        tails = new.index_tails()
-        await core.run(new.save_indexes, tails)
-        new.confirm_indexes(tails)
+        await self._operations.swap_in(cleaned, old, new)
 
     def _begin(self, path: str) -> File:
         self._core.shared.disk.remove(path)
@@ -227,17 +217,6 @@ class _Compaction:
                 position += len(rewritten)
         if kept:
             file.append(kept)
-
-    def _hold(self, held: ExitStack, old: Sequence[Segment]) -> None:
-        for segment in old:
-            for path in segment.paths:
-                if self._core.shared.disk.exists(path):
-                    held.enter_context(self._core.shared.files.lease(path))
-
-    def _swap(self, cleaned: str, base_offset: Offset, end_offset: Offset) -> None:
-        swap_segments(
-            self._core.shared.disk, self._core.directory, cleaned, base_offset, end_offset
-        )
 
 
 def _survey_chunk(work: CompactionPass, data: Buffer) -> bool:

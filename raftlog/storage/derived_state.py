@@ -5,6 +5,9 @@ snapshot names these. So a snapshot older than the recovery point is still bette
 
 For a truncation: find the cut, and rebuild the producers below.
 
+`Marks` are not derived, but facts of the node's checkpoint file that no scan finds again: the log
+start offset and known damage. They count where that file is unreadable, and only then.
+
 All functions block and run while the log admits no append.
 """
 
@@ -15,11 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from raftlog.record.batch import check_batch
 from raftlog.record.header import BatchHeader
 from raftlog.record.types import Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint
-from raftlog.storage.checksummed import Damaged
+from raftlog.storage.checksummed import Damaged, unwrap, wrap
 from raftlog.storage.index import OffsetEntry, TimeEntry
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.producer_state import ProducerStates
@@ -39,9 +44,41 @@ SNAPSHOT_SUFFIX: Final = ".snapshot"
 RESTART_NAME: Final = "producers.restart"
 """Producers of a log being emptied: a snapshot at its next beginning. The file counts only while
 the checkpoint says `restart_at`."""
+MARKS_NAME: Final = "replica-marks"
+MARKS_KIND: Final = b"RLRM"
+MARKS_VERSION: Final = 1
+MARKS_BYTES_MAX: Final = 1 << 20
 SMALL_FILE_BYTES_MAX: Final = 256 << 20
 
 logger = logging.getLogger(__name__)
+
+
+class Marks(msgspec.Struct, frozen=True, array_like=True):
+    """What must be known of a log even without the node's checkpoint file."""
+
+    log_start_offset: Offset
+    damage: str = ""
+    """Why the replica is offline, if so."""
+
+
+def write_marks(disk: Disk, directory: str, marks: Marks) -> None:
+    """Make the marks durable. Blocks. Raises DiskError."""
+    content = wrap(MARKS_KIND, MARKS_VERSION, msgspec.msgpack.encode(marks))
+    disk.replace(f"{directory}/{MARKS_NAME}", content)
+
+
+def read_marks(disk: Disk, directory: str) -> Marks | Damaged | None:
+    """The marks; None if none were ever written. Blocks. Raises DiskError."""
+    data = read_small_file(disk, f"{directory}/{MARKS_NAME}", MARKS_BYTES_MAX)
+    if data is None:
+        return None
+    content = unwrap(MARKS_KIND, MARKS_VERSION, data)
+    if isinstance(content, Damaged):
+        return content
+    try:
+        return _MARKS.decode(content)
+    except msgspec.DecodeError as error:
+        return Damaged(f"not the marks of a replica: {error}")
 
 
 @dataclass
@@ -50,6 +87,9 @@ class Derived:
 
     leader_epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
     producers: ProducerStates = field(default_factory=ProducerStates)
+
+
+_MARKS: Final = msgspec.msgpack.Decoder(Marks)
 
 
 def snapshot_name(offset: Offset) -> str:

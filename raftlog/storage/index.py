@@ -1,12 +1,14 @@
 """Sparse indexes of a segment: where to start looking for an offset or a time.
 
     offset index, 8 bytes an entry, big endian:   4 relative base offset of a batch, 4 its position
-    time index,  12 bytes an entry:               8 timestamp (ms), 4 relative offset
+    time index,  16 bytes an entry:               8 timestamp (ms), 4 relative offset, 4 CRC-32C
 
 An offset entry names a batch exactly, and is checked against the header found there: a wrong one
 costs time, never a wrong answer. A time entry (t, o) means: no record of the segment up to and
 including offset o is younger than t. The last entry of a finished segment has the segment's last
-offset, and so also marks its end.
+offset, and so also marks its end. Nothing in the log proves a time entry without a walk over all
+batches before, and retention deletes by it: so each has a CRC, over the segment's base offset, too.
+A damaged time entry counts as missing: lookups begin at the segment's start, and a start scans.
 
 New entries are kept in memory and written by `save`, at checkpoints and rolls: an append is one
 write to the log and none to an index. Entries on disk above the recovery point are not trusted
@@ -21,6 +23,8 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple
 
+from crc32c import crc32c
+
 from raftlog.record.types import Offset
 from raftlog.storage.files import OpenFiles
 from raftlog.world import DiskError
@@ -29,6 +33,11 @@ UNSAVED_ENTRIES_MAX: Final = 65_536
 """Most unsaved entries in memory (on a full disk); beyond, every other one is dropped."""
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 POSITION_MAX: Final = 2**31 - 1
+
+
+_OFFSET_LAYOUT: Final = struct.Struct(">II")
+_TIME_LAYOUT: Final = struct.Struct(">qI")
+_CRC: Final = struct.Struct(">I")
 
 
 class OffsetEntry(NamedTuple):
@@ -52,14 +61,22 @@ class IndexFile:
     """
 
     def __init__(
-        self, files: OpenFiles, path: str, layout: struct.Struct, *, key: int, saved: int = 0
+        self,
+        files: OpenFiles,
+        path: str,
+        layout: struct.Struct,
+        *,
+        saved: int = 0,
+        crc_seed: int | None = None,
     ) -> None:
+        """With `crc_seed`, each entry is followed by a CRC that begins with this value."""
         self.path = path
         self.saved = saved
         self.unsaved: list[tuple[int, int]] = []
         self._files = files
         self._layout = layout
-        self._key = key
+        self._crc_seed = crc_seed
+        self._width = layout.size + (0 if crc_seed is None else _CRC.size)
 
     def __len__(self) -> int:
         return self.saved + len(self.unsaved)
@@ -79,14 +96,14 @@ class IndexFile:
 
     def save(self, saved: int, entries: Sequence[tuple[int, int]]) -> None:
         """Write `entries` behind the first `saved` ones and sync. Blocks. Raises DiskError."""
-        size = saved * self._layout.size
+        size = saved * self._width
         with self._files.lease(self.path, create=True) as file:
             if file.size < size:
                 raise DiskError(f"{self.path} lost {size - file.size} bytes")
             if file.size > size:
                 file.truncate(size)
             if entries:
-                file.append([b"".join(self._layout.pack(*entry) for entry in entries)])
+                file.append([b"".join(map(self._pack, entries))])
             file.sync()
 
     def confirm(self, count: int) -> None:
@@ -102,30 +119,29 @@ class IndexFile:
             self.unsaved.clear()
             self.saved = count
 
-    def search_unsaved(
-        self, target: int, *, key: int | None = None
-    ) -> tuple[int, tuple[int, int]] | None:
+    def search_unsaved(self, target: int, *, key: int = 0) -> tuple[int, tuple[int, int]] | None:
         """Number and value of the last unsaved entry with a key of at most `target`, if any."""
-        key = self._key if key is None else key
         unsaved = self.unsaved
         if not unsaved or unsaved[0][key] > target:
             return None
         at = bisect_right(unsaved, target, key=itemgetter(key)) - 1
         return self.saved + at, unsaved[at]
 
-    def search(self, target: int, *, key: int | None = None) -> tuple[int, tuple[int, int]] | None:
+    def search(self, target: int, *, key: int = 0) -> tuple[int, tuple[int, int]] | None:
         """The same among all entries. Blocks. Raises DiskError."""
         found = self.search_unsaved(target, key=key)
         return found or self.search_saved(target, self.saved, key=key)
 
     def search_saved(
-        self, target: int, saved: int, *, key: int | None = None
+        self, target: int, saved: int, *, key: int = 0
     ) -> tuple[int, tuple[int, int]] | None:
-        """The same among the first `saved` entries on disk. Blocks. Raises DiskError."""
-        key = self._key if key is None else key
+        """The same among the first `saved` entries on disk. Blocks. Raises DiskError.
+
+        None also where an entry is damaged.
+        """
         if not saved:
             return None
-        width = self._layout.size
+        width = self._width
         with self._files.lease(self.path) as file:
             low, high = -1, saved
             found: tuple[int, int] | None = None
@@ -134,7 +150,9 @@ class IndexFile:
                 data = file.read(middle * width, width)
                 if len(data) < width:
                     raise DiskError(f"{self.path} ends before entry {middle}")
-                entry: tuple[int, int] = self._layout.unpack(data)
+                entry = self._unpack(data)
+                if entry is None:
+                    return None
                 if entry[key] <= target:
                     low, found = middle, entry
                 else:
@@ -142,26 +160,43 @@ class IndexFile:
         return None if found is None else (low, found)
 
     def last_saved(self) -> tuple[int, int] | None:
-        """The last entry on disk; None if there is none. Blocks. Raises DiskError."""
+        """The last entry on disk; None if missing or damaged. Blocks. Raises DiskError."""
         if not self.saved:
             return None
         with self._files.lease(self.path) as file:
-            data = file.read((self.saved - 1) * self._layout.size, self._layout.size)
-        if len(data) < self._layout.size:
+            data = file.read((self.saved - 1) * self._width, self._width)
+        return None if len(data) < self._width else self._unpack(data)
+
+    def count_on_disk(self) -> int:
+        """Whole entries in the file. Blocks. Raises DiskError."""
+        if not self._files.disk.exists(self.path):
+            return 0
+        with self._files.lease(self.path) as file:
+            return file.size // self._width
+
+    def _pack(self, entry: tuple[int, int]) -> bytes:
+        data = self._layout.pack(*entry)
+        if self._crc_seed is None:
+            return data
+        return data + _CRC.pack(crc32c(data, self._crc_seed))
+
+    def _unpack(self, data: bytes) -> tuple[int, int] | None:
+        size = self._layout.size
+        if (
+            self._crc_seed is not None
+            and _CRC.pack(crc32c(data[:size], self._crc_seed)) != data[size:]
+        ):
             return None
-        entry: tuple[int, int] = self._layout.unpack(data)
+        entry: tuple[int, int] = self._layout.unpack_from(data)
         return entry
-
-
-OFFSET_LAYOUT: Final = struct.Struct(">II")
-TIME_LAYOUT: Final = struct.Struct(">qI")
 
 
 def offset_index(files: OpenFiles, path: str, saved: int = 0) -> IndexFile:
     """Searched by relative offset."""
-    return IndexFile(files, path, OFFSET_LAYOUT, key=0, saved=saved)
+    return IndexFile(files, path, _OFFSET_LAYOUT, saved=saved)
 
 
-def time_index(files: OpenFiles, path: str, saved: int = 0) -> IndexFile:
-    """Searched by timestamp."""
-    return IndexFile(files, path, TIME_LAYOUT, key=0, saved=saved)
+def time_index(files: OpenFiles, path: str, base_offset: Offset, saved: int = 0) -> IndexFile:
+    """Searched by timestamp. `base_offset` is that of the segment."""
+    seed = crc32c(base_offset.to_bytes(8, "big"))
+    return IndexFile(files, path, _TIME_LAYOUT, saved=saved, crc_seed=seed)

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable
 
 from raftlog.record.errors import ILLEGAL_STATE, LogError
 from raftlog.storage.appending import Appender
+from raftlog.storage.batch_repair import Copies, repair_batches
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compaction_run import compact_log
 from raftlog.storage.log_core import LogCore, LogShared
@@ -58,13 +59,14 @@ class Log(LogCore):
         *,
         checkpoint: ReplicaCheckpoint | None,
         start: StartKind,
+        is_new: bool = False,
         publish: Callable[[], Awaitable[None]],
     ) -> Log:
         """Open the log in `directory`, which exists, or begin one there. Blocks: inside `Disk.run`.
 
-        `checkpoint` is the node's record of the log, `start` how the node stopped. `publish` makes
-        `current_checkpoint` durable. A damaged log is opened, too: its `state` says so, and every
-        use raises STORAGE_FAILED. Raises DiskError.
+        `checkpoint` is the node's record of the log, `start` how the node stopped; `is_new`: no
+        record was ever appended. `publish` makes `current_checkpoint` durable. A damaged log is
+        opened, too: its `state` says so, and every use raises STORAGE_FAILED. Raises DiskError.
         """
         opened = open_log(
             shared.disk,
@@ -73,6 +75,7 @@ class Log(LogCore):
             config,
             checkpoint=checkpoint,
             start=start,
+            is_new=is_new,
             now_ms=shared.monotonic_ms(),
         )
         return cls(shared, directory, config, opened, checkpoint=checkpoint, publish=publish)
@@ -85,6 +88,10 @@ class Log(LogCore):
         return await self.run_shielded(
             compact_log(self, self.operations, self.reader, now_ms, resume=resume)
         )
+
+    async def repair(self, copies: Copies) -> bool:
+        """Repair damage found in service from copies of other replicas: see `repair_batches`."""
+        return await self.run_shielded(repair_batches(self, self.operations, copies))
 
     async def close(self) -> None:
         """Flush, checkpoint, and close the files. The files of a failed log are only closed.
@@ -121,6 +128,7 @@ class Log(LogCore):
 
     def discard(self, reason: LogError) -> None:
         """Close the files as they are, for good; every later use raises `reason`."""
+        self.is_discarded = True
         if self.failure is None:
             self.end_service(reason, LogState.FAILED)
         for segment in self.segments.all:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -20,10 +21,11 @@ from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import EffectiveFlushMode, ReplicaCheckpoint
 from raftlog.storage.compaction_plan import CompactionHistory
+from raftlog.storage.derived_state import Marks, write_marks
 from raftlog.storage.files import Lease, OpenFiles
 from raftlog.storage.flush import Flusher
 from raftlog.storage.opening import Opened
-from raftlog.storage.segments import Segments
+from raftlog.storage.segments import Segment, Segments
 from raftlog.storage.types import (
     NO_EPOCH,
     DamagedRange,
@@ -33,7 +35,7 @@ from raftlog.storage.types import (
     PossibleLoss,
     UnreadableBatch,
 )
-from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError
+from raftlog.world import Buffer, Clock, Disk, DiskError, DiskFullError, File
 
 T = TypeVar("T")
 
@@ -44,12 +46,19 @@ The buffers never change while a reference to them is held. The listener must no
 
 COLD_READS_MAX: Final = 4
 """Reads by disk threads at once, of all logs: the other threads stay free for syncs."""
+DECODES_MAX: Final = 2
+"""Batches decoded by disk threads at once, of all logs."""
 UNFLUSHED_BYTES_MAX: Final = 32 << 20
 """With flush=async: bytes after which a sync starts before its time."""
+
+REFUSALS_LOGGED_S: Final = 60.0
+"""Between two log lines about refused producers."""
 
 logger = logging.getLogger(__name__)
 
 
+LOOKUPS_MAX: Final = 2
+"""Lookups by time at once, of all logs: they read much, and leave cold reads to the readers."""
 UNKNOWN_ROOM_BYTES: Final = 1 << 62
 """Before the first look at the disk."""
 
@@ -63,13 +72,32 @@ class LogShared:
         self.files = files or OpenFiles(disk)
         self.flusher = Flusher(disk, clock)
         self.cold_reads = asyncio.Semaphore(COLD_READS_MAX)
+        self.decodes = asyncio.Semaphore(DECODES_MAX)
         self.room_bytes = UNKNOWN_ROOM_BYTES
         """Room on the disk beyond its reserve when last measured, minus the bytes appended since.
         Appends that do not fit are refused: the reserve belongs to the metadata and checkpoints."""
         self.changed: dict[LogCore, float] = {}
         """Logs with appends since their last checkpoint, and the time of the first append."""
+        self.idle: dict[LogCore, float] = {}
+        """Logs in ASYNC without appends since their last checkpoint, and its time, which rises."""
+        self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
+        self.unpublished: dict[LogCore, None] = {}
+        """Logs whose content in the checkpoint file may differ from the present one. Logs in
+        `changed` count as such anyway."""
         self.file_is_behind = False
         """The checkpoint file must be written even if `changed` is empty."""
+
+        self.refused_producers = 0
+        """Appends refused because a log had no room for their new producers."""
+        self._refused_producers_logged_at = -math.inf
+
+    def note_refused_producers(self, directory: str, error: LogError) -> None:
+        """Count an append refused for its new producers; log one in a while."""
+        self.refused_producers += 1
+        now = self.clock.monotonic()
+        if now - self._refused_producers_logged_at >= REFUSALS_LOGGED_S:
+            self._refused_producers_logged_at = now
+            logger.warning("%s: new producers refused: %s", directory, error.message)
 
     def monotonic_ms(self) -> int:
         """The monotonic time in milliseconds, by which producers age."""
@@ -102,6 +130,8 @@ class LogCore:
     """Truncations and closings, for which a compaction gives way."""
     is_compacting = False
     """A compaction holds `arrange_lock`, or is next: for minutes, if the log is large."""
+    is_discarded = False
+    """The files are closed for good, and another log may use the directory."""
     pending_loss_resets = 0
     """How many wait for the checkpoint file not to tell of `possible_loss` any more."""
 
@@ -148,6 +178,8 @@ class LogCore:
         """Held while index files of the active segment, epochs or snapshots are written."""
         self.damaged_ranges: dict[tuple[Offset, int], DamagedRange] = {}
         """Batches found damaged by readers, by segment and position; a bounded number."""
+        self.damaged_segments: set[Offset | None] = set()
+        """Base offsets of the segments with damage found in service; None: at an unknown place."""
         self.unreadable: UnreadableBatch | None = None
         """The batch at which the last compaction stopped because decoding failed."""
         self.published_recovery_point = (
@@ -248,8 +280,29 @@ class LogCore:
         if config.flush is FlushMode.SYNC:
             self.request_sync()
         if self.effective_flush.waits_for_checkpoint:
+            self._publish_async()
+
+    def _publish_async(self) -> None:
+        self.shared.file_is_behind = True
+        self.start_shielded(self._begin_async())
+
+    def note_idle(self) -> None:
+        """Note that all appends so far are checkpointed: see `rest`."""
+        if self.flush_mode is FlushMode.ASYNC and self.failure is None:
+            # Moved to the end: the times rise.
+            self.shared.idle.pop(self, None)
+            self.shared.idle[self] = self.shared.clock.monotonic()
+
+    def rest(self) -> None:
+        """Acknowledge no record before its sync, until the append that ends the idle time.
+
+        A power cut takes nothing from a log that rests, and its next start knows that.
+        """
+        end_offset = self.segments.end_offset
+        is_synced = self.failure is None and self.flushed_offset == end_offset
+        if is_synced and self.effective_flush.rest(end_offset):
+            self.mark_unpublished()
             self.shared.file_is_behind = True
-            self.start_shielded(self._begin_async())
 
     async def _begin_async(self) -> None:
         # `published` puts ASYNC into effect once the file says so, perhaps after a later write.
@@ -316,6 +369,8 @@ class LogCore:
         self.failure = failure
         self.state = state
         self.shared.changed.pop(self, None)
+        self.shared.idle.pop(self, None)
+        self.mark_unpublished()
         waiters, self._waiters = self._waiters, deque()
         for _, waiter in waiters:
             if not waiter.done():
@@ -323,13 +378,22 @@ class LogCore:
         for callback in self.listeners.failed:
             callback(failure)
 
-    def report_damage(self, reason: str) -> None:
-        """Report damaged bytes to the owner, who decides; the log stays in service."""
+    def report_damage(self, reason: str, segment_base_offset: Offset | None = None) -> None:
+        """Report damaged bytes to the owner, which decides; the log stays in service."""
+        self.damaged_segments.add(segment_base_offset)
         if self.damage_found is not None or self.failure is not None:
             return
         self.damage_found = reason
         for callback in self.listeners.damaged:
             callback(reason)
+
+    def forget_damage(self, segment_base_offset: Offset) -> None:
+        """A segment is whole again; with the last one, so is the log."""
+        self.damaged_segments.discard(segment_base_offset)
+        for place in [place for place in self.damaged_ranges if place[0] == segment_base_offset]:
+            del self.damaged_ranges[place]
+        if not self.damaged_segments:
+            self.damage_found = None
 
     def declare_damaged(self, reason: str) -> None:
         """End the log's service until its repair, across later starts, too."""
@@ -341,6 +405,16 @@ class LogCore:
         logger.error("%s", failure.message)
         self.shared.file_is_behind = True
         self.end_service(failure, LogState.DAMAGED)
+        self.start_shielded(self._mark_damaged(reason))
+
+    async def _mark_damaged(self, reason: str) -> None:
+        async with self.derived_lock:
+            if not self.is_discarded:
+                await self.write_marks(Marks(self.segments.log_start_offset, reason))
+
+    async def write_marks(self, marks: Marks) -> None:
+        """Make known what an unreadable checkpoint file must not hide. Raises LogError."""
+        await self.run(write_marks, self.shared.disk, self.directory, marks)
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` to its end, even if the caller stops waiting in the middle."""
@@ -375,12 +449,20 @@ class LogCore:
 
     async def publish(self) -> None:
         """Return once the node's checkpoint file holds the present `current_checkpoint`."""
+        self.mark_unpublished()
         try:
             await self._publish()
         except DiskFullError as error:
             raise disk_full(self.directory) from error
         except DiskError as error:
             raise self.fail(error) from error
+        finally:
+            # Some promises are lowered for the time of the call only.
+            self.mark_unpublished()
+
+    def mark_unpublished(self) -> None:
+        """Include the log in the next write of the checkpoint file, whatever causes the write."""
+        self.shared.unpublished[self] = None
 
     # Durability
 
@@ -389,12 +471,16 @@ class LogCore:
         self._unflushed_bytes += size_bytes
         self.shared.room_bytes -= size_bytes
         self.batches_since_recovery += batches
+        self.shared.idle.pop(self, None)
+        if self.effective_flush.wake():
+            self._publish_async()
         self.mark_changed()
         if self.flush_mode is FlushMode.SYNC or self._unflushed_bytes >= UNFLUSHED_BYTES_MAX:
             self.request_sync()
 
     def mark_changed(self) -> None:
         """Mark the log for the next checkpoint."""
+        self.mark_unpublished()
         if self.failure is not None:
             self.shared.file_is_behind = True
             return
@@ -421,8 +507,16 @@ class LogCore:
         self._unflushed_bytes = 0
         # Older segments were synced before this one took its first batch. The lease keeps the file
         # open during the sync, even if the segment releases its file meanwhile.
-        self._sync_lease = self.shared.files.lease(self.segments.active.path)
-        return self._sync_lease.file.sync
+        active = self.segments.active
+        self._sync_lease = self.shared.files.lease(active.path)
+        if active.is_name_durable:
+            return self._sync_lease.file.sync
+        return partial(self._sync_with_name, active, self._sync_lease.file)
+
+    def _sync_with_name(self, segment: Segment, file: File) -> None:
+        file.sync()
+        self.shared.disk.sync_directory(self.directory)
+        segment.is_name_durable = True
 
     def end_sync(self, error: Exception | None) -> None:
         """For the flusher: the sync is over."""

@@ -18,7 +18,7 @@ A crash in the middle leaves a log longer than necessary, never one without prom
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -33,6 +33,7 @@ from raftlog.storage.derived_state import (
     EPOCHS_NAME,
     RESTART_NAME,
     Cut,
+    Marks,
     find_cut,
     rebuild_producers,
     remove_snapshots,
@@ -45,7 +46,8 @@ from raftlog.storage.log_core import LogCore, initial_checkpoint
 from raftlog.storage.opening import NO_GAPS, create_segment
 from raftlog.storage.producer_state import ProducerStates, Truncation
 from raftlog.storage.retention import SegmentInfo, plan_retention
-from raftlog.storage.segments import DELETED_SUFFIX, IndexTails, Segment
+from raftlog.storage.segments import DELETED_SUFFIX, IndexTails, Segment, swap_segments
+from raftlog.storage.types import UNLIMITED
 from raftlog.world import Disk
 
 SEGMENTS_DROPPED_MAX: Final = 64
@@ -122,6 +124,8 @@ class LogOperations:
             ):
                 core.shared.changed.pop(core, None)
                 await core.flush()
+                core.note_idle()
+                core.mark_unpublished()
                 return core.current_checkpoint()
             tails = active.index_tails()
             position = active.size_bytes
@@ -158,6 +162,9 @@ class LogOperations:
                 offset_index_entries=active.offset_index.saved,
                 time_index_entries=active.time_index.saved,
             )
+        core.mark_unpublished()
+        if core not in core.shared.changed:
+            core.note_idle()
         return core.current_checkpoint()
 
     def _write_derived(
@@ -206,32 +213,35 @@ class LogOperations:
             # A start drops the segments below without reading their producers.
             await self.advance_recovery_point()
         segments.log_start_offset = max(segments.log_start_offset, offset)
+        await core.write_marks(Marks(segments.log_start_offset))
         await core.publish()
-        await self._apply_retention(0, by_start_only=True)
+        await self._apply_retention(None, by_start_only=True)
         return segments.log_start_offset
 
-    async def apply_retention(self, now_ms: int) -> int:
+    async def apply_retention(self, now_ms: int | None) -> int:
         """Remove segments that are due by age or size; return how many. Raises LogError.
+
+        Without a trustworthy time (None) none is due by age.
 
         Removes none while a compaction runs, which can take minutes: due segments stay due.
         """
         return await self._core.run_shielded(self._apply_retention(now_ms, by_start_only=False))
 
-    async def _apply_retention(self, now_ms: int, *, by_start_only: bool) -> int:
+    async def _apply_retention(self, now_ms: int | None, *, by_start_only: bool) -> int:
         if self._core.is_compacting:
             return 0
         async with self._core.arrange_lock:
             return await self._remove_due(now_ms, by_start_only=by_start_only)
 
-    async def _remove_due(self, now_ms: int, *, by_start_only: bool) -> int:
+    async def _remove_due(self, now_ms: int | None, *, by_start_only: bool) -> int:
         core, config = self._core, self._core.config
         core.require_online()
         segments = core.segments
         infos = self.segment_infos()
         plan = plan_retention(
             infos,
-            now_ms=now_ms,
-            retention_ms=config.retention_ms,
+            now_ms=0 if now_ms is None else now_ms,
+            retention_ms=UNLIMITED if now_ms is None else config.retention_ms,
             retention_bytes=config.retention_bytes,
             segment_ms=config.segment_ms,
             log_start_offset=segments.log_start_offset,
@@ -263,6 +273,7 @@ class LogOperations:
         )
         segments.log_start_offset = max(segments.log_start_offset, segments.all[drops].base_offset)
         core.leader_epochs.truncate_from_start(segments.log_start_offset)
+        await core.write_marks(Marks(segments.log_start_offset))
         await core.publish()
         segments.replace(0, drops, [])
         await core.run(self._remove, dropped)
@@ -284,6 +295,36 @@ class LogOperations:
             )
             snapshot = producers.to_bytes(start, now_ms=now_ms)
             self._disk.replace(f"{directory}/{snapshot_name(start)}", snapshot)
+
+    async def swap_in(self, cleaned: str, old: Sequence[Segment], new: Segment) -> None:
+        """Put `new`, synced under the name `cleaned`, in the place of `old`. Raises LogError.
+
+        The caller holds `arrange_lock`.
+        """
+        core, segments = self._core, self._core.segments
+        first = segments.number(old[0].base_offset)
+        last = first + len(old)
+        assert [*segments.all[first:last]] == [*old]
+        base_offset, end_offset = old[0].base_offset, segments.end_of(old[-1])
+        with ExitStack() as held:
+            # Readers of the old segments by name must not open the new files under these names.
+            await core.run(self._hold, held, old)
+            await core.run(
+                swap_segments, self._disk, core.directory, cleaned, base_offset, end_offset
+            )
+            segments.replace(first, last, [new])
+            for segment in old:
+                for name in segment.paths:
+                    core.shared.files.forget(name)
+        tails = new.index_tails()
+        await core.run(new.save_indexes, tails)
+        new.confirm_indexes(tails)
+
+    def _hold(self, held: ExitStack, old: Sequence[Segment]) -> None:
+        for segment in old:
+            for path in segment.paths:
+                if self._disk.exists(path):
+                    held.enter_context(self._core.shared.files.lease(path))
 
     def _remove(self, dropped: Sequence[Segment]) -> None:
         """Rename segments' files, then remove them, so that no crash leaves half a segment."""
@@ -462,10 +503,13 @@ class LogOperations:
             core.producers = producers.below(base)
         core.compaction, core.gaps_below = CompactionHistory(), NO_GAPS
         core.unreadable = core.damage_found = None
+        core.damaged_segments.clear()
         snapshot = None
         if len(core.producers):
             snapshot = core.producers.to_bytes(base, now_ms=core.shared.monotonic_ms())
         new = await core.run(self._empty_directory, old, base, snapshot)
+        if base < offset:
+            await core.write_marks(Marks(offset))
         segments.replace(0, 1, [new])
         if snapshot is not None:
             core.recovery = msgspec.structs.replace(core.recovery, recovery_point=base)

@@ -3,6 +3,7 @@
 | each tick | for |
 |---|---|
 | start due syncs | logs with flush=async that took appends |
+| let logs rest | logs with flush=async without appends for a while: see `checkpoints` |
 | measure the free room | the node |
 | advance recovery points | logs far behind, or behind for long; the farthest first |
 | write the checkpoint file | the node, once a second while logs change |
@@ -29,7 +30,7 @@ from raftlog.record.types import PartitionId, TopicId
 from raftlog.storage.checkpoint_file import CheckpointFile
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import LogShared
-from raftlog.storage.retention import SteadyClock
+from raftlog.storage.retention import RetentionClock
 from raftlog.storage.scrub import Scrubber
 from raftlog.storage.types import LogState, StorageSettings
 from raftlog.world import Disk, DiskError, DiskFullError
@@ -47,6 +48,8 @@ REMOVALS_PER_TICK_MAX: Final = 16
 REMOVALS_WAITING_MAX: Final = 100_000
 """Most deleted topics waiting for removal of their files; further ones wait for the next start."""
 
+IDLE_S: Final = 10.0
+"""Time without appends after which a log in ASYNC rests: a power cut then takes nothing of it."""
 FLUSH_INTERVAL_S: Final = 1.0
 """Longest time that a change of a log waits for a sync started in the background."""
 
@@ -78,7 +81,7 @@ class Maintenance:
         self._removals: deque[str] = deque()
         self._written_at = 0.0
         clock = shared.clock
-        self._steady = SteadyClock(clock.time_ms(), shared.monotonic_ms())
+        self.retention_clock = RetentionClock(clock.time_ms(), shared.monotonic_ms())
 
     def limit(self, *, reserve_bytes: int, scrub_bytes_per_s: int) -> None:
         """Change the room that appends leave, and the scrubber's rate. Takes effect at once."""
@@ -101,8 +104,13 @@ class Maintenance:
 
     def opened(self, log: Log) -> None:
         """Mark a log for a checkpoint if recovery had to scan for its derived state."""
-        if log.state is LogState.ONLINE and log.recovery.recovery_point < log.log_end_offset:
+        log.mark_unpublished()
+        if log.state is not LogState.ONLINE:
+            return
+        if log.recovery.recovery_point < log.log_end_offset:
             log.mark_changed()
+        else:
+            log.note_idle()
 
     def schedule_removal(self, directory: str) -> None:
         """Remove a directory of a deleted topic, little by little."""
@@ -114,6 +122,7 @@ class Maintenance:
         now = self._shared.clock.monotonic()
         await self.measure_room()
         self._start_syncs(now)
+        self._rest_idle(now)
         await self._advance_recovery_points(now)
         await self._apply_retention(now)
         self._start_compaction()
@@ -143,6 +152,15 @@ class Maintenance:
         for core, since in self._shared.changed.items():
             if now - since >= FLUSH_INTERVAL_S:
                 core.request_sync()
+
+    def _rest_idle(self, now: float) -> None:
+        idle = self._shared.idle
+        while idle:
+            log, since = next(iter(idle.items()))
+            if now - since < IDLE_S:
+                return
+            del idle[log]
+            log.rest()
 
     async def _advance_recovery_points(self, now: float) -> None:
         settings = self._settings
@@ -178,7 +196,7 @@ class Maintenance:
             _report(log, "checkpoint", error)
 
     async def _apply_retention(self, now: float) -> None:
-        now_ms = self._steady.now_ms(self._shared.clock.time_ms(), self._shared.monotonic_ms())
+        now_ms = self._now_ms()
         if not self._retention_queue and (now - self._retention_round_at) * 1000 >= (
             self._settings.retention_interval_ms
         ):
@@ -191,7 +209,11 @@ class Maintenance:
             log.producers.expire(self._shared.monotonic_ms())
             await self._retain(log, now_ms)
 
-    async def _retain(self, log: Log, now_ms: int) -> None:
+    def _now_ms(self) -> int | None:
+        shared = self._shared
+        return self.retention_clock.now_ms(shared.clock.time_ms(), shared.monotonic_ms())
+
+    async def _retain(self, log: Log, now_ms: int | None) -> None:
         try:
             await log.operations.apply_retention(now_ms)
         except LogError as error:
@@ -207,7 +229,10 @@ class Maintenance:
 
     async def _compact(self) -> None:
         """One pass over each compacted log, one after the other."""
-        now_ms = self._steady.now_ms(self._shared.clock.time_ms(), self._shared.monotonic_ms())
+        now_ms = self._now_ms()
+        while now_ms is None:
+            await self._shared.clock.sleep(TICK_INTERVAL_S)
+            now_ms = self._now_ms()
         for key in list(self._logs):
             log = self._logs.get(key)
             if log is None or not log.config.compacts or log.state is not LogState.ONLINE:

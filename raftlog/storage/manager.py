@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -25,12 +25,12 @@ from raftlog.storage.checkpoint_file import CheckpointFile, read_checkpoint, tak
 from raftlog.storage.checkpoints import (
     NodeCheckpoint,
     ReplicaCheckpoint,
-    StartKind,
     start_kind,
 )
 from raftlog.storage.files import OpenFiles
+from raftlog.storage.group_open import GroupOpener, OpenRequest
 from raftlog.storage.log import Log
-from raftlog.storage.log_core import LogShared, disk_full
+from raftlog.storage.log_core import LogCore, LogShared, disk_full
 from raftlog.storage.maintenance import Maintenance
 from raftlog.storage.quarantine import (
     DAMAGED,
@@ -40,6 +40,7 @@ from raftlog.storage.quarantine import (
     free_number,
     names_below,
     quarantine_replica,
+    replica_key,
     replica_name,
     trash_replica,
     trash_topic,
@@ -47,8 +48,12 @@ from raftlog.storage.quarantine import (
 from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
-OPENS_AT_ONCE_MAX: Final = 4
-"""Most logs opened, or closed, at the same time."""
+CLOSES_AT_ONCE_MAX: Final = 4
+"""Most logs closed at the same time."""
+COLLECTED_PER_TURN_MAX: Final = 512
+"""Checkpoints of logs collected in one turn of the event loop: some milliseconds."""
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +74,12 @@ class StorageTotals:
     """Read again by the scrubber since the start."""
     scrub_damage: int
     """Segments in which the scrubber found damage."""
+    producers: int
+    """Remembered idempotent producers."""
+    refused_producers: int
+    """Appends refused because a log had no room for their new producers."""
+    clock_skew_ms: int
+    """How far the wall clock is ahead of the cluster time."""
 
 
 class LogManager:
@@ -94,14 +105,14 @@ class LogManager:
         self._checkpoints = _as_found(found)
         self._logs: dict[tuple[TopicId, PartitionId], Log] = {}
         self._opening: dict[str, asyncio.Task[Log]] = {}
-        self._opens = asyncio.Semaphore(OPENS_AT_ONCE_MAX)
-        self._unfinished: set[str] = set()
-        """Replicas created but not in the checkpoint file, because the disk was full. All are
-        empty."""
+        self._closes = asyncio.Semaphore(CLOSES_AT_ONCE_MAX)
+        self._collected: dict[LogCore, None] = {}
+        """Logs in the last content for the checkpoint file, until the file is durable."""
         self._closed_clean: set[str] = set()
         self._clean_shutdown = False
         self._closing = False
         self._file = CheckpointFile(disk, clock, self._collect, self._published)
+        self._opener = GroupOpener(self._shared, self._file.write)
         self._maintenance = Maintenance(self._shared, settings, self._logs, self._file)
 
     @classmethod
@@ -143,6 +154,17 @@ class LogManager:
         """Monotonic start time of the oldest running sync; None without a sync."""
         return self._shared.flusher.oldest_sync_at
 
+    def follow_cluster_time(self) -> None:
+        """Nothing ages before the first `note_cluster_time`: call it before `start`."""
+        self._maintenance.retention_clock.follow_cluster_time()
+
+    def note_cluster_time(self, cluster_ms: int) -> None:
+        """The cluster time has arrived: retention never runs ahead of it."""
+        shared = self._shared
+        self._maintenance.retention_clock.note_cluster_time(
+            cluster_ms, wall_ms=shared.clock.time_ms(), monotonic_ms=shared.monotonic_ms()
+        )
+
     def limit(self, *, reserve_bytes: int, scrub_bytes_per_s: int) -> None:
         """Change the room that appends leave, and the scrubber's rate. Takes effect at once."""
         self._maintenance.limit(reserve_bytes=reserve_bytes, scrub_bytes_per_s=scrub_bytes_per_s)
@@ -164,7 +186,7 @@ class LogManager:
     ) -> Log:
         """Open a replica's log, or with `create` begin one. An open log is returned as is.
 
-        Many may be opened at once; the settings limit the concurrency. Durable on return. A damaged
+        Many may be opened at once, and share their syncs. Durable on return. A damaged
         log is returned too, with `state` DAMAGED. A known replica without a directory is damaged,
         and not created again here. Raises LogError.
         """
@@ -195,12 +217,16 @@ class LogManager:
     ) -> Log:
         name = replica_name(topic_id, partition)
         checkpoint = self._checkpoints.get(name)
-        start = start_kind(self._found, name, self._boot_id)
+        request = OpenRequest(
+            name=name,
+            config=config,
+            checkpoint=checkpoint,
+            start=start_kind(self._found, name, self._boot_id),
+            is_unlisted=self._found is not None and name not in self._found.replicas,
+            create=create,
+        )
         try:
-            async with self._opens:
-                log = await self._disk.run(
-                    partial(self._open_blocking, name, config, checkpoint, start, create=create)
-                )
+            log = await self._opener.open(request)
         except DiskFullError as error:
             raise disk_full(name) from error
         except DiskError as error:
@@ -225,43 +251,8 @@ class LogManager:
             logger.warning("%s: the disk is full: %s", name, error)
         except DiskError as error:
             raise LogError(STORAGE_FAILED, f"{name} cannot be opened: {error}") from error
-        self._unfinished.discard(name)
+        self._opener.unfinished.discard(name)
         return log
-
-    def _open_blocking(
-        self,
-        name: str,
-        config: LogConfig,
-        checkpoint: ReplicaCheckpoint | None,
-        start: StartKind,
-        *,
-        create: bool,
-    ) -> Log:
-        directory = f"{REPLICAS}/{name}"
-        topic_directory = directory.rpartition("/")[0]
-        if name in self._unfinished:
-            # An earlier, unfinished attempt: left as it is, the replica would count as one after a
-            # power cut.
-            self._disk.remove_tree(directory)
-        if checkpoint is None and not self._disk.exists(directory):
-            if not create:
-                raise DiskError(f"{directory} is missing; not created without a request")
-            self._unfinished.add(name)
-            self._disk.make_directory(directory)
-            start = StartKind.PROCESS_CRASH if start is StartKind.CLEAN else start
-        if start is not StartKind.CLEAN and self._disk.exists(directory):
-            # Also for an existing directory: a crash may have come between its creation and these
-            # syncs.
-            self._disk.sync_directory(topic_directory)
-            self._disk.sync_directory(REPLICAS)
-        return Log.open(
-            self._shared,
-            directory,
-            config,
-            checkpoint=checkpoint,
-            start=start,
-            publish=self._file.write,
-        )
 
     async def delete_topic(self, topic_id: TopicId) -> None:
         """Close the topic's logs and trash its directory, durably; files are removed later.
@@ -383,7 +374,7 @@ class LogManager:
                 self._checkpoints[name] = log.current_checkpoint()
                 del self._logs[topic_id, partition]
                 await log.retire(LogError(ILLEGAL_STATE, f"{name} has been renewed."))
-            if name not in self._unfinished:
+            if name not in self._opener.unfinished:
                 await self._disk.run(
                     partial(quarantine_replica, self._disk, topic_id, partition, number)
                 )
@@ -412,6 +403,9 @@ class LogManager:
             free_bytes=self._maintenance.free_bytes,
             scrubbed_bytes=self._maintenance.scrubber.scrubbed_bytes,
             scrub_damage=self._maintenance.scrubber.damage_found,
+            producers=sum(len(log.producers) for log in logs),
+            refused_producers=self._shared.refused_producers,
+            clock_skew_ms=self._maintenance.retention_clock.skew_ms,
         )
 
     async def start(self) -> None:
@@ -444,7 +438,7 @@ class LogManager:
     async def _close_one(self, key: tuple[TopicId, PartitionId]) -> None:
         name = replica_name(*key)
         log = self._logs[key]
-        async with self._opens:
+        async with self._closes:
             was_damaged = log.state is LogState.DAMAGED
             try:
                 await log.close()
@@ -454,31 +448,45 @@ class LogManager:
             if log.state is LogState.CLOSED or was_damaged:
                 self._closed_clean.add(name)
 
-    def _collect(self) -> NodeCheckpoint:
-        """The content to write into the checkpoint file now."""
-        for key, log in self._logs.items():
-            name = replica_name(*key)
-            self._checkpoints[name] = msgspec.structs.replace(
-                log.current_checkpoint(), boot_id=self._boot_id, clean=False
-            )
-        replicas = self._checkpoints
-        if self._clean_shutdown:
-            # Replicas not opened in this run are unchanged.
-            replicas = {
-                name: msgspec.structs.replace(
-                    checkpoint,
-                    clean=name in self._closed_clean or (name in self._strays and checkpoint.clean),
+    async def _collect(self) -> NodeCheckpoint:
+        """The content to write into the checkpoint file now. Examines changed logs only."""
+        shared = self._shared
+        # Those of a failed write are still missing in the file.
+        changed: Iterable[LogCore] = self._logs.values() if self._clean_shutdown else shared.changed
+        due = {**self._collected, **shared.unpublished, **dict.fromkeys(changed)}
+        shared.unpublished.clear()
+        self._collected = due
+        async for log in _in_slices(due):
+            name = log.directory.removeprefix(f"{REPLICAS}/")
+            if self._logs.get(replica_key(name)) is log:
+                self._checkpoints[name] = msgspec.structs.replace(
+                    log.current_checkpoint(), boot_id=self._boot_id, clean=False
                 )
-                for name, checkpoint in replicas.items()
-            }
-        return NodeCheckpoint(self._clean_shutdown, dict(replicas))
+        replicas = dict(self._checkpoints)
+        if self._clean_shutdown:
+            async for name in _in_slices(self._checkpoints):
+                # Replicas not opened in this run are unchanged.
+                checkpoint = replicas[name]
+                clean = name in self._closed_clean or (name in self._strays and checkpoint.clean)
+                replicas[name] = msgspec.structs.replace(checkpoint, clean=clean)
+        return NodeCheckpoint(self._clean_shutdown, replicas)
 
     def _published(self, checkpoint: NodeCheckpoint) -> None:
         """Notify each log of its content in the checkpoint file."""
-        for key, log in self._logs.items():
-            replica = checkpoint.replicas.get(replica_name(*key))
-            if replica is not None:
+        collected, self._collected = self._collected, {}
+        for log in collected:
+            name = log.directory.removeprefix(f"{REPLICAS}/")
+            replica = checkpoint.replicas.get(name)
+            if replica is not None and self._logs.get(replica_key(name)) is log:
                 log.published(replica)
+
+
+async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
+    """All items, with a turn for the event loop after some."""
+    for number, item in enumerate(list(items), start=1):
+        yield item
+        if number % COLLECTED_PER_TURN_MAX == 0:
+            await asyncio.sleep(0)
 
 
 def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:

@@ -17,17 +17,21 @@ import msgspec
 from raftlog.record.header import BatchHeader
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
+from raftlog.storage.checksummed import Damaged
 from raftlog.storage.derived_state import (
+    MARKS_NAME,
     RESTART_NAME,
     Derived,
+    Marks,
     load_derived,
     load_restart_producers,
     older_producers,
+    read_marks,
     remove_snapshots,
     write_initial_state,
+    write_marks,
 )
 from raftlog.storage.files import OpenFiles
-from raftlog.storage.index import OFFSET_LAYOUT, TIME_LAYOUT
 from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.producer_state import ProducerStates
 from raftlog.storage.recovery import (
@@ -50,7 +54,7 @@ from raftlog.storage.segments import (
     segment_name,
 )
 from raftlog.storage.types import NO_TIMESTAMP, FlushMode, LogConfig, PossibleLoss
-from raftlog.world import Disk, File
+from raftlog.world import Disk, DiskFullError, File
 
 NO_EPOCH: Final = LeaderEpoch(-1)
 NO_GAPS: Final = Offset(0)
@@ -83,30 +87,37 @@ def open_log(
     *,
     checkpoint: ReplicaCheckpoint | None,
     start: StartKind,
+    is_new: bool,
     now_ms: int,
 ) -> Opened:
     """Open the log in `directory`, or begin one if it has no segment. Blocks. Raises DiskError.
 
-    `now_ms` is the monotonic time by which producers age.
+    `is_new`: no record was ever appended. `now_ms` is the monotonic time by which producers age.
     """
-    known_damage = _known_damage(disk, directory, checkpoint)
+    marks = None if checkpoint is not None else read_marks(disk, directory)
+    known_damage = _known_damage(disk, directory, checkpoint, marks)
     if known_damage is not None:
         return _refused(files, disk, directory, checkpoint, known_damage)
     if checkpoint is not None and checkpoint.restart_at is not None:
         return _restart_empty(disk, files, directory, checkpoint.restart_at, now_ms)
     finish_swaps(disk, directory)
     names = _remove_leftovers(disk, directory)
-    if start is not StartKind.CLEAN:
+    if start is not StartKind.CLEAN and (names or not is_new):
         # Names created, changed or removed by a crashed process may be in memory only. Without this
         # sync, a power cut after further changes could bring the old names back.
         disk.sync_directory(directory)
     bases = sorted(base for name in names if (base := base_offset_of(name, LOG_SUFFIX)) is not None)
     if not bases:
-        flushed_offset = Offset(0) if checkpoint is None else checkpoint.flushed_offset
-        if flushed_offset > 0:
-            damage = Damage(f"all segments are missing; offset {flushed_offset} existed")
-            return _refused(files, disk, directory, checkpoint, damage)
-        return _begin(disk, files, directory, Offset(0))
+        return _without_segments(
+            disk,
+            files,
+            directory,
+            config,
+            checkpoint=checkpoint,
+            marks=marks,
+            start=start,
+            is_new=is_new,
+        )
     facts = [_facts(files, directory, base, last=base == bases[-1]) for base in bases]
     derived = load_derived(disk, directory, names, checkpoint, now_ms)
     plan = plan_recovery(
@@ -127,6 +138,7 @@ def open_log(
         if derived is not None
         else older_producers(disk, directory, names, checkpoint, now_ms),
         now_ms=now_ms,
+        marked_start=marks.log_start_offset if isinstance(marks, Marks) else Offset(0),
     )
     opened = recovery.run()
     if opened.damage is None:
@@ -145,9 +157,17 @@ def open_log(
 
 
 def _known_damage(
-    disk: Disk, directory: str, checkpoint: ReplicaCheckpoint | None
+    disk: Disk,
+    directory: str,
+    checkpoint: ReplicaCheckpoint | None,
+    marks: Marks | Damaged | None,
 ) -> Damage | None:
-    """Damage evident from the checkpoint alone: a known log never begins again by itself."""
+    """Damage evident from what is stored: a known log never begins again by itself."""
+    if isinstance(marks, Damaged):
+        # Without the checkpoint, too, deleted records would be served again.
+        return Damage(f"neither checkpoint nor {MARKS_NAME} can be read: {marks.reason}")
+    if marks is not None and marks.damage:
+        return Damage(marks.damage)
     if checkpoint is None:
         return None
     if checkpoint.damage:
@@ -155,6 +175,13 @@ def _known_damage(
     if not disk.exists(directory):
         return Damage("its directory is missing")
     return None
+
+
+def _proven_end(checkpoint: ReplicaCheckpoint | None, marks: Marks | Damaged | None) -> Offset:
+    """Records up to this offset existed, by what is stored."""
+    if checkpoint is not None:
+        return checkpoint.flushed_offset
+    return marks.log_start_offset if isinstance(marks, Marks) else Offset(0)
 
 
 def _restart_at_log_start(disk: Disk, files: OpenFiles, directory: str, opened: Opened) -> None:
@@ -189,6 +216,37 @@ def _remove_leftovers(disk: Disk, directory: str) -> list[str]:
         else:
             kept.append(name)
     return kept
+
+
+def _without_segments(
+    disk: Disk,
+    files: OpenFiles,
+    directory: str,
+    config: LogConfig,
+    *,
+    checkpoint: ReplicaCheckpoint | None,
+    marks: Marks | Damaged | None,
+    start: StartKind,
+    is_new: bool,
+) -> Opened:
+    """A log that took no record; or a power cut took the file with its records (flush=async)."""
+    flushed_offset = _proven_end(checkpoint, marks)
+    if flushed_offset > 0:
+        damage = Damage(f"all segments are missing; offset {flushed_offset} existed")
+        return _refused(files, disk, directory, checkpoint, damage)
+    if disk.list_directory(directory):
+        opened = _begin(disk, files, directory, Offset(0))
+    else:
+        opened = _begin_unwritten(files, directory)
+    if not is_new and _may_have_lost(checkpoint, start, config):
+        opened.possible_loss = _possible_loss(directory, Offset(0), 0)
+    return opened
+
+
+def _begin_unwritten(files: OpenFiles, directory: str) -> Opened:
+    segment = Segment(files, directory, Offset(0))
+    segment.begin_unwritten()
+    return Opened([segment], Offset(0), LeaderEpochs(), ProducerStates())
 
 
 def _begin(disk: Disk, files: OpenFiles, directory: str, offset: Offset) -> Opened:
@@ -257,6 +315,7 @@ def _refused(
     if not segments:
         segments = [Segment(files, directory, known.recovery_point)]
     logger.error("%s: damaged: %s. The files are kept as they are.", directory, damage.reason)
+    _mark_damaged(disk, directory, known.log_start_offset, damage)
     return Opened(
         segments,
         known.log_start_offset,
@@ -265,6 +324,23 @@ def _refused(
         damage=damage,
         recovery_point=checkpoint,
     )
+
+
+def _mark_damaged(disk: Disk, directory: str, log_start_offset: Offset, damage: Damage) -> None:
+    """Keep known damage from being forgotten with the checkpoint file."""
+    if not disk.exists(directory):
+        return
+    marks = read_marks(disk, directory)
+    if isinstance(marks, Marks):
+        if marks.damage:
+            return
+        log_start_offset = max(log_start_offset, marks.log_start_offset)
+    elif marks is not None:
+        return
+    try:
+        write_marks(disk, directory, Marks(log_start_offset, damage.reason))
+    except DiskFullError as error:
+        logger.warning("%s: its damage is not marked: %s", directory, error)
 
 
 def _facts(
@@ -276,21 +352,14 @@ def _facts(
         segment.size_bytes = file.size
     sealed_end: Offset | None = None
     if not last:
-        segment.offset_index.saved = _entries(files, segment.offset_index.path, OFFSET_LAYOUT.size)
-        segment.time_index.saved = _entries(files, segment.time_index.path, TIME_LAYOUT.size)
+        segment.offset_index.saved = segment.offset_index.count_on_disk()
+        segment.time_index.saved = segment.time_index.count_on_disk()
         entry = segment.time_index.last_saved()
         if entry is not None:
             seal = segment.time_entry(entry)
             sealed_end = segment.next_offset = Offset(seal.last_offset + 1)
             segment.max_timestamp_ms = seal.timestamp_ms
     return SegmentFacts(base_offset, segment.size_bytes, sealed_end), segment
-
-
-def _entries(files: OpenFiles, path: str, width: int) -> int:
-    if not files.disk.exists(path):
-        return 0
-    with files.lease(path) as file:
-        return file.size // width
 
 
 class _Recovery:
@@ -308,6 +377,7 @@ class _Recovery:
         derived: Derived | None,
         older: ProducerStates,
         now_ms: int,
+        marked_start: Offset,
     ) -> None:
         self._directory = directory
         self._config = config
@@ -316,6 +386,7 @@ class _Recovery:
         self._segments = segments
         self._plan = plan
         self._now_ms = now_ms
+        self._marked_start = marked_start
         self._derived = derived or Derived(producers=older)
         known = checkpoint is not None and derived is not None
         self._derived_from = checkpoint.recovery_point if checkpoint and known else Offset(0)
@@ -350,6 +421,12 @@ class _Recovery:
                         self._directory,
                         verdict.reason,
                     )
+                    start = (
+                        Offset(0)
+                        if self._checkpoint is None
+                        else (self._checkpoint.log_start_offset)
+                    )
+                    _mark_damaged(segment.files.disk, self._directory, start, verdict)
                     return self._opened(verdict, 0)
                 if verdict is Verdict.TORN:
                     torn_bytes = file.size - end.position
@@ -366,29 +443,27 @@ class _Recovery:
         position, offset = 0, segment.base_offset
         offset_entries = time_entries = 0
         checkpoint = self._checkpoint
+        newest: tuple[int, int] | None = None
         if first and self._plan.scan_position and checkpoint is not None:
-            files = segment.files
-            there = _entries(files, segment.offset_index.path, OFFSET_LAYOUT.size)
-            there_too = _entries(files, segment.time_index.path, TIME_LAYOUT.size)
+            times = segment.time_index
+            times.saved = checkpoint.time_index_entries
+            newest = times.last_saved() if times.saved <= times.count_on_disk() else None
             if (
-                there >= checkpoint.offset_index_entries
-                and there_too >= checkpoint.time_index_entries
+                segment.offset_index.count_on_disk() >= checkpoint.offset_index_entries
+                and newest is not None
             ):
                 position, offset = self._plan.scan_position, self._plan.scan_offset
                 offset_entries = checkpoint.offset_index_entries
                 time_entries = checkpoint.time_index_entries
             else:
                 # The checkpoint's counts of index entries will not hold for the new indexes.
-                self._recovery_point = None
-                logger.warning("%s: an index is cut off; scanning.", segment.path)
+                newest, self._recovery_point = None, None
+                logger.warning("%s: an index is cut off or damaged; scanning.", segment.path)
         segment.size_bytes = position
         segment.next_offset = offset
-        segment.max_timestamp_ms = NO_TIMESTAMP
+        segment.max_timestamp_ms = NO_TIMESTAMP if newest is None else newest[0]
         segment.offset_index.saved = offset_entries
         segment.time_index.saved = time_entries
-        entry = segment.time_index.last_saved()
-        if entry is not None:
-            segment.max_timestamp_ms = entry[0]
         return position
 
     def _scan(self, segment: Segment, file: File, position: int) -> ScanEnd:
@@ -432,14 +507,8 @@ class _Recovery:
         possible_loss = None
         if damage is None:
             self._derived.leader_epochs.truncate_from_end(end_offset)
-            if self._may_have_lost():
-                possible_loss = PossibleLoss(end_offset, torn_bytes)
-                logger.warning(
-                    "%s: power was lost with flush=async: records from offset %d on, if there "
-                    "were any, are gone, even if they had been acknowledged.",
-                    self._directory,
-                    end_offset,
-                )
+            if _may_have_lost(self._checkpoint, self._start, self._config):
+                possible_loss = _possible_loss(self._directory, end_offset, torn_bytes)
             elif torn_bytes:
                 logger.warning(
                     "%s: cut %d bytes of an unfinished write at offset %d; nothing acknowledged "
@@ -448,7 +517,7 @@ class _Recovery:
                     torn_bytes,
                     end_offset,
                 )
-        log_start_offset = segments[0].base_offset
+        log_start_offset = max(segments[0].base_offset, self._marked_start)
         if self._checkpoint is not None:
             log_start_offset = max(log_start_offset, self._checkpoint.log_start_offset)
         if damage is None:
@@ -467,9 +536,22 @@ class _Recovery:
             self._gaps_below,
         )
 
-    def _may_have_lost(self) -> bool:
-        # Without a checkpoint the start counts as one after a power cut, which may be true.
-        if self._start is not StartKind.POWER_LOSS:
-            return False
-        known = None if self._checkpoint is None else self._checkpoint.flush
-        return (known or self._config.flush) is FlushMode.ASYNC
+
+def _may_have_lost(
+    checkpoint: ReplicaCheckpoint | None, start: StartKind, config: LogConfig
+) -> bool:
+    # Without a checkpoint the start counts as one after a power cut, which may be true.
+    if start is not StartKind.POWER_LOSS:
+        return False
+    known = None if checkpoint is None else checkpoint.flush
+    return (known or config.flush) is FlushMode.ASYNC
+
+
+def _possible_loss(directory: str, end_offset: Offset, torn_bytes: int) -> PossibleLoss:
+    logger.warning(
+        "%s: power was lost with flush=async: records from offset %d on, if there "
+        "were any, are gone, even if they had been acknowledged.",
+        directory,
+        end_offset,
+    )
+    return PossibleLoss(end_offset, torn_bytes)

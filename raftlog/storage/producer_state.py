@@ -30,6 +30,10 @@ Checking and remembering are two steps. `prepare` judges all batches of one requ
 changes nothing; `apply` remembers the batches, and is called only once the write has succeeded. So
 a failed write leaves no trace here, and its retry does not count as a duplicate.
 
+**Room.** The table is bounded, and an active producer never makes room for another. A leader
+refuses *new* producers instead: above the bound, and above a rate, so that no client fills the
+table in a moment. Producer ids are issued by the cluster, and replication refuses others.
+
 Time enters as `now_ms`. Use the monotonic clock: only differences count, and a wall clock jumping
 by a day would expire every producer. Snapshots hold ages, which survive a restart.
 """
@@ -40,6 +44,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Final, TypeAlias
 
 import msgspec
@@ -48,6 +53,7 @@ from raftlog.record.errors import (
     DUPLICATE_SEQUENCE,
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_FENCED,
+    QUOTA_EXCEEDED,
     LogError,
 )
 from raftlog.record.header import BatchHeader
@@ -58,8 +64,13 @@ KIND: Final = b"RLPS"
 VERSION: Final = 1
 BATCHES_REMEMBERED_MAX: Final = 5
 PRODUCERS_MAX: Final = 100_000
-"""Producers remembered for one partition; the one longest silent makes room for a new one."""
+"""Producers remembered for one partition. Only one silent for EXPIRATION_MS makes room for a new
+one: a retry of a forgotten producer would be written twice."""
 EXPIRATION_MS: Final = 24 * 3_600_000
+NEW_PRODUCERS_MAX: Final = 1000
+"""New producers of one partition admitted at once, and so by one request."""
+NEW_PRODUCERS_PER_S: Final = 100
+"""New producers of one partition admitted per second: the table must not fill in a moment."""
 SEQUENCES: Final = 2**31
 """Sequences run from 0 to 2^31 - 1 and then begin again at 0."""
 NO_TIME: Final = -1
@@ -134,6 +145,8 @@ class AppendPlan:
     """One for each batch, in order."""
     updates: tuple[_Producer, ...]
     revision: int
+    new_producers: int
+    seen_ms: int
 
 
 class Truncation(StrEnum):
@@ -148,7 +161,15 @@ class Truncation(StrEnum):
 class ProducerStates:
     """The idempotent producers of one partition, least recently written first."""
 
-    __slots__ = ("_expiration_ms", "_producers", "_producers_max", "_revision", "_time_shift_ms")
+    __slots__ = (
+        "_admitted",
+        "_admitted_at_ms",
+        "_expiration_ms",
+        "_producers",
+        "_producers_max",
+        "_revision",
+        "_time_shift_ms",
+    )
 
     def __init__(
         self, *, producers_max: int = PRODUCERS_MAX, expiration_ms: int = EXPIRATION_MS
@@ -158,11 +179,17 @@ class ProducerStates:
         self._producers_max = producers_max
         self._expiration_ms = expiration_ms
         self._revision = 0
+        self._admitted = 0.0
+        """New producers admitted lately; falls by NEW_PRODUCERS_PER_S."""
+        self._admitted_at_ms = 0
         self._time_shift_ms = 0
         """Added to every `now_ms`, so that times of a snapshot need no change."""
 
     def __len__(self) -> int:
         return len(self._producers)
+
+    def __contains__(self, producer_id: int) -> bool:
+        return producer_id in self._producers
 
     def prepare(
         self,
@@ -178,8 +205,9 @@ class ProducerStates:
         `log_append_time_ms` is the broker's time if the topic stamps with it. The plan is valid as
         long as nothing else is applied or updated in between.
 
-        Raises LogError for the whole request: PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE, or
-        DUPLICATE_SEQUENCE, if all batches were written before, but not all are remembered.
+        Raises LogError for the whole request: PRODUCER_FENCED, OUT_OF_ORDER_SEQUENCE;
+        QUOTA_EXCEEDED, if there is no room for its new producers; or DUPLICATE_SEQUENCE, if all
+        batches were written before, but not all are remembered.
         """
         outcomes: list[Outcome] = []
         pending: dict[int, _Producer] = {}
@@ -213,13 +241,41 @@ class ProducerStates:
                     "nothing of it was written.",
                 )
             raise forgotten
-        return AppendPlan(outcomes, tuple(pending.values()), self._revision)
+        new_producers = sum(producer_id not in self._producers for producer_id in pending)
+        seen_ms = now_ms + self._time_shift_ms
+        if new_producers:
+            self._require_room(new_producers, seen_ms)
+        return AppendPlan(outcomes, tuple(pending.values()), self._revision, new_producers, seen_ms)
+
+    def _require_room(self, new_producers: int, now_ms: int) -> None:
+        if self._admitted_by(now_ms) + new_producers > NEW_PRODUCERS_MAX:
+            raise LogError(
+                QUOTA_EXCEEDED,
+                f"Too many new producer ids: a partition admits {NEW_PRODUCERS_MAX} at once, and "
+                f"{NEW_PRODUCERS_PER_S} per second. Nothing was written; try again later.",
+            )
+        missing = len(self._producers) + new_producers - self._producers_max
+        for producer in islice(self._producers.values(), max(missing, 0)):
+            if now_ms - producer.seen_ms < self._expiration_ms:
+                raise LogError(
+                    QUOTA_EXCEEDED,
+                    f"The partition remembers {len(self._producers)} producers, all active within "
+                    f"{self._expiration_ms / 3_600_000:g} h: no room for a new producer id. "
+                    "Nothing was written; try again later.",
+                )
+
+    def _admitted_by(self, now_ms: int) -> float:
+        elapsed_s = (now_ms - self._admitted_at_ms) / 1000
+        return max(self._admitted - NEW_PRODUCERS_PER_S * elapsed_s, 0.0)
 
     def apply(self, plan: AppendPlan) -> None:
         """Remember the batches of `plan`. Call it after the write succeeded, else drop the plan."""
         if not plan.updates:
             return
         assert plan.revision == self._revision, "producers changed between prepare and apply"
+        if plan.new_producers:
+            self._admitted = self._admitted_by(plan.seen_ms) + plan.new_producers
+            self._admitted_at_ms = plan.seen_ms
         for producer in plan.updates:
             self._remember(producer)
 
@@ -227,7 +283,9 @@ class ProducerStates:
         """Remember a batch in the log: replay, replication, markers. Checks nothing.
 
         The header's base offset is real. A known batch changes nothing, so that a scan may begin
-        below the snapshot's offset. Gaps in the sequence are accepted: compaction leaves gaps.
+        below the snapshot's offset. Gaps in the sequence are accepted: compaction leaves gaps. The
+        leader has judged whether there is room: the last PRODUCERS_MAX to write include all that it
+        remembers.
         """
         if header.producer_id == NO_PRODUCER_ID:
             return

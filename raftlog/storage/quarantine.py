@@ -3,6 +3,7 @@
     deleted/<topic id>/<partition>/             topics on their way out
     deleted/<topic id>-<partition>-<n>/<partition>/   single replicas on their way out
     damaged/<topic id>/<partition>-<n>/         damaged replicas kept by repairs
+    damaged/<topic id>/<partition>-batches/     damaged bytes of replicas repaired in service
 
 A rename is atomic, so each move is. All functions block, and raise DiskError.
 """
@@ -18,6 +19,9 @@ REPLICAS: Final = "replicas"
 DELETED: Final = "deleted"
 DAMAGED: Final = "damaged"
 
+BATCHES: Final = "batches"
+BATCHES_KEPT_MAX: Final = 64
+"""Most damaged stretches of one replica's files. Only the operator removes these."""
 DAMAGED_KEPT_MAX: Final = 10
 """Most damaged copies of one replica. Only the operator removes damaged copies."""
 DELETED_WAITING_MAX: Final = 1000
@@ -27,6 +31,12 @@ DELETED_WAITING_MAX: Final = 1000
 def replica_name(topic_id: TopicId, partition: PartitionId) -> str:
     """The directory of a replica, below REPLICAS."""
     return f"{topic_id}/{partition}"
+
+
+def replica_key(name: str) -> tuple[TopicId, PartitionId]:
+    """Topic id and partition of a `replica_name`."""
+    topic_id, _, partition = name.partition("/")
+    return TopicId(topic_id), PartitionId(int(partition))
 
 
 def trash_topic(disk: Disk, topic_id: TopicId) -> None:
@@ -65,10 +75,28 @@ def quarantine_replica(disk: Disk, topic_id: TopicId, partition: PartitionId, nu
     _move(disk, directory, f"{topic_directory}/{partition}-{number}")
 
 
+def keep_bytes(disk: Disk, directory: str, name: str, content: bytes) -> bool:
+    """Keep damaged bytes of a replica's file; False if as many are kept as may be."""
+    kept = f"{DAMAGED}/{directory.removeprefix(f'{REPLICAS}/')}-{BATCHES}"
+    names = disk.list_directory(kept)
+    if name in names:
+        # An attempt before, cut short by a crash.
+        return True
+    if len(names) >= BATCHES_KEPT_MAX:
+        return False
+    if not disk.exists(kept):
+        disk.make_directory(kept)
+    parent = kept.rpartition("/")[0]
+    for path in (parent, parent.rpartition("/")[0], ""):
+        disk.sync_directory(path)
+    disk.replace(f"{kept}/{name}", content)
+    return True
+
+
 def free_number(names: list[str], topic_id: TopicId, partition: PartitionId) -> int | None:
     """The first free number for a damaged copy; None if there are as many as are kept."""
     prefix = f"{replica_name(topic_id, partition)}-"
-    taken = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+    taken = {name.removeprefix(prefix) for name in names if name.startswith(prefix)} - {BATCHES}
     if len(taken) >= DAMAGED_KEPT_MAX:
         return None
     return next(number for number in range(DAMAGED_KEPT_MAX) if str(number) not in taken)

@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from crc32c import crc32c
 
 from raftlog.record.batch import RecordBatch, iterate_batches
-from raftlog.record.codec import decode
+from raftlog.record.codec import iterate_records
 from raftlog.record.errors import OFFSET_OUT_OF_RANGE, OVERLOADED, STORAGE_FAILED, LogError
 from raftlog.record.header import CRC_START, HEADER_SIZE, BatchHeader, parse_header
 from raftlog.record.types import Offset
 from raftlog.storage.index import OffsetEntry
 from raftlog.storage.log_core import LogCore
-from raftlog.storage.segments import Segment, header_at
+from raftlog.storage.segments import Segment, header_at, walk
 from raftlog.storage.types import DamagedRange, ReadResult
 from raftlog.world import Buffer, DiskError
 
@@ -127,7 +128,8 @@ class LogReader:
         core.require_online()
         end = min(end, core.segments.end_offset)
         try:
-            return await _find_offset_for_timestamp(core, self, timestamp_ms, end)
+            async with core.shared.lookups:
+                return await _find_offset_for_timestamp(core, self, timestamp_ms, end)
         except DamageFoundError as error:
             raise self._note_damage(error) from error
         except DiskError as error:
@@ -148,14 +150,15 @@ class LogReader:
         if place not in known and len(known) < DAMAGED_RANGES_MAX:
             known[place] = error.damaged
             logger.error("damage on disk: %s", error.reason)
-        self._core.report_damage(error.reason)
+        self._core.report_damage(error.reason, error.damaged.segment_base_offset)
         return LogError(STORAGE_FAILED, f"Damaged on disk and not served: {error.reason}.")
 
     def _unreadable(self, offset: Offset | None, error: DiskError) -> LogError:
         # The log goes on: one unreadable place says nothing of the others.
         directory = self._core.directory
         place = directory if offset is None else f"{directory}: offset {offset}"
-        self._core.report_damage(f"{place} cannot be read: {error}")
+        base = None if offset is None else self._segments.holding(offset).base_offset
+        self._core.report_damage(f"{place} cannot be read: {error}", base)
         return LogError(STORAGE_FAILED, f"{place} cannot be read: {error}")
 
     async def read_raw(self, start: Offset, *, end: Offset, max_bytes: int) -> ReadResult:
@@ -319,8 +322,8 @@ def _part(chunk: Buffer, begin: int, finish: int) -> bytes | memoryview:
 
 DECOMPRESSED_BYTES_MAX: Final = 256 << 20
 """Most decompressed bytes of the one batch decoded."""
-LOOKUP_ATTEMPTS_MAX: Final = 1000
-"""Most batches whose header promises a young enough record and whose records break the promise."""
+HEADERS_PER_STEP_MAX: Final = 10_000
+"""Most headers read by one step of a lookup: other cold reads take turns with it."""
 
 
 async def _find_offset_for_timestamp(
@@ -328,95 +331,137 @@ async def _find_offset_for_timestamp(
 ) -> tuple[Offset, int] | None:
     """The first record below `end` with a timestamp of at least `timestamp_ms`.
 
-    Raises DiskError, DamageFoundError.
+    Headers are the producers' claims: a batch without the young record that its header promises,
+    or without readable records, is passed over, however many there are. Raises DiskError,
+    DamageFoundError, LogError(OVERLOADED) if the files keep changing.
     """
-    offset = core.segments.log_start_offset
-    for _ in range(LOOKUP_ATTEMPTS_MAX):
-        generation = core.segments.generation
-        candidate = await _candidate(core, timestamp_ms, offset, end)
-        if candidate is None:
-            if generation == core.segments.generation:
-                return None
+    segments = core.segments
+    offset = segments.log_start_offset
+    changes = 0
+    while offset < end:
+        generation = segments.generation
+        step = await _search_step(core, timestamp_ms, offset, end)
+        if generation != segments.generation:
+            changes += 1
+            if changes > ATTEMPTS_MAX:
+                raise LogError(OVERLOADED, f"{core.directory}: its files kept changing.")
+            offset = max(offset, segments.log_start_offset)
             continue
-        candidate = max(candidate, core.segments.log_start_offset)
-        result = await reader.read_raw(candidate, end=end, max_bytes=1)
-        for batch in iterate_batches(result.data, check_crc=False):
-            found = _in_batch(batch, timestamp_ms, core.segments.log_start_offset, end)
-            if found is not None:
-                return found
+        offset = step.offset
+        if not step.is_candidate:
+            continue
+        offset = max(offset, segments.log_start_offset)
+        result = await reader.read_raw(offset, end=end, max_bytes=1)
+        found = await _in_batches(core, result.data, timestamp_ms, end)
+        if found is not None:
+            return found
         offset = result.next_offset
-        if offset >= end:
-            return None
     return None
 
 
-async def _candidate(core: LogCore, timestamp_ms: int, start: Offset, end: Offset) -> Offset | None:
-    """Base offset of the first batch at or behind `start` whose header promises such a record."""
-    for segment in core.segments.all:
+class _Step(NamedTuple):
+    """The result of one step of a lookup."""
+
+    offset: Offset
+    """The search continues here: no batch before promises a young enough record."""
+    is_candidate: bool
+    """The batch at `offset` does."""
+
+
+async def _search_step(core: LogCore, timestamp_ms: int, start: Offset, end: Offset) -> _Step:
+    """Search one segment, or a part of it, for a batch that promises a young enough record."""
+    for segment in core.segments.all[core.segments.number(start) :]:
+        if segment.base_offset >= end:
+            break
         if core.segments.end_of(segment) <= start or segment.max_timestamp_ms < timestamp_ms:
             continue
-        if segment.base_offset >= end:
-            return None
-        found = segment.time_index.search_unsaved(timestamp_ms - 1)
-        saved = segment.time_index.saved, segment.offset_index.saved
-        unsaved = tuple(segment.offset_index.unsaved)
-
-        def look(
-            segment: Segment = segment,
-            known: tuple[int, tuple[int, int]] | None = found,
-            saved: tuple[int, int] = saved,
-            unsaved: tuple[tuple[int, int], ...] = unsaved,
-        ) -> Offset | None:
-            entry = known or segment.time_index.search_saved(timestamp_ms - 1, saved[0])
-            after = start
-            if entry is not None:
-                after = max(after, Offset(segment.time_entry(entry[1]).last_offset + 1))
-            return _first_young(segment, after, timestamp_ms, saved[1], unsaved)
-
+        search = _Search(
+            segment,
+            start,
+            timestamp_ms,
+            core.segments.end_of(segment),
+            segment.time_index.search_unsaved(timestamp_ms - 1),
+            segment.time_index.saved,
+            segment.offset_index.saved,
+            tuple(segment.offset_index.unsaved),
+        )
         async with core.shared.cold_reads:
-            candidate = await core.shared.disk.run(look)
-        if candidate is not None:
-            return candidate if candidate < end else None
+            step = await core.shared.disk.run(search.run)
+        return step if step.offset < end else _Step(end, is_candidate=False)
+    return _Step(end, is_candidate=False)
+
+
+class _Search(NamedTuple):
+    """One step in one segment, for a disk thread."""
+
+    segment: Segment
+    start: Offset
+    timestamp_ms: int
+    end_offset: Offset
+    known: tuple[int, tuple[int, int]] | None
+    """The time index entry to begin after, among the unsaved ones."""
+    saved_times: int
+    saved_offsets: int
+    unsaved_offsets: tuple[tuple[int, int], ...]
+
+    def run(self) -> _Step:
+        """Walk headers from the first batch that may be young enough. Blocks. Raises DiskError."""
+        segment, timestamp_ms = self.segment, self.timestamp_ms
+        entry = self.known or segment.time_index.search_saved(timestamp_ms - 1, self.saved_times)
+        after = self.start
+        if entry is not None:
+            after = max(after, Offset(segment.time_entry(entry[1]).last_offset + 1))
+        hint = self._hint(after)
+        with segment.files.lease(segment.path) as file:
+            at = walk(file, hint, segment.size_bytes, after)
+            for _ in range(HEADERS_PER_STEP_MAX):
+                if at.position >= segment.size_bytes:
+                    return _Step(self.end_offset, is_candidate=False)
+                header = header_at(file, at, segment.size_bytes)
+                if header is None:
+                    # Damage: the reader of this offset will report it.
+                    return _Step(max(at.base_offset, after), is_candidate=True)
+                if header.max_timestamp_ms >= timestamp_ms:
+                    return _Step(max(header.base_offset, after), is_candidate=True)
+                at = OffsetEntry(header.next_offset, at.position + header.size_bytes)
+        return _Step(max(at.base_offset, after), is_candidate=False)
+
+    def _hint(self, after: Offset) -> OffsetEntry:
+        relative = after - self.segment.base_offset
+        near = [entry for entry in self.unsaved_offsets if entry[0] <= relative]
+        if near:
+            return OffsetEntry(Offset(self.segment.base_offset + near[-1][0]), near[-1][1])
+        return self.segment.hint_on_disk(after, self.saved_offsets)
+
+
+async def _in_batches(
+    core: LogCore, data: Buffer, timestamp_ms: int, end: Offset
+) -> tuple[Offset, int] | None:
+    start = core.segments.log_start_offset
+    for batch in iterate_batches(data, check_crc=False):
+        header = batch.header
+        if header.max_timestamp_ms < timestamp_ms or header.is_control:
+            continue
+        if header.is_log_append_time:
+            offset = max(header.base_offset, start)
+            return (offset, header.max_timestamp_ms) if offset < end else None
+        async with core.shared.decodes:
+            work = partial(_first_young, batch, timestamp_ms, start, end)
+            found = await core.shared.disk.run(work)
+        if found is not None:
+            return found
     return None
 
 
 def _first_young(
-    segment: Segment,
-    after: Offset,
-    timestamp_ms: int,
-    saved: int,
-    unsaved: tuple[tuple[int, int], ...],
-) -> Offset | None:
-    """Walk headers from the batch containing `after`. Blocks. Raises DiskError."""
-    relative = after - segment.base_offset
-    near = [entry for entry in unsaved if entry[0] <= relative]
-    if near:
-        at = OffsetEntry(Offset(segment.base_offset + near[-1][0]), near[-1][1])
-    else:
-        at = segment.hint_on_disk(after, saved)
-    with segment.files.lease(segment.path) as file:
-        while at.position < segment.size_bytes:
-            header = header_at(file, at, segment.size_bytes)
-            if header is None:
-                # Damage: the reader of this offset will report it.
-                return at.base_offset
-            if header.next_offset > after and header.max_timestamp_ms >= timestamp_ms:
-                return header.base_offset
-            at = OffsetEntry(header.next_offset, at.position + header.size_bytes)
-    return None
-
-
-def _in_batch(
     batch: RecordBatch, timestamp_ms: int, start: Offset, end: Offset
 ) -> tuple[Offset, int] | None:
-    header = batch.header
-    if header.max_timestamp_ms < timestamp_ms or header.is_control:
-        return None
-    if header.is_log_append_time:
-        offset = max(header.base_offset, start)
-        return (offset, header.max_timestamp_ms) if offset < end else None
-    for record in decode(batch, decompressed_bytes_max=DECOMPRESSED_BYTES_MAX):
-        timestamp = record.timestamp
-        if timestamp is not None and timestamp >= timestamp_ms and start <= record.offset < end:
-            return Offset(record.offset), timestamp
+    try:
+        for record in iterate_records(batch, decompressed_bytes_max=DECOMPRESSED_BYTES_MAX):
+            timestamp = record.timestamp
+            if timestamp is not None and timestamp >= timestamp_ms and start <= record.offset < end:
+                return Offset(record.offset), timestamp
+    except LogError as error:
+        # The CRC is right: the producer's records are none, or too large. Others follow.
+        logger.debug("lookup by time: %s", error.message)
     return None

@@ -20,7 +20,10 @@ CreateTime) unless the topic says LogAppendTime, and any clock can be wrong, so:
 **Clock jumps.** Deletion is final and retention is not, so time must not jump forward under this
 decision. `SteadyClock` gives the `now_ms` to use: the wall clock, except that it never runs faster
 than twice real time. A jump of an hour forward takes effect over an hour; a jump taken back within
-this hour has had hardly any effect. A jump back is followed at once.
+this hour has had hardly any effect. A jump back is followed at once. A clock that is wrong
+from the start looks steady, so in a cluster `RetentionClock` never runs ahead of the cluster time,
+the median of the brokers' clocks, and without one nothing ages. The only node of a cluster has no
+clock to compare with: there a start with a clock far ahead deletes what seems due.
 
 **The active segment** is never dropped itself. If all its records are due too, `roll_first` is set:
 the caller rolls the log, so that a new, empty segment keeps the log end offset, and then drops the
@@ -29,6 +32,7 @@ old one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,6 +42,8 @@ from raftlog.record.types import Offset
 
 NO_TIMESTAMP: Final = -1
 UNLIMITED: Final = -1
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,47 @@ class SteadyClock:
         self._last_monotonic_ms = monotonic_ms
         self._steady_ms = min(wall_ms, self._steady_ms + self.SPEED_MAX * elapsed_ms)
         return self._steady_ms
+
+
+CLOCK_SKEW_MS_MAX: Final = 10 * 60_000
+"""Difference from the cluster time beyond which a node warns about its clock."""
+
+
+class RetentionClock:
+    """The time for decisions by age: steady, and never ahead of the cluster time."""
+
+    def __init__(self, wall_ms: int, monotonic_ms: int) -> None:
+        self._steady = SteadyClock(wall_ms, monotonic_ms)
+        self._needs_cluster_time = False
+        self._cluster_ahead_ms: int | None = None
+        """Cluster time minus monotonic time; None if unknown."""
+        self.skew_ms = 0
+        """How far the wall clock was ahead of the newest cluster time."""
+
+    def follow_cluster_time(self) -> None:
+        """This node is one of a cluster: nothing ages before the first cluster time."""
+        self._needs_cluster_time = True
+
+    def note_cluster_time(self, cluster_ms: int, *, wall_ms: int, monotonic_ms: int) -> None:
+        """The active controller has sent the cluster time."""
+        self._cluster_ahead_ms = cluster_ms - monotonic_ms
+        before, self.skew_ms = self.skew_ms, wall_ms - cluster_ms
+        was_wrong, is_wrong = (abs(ms) > CLOCK_SKEW_MS_MAX for ms in (before, self.skew_ms))
+        if is_wrong and not was_wrong:
+            logger.error(
+                "the wall clock is %+.0f s off the cluster time, the median of the brokers' "
+                "clocks: retention keeps records until both say that they are due; set the clock",
+                self.skew_ms / 1000,
+            )
+        elif was_wrong and not is_wrong:
+            logger.info("the wall clock agrees with the cluster time again")
+
+    def now_ms(self, wall_ms: int, monotonic_ms: int) -> int | None:
+        """The time for decisions; None while the cluster time is unknown."""
+        now_ms = self._steady.now_ms(wall_ms, monotonic_ms)
+        if self._cluster_ahead_ms is not None:
+            return min(now_ms, self._cluster_ahead_ms + monotonic_ms)
+        return None if self._needs_cluster_time else now_ms
 
 
 def newest_record_times(

@@ -168,7 +168,7 @@ class Scrubber:
             self.damage_found += 1
             reason = f"{segment.path}: {damage}"
             logger.error("damage on disk: %s", reason)
-            log.report_damage(reason)
+            log.report_damage(reason, segment.base_offset)
         self._next_base, self._place = end_offset, None
 
 

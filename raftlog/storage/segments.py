@@ -101,15 +101,23 @@ class Segment:
             files, f"{directory}/{segment_name(base_offset, OFFSET_INDEX_SUFFIX)}", offset_entries
         )
         self.time_index = time_index(
-            files, f"{directory}/{segment_name(base_offset, TIME_INDEX_SUFFIX)}", time_entries
+            files,
+            f"{directory}/{segment_name(base_offset, TIME_INDEX_SUFFIX)}",
+            base_offset,
+            time_entries,
         )
         self._bytes_since_entry = 0
         self._last_time_entry: TimeEntry | None = None
         self._lease: Lease | None = None
+        self._is_unwritten = False
+        self.is_name_durable = True
+        """Whether a sync of the file alone makes its records durable."""
 
     @property
     def file(self) -> File:
-        """The log file of the active segment."""
+        """The log file of the active segment, created by the first use. Raises DiskError then."""
+        if self._is_unwritten and self._lease is None:
+            self._lease = self.files.lease(self.path, create=True)
         assert self._lease is not None, f"{self.path} is not the active segment"
         return self._lease.file
 
@@ -122,8 +130,17 @@ class Segment:
         """Become the active segment: the file stays open."""
         self._lease = lease
 
+    def begin_unwritten(self) -> None:
+        """Become the active segment without a file: most partitions never take a record.
+
+        The first append creates the file, and the first sync makes its name durable, too.
+        """
+        self._is_unwritten = True
+        self.is_name_durable = False
+
     def release_file(self) -> None:
         """Stop being the active segment; readers continue."""
+        self._is_unwritten = False
         if self._lease is not None:
             self._lease.release()
             self._lease = None

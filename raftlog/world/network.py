@@ -32,9 +32,11 @@ class RefusedError(NetworkError):
 class RejectedError(Exception):
     """The peer is up and rejects the connection. `code` is of the error table."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, *, is_proven: bool = True) -> None:
+        """`is_proven`: by a node that holds the secret; otherwise anything may have answered."""
         super().__init__(message)
         self.code = code
+        self.is_proven = is_proven
 
     @property
     def message(self) -> str:

@@ -31,6 +31,11 @@ DISK_THREADS_MAX: Final = 8
 GATHER_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
 """Most buffers of one gathered write."""
 LOCK_NAME: Final = "lock"
+LOCK_BYTES_MAX: Final = 32
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+"""Records are for the node alone, whatever the umask. Directories in between take the umask's mode,
+inside a root closed to other users."""
 TEMPORARY_SUFFIX: Final = ".tmp"
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -44,7 +49,7 @@ class FileSystemFile:
     def __init__(self, path: str, flags: int) -> None:
         self._path = path
         try:
-            self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             _fail("open", path, error)
         self._size = os.fstat(self._descriptor).st_size
@@ -168,19 +173,31 @@ class FileSystemDisk:
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root).absolute()
         try:
-            self._root.mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
             self._lock = os.open(
-                self._root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+                self._root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE
             )
+        except (FileExistsError, NotADirectoryError) as error:
+            raise DiskError(
+                f"{self._root} cannot be the data directory: a file is in its place. Name a "
+                "directory, or a path where none is yet"
+            ) from error
         except OSError as error:
             _fail("use", self._root, error)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            holder = os.read(self._lock, LOCK_BYTES_MAX).decode(errors="replace").strip()
             os.close(self._lock)
             raise DiskError(
-                f"{self._root} is in use by another process: a data directory belongs to one node"
+                f"the data directory {self._root} is in use by another raftlog process"
+                f"{f' ({holder})' if holder.isdigit() else ''}: stop that process first, or give "
+                "this node a directory of its own"
             ) from error
+        # For the message above, in another process. The lock holds without it, on a full disk.
+        with suppress(OSError):
+            os.truncate(self._lock, 0)
+            os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
         self._threads = Threads(DISK_THREADS_MAX, "disk")
         self._boot_id = _read_boot_id()
 
@@ -210,7 +227,7 @@ class FileSystemDisk:
     def make_directory(self, path: str) -> None:
         """Create a directory and its parents."""
         try:
-            Path(self._at(path)).mkdir(parents=True, exist_ok=True)
+            Path(self._at(path)).mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
         except OSError as error:
             _fail("create", self._at(path), error)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -16,11 +17,19 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary start. Never goes back."""
+        """Seconds since an arbitrary start. Never goes back.
+
+        Counts the time for which the machine was suspended: a lease, a session or an election
+        timeout ends on time whatever the machine did.
+        """
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return after `seconds` of monotonic time."""
+        """Return after `seconds` of monotonic time, or later.
+
+        Timers stand still while the machine is suspended. So code that acts on a deadline compares
+        it with `monotonic` at that moment, and never takes a running timer for time left.
+        """
         ...
 
 
@@ -32,12 +41,28 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary start."""
-        return time.monotonic()
+        """Seconds since the start of the machine, time asleep included (CLOCK_BOOTTIME)."""
+        return _elapsed_s()
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""
         await asyncio.sleep(seconds)
+
+
+def _choose_elapsed_s() -> Callable[[], float]:
+    """CLOCK_BOOTTIME where the kernel has it (Linux); elsewhere the best there is."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    if boottime is None:
+        return time.monotonic
+    try:
+        time.clock_gettime(boottime)
+    except OSError:
+        return time.monotonic
+    return partial(time.clock_gettime, boottime)
+
+
+_elapsed_s: Final = _choose_elapsed_s()
+"""Chosen once: two clocks of different origin must never meet in one process."""
 
 
 class Wakeup:

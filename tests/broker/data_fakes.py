@@ -20,6 +20,7 @@ from raftlog.record.types import BrokerId, LeaderEpoch, Offset, PartitionId, Top
 from raftlog.replication.partition import Host, Partition, not_led_here, wait_for_data
 from raftlog.routing.forwarding import Forwarder
 from raftlog.routing.router import PartitionRouter
+from raftlog.storage.compaction_rewrite import refuse_keyless
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import Listeners
 from raftlog.storage.types import AppendResult, LogConfig, ReadResult
@@ -69,6 +70,9 @@ class MemoryLog:
     ) -> list[AppendResult]:
         if self.append_error is not None:
             raise self.append_error
+        if self.config.compacts:
+            for batch in batches:
+                refuse_keyless(batch, decompressed_bytes_max=MAX_MESSAGE_BYTES)
         if guard is not None:
             guard()
         self.appends += 1
@@ -167,7 +171,7 @@ class MemoryReplicas:
         if (topic, partition) in self.offline:
             raise self.offline[topic, partition]
         if row.leader != self.node_id:
-            raise not_led_here(topic, partition, self.image.brokers.get(row.leader))
+            raise not_led_here(topic, row, self.image.brokers)
         return self.here(topic, partition)
 
     def replica(self, topic_id: TopicId, partition: PartitionId) -> Partition | None:

@@ -7,15 +7,12 @@ from typing import Any
 import pytest
 
 from raftlog.broker.batcher import Placed, SmallRequestBatcher
-from raftlog.broker.produce import StoredRecord, _pack_shared
+from raftlog.broker.produce import _pack_shared
 from raftlog.record.batch import RecordBatch
-from raftlog.record.errors import NOT_ENOUGH_REPLICAS, LogError
+from raftlog.record.errors import INVALID_BODY, NOT_ENOUGH_REPLICAS, LogError
 from raftlog.replication.partition import Acks
+from raftlog.storage.types import LogConfig
 from tests.broker.data_fakes import DataNode, contents
-
-
-def record(value: str) -> StoredRecord:
-    return (0, None, value.encode(), None)
 
 
 class BatcherHarness:
@@ -30,10 +27,21 @@ class BatcherHarness:
         self.log = self.node.log()
         return self
 
-    def append(self, *values: str, acks: Acks = Acks.ALL, timeout_s: float = 5.0) -> Any:
+    def configure(self, config: LogConfig) -> None:
+        """Change the log's settings."""
+        self.log.config = config
+
+    def append(
+        self,
+        *values: str,
+        key: bytes | None = None,
+        headers: Any = None,
+        acks: Acks = Acks.ALL,
+        timeout_s: float = 5.0,
+    ) -> Any:
         return self.batcher.append(
             self.partition,
-            [record(value) for value in values],
+            [(0, key, value.encode(), headers) for value in values],
             acks=acks,
             timeout_s=timeout_s,
         )
@@ -69,6 +77,32 @@ async def test_only_those_who_want_the_same_share() -> None:
     )
     assert one.log.appends == 3
     assert sorted(value or b"" for _, value in contents(one.log)) == [b"a", b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize("forwarded", [False, True])
+async def test_a_record_without_a_key_fails_alone_in_a_compacted_topic(forwarded: bool) -> None:
+    one = await BatcherHarness().start()
+    one.configure(LogConfig(cleanup_policy=frozenset({"compact"})))
+    if forwarded:
+        # Whether the topic is compacted is for its leader to judge.
+        one.partition._local = None
+    good = [one.append("a", key=b"k"), one.append("b", "c", key=b"k")]
+    bad = one.append("poison")
+    good.append(one.append("d", key=b"k"))
+    assert [place.base_offset for place in await asyncio.gather(*good)] == [0, 1, 3]
+    with pytest.raises(LogError) as refused:
+        await bad
+    assert refused.value.entry is INVALID_BODY
+    assert [value for _, value in contents(one.log)] == [b"a", b"b", b"c", b"d"]
+
+
+async def test_records_that_cannot_be_packed_fail_alone() -> None:
+    one = await BatcherHarness().start()
+    good = [one.append("a"), one.append("b")]
+    bad = one.append("c", headers=[("\ud800", b"")])
+    with pytest.raises(UnicodeEncodeError):
+        await bad
+    assert [place.base_offset for place in await asyncio.gather(*good)] == [0, 1]
 
 
 async def test_failure_reaches_everyone_who_shared_it_as_an_error_of_their_own() -> None:

@@ -13,6 +13,7 @@ from raftlog.record.errors import (
     INVALID_BODY,
     OFFSET_OUT_OF_RANGE,
     UNKNOWN_TOPIC,
+    UNKNOWN_TOPIC_ID,
     LogError,
 )
 from raftlog.record.frames import ProduceFrame
@@ -138,7 +139,7 @@ async def test_topic_id_of_an_earlier_topic_is_unknown() -> None:
     one = await BrokerHarness.start()
     fetch = one.broker.fetch.fetch(ALICE, 1, any_replica=False)
     fetch.add("one", PartitionId(0), START, max_bytes=100, topic_id="gone")
-    assert [code for *_, code in await chunks(fetch)] == [UNKNOWN_TOPIC.code]
+    assert [code for *_, code in await chunks(fetch)] == [UNKNOWN_TOPIC_ID.code]
 
 
 async def test_read_takes_chunks_until_it_needs_no_more() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from raftlog.broker.offsets import NamedOffset, named_offset, offset_at_time
@@ -13,6 +15,7 @@ from raftlog.record.errors import (
     LogError,
 )
 from raftlog.record.types import PartitionId
+from raftlog.routing.router import PartitionHandle
 from tests.broker.harness import ALICE, TOPIC, BrokerHarness, Operation
 from tests.broker.test_fetch import put
 
@@ -78,3 +81,20 @@ async def test_refusal_and_bounds_hold_for_every_call(any_node: bool) -> None:
     with pytest.raises(LogError) as caught:
         await offsets.bounds(ALICE, "one", 0)
     assert caught.value.entry is FORBIDDEN
+
+
+async def test_a_reader_from_a_time_on_misses_no_record_committed_during_the_lookup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = await BrokerHarness.start()
+    await put(one, "one", 0, b"a", b"b")
+    partition = one.broker.fetch.partition(ALICE, "one", 0)
+    lookup = PartitionHandle.offset_for_timestamp
+
+    async def lookup_before_an_append(self: PartitionHandle, timestamp_ms: int) -> Any:
+        found = await lookup(self, timestamp_ms)
+        await put(one, "one", 0, b"c")
+        return found
+
+    monkeypatch.setattr(PartitionHandle, "offset_for_timestamp", lookup_before_an_append)
+    assert await offset_at_time(1, partition) == 2

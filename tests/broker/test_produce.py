@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
 import pytest
 
 from raftlog.broker import produce
-from raftlog.broker.produce import BatchesAppended, ProduceOptions, RoundRobin
+from raftlog.broker.produce import (
+    BATCHES_PER_STEP_MAX,
+    BatchesAppended,
+    ProduceOptions,
+    RoundRobin,
+)
 from raftlog.record.errors import (
     FORBIDDEN,
     INVALID_BODY,
@@ -19,7 +29,7 @@ from raftlog.record.errors import (
 from raftlog.record.frames import ProduceFrame
 from raftlog.record.partitioner import partition_for_key
 from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
-from raftlog.replication.partition import Acks
+from raftlog.replication.partition import Acks, Partition
 from tests.broker.data_fakes import contents
 from tests.broker.harness import (
     ALICE,
@@ -219,3 +229,68 @@ async def test_frame_of_a_partition_led_elsewhere_names_the_leader() -> None:
         one.node.metadata.image.partition("one", 0).leader_epoch,
         1,
     )
+
+
+async def test_records_that_the_topic_cannot_take_are_named() -> None:
+    one = await BrokerHarness.start()
+    configs = {"max.message.bytes": "200", "cleanup.policy": "compact"}
+    await one.node.metadata.create_topic("kept", partitions=2, configs=configs)
+    topic = await one.broker.produce.topic(ALICE, "kept")
+    records = [
+        record("a", b"k"),
+        record("a"),
+        record("a" * 200, b"k"),
+        record("a", b"k"),
+        record("a" * 100, b"k"),
+    ]
+    errors = one.broker.produce.unfit(topic, records, [None, None, 1, 2, 1])
+    found = {index: error.entry for index, error in errors.items()}
+    assert found == {1: INVALID_BODY, 2: RECORD_TOO_LARGE, 3: UNKNOWN_PARTITION}
+
+
+async def appends_by_turn(one: BrokerHarness, calls: Sequence[Any]) -> list[int]:
+    """Run the calls; returns for each append the iteration of the event loop that it was in."""
+    loop = asyncio.get_running_loop()
+    turn, turns = 0, []
+
+    def count() -> None:
+        nonlocal turn, counting
+        turn += 1
+        counting = loop.call_soon(count)
+
+    append = Partition.append
+
+    async def noted(self: Partition, *arguments: Any, **named: Any) -> Any:
+        turns.append(turn)
+        return await append(self, *arguments, **named)
+
+    counting = loop.call_soon(count)
+    with mock.patch.object(Partition, "append", noted):
+        await asyncio.gather(*calls)
+    counting.cancel()
+    return turns
+
+
+@pytest.mark.parametrize("requests", [1, 6])
+async def test_frames_of_many_batches_take_turns(requests: int) -> None:
+    """One such frame is a long step of the loop: no two of them in one iteration."""
+    one = await BrokerHarness.start()
+    many = [
+        ProduceFrame("six", PartitionId(number), encoded([b"x"]) * (BATCHES_PER_STEP_MAX + 1))
+        for number in range(6)
+    ]
+    append = one.broker.produce.append_batches
+    share = len(many) // requests
+    calls = [append(ALICE, many[first : first + share], DEFAULTS) for first in range(0, 6, share)]
+    turns = await appends_by_turn(one, calls)
+    assert len(set(turns)) == 6
+
+
+async def test_a_frame_of_few_batches_is_appended_without_suspension() -> None:
+    """A listener relies on that for the order of a connection's requests."""
+    one = await BrokerHarness.start()
+    few = ProduceFrame("one", PartitionId(0), encoded([b"x"]) * BATCHES_PER_STEP_MAX)
+    append = one.broker.produce.append_batches
+    calls = [append(ALICE, [few], DEFAULTS) for _ in range(3)]
+    turns = await appends_by_turn(one, calls)
+    assert len(set(turns)) == 1

@@ -54,5 +54,5 @@ def test_list_shows_broker_settings_and_topic_settings_of_the_cluster(run: Run) 
 
 def test_mistakes_are_explained(run: Run) -> None:
     assert "from 1000 to 60000" in run("set", f"{TIMEOUT}=1", code=2).stderr
-    assert "no setting 'nonsense'" in run("get", "nonsense", code=3).stderr
+    assert "no broker or topic config 'nonsense'" in run("get", "nonsense", code=3).stderr
     assert "say what to change" in run("set", code=2).stderr

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -99,7 +100,7 @@ def test_every_subcommand_in_the_table_exists_and_explains_itself(group: str) ->
 def test_unknown_command_is_wrong_usage() -> None:
     result = CliRunner().invoke(cli, ["topik"])
     assert result.exit_code == 2
-    assert "No such command 'topik'" in result.stderr
+    assert "no command 'topik'" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -120,3 +121,29 @@ def test_modules_do_not_import_what_their_command_does_not_need(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
     assert result.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (("tpoic", "list"), "There is no command 'tpoic'. Did you mean 'topic'?"),
+        (("topic", "lst"), "There is no command 'lst'. Did you mean 'list'?"),
+        (("cluster", "config", "sett"), "There is no command 'sett'. Did you mean 'set'?"),
+        (("grün",), "There is no command 'grün'."),
+        (("consume", "t"), "There is no command 'consume'. Did you mean 'topic consume'?"),
+        (("cluster", "list"), "There is no command 'list'. Did you mean 'config list'?"),
+    ],
+)
+def test_unknown_command_is_answered_with_the_likeliest_one(
+    arguments: tuple[str, ...], advice: str
+) -> None:
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"Error: {advice}"
+
+
+def test_version_as_a_command_and_as_an_option() -> None:
+    assert CliRunner().invoke(cli, ["--version"]).stdout == f"raftlog {__version__}\n"
+    assert CliRunner().invoke(cli, ["version"]).stdout.startswith(f"raftlog {__version__} (Python ")
+    document = json.loads(CliRunner().invoke(cli, ["version", "--format", "json"]).stdout)
+    assert document["version"] == __version__

@@ -2,13 +2,16 @@ import json
 import os
 import signal
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 from uuid import uuid4
 
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.node import RAFTLOG, RunningNode
+from tests.cli.node import RAFTLOG, RunningNode, running_node
 
 SECONDS_MAX = 20
 
@@ -320,3 +323,45 @@ def test_memory_stays_bounded_on_a_long_input(node: RunningNode, topic: str) -> 
         assert json.loads(process.stdout)["records"] == megabytes * 10_000
         sizes_kib.append(int(process.stderr.splitlines()[-1]))
     assert sizes_kib[1] - sizes_kib[0] < 120 * 1024
+
+
+def test_produce_that_waits_says_what_for(tmp_path: Path) -> None:
+    with running_node(tmp_path / "data", "--auto-create-topics") as own:
+        process = start(own, "topic", "produce", "made", stdin=PIPE, stderr=PIPE)
+        try:
+            assert process.stdin is not None
+            assert process.stderr is not None
+            process.stdin.write(b"one\n")
+            process.stdin.flush()
+            lines: list[str] = []
+            wait_until(lambda: values(own, "made") == [b"one"])
+            own.process.send_signal(signal.SIGSTOP)
+            process.stdin.write(b"two\n")
+            process.stdin.flush()
+            # Reads until the line comes: the command writes nothing else to stderr.
+            lines.append(process.stderr.readline().decode())
+            own.process.send_signal(signal.SIGCONT)
+            _, rest = process.communicate(timeout=SECONDS_MAX)
+        finally:
+            own.process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+        assert lines == [
+            f"raftlog: waiting for partition 0 of made: {own.address} has not answered yet\n"
+        ]
+        assert rest.decode().startswith("2 records written to made")
+        assert process.returncode == 0
+        assert values(own, "made") == [b"one", b"two"]
+
+
+def values(node: RunningNode, topic: str) -> list[bytes]:
+    command = [*RAFTLOG, "topic", "consume", topic]
+    done = subprocess.run(command, env=node.environment, capture_output=True, check=False)
+    return done.stdout.splitlines()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -169,6 +169,27 @@ def test_health_is_well_with_a_leader_and_all_voters(run: Run) -> None:
     assert run("cluster", "health").stdout == "healthy\n"
 
 
+def test_health_warns_of_a_cluster_of_three_nodes_and_one_vote() -> None:
+    lone = FakeNode(brokers=3, voters=1)
+    for number in (2, 3):
+        lone.quorum.connect(number, match_index=100)
+    with serving(lone) as address:
+        found = CliRunner().invoke(cli, ["cluster", "health", "-X", address])
+        assert found.exit_code == 0, found.output
+        assert found.stdout.splitlines() == [
+            "healthy",
+            "  warning: 1 of 3 nodes has a vote: the whole cluster stops with node 1. "
+            "Give votes to 2 more by `raftlog quorum add-voter N`",
+        ]
+        document = json.loads(
+            CliRunner().invoke(cli, ["cluster", "health", "-X", address, "--format", "json"]).stdout
+        )
+        assert document["healthy"] is True
+        assert len(document["warnings"]) == 1
+        described = CliRunner().invoke(cli, ["quorum", "describe", "-X", address]).stdout
+        assert "warning: 1 of 3 nodes has a vote" in described
+
+
 def test_health_tells_of_fenced_nodes_and_missing_voters(run: Run, node: FakeNode) -> None:
     node.metadata.register(3, 1)
     node.metadata.unwritable = {BrokerId(2)}

@@ -199,6 +199,61 @@ def test_second_node_in_one_directory_is_refused_with_a_reason(tmp_path: Path) -
             capture_output=True, text=True, timeout=20, env=clean_environment(), check=False,
         )  # fmt: skip
         assert second.returncode == 1
-        assert "cannot start" in second.stderr
-        assert "Traceback" not in second.stderr
+        (line,) = second.stderr.splitlines()
+        assert "cannot start" in line
+        assert f"is in use by another raftlog process ({node.process.pid})" in line
         assert node.process.poll() is None
+
+
+def test_port_in_use_is_one_line_and_leaves_no_directory(tmp_path: Path) -> None:
+    with running_node(tmp_path / "first") as node:
+        second = subprocess.run(
+            [*RAFTLOG, "serve", "--data-dir", str(tmp_path / "second"), "--listen", node.address],
+            capture_output=True, text=True, timeout=20, env=clean_environment(), check=False,
+        )  # fmt: skip
+        assert second.returncode == 1
+        (line,) = second.stderr.splitlines()
+        assert f"cannot listen on {node.address}: another raftlog node has this port" in line
+        assert not (tmp_path / "second").exists()
+
+
+def test_node_writes_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        with running_node(tmp_path / "made" / "data") as node:
+            node.stop()
+    finally:
+        os.umask(before)
+    made = [tmp_path / "made", *(tmp_path / "made").rglob("*")]
+    wide = {str(path): oct(path.stat().st_mode) for path in made if path.stat().st_mode & 0o077}
+    assert len(made) > 8
+    assert wide == {}
+
+
+@pytest.mark.parametrize("option", ["--voters", "--join"])
+def test_directory_that_began_alone_does_not_become_one_of_three_by_an_option(
+    tmp_path: Path, option: str
+) -> None:
+    """It would go on with its one vote, while its operator believes in three."""
+    directory = tmp_path / "data"
+    with running_node(directory) as node:
+        address = node.address
+        node.stop()
+    others = "127.0.0.1:2", "127.0.0.1:3"
+    before = {path.name: path.read_bytes() for path in directory.glob("*.*")}
+    asked = {"--voters": f"1@{address},2@{others[0]},3@{others[1]}", "--join": ",".join(others)}
+    refused = subprocess.run(
+        [*RAFTLOG, "serve", "--data-dir", str(directory), "--listen", address,
+         option, asked[option], "--cluster-secret", SECRET],
+        capture_output=True, text=True, timeout=20, env=clean_environment(), check=False,
+    )  # fmt: skip
+    assert refused.returncode == 1
+    line = refused.stderr.splitlines()[-1]
+    assert "this node has the only vote" in line
+    assert f"start without {option}" in line
+    assert "Traceback" not in refused.stderr
+    assert {path.name: path.read_bytes() for path in directory.glob("*.*")} == before
+    with running_node(directory) as again:
+        with urllib.request.urlopen(f"http://{again.address}/ready") as answer:
+            assert answer.status == 200
+        again.stop()

@@ -4,8 +4,11 @@ from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner
+from raftlog_client import Admin
+from raftlog_client.errors import server_error
 
 from raftlog.cli.main import cli
+from raftlog.record.errors import NO_CONTROLLER
 from tests.cli.conftest import Run
 
 
@@ -32,7 +35,8 @@ def test_create_describe_list_delete(run: Run) -> None:
     listed = json.loads(run("topic", "list", "--format", "json").stdout)
     assert {"name": name, "partitions": 2, "replicas": 1} in listed
     assert json.loads(run("topic", "delete", name, "--format", "json").stdout) == {
-        "deleted": [name]
+        "deleted": [name],
+        "failed": [],
     }
     assert "40401" in run("topic", "describe", name, code=3).stderr
 
@@ -61,6 +65,61 @@ def test_missing_topic_has_a_code_of_its_own(run: Run) -> None:
     assert "40401" in error
     assert "raftlog topic list" in error
     assert run("topic", "delete", "missing", "--if-exists").stderr == ""
+
+
+def test_each_of_several_topics_is_created_and_answered_by_itself(run: Run, topic: str) -> None:
+    a, b = f"a-{uuid4().hex}", f"b-{uuid4().hex}"
+    made = run("topic", "create", a, topic, b, code=1)
+    assert made.stderr.splitlines() == [
+        f"{a} created: 1 partition",
+        f"raftlog: {topic}: Topic '{topic}' exists already. (40904)",
+        f"{b} created: 1 partition",
+    ]
+    made = run("topic", "create", a, "grün", "--if-not-exists", "--format", "json", code=2)
+    known, bad = json.loads(made.stdout)
+    assert (known["name"], known["created"]) == (a, False)
+    assert (bad["name"], bad["created"], bad["error_code"]) == ("grün", False, 42205)
+    assert "'grün'" in bad["message"]
+
+
+def test_each_of_several_topics_is_deleted_and_answered_by_itself(run: Run) -> None:
+    names = [f"{letter}-{uuid4().hex}" for letter in "abcd"]
+    run("topic", "create", *names)
+    a, b, c, d = names
+    gone = run("topic", "delete", a, "nope", b, code=3)
+    assert gone.stderr.splitlines() == [
+        f"{a} deleted",
+        "raftlog: nope: Topic 'nope' not found. (40401)",
+        f"{b} deleted",
+    ]
+    gone = run("topic", "delete", c, a, d, "--format", "json", code=3)
+    assert json.loads(gone.stdout) == {
+        "deleted": [c, d],
+        "failed": [
+            {
+                "name": a,
+                "error_code": 40401,
+                "message": f"Topic '{a}' not found. (40401)",
+            }
+        ],
+    }
+    listed = {row["name"] for row in json.loads(run("topic", "list", "--format", "json").stdout)}
+    assert not listed & set(names)
+
+
+def test_after_an_error_of_the_cluster_the_other_topics_are_not_tried(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    async def delete_topic(_: Admin, name: str) -> None:
+        tried.append(name)
+        raise server_error(NO_CONTROLLER.code)
+
+    monkeypatch.setattr(Admin, "delete_topic", delete_topic)
+    failed = run("topic", "delete", "a", "b", code=4)
+    assert tried == ["a"]
+    assert failed.stderr.splitlines()[1] == "raftlog: b: not tried"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +180,7 @@ def test_cluster_info_and_health(run: Run) -> None:
     health = json.loads(run("cluster", "health", "--format", "json").stdout)
     assert health == {
         "healthy": True, "quorum": [], "fenced": [], "unwritable": [], "not_ready": {},
-        "leaderless": [], "below_min_isr": [], "under_replicated": [],
+        "leaderless": [], "below_min_isr": [], "under_replicated": [], "warnings": [],
     }  # fmt: skip
     assert run("cluster", "health").stdout == "healthy\n"
 
@@ -138,5 +197,5 @@ def test_no_node_has_a_code_of_its_own_and_says_how_to_start_one(
         servers = f"127.0.0.1:{unused.getsockname()[1]}"
         result = CliRunner().invoke(cli, [*command, "--servers", servers])
     assert result.exit_code == 4
-    assert f"no node answers at {servers}" in result.stderr
+    assert f"no raftlog node answers at {servers}: Connection refused\n" in result.stderr
     assert "raftlog serve" in result.stderr

@@ -27,6 +27,7 @@ from raftlog.record.errors import (
     TOPIC_EXISTS,
     UNKNOWN_PARTITION,
     UNKNOWN_TOPIC,
+    UNKNOWN_TOPIC_ID,
     ErrorEntry,
     LogError,
 )
@@ -82,6 +83,7 @@ class FakeCluster:
         self.requests: dict[str, int] = defaultdict(int)
         """By path: how many came."""
         self.request_came = asyncio.Event()
+        self.auto_create_topics = False
         self.max_message_bytes = MAX_MESSAGE_BYTES
         self.body_bytes_max = 32 * 1024 * 1024
         self.is_framing_batches = False
@@ -124,7 +126,7 @@ class FakeCluster:
 
     def check_topic_id(self, topic: str, topic_id: str | None) -> None:
         if topic_id is not None and self.topics[topic].topic_id != topic_id:
-            raise LogError(UNKNOWN_TOPIC, "another topic")
+            raise LogError(UNKNOWN_TOPIC_ID, "another topic")
 
     def fail(self, path: str, *faults: Fault) -> None:
         self.faults[path].extend(faults)
@@ -162,6 +164,7 @@ class FakeNode:
             ("POST", "/v1/produce", self.produce),
             ("POST", "/v1/fetch", self.fetch),
             ("GET", "/v1/metadata", self.metadata),
+            ("POST", "/v1/metadata", self.metadata_to_produce),
             ("POST", "/v1/offsets", self.offsets),
             ("POST", "/v1/offsets-for-times", self.offsets_for_times),
             ("POST", "/v1/producer-ids", self.producer_ids),
@@ -323,8 +326,17 @@ class FakeNode:
             )
         return frames, size, has_errors, events
 
+    async def metadata_to_produce(self, request: web.Request, _: Fault) -> web.Response:
+        names = orjson.loads(await request.read())["topics"]
+        for name in names:
+            if self.cluster.auto_create_topics and name not in self.cluster.topics:
+                self.cluster.create_topic(name, 2)
+        return self._metadata(",".join(names))
+
     async def metadata(self, request: web.Request, _: Fault) -> web.Response:
-        asked = request.query.get("topics")
+        return self._metadata(request.query.get("topics"))
+
+    def _metadata(self, asked: str | None) -> web.Response:
         topics = self.cluster.topics
         names = sorted(topics) if asked is None else [name for name in asked.split(",") if name]
         return web.json_response(

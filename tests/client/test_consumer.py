@@ -19,6 +19,7 @@ from raftlog_client import (
     RecordTooLargeError,
     SerializationError,
     ServerError,
+    TopicChangedError,
     TopicNotFoundError,
     TopicPartition,
     json_deserializer,
@@ -26,7 +27,7 @@ from raftlog_client import (
 
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
-from raftlog.record.errors import NO_LEADER, OVERLOADED, STORAGE_FAILED
+from raftlog.record.errors import NO_LEADER, OVERLOADED, STORAGE_FAILED, UNKNOWN_TOPIC_ID
 from tests.client.fake_node import FakeCluster, Fault, split_batches
 from tests.client.fake_partition import FakePartition
 
@@ -476,3 +477,68 @@ async def test_producer_and_consumer_follow_a_restarted_node(single: FakeCluster
         await single.nodes[0].start()
         await producer.send_and_wait("t", b"2")
         assert await take(reader, 1) == [b"2"]
+
+
+def make_again(cluster: FakeCluster, *values: bytes) -> FakePartition:
+    """Delete the topic `t`, and create another of its name with these records."""
+    del cluster.topics["t"]
+    partition = cluster.create_topic("t").partitions[0]
+    append(partition, *values)
+    return partition
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+@pytest.mark.parametrize("has_read", [1, 3])
+async def test_a_topic_made_again_is_read_from_its_beginning(
+    single: FakeCluster, caplog: pytest.LogCaptureFixture, reset: str, has_read: int
+) -> None:
+    """Not on at the offsets of the one before, whose name it has."""
+    partition = single.create_topic("t").partitions[0]
+    async with consumer(single, "t", auto_offset_reset=reset) as reader:
+        append(partition, b"1", b"2", b"3")
+        assert await take(reader, has_read) == [b"1", b"2", b"3"][:has_read]
+        make_again(single, b"a", b"b", b"c", b"d", b"e")
+        left = [b"1", b"2", b"3"][has_read:]
+        assert await take(reader, 5 + len(left)) == [*left, b"a", b"b", b"c", b"d", b"e"]
+    assert "another topic of that name" in caplog.text
+
+
+async def test_without_a_reset_a_topic_made_again_is_raised_until_a_seek(
+    single: FakeCluster,
+) -> None:
+    append(single.create_topic("t").partitions[0], b"1", b"2")
+    async with consumer(single, auto_offset_reset="none") as reader:
+        reader.assign([P0])
+        reader.seek(P0, 0)
+        assert await take(reader, 2) == [b"1", b"2"]
+        old_id = single.topics["t"].topic_id
+        make_again(single, b"a", b"b", b"c")
+        for _ in range(2):
+            with pytest.raises(TopicChangedError) as changed:
+                await take(reader, 1)
+            assert changed.value.topic_id == old_id
+            assert changed.value.found_id == single.topics["t"].topic_id
+        reader.seek(P0, 1)
+        assert await take(reader, 2) == [b"b", b"c"]
+
+
+async def test_positions_found_by_a_query_are_of_the_topic_in_its_answer(
+    single: FakeCluster,
+) -> None:
+    append(single.create_topic("t").partitions[0], b"1", b"2")
+    async with consumer(single, "t") as reader:
+        assert await take(reader, 2) == [b"1", b"2"]
+        make_again(single, b"a", b"b", b"c")
+        await reader.seek_to_beginning()
+        assert await take(reader, 3) == [b"a", b"b", b"c"]
+
+
+async def test_a_node_that_is_behind_does_not_make_the_consumer_begin_again(
+    single: FakeCluster,
+) -> None:
+    append(single.create_topic("t").partitions[0], b"1", b"2", b"3")
+    async with consumer(single, "t", max_poll_records=1, fetch_max_wait_ms=10) as reader:
+        assert await take(reader, 3) == [b"1", b"2", b"3"]
+        single.fail(FETCH, *[Fault(error=UNKNOWN_TOPIC_ID)] * 5)
+        append(single.partition("t", 0), b"4")
+        assert await take(reader, 1) == [b"4"]

@@ -13,6 +13,7 @@ from raftlog_client import (
     ConnectionLostError,
     DeliveryTimeoutError,
     Producer,
+    ProducerRecord,
     RecordTooLargeError,
     SendManyError,
     SerializationError,
@@ -169,6 +170,17 @@ async def test_a_deleted_topic_fails_what_was_meant_for_it(single: FakeCluster) 
             await sending.send_and_wait("t", b"1")
         single.create_topic("t")
         assert (await sending.send_and_wait("t", b"2")).offset == 0
+
+
+async def test_unknown_topic_is_created_where_the_cluster_does_that(single: FakeCluster) -> None:
+    async with producer(single) as sending:
+        with pytest.raises(TopicNotFoundError):
+            await sending.send("new", b"x")
+        single.auto_create_topics = True
+        assert (await sending.send_and_wait("new", b"x")).offset == 0
+        assert (await sending.send_many("many", [b"x"])).count == 1
+        assert (await sending.send_and_wait("placed", b"x", partition=1)).offset == 0
+        assert await sending.partitions_for("asked") == {0, 1}
 
 
 async def test_partitions_that_are_added_are_written_to(single: FakeCluster) -> None:
@@ -386,7 +398,7 @@ async def test_cancelling_the_application_still_flushes(single: FakeCluster) -> 
 
 
 async def test_no_cluster_is_told_at_start() -> None:
-    with pytest.raises(ConnectionLostError, match="Cannot connect"):
+    with pytest.raises(ConnectionLostError, match="No raftlog node answers at"):
         async with Producer(bootstrap_servers="127.0.0.1:1", request_timeout_ms=100):
             pass
 
@@ -452,6 +464,49 @@ async def test_send_many_loses_nothing_where_plain_records_meet_full_batches(
     assert summary.count == 52
     values = all_values(cluster.topics["t"].partitions)
     assert sorted(map(len, filter(None, values))) == [500] * 40 + [800] * 12
+
+
+async def test_send_many_sends_each_keyed_record_where_send_would(cluster: FakeCluster) -> None:
+    records: list[Any] = [(b"%d" % (n % 23), b"%04d" % n) for n in range(3000)]
+    records[700:700] = [(None, b"none"), (b"7", None)]
+    records[1500:1500] = [ProducerRecord(b"header", b"5", headers=[("a", b"b")]), b"plain"]
+    async with producer(cluster, batch_bytes_max=2048) as sending:
+        summary = await sending.send_many("t", records)
+        assert summary.count == len(records)
+        partitions = cluster.topics["t"].partitions
+        for n in range(23):
+            place = await sending.send_and_wait("t", b"last", b"%d" % n)
+            values = partitions[place.partition].values()
+            expected = [b"%04d" % m for m in range(n, 3000, 23)]
+            assert [value for value in values if value in expected] == expected
+    assert sorted(map(str, all_values(partitions))) == sorted(
+        [*(f"b'{n:04d}'" for n in range(3000)), "None", "b'none'", "b'plain'", "b'header'"]
+        + ["b'last'"] * 23
+    )
+
+
+async def test_send_many_of_pairs_to_a_fixed_partition(cluster: FakeCluster) -> None:
+    async with producer(cluster, batch_bytes_max=1024) as sending:
+        await sending.send_many("t", [(b"%d" % n, b"%03d" % n) for n in range(500)], partition=1)
+    values = cluster.topics["t"].partitions[1].values()
+    assert values == [b"%03d" % n for n in range(500)]
+
+
+async def test_send_many_of_pairs_sends_those_before_a_failure(single: FakeCluster) -> None:
+    def records() -> Any:
+        yield b"k", b"1"
+        yield b"k", b"2"
+        raise LookupError("the source broke")
+
+    async with producer(single, request_bytes_max=4096, batch_bytes_max=1024) as sending:
+        with pytest.raises(LookupError) as broken:
+            await sending.send_many("t", records())
+        assert any("2 records before" in note for note in broken.value.__notes__)
+        with pytest.raises(RecordTooLargeError):
+            await sending.send_many("t", [(b"k", b"3"), (b"k", bytes(5000)), (b"k", b"4")])
+        with pytest.raises(SerializationError):
+            await sending.send_many("t", [(b"k", b"5"), (b"k", "text")])
+    assert single.topics["t"].partitions[0].values() == [b"1", b"2", b"3", b"5"]
 
 
 async def test_send_many_of_nothing_is_nothing(single: FakeCluster) -> None:

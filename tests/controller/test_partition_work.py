@@ -239,7 +239,7 @@ async def test_partition_that_lost_its_leader_to_another_command_gets_one() -> N
         assert row.isr == (2,)
         # The last member of the ISR loses records.
         key = (cluster.image.topic("t1").topic_id, row.partition)
-        (failure,) = plan_replica_failures(cluster.image, BrokerId(2), [key])
+        (failure,) = plan_replica_failures(cluster.image, BrokerId(2), [key], lost=True)
         propose(cluster, failure)
         await settle()
         assert cluster.leaders(1) == [NO_LEADER_ID]

@@ -35,6 +35,10 @@ TIMEOUT_S = SESSION_TIMEOUT_S_DEFAULT
 TICK_S = 0.125
 
 
+NOW_MS = 1_700_000_000_000
+DAY_MS = 86_400_000
+
+
 @dataclass
 class Table:
     """A table of sessions and its image, at a time that only moves on."""
@@ -91,7 +95,12 @@ class Table:
         assert apply(self.image, self.image.applied_index + 1, command).refusal is None
 
     def heard(
-        self, number: int, *, applied_index: int | None = None, stopping: bool = False
+        self,
+        number: int,
+        *,
+        applied_index: int | None = None,
+        stopping: bool = False,
+        time_ms: int | None = None,
     ) -> None:
         index = self.image.applied_index if applied_index is None else applied_index
         self.sessions.heartbeat_received(
@@ -99,6 +108,7 @@ class Table:
             self.epoch(number),
             applied_index=index,
             stopping=stopping,
+            time_ms=time_ms,
             image=self.image,
             now=self.now,
         )
@@ -551,3 +561,26 @@ def test_lease_of_an_earlier_incarnation_may_be_longer_than_the_new_timeout() ->
     assert table.due().get(2) is None
     table.passes(TICK_S, 1)
     assert table.due()[2] is Action.FENCE
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.sampled_from([-2 * DAY_MS, 0, 2 * DAY_MS]), min_size=1, max_size=7),
+    st.integers(0, 7),
+)
+def test_the_cluster_time_is_ahead_only_if_most_clocks_are(skews: list[int], heard: int) -> None:
+    table = Table(len(skews))
+    for number, skew in list(enumerate(skews, 1))[:heard]:
+        table.heard(number, time_ms=NOW_MS + skew)
+    found = table.sessions.cluster_time_ms(table.now)
+    known = skews[:heard]
+    if 2 * len(known) <= len(skews):
+        assert found is None
+        return
+    assert found is not None
+    behind = sum(NOW_MS + skew < found for skew in known)
+    ahead = sum(NOW_MS + skew > found for skew in known)
+    assert 2 * behind < len(known)
+    assert 2 * ahead <= len(known)
+    later = table.sessions.cluster_time_ms(table.now + 0.5)
+    assert later == found + 500

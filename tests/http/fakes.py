@@ -9,12 +9,13 @@ from typing import Any, cast
 
 from raftlog.broker.authorize import Authorize, allow_all
 from raftlog.broker.service import Broker
-from raftlog.http.app import Server
+from raftlog.http.app import Ports, Server
 from raftlog.http.settings import ServerSettings
 from raftlog.metadata import admin_plans
 from raftlog.metadata.apply import apply
 from raftlog.metadata.apply_cluster import ClusterSettings
 from raftlog.metadata.commands import (
+    Assignments,
     ClusterCreated,
     Command,
     DeleteTopic,
@@ -29,6 +30,7 @@ from raftlog.record.errors import NO_CONTROLLER, OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import BrokerId, Offset, ProducerEpoch, ProducerId, TopicId
 from raftlog.replication.cluster_metadata import Operations
 from raftlog.replication.manager import ReplicationStatus
+from raftlog.replication.replica import TopicSettings
 from raftlog.rest.routes import ROUTES
 from raftlog.world.time import SystemClock
 
@@ -38,7 +40,7 @@ class FakeMetadata:
 
     def __init__(self, brokers: int) -> None:
         self.image = MetadataImage()
-        self.settings = SimpleNamespace(defaults={}, partitions_default=1)
+        self.settings = TopicSettings(cluster=lambda: self.image.cluster_settings)
         self._ids = 0
         self.quorum: FakeQuorum | None = None
         self.unwritable: set[BrokerId] = set()
@@ -82,6 +84,7 @@ class FakeMetadata:
         partitions: int | None = None,
         replication_factor: int | None = None,
         configs: Mapping[str, str] | None = None,
+        assignments: Assignments | None = None,
     ) -> TopicImage:
         command = admin_plans.plan_topic(
             self.image,
@@ -90,6 +93,7 @@ class FakeMetadata:
             replication_factor=replication_factor,
             configs=configs or {},
             topic_id=TopicId(f"{self._next_id():032x}"),
+            assignments=assignments,
         )
         return cast(TopicImage, self.run(command))
 
@@ -259,6 +263,9 @@ class FakeLogs:
             free_bytes=0,
             scrubbed_bytes=4096,
             scrub_damage=2,
+            producers=0,
+            refused_producers=0,
+            clock_skew_ms=0,
         )
 
 
@@ -299,4 +306,5 @@ async def start_server(
 ) -> Server:
     """Start the server of a node with these services, like the node's process."""
     broker = Broker(services, settings.for_broker(), authorize)
-    return await Server.start(broker, settings, ROUTES, **options)
+    ports = await Ports.bind(settings)
+    return await Server.start(broker, settings, ROUTES, ports=ports, **options)

@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from raftlog.broker.service import Broker
-from raftlog.http.app import HttpServer
+from raftlog.http.app import HttpServer, Port
 from raftlog.http.dispatch import Dispatcher
 from raftlog.http.metrics import ServerMetrics
 from raftlog.http.request import Request, ServerContext
@@ -54,7 +54,9 @@ async def serving(
         on_broken_invariant=on_broken_invariant,
         network=network,
     )
-    server = await HttpServer.start(Dispatcher(Router(routes), context), context, "127.0.0.1", 0)
+    server = await HttpServer.start(
+        Dispatcher(Router(routes), context), context, await Port.bind("127.0.0.1", 0)
+    )
     try:
         yield server
     finally:
@@ -76,7 +78,7 @@ class Reply:
 
     @property
     def error_code(self) -> int:
-        assert self.headers["content-type"] == "application/json"
+        assert self.headers["content-type"] in {"application/json", "application/vnd.kafka.v2+json"}
         assert set(self.json) == {"error_code", "message"}
         code = self.json["error_code"]
         assert isinstance(code, int)

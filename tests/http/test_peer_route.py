@@ -6,54 +6,40 @@ import asyncio
 import itertools
 import logging
 import random
+from base64 import b64decode
 from collections.abc import Callable
 
 import pytest
 
 from raftlog.http.app import described_routes
 from raftlog.http.settings import ServerSettings
-from raftlog.peer.auth import Callee, Caller
-from raftlog.peer.frames import FrameReader, frame, pack_length
+from raftlog.peer import nonces
+from raftlog.peer.auth import Callee
+from raftlog.peer.frames import FrameReader
 from raftlog.peer.network import HttpNetwork
-from raftlog.peer.opening import PATH, ResponseReader, request_head, response_head
+from raftlog.peer.opening import (
+    PATH,
+    challenge_headers,
+    request_head,
+    response_head,
+)
 from raftlog.rest.routes import ROUTES
 from raftlog.world.network import NetworkError, RejectedError
-from tests.peer.node_peers import CHANNEL, SECRET, RunningNode, connect, node, on_both_loops
+from tests.peer.node_peers import (
+    CHANNEL,
+    KEY,
+    NONCE,
+    SECRET,
+    HonestCaller,
+    RunningNode,
+    connect,
+    framed,
+    node,
+    on_both_loops,
+)
 
 from .fakes import FakeNode, start_server
-from .http_peers import PATIENCE_S, RawPeer
-
-KEY = bytes(16)
-NONCE = bytes(32)
-
-
-def framed(message: bytes, mask: bytes | None = b"\x01\x02\x03\x04") -> bytes:
-    return b"".join(frame([pack_length(len(message)), message], len(message) + 4, mask))
-
-
-class HonestCaller:
-    """A caller by hand; a test may spoil any step."""
-
-    def __init__(self, channel: str = CHANNEL) -> None:
-        self.auth = Caller(SECRET, channel, b"hello", NONCE)
-        self.opening = request_head("n:1", channel, KEY, NONCE, self.auth.opening())
-        self.frames = FrameReader(is_masked=False, bytes_max=100_000)
-
-    async def challenge(self, peer: RawPeer) -> bytes:
-        """Send the opening; returns HELLO, framed."""
-        await peer.send(self.opening)
-        async with asyncio.timeout(PATIENCE_S):
-            head = await peer.reader.readuntil(b"\r\n\r\n")
-        found = ResponseReader(KEY).feed(head)
-        assert found is not None
-        return framed(self.auth.challenged(found[0].nonce, found[0].proof))
-
-    async def message(self, peer: RawPeer) -> bytes:
-        async with asyncio.timeout(PATIENCE_S):
-            while not (messages := self.frames.feed(await peer.reader.read(1000))):
-                pass
-        (message,) = messages
-        return message
+from .http_peers import RawPeer
 
 
 def test_route_is_not_described() -> None:
@@ -61,21 +47,26 @@ def test_route_is_not_described() -> None:
 
 
 async def test_strangers_are_answered_401_as_plain_http() -> None:
-    honest = HonestCaller().opening
-    async with node() as callee:
-        for opening in (
-            b"GET /v1/internal/quorum HTTP/1.1\r\nHost: localhost\r\n\r\n",
-            b"GET /v1/internal/unknown HTTP/1.1\r\nHost: localhost\r\n\r\n",
-            b"GET /v1/internal/%20%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
-            honest.replace(b"internal/quorum", b"internal/other"),
-            honest.replace(b"Raftlog-Proof: ", b"Raftlog-Proof: A"),
-            honest.replace(b"Raftlog-Nonce: A", b"Raftlog-Nonce: B"),
-            honest.replace(b"Raftlog-Nonce", b"X-Nonce"),
-            HonestCaller("other").opening.replace(b"internal/other", b"internal/quorum"),
+    spoilt: list[Callable[[bytes], bytes]] = [
+        lambda _: b"GET /v1/internal/quorum HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        lambda _: b"GET /v1/internal/unknown HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        lambda _: b"GET /v1/internal/%20%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        lambda honest: honest.replace(b"internal/quorum", b"internal/other"),
+        lambda honest: honest.replace(b"Raftlog-Proof: ", b"Raftlog-Proof: A"),
+        lambda honest: honest.replace(b"\r\nRaftlog-Nonce: A", b"\r\nRaftlog-Nonce: B"),
+        lambda honest: honest.replace(b"\r\nRaftlog-Nonce", b"\r\nX-Nonce"),
+        lambda honest: honest.replace(b"Raftlog-Callee-Nonce", b"X-Nonce"),
+        lambda honest: honest.replace(b"Raftlog-Callee-Nonce: ", b"Raftlog-Callee-Nonce: A"),
+        lambda _: HonestCaller("other").proven(NONCE).replace(b"/other", b"/quorum"),
+        lambda _: (
             b"GET /v1/internal/quorum HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
-            b"Connection: Upgrade\r\nSec-WebSocket-Protocol: chat\r\n\r\n",
-        ):
+            b"Connection: Upgrade\r\nSec-WebSocket-Protocol: chat\r\n\r\n"
+        ),
+    ]
+    async with node() as callee:
+        for spoil in spoilt:
             async with RawPeer.connected(callee.port) as peer:
+                opening = spoil(await HonestCaller().opening(peer))
                 for _ in range(2):  # the connection goes on as any other
                     await peer.send(opening)
                     assert (await peer.reply()).error_code == 40101
@@ -83,11 +74,31 @@ async def test_strangers_are_answered_401_as_plain_http() -> None:
         assert callee.acceptor.hellos == []
 
 
+async def test_first_line_is_good_for_one_connection_from_one_address_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with node(host="0.0.0.0") as callee:
+        async with RawPeer.connected(callee.port) as peer:
+            recorded = await HonestCaller().opening(peer)
+            async with RawPeer.connected(callee.port, "127.0.0.2") as elsewhere:
+                await elsewhere.send(recorded)
+                assert (await elsewhere.reply()).error_code == 40101
+            await peer.send(recorded)
+            assert (await peer.reply(has_body=False)).status == 101
+        async with RawPeer.connected(callee.port) as again:
+            await again.send(recorded)
+            assert (await again.reply()).error_code == 40101
+            late = await HonestCaller().opening(again)
+            monkeypatch.setattr(nonces, "NONCE_S", -1.0)
+            await again.send(late)
+            assert (await again.reply()).error_code == 40101
+
+
 async def test_node_without_a_network_knows_nobody() -> None:
     server = await start_server(FakeNode().services, ServerSettings(port=0))
     try:
         with pytest.raises(RejectedError) as rejected:
-            await connect(HttpNetwork(SECRET), f"127.0.0.1:{server.port}")
+            await connect(HttpNetwork([SECRET]), f"127.0.0.1:{server.port}")
         assert rejected.value.code == 40101
     finally:
         await server.close()
@@ -100,13 +111,14 @@ async def test_other_methods_are_405() -> None:
             assert (reply.status, reply.headers["allow"]) == (405, "GET")
 
 
-async def test_other_version_is_told_so_and_is_a_rejection_for_the_caller() -> None:
+async def test_other_version_is_told_so_and_is_an_unproven_rejection_for_the_caller() -> None:
     async with node() as callee, RawPeer.connected(callee.port) as peer:
-        await peer.send(HonestCaller().opening.replace(b"raftlog.node.1", b"raftlog.node.9"))
+        opening = await HonestCaller().opening(peer)
+        await peer.send(opening.replace(b"raftlog.node.2", b"raftlog.node.9"))
         reply = await peer.reply()
         assert (reply.error_code, reply.json["message"]) == (
             40001,
-            "This node speaks raftlog.node.1 only.",
+            "This node speaks raftlog.node.2 only.",
         )
 
     async def other_release(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -115,8 +127,9 @@ async def test_other_version_is_told_so_and_is_a_rejection_for_the_caller() -> N
         writer.close()
 
     async with await asyncio.start_server(other_release, "127.0.0.1", 0) as server:
-        with pytest.raises(RejectedError, match="another version"):
-            await connect(HttpNetwork(SECRET), f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(RejectedError, match="does not speak this version") as rejected:
+            await connect(HttpNetwork([SECRET]), f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert not rejected.value.is_proven
 
 
 async def test_proven_request_that_is_no_upgrade_is_400() -> None:
@@ -126,15 +139,14 @@ async def test_proven_request_that_is_no_upgrade_is_400() -> None:
             (b"Version: 13", b"Version: 8"),
             (b"Sec-WebSocket-Key: AAAA", b"Sec-WebSocket-Key: AA"),
         ):
-            await peer.send(HonestCaller().opening.replace(*change))
+            await peer.send((await HonestCaller().opening(peer)).replace(*change))
             assert (await peer.reply()).error_code == 40001
 
 
 async def test_caller_may_not_speak_before_the_answer() -> None:
     async with node() as callee, RawPeer.connected(callee.port) as peer:
-        await peer.send(
-            HonestCaller().opening + b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        )
+        opening = await HonestCaller().opening(peer)
+        await peer.send(opening + b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await peer.reply()).error_code == 40001
         assert (await peer.reply()).status == 404
         assert not callee.network._openings.callees
@@ -165,7 +177,7 @@ async def test_recorded_handshake_does_not_get_past_the_challenge() -> None:
             await peer.send(confirm)
             await caller.message(peer)
         async with RawPeer.connected(callee.port) as thief:
-            await HonestCaller().challenge(thief)
+            await HonestCaller().challenge(thief)  # had it the secret's first proof
             await thief.send(hello + confirm)
             assert await thief.is_closed()
         assert len(callee.acceptor.hellos) == len(callee.acceptor.receivers) == 1
@@ -216,10 +228,10 @@ async def test_noise_instead_of_the_request_is_never_500(
     seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     chance = random.Random(seed)
-    opening = HonestCaller().opening
+    openings = (request_head("n:1", CHANNEL, KEY, NONCE), HonestCaller().proven(NONCE))
     async with node(linger_s=0.05, header_receive_s=1) as callee:
         for _ in range(30):
-            data = bytearray(opening)
+            data = bytearray(chance.choice(openings))
             for _ in range(chance.randrange(1, 20)):
                 data[chance.randrange(len(data))] = chance.randrange(256)
             async with RawPeer.connected(callee.port) as peer:
@@ -236,7 +248,7 @@ async def other_answer(callee: RunningNode) -> int:
         return (await peer.request("GET", "/nowhere")).status
 
 
-@pytest.mark.parametrize("step", ["challenge", "answer", "welcome"])
+@pytest.mark.parametrize("step", ["nonce", "challenge", "answer", "welcome"])
 @pytest.mark.parametrize("seed", range(2))
 async def test_caller_meets_noise_at_every_step(
     step: str, seed: int, caplog: pytest.LogCaptureFixture
@@ -246,15 +258,24 @@ async def test_caller_meets_noise_at_every_step(
     def serve(noise: bytes) -> Callable[..., object]:
         async def callee(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
+                await reader.readuntil(b"\r\n\r\n")
+                if step == "nonce":
+                    writer.write(noise)
+                    return
+                lines = [f"{name}: {value}\r\n" for name, value in challenge_headers(NONCE).items()]
+                writer.write(
+                    f"HTTP/1.1 401 x\r\n{''.join(lines)}Content-Length: 0\r\n\r\n".encode()
+                )
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
                 headers = dict(line.split(": ", 1) for line in head[1:-2])
                 decoded = {name: token(text) for name, text in headers.items()}
-                auth = Callee(SECRET, CHANNEL, decoded["Raftlog-Nonce"], decoded["Raftlog-Proof"])
+                auth = Callee(
+                    [SECRET], CHANNEL, decoded["Raftlog-Nonce"], NONCE, decoded["Raftlog-Proof"]
+                )
                 if step == "challenge":
                     writer.write(noise)
                     return
-                key = decoded["Sec-WebSocket-Key"]
-                writer.write(response_head(key, NONCE, auth.challenge(NONCE)))
+                writer.write(response_head(decoded["Sec-WebSocket-Key"], auth.challenge()))
                 frames = FrameReader(is_masked=True, bytes_max=100_000)
                 (hello,) = frames.feed(await reader.read(10_000))
                 auth.take_hello(hello)
@@ -268,8 +289,6 @@ async def test_caller_meets_noise_at_every_step(
 
         return callee
 
-    from base64 import b64decode
-
     def token(text: str) -> bytes:
         try:
             return b64decode(text)
@@ -279,14 +298,14 @@ async def test_caller_meets_noise_at_every_step(
     extra = [
         framed(b"\x04" + bytes(60), None),
         framed(b"\x07" + bytes(60), None),
-        response_head(KEY, NONCE, NONCE),
+        response_head(KEY, NONCE),
         b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
     ]
     for noise in [*noises(seed), *extra]:
         async with await asyncio.start_server(serve(noise), "127.0.0.1", 0) as server:  # type: ignore[arg-type] # a coroutine function
             address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
             with pytest.raises((NetworkError, RejectedError)) as failed:
-                await connect(HttpNetwork(SECRET), address)
+                await connect(HttpNetwork([SECRET]), address)
             if isinstance(failed.value, RejectedError):
-                assert failed.value.code == 40101
+                assert (failed.value.code, failed.value.is_proven) == (40101, False)
     assert not [record for record in caplog.records if record.exc_info]

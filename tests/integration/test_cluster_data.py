@@ -153,7 +153,7 @@ def test_any_node_answers_for_a_partition_and_names_its_leader_to_clients_that_a
     cluster: ClusterProcesses,
 ) -> None:
     first, second = cluster.nodes[1], cluster.nodes[2]
-    first.request("POST", "/v3/clusters/any/topics", {"topic_name": "asked", "partitions_count": 3})
+    first.request("POST", "/v3/clusters/-/topics", {"topic_name": "asked", "partitions_count": 3})
     leaders = {
         row["leader"]: row["partition"] for row in first.request("GET", "/topics/asked/partitions")
     }

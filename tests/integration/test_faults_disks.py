@@ -111,7 +111,7 @@ def test_promise_2_a_partition_whose_replicas_all_lost_power_says_so_and_serves_
     cluster: ClusterProcesses, own: Mapping[int, LoopDisk]
 ) -> None:
     body = {"topic_name": "all-async", "configs": [{"name": "flush", "value": "async"}]}
-    cluster.nodes[1].request("POST", "/v3/clusters/any/topics", body)
+    cluster.nodes[1].request("POST", "/v3/clusters/-/topics", body)
     written = cluster.nodes[1].request("POST", PATH, {"records": [{"value": 1}]})
     assert written["offsets"][0]["offset"] == 0
     cut(cluster, own, *NODES)

@@ -134,7 +134,7 @@ def test_promise_6_below_min_insync_replicas_writes_are_refused(node: LoneNode) 
         "partitions_count": 1,
         "configs": [{"name": "min.insync.replicas", "value": "2"}],
     }
-    node.request("POST", "/v3/clusters/any/topics", body)
+    node.request("POST", "/v3/clusters/-/topics", body)
     with pytest.raises(urllib.error.HTTPError) as caught:
         node.request("POST", "/topics/t", {"records": [{"value": 1}]})
     code, message = refusal(caught)

@@ -81,9 +81,11 @@ changes = st.builds(
     adding=st.none() | members,
     removing=st.none() | members,
     not_eligible=members,
+    lost=st.booleans(),
     unclean=st.booleans(),
     min_isr_default=st.integers(1, 3),
 )
+change_versions = st.sampled_from([1, 3])
 
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(
@@ -149,7 +151,11 @@ commands: st.SearchStrategy[Command] = st.one_of(
         isr=st.lists(st.tuples(broker_ids, broker_epochs), max_size=3).map(tuple),
         min_isr_default=st.integers(1, 3),
     ),
-    st.builds(ChangePartitions, changes=st.lists(changes, min_size=1, max_size=3).map(tuple)),
+    st.builds(
+        ChangePartitions,
+        v=change_versions,
+        changes=st.lists(changes, min_size=1, max_size=3).map(tuple),
+    ),
     st.builds(
         AlterClusterSettings,
         values=configs,
@@ -265,11 +271,12 @@ def partition_changes(
             adding=some,
             removing=some,
             not_eligible=st.just(()) | part,
+            lost=st.booleans(),
             unclean=st.booleans(),
             min_isr_default=st.integers(1, 3),
         )
 
-    return st.tuples(*map(one, targets)).map(lambda found: ChangePartitions(changes=found))
+    return st.builds(ChangePartitions, v=change_versions, changes=st.tuples(*map(one, targets)))
 
 
 histories: st.SearchStrategy[list[Command]] = _histories()

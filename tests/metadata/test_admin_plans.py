@@ -11,7 +11,7 @@ from raftlog.metadata.admin_plans import (
 )
 from raftlog.metadata.apply import apply
 from raftlog.metadata.broker_configs import DISK_RESERVE, LEASE_BOUND, SESSION_TIMEOUT
-from raftlog.metadata.commands import AlterClusterSettings, Command
+from raftlog.metadata.commands import AlterClusterSettings, Command, CreateTopic
 from raftlog.metadata.image import MetadataImage
 from raftlog.record.errors import (
     INVALID_CONFIG,
@@ -23,7 +23,7 @@ from raftlog.record.errors import (
     ErrorEntry,
     LogError,
 )
-from raftlog.record.types import TopicId
+from raftlog.record.types import BrokerId, TopicId
 from tests.metadata.strategies import alter_broker, create, fence, register
 
 NEW_ID = TopicId("f" * 32)
@@ -229,7 +229,7 @@ def test_lease_bound_belongs_to_the_controller() -> None:
     image = MetadataImage()
     image.cluster_settings = {LEASE_BOUND: "9000"}
     for values, removals in (({LEASE_BOUND: "1000"}, ()), ({}, (LEASE_BOUND,))):
-        with pytest.raises(LogError, match="no topic config") as caught:
+        with pytest.raises(LogError, match="no broker or topic config") as caught:
             plan_cluster_settings(image, values=values, removals=removals)
         assert caught.value.entry is INVALID_CONFIG
 
@@ -241,3 +241,27 @@ def test_broker_config_is_no_topic_config() -> None:
     for values, removals in (({DISK_RESERVE: "4194304"}, ()), ({}, (DISK_RESERVE,))):
         with pytest.raises(LogError, match="no topic config"):
             plan_configs(image, name="known", values=values, removals=removals)
+
+
+def test_assigned_replicas_are_taken_as_they_are_if_enough_can_begin() -> None:
+    image = cluster(None, None, None)
+    assigned = tuple(tuple(map(BrokerId, one)) for one in ((3, 1, 2), (1, 2, 3)))
+
+    def command() -> CreateTopic:
+        return plan_topic(
+            image,
+            name="t",
+            partitions=1,
+            replication_factor=None,
+            configs={},
+            topic_id=NEW_ID,
+            assignments=assigned,
+        )
+
+    assert command().assignments == assigned
+    fence(image, 3)
+    assert command().assignments == assigned
+    fence(image, 2)
+    with pytest.raises(LogError, match="Partition 0 cannot begin now") as caught:
+        command()
+    assert caught.value.entry is NOT_ENOUGH_REPLICAS

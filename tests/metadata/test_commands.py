@@ -60,7 +60,7 @@ GOLDEN: list[tuple[Command, bytes]] = [
             rack="r",
         ),
         b'{"type":"register_broker","v":1,"broker_id":1,"directory_id":"d","incarnation":"i",'
-        b'"host":"h","port":8082,"software_version":"0.1.0","rack":"r","command_version":2}',
+        b'"host":"h","port":8082,"software_version":"0.1.0","rack":"r","command_version":3}',
     ),
     (
         CreateTopic(
@@ -147,6 +147,23 @@ GOLDEN: list[tuple[Command, bytes]] = [
         b'"isr":[1],"leader":-1,"replicas":[1,2],"adding":[2],"removing":[],"not_eligible":[2],'
         b'"unclean":true,"min_isr_default":2},'
         b'{"topic_id":"0123456789abcdef0123456789abcdef","partition":1,"partition_epoch":0}]}',
+    ),
+    (
+        ChangePartitions(
+            v=3,
+            changes=(
+                PartitionChange(
+                    topic_id=TOPIC_ID,
+                    partition=PartitionId(1),
+                    partition_epoch=PartitionEpoch(0),
+                    not_eligible=(BrokerId(2),),
+                    lost=True,
+                ),
+            ),
+        ),
+        b'{"type":"change_partitions","v":3,"changes":['
+        b'{"topic_id":"0123456789abcdef0123456789abcdef","partition":1,"partition_epoch":0,'
+        b'"not_eligible":[2],"lost":true}]}',
     ),
     (
         AlterBroker(broker_id=BrokerId(1), maintenance=True),

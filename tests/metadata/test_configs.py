@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog.metadata.broker_configs import find_broker_config, find_cluster_setting
 from raftlog.metadata.configs import (
     CONFIG_TABLE,
     THROTTLED_RATE,
     ConfigSource,
     TopicConfig,
     describe,
+    find_entry,
     is_unclean_election_enabled,
     throttled_rate,
     validate,
@@ -109,7 +112,7 @@ def test_bad_values_are_refused_with_a_reason(name: str, value: str) -> None:
     with pytest.raises(LogError) as raised:
         validate(name, value)
     assert raised.value.entry is INVALID_CONFIG
-    assert len(raised.value.message.encode("ascii")) < 300
+    assert raised.value.message.isprintable() and len(raised.value.message) < 300
 
 
 def test_refusal_says_what_is_expected() -> None:
@@ -209,3 +212,34 @@ def test_throttle_is_the_clusters(value: str | None, rate: int) -> None:
     elif value is not None:
         with pytest.raises(LogError):
             validate(THROTTLED_RATE, value)
+
+
+@pytest.mark.parametrize(
+    ("find", "name", "advice"),
+    [
+        (find_entry, "retention.m", " Did you mean retention.ms?"),
+        (find_entry, "retention_ms", " Did you mean retention.ms?"),
+        (find_entry, "grün", ""),
+        (find_broker_config, "session.timeout.ms", " Did you mean broker.session.timeout.ms?"),
+        (
+            find_cluster_setting,
+            "broker.session.timeout",
+            " Did you mean broker.session.timeout.ms?",
+        ),
+        (find_cluster_setting, "cleanup.polisy", " Did you mean cleanup.policy?"),
+    ],
+)
+def test_unknown_name_is_shown_as_typed_with_the_likeliest_one(
+    find: Callable[[str], object], name: str, advice: str
+) -> None:
+    with pytest.raises(LogError) as caught:
+        find(name)
+    assert caught.value.message.endswith(f" config '{name}'.{advice}")
+
+
+def test_long_or_unprintable_name_is_shown_in_part_and_escaped() -> None:
+    with pytest.raises(LogError) as caught:
+        find_entry("x" * 100_000)
+    assert len(caught.value.message) < 200
+    with pytest.raises(LogError, match=r"'\\x1b\[2J'"):
+        find_entry("\x1b[2J")

@@ -52,7 +52,7 @@ def key(image: MetadataImage, partition: int = 0) -> PartitionKey:
 
 
 def fail(image: MetadataImage, broker_id: int, *keys: PartitionKey) -> list[Command]:
-    return carry_out_plan(image, plan_replica_failures(image, BrokerId(broker_id), keys))
+    return carry_out_plan(image, plan_replica_failures(image, BrokerId(broker_id), keys, lost=True))
 
 
 def test_failed_follower_leaves_and_is_not_eligible_below_the_minimum() -> None:
@@ -147,7 +147,7 @@ def test_failed_replica_never_becomes_eligible_by_itself(
     keys = data.draw(st.lists(st.sampled_from(list(rows)), unique=True, min_size=1))
     broker_id = BrokerId(data.draw(st.sampled_from(BROKER_NUMBERS)))
     untouched = [row for key, row in rows.items() if key not in keys]
-    carry_out_plan(image, plan_replica_failures(image, broker_id, keys))
+    carry_out_plan(image, plan_replica_failures(image, broker_id, keys, lost=True))
     after = [
         row
         for topic in image.topics_by_id.values()
@@ -156,16 +156,17 @@ def test_failed_replica_never_becomes_eligible_by_itself(
     ]
     assert after == untouched
 
-    elected_uncleanly: set[tuple[TopicId, int]] = set()
+    failed_in = {
+        (topic_id, number): image.topics_by_id[topic_id].partitions[number].leader_epoch
+        for topic_id, number in keys
+    }
 
     def stays_out() -> None:
         for topic_id, number in keys:
             row = image.topics_by_id[topic_id].partitions[number]
             # Where losing records is allowed, the replica may be elected like any other; from then
-            # on it stays in sync, also while it is fenced.
-            if row.leader == broker_id and row.unclean_epoch == row.leader_epoch:
-                elected_uncleanly.add((topic_id, number))
-            if (topic_id, number) not in elected_uncleanly:
+            # on it counts, in whatever set and leader epoch.
+            if row.unclean_epoch <= failed_in[topic_id, number]:
                 assert broker_id not in row.isr and broker_id not in row.elr
                 assert row.leader != broker_id
 

@@ -226,7 +226,7 @@ def test_the_isr_stays_where_only_fenced_members_would_be_left() -> None:
     carry_out_plan(image, plan_fencing(image, ONE))
     row = image.partition("t", 0)
     assert (row.leader, row.isr) == (NO_LEADER_ID, (1, 2))
-    carry_out_plan(image, plan_replica_failures(image, BrokerId(2), keys_of(image)))
+    carry_out_plan(image, plan_replica_failures(image, BrokerId(2), keys_of(image), lost=True))
     assert image.partition("t", 0).isr == (1,)
     carry_out_plan(image, plan_unfencing(image, BrokerId(2)))
     assert image.partition("t", 0).leader == NO_LEADER_ID, "it may lack what was committed"
@@ -258,7 +258,7 @@ def test_fenced_leader_of_a_new_start_keeps_company_until_it_is_heard() -> None:
     carry_out_plan(image, plan_fencing(image, BrokerId(2)))
     row = image.partition("t", 0)
     assert (row.leader, row.isr) == (1, (1, 2))
-    carry_out_plan(image, plan_replica_failures(image, ONE, keys_of(image)))
+    carry_out_plan(image, plan_replica_failures(image, ONE, keys_of(image), lost=True))
     carry_out_plan(image, plan_unfencing(image, BrokerId(2)))
     row = image.partition("t", 0)
     assert (row.leader, row.isr, row.unclean_epoch) == (2, (2,), -1)

@@ -19,6 +19,7 @@ from raftlog.node.directory import (
     load_state,
     remember,
     remembered_settings,
+    warn_if_shared,
 )
 from raftlog.node.settings import NodeSettings
 from raftlog.node.start import Begin, decide_start
@@ -186,3 +187,17 @@ def test_full_disk_is_no_reason_not_to_start(caplog: pytest.LogCaptureFixture) -
     remember(disk, settings())
     assert "not remembered" in caplog.text
     assert not disk.exists(REMEMBERED_FILE)
+
+
+def test_directory_open_to_others_is_warned_of_and_left_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o700)
+    warn_if_shared(tmp_path)
+    assert caplog.text == ""
+    for mode in (0o750, 0o755):
+        tmp_path.chmod(mode)
+        caplog.clear()
+        warn_if_shared(tmp_path)
+        assert f"(mode {mode:o}): run `chmod -R go= {tmp_path}`" in caplog.text
+        assert tmp_path.stat().st_mode & 0o777 == mode

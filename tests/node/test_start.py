@@ -14,6 +14,7 @@ from raftlog.node.start import (
     Restart,
     Start,
     StartError,
+    check_restart,
     decide_start,
     needs_secret,
 )
@@ -39,7 +40,8 @@ def test_new_directory_begins_a_cluster_alone_or_of_voters_or_joins() -> None:
 
 
 @pytest.mark.parametrize("values", [{}, {"voters": THREE}, {"join": "a:1"}])
-def test_directory_with_a_journal_goes_on_whatever_is_given(values: dict[str, str]) -> None:
+def test_directory_with_a_journal_is_a_restart_whatever_is_given(values: dict[str, str]) -> None:
+    """The options are compared with the voters once the journal is open: `check_restart`."""
     assert decided(used(), node_id=2, **values) == Restart(began_alone=True)
     assert decided(used(voters=THREE), node_id=2, **values) == Restart(began_alone=False)
 
@@ -121,3 +123,93 @@ def test_only_a_cluster_begun_alone_can_do_without_a_given_secret() -> None:
     assert needs_secret(Begin(parse_voters(THREE)))
     assert needs_secret(Join(("a:1",)))
     assert needs_secret(Restart(began_alone=False))
+
+
+def voters(*node_ids: int, host: str = "10.0.0.") -> str:
+    return ",".join(f"{node_id}@{host}{node_id}:8082" for node_id in node_ids)
+
+
+def checked(journal: str, first: dict[str, str], **values: str) -> str | None:
+    """The outcome of a restart of node 1."""
+    settings = NodeSettings(data_dir="d", listen="0.0.0.0:8082", **values)
+    identity = Identity("d1", 1, FirstStart(**first))
+    return check_restart(settings, identity, parse_voters(journal), "c1")
+
+
+GO_ON: list[tuple[str, dict[str, str], dict[str, str]]] = [
+    # Without options, and with those of the first start, whatever happened to the voters since.
+    *((journal, first, first) for journal in (voters(1), voters(1, 2, 3, 4), voters(2, 3))
+      for first in ({}, {"voters": voters(1, 2, 3)}, {"voters": voters(1)}, {"join": "a:1"})),
+    # In another order, and with other addresses.
+    (voters(1, 2, 3, 4), {"voters": voters(1, 2, 3)}, {"voters": voters(3, 1, 2)}),
+    (voters(1, 2, 3, 4), {"voters": voters(1, 2, 3)}, {"voters": voters(1, 2, 3, host="new-")}),
+    # The list that an operator keeps up to date.
+    (voters(1, 2, 4), {"voters": voters(1, 2, 3)}, {"voters": voters(1, 2, 4)}),
+    (voters(1, 2, 3), {}, {"voters": voters(1, 2, 3)}),
+    (voters(1, 2, 3), {"join": "a:1"}, {"voters": voters(1, 2, 3)}),
+    (voters(2, 3), {"join": "a:1"}, {"voters": voters(2, 3)}),
+    (voters(1), {}, {"voters": voters(1, host="new-")}),
+    # Joined once: by any node of the cluster, at changed addresses, too.
+    (voters(2), {"join": "a:1"}, {"join": "b:1,c:1"}),
+    (voters(1), {"join": "a:1"}, {"join": "b:1"}),
+    # The same list for all nodes, the first one included.
+    (voters(1), {}, {"join": "10.0.0.1:8082,10.0.0.2:8082"}),
+    (voters(1), {}, {"join": "h1:8082", "advertised": "h1:8082"}),
+    (voters(1, 2, 3), {}, {"join": "10.0.0.2:8082"}),
+    (voters(1, 2, 4), {"voters": voters(1, 2, 3)}, {"join": "10.0.0.3:8082"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("journal", "first", "values"), GO_ON)
+def test_restart_goes_on_with_options_that_fit(
+    journal: str, first: dict[str, str], values: dict[str, str]
+) -> None:
+    assert checked(journal, first, **values) is None
+
+
+@pytest.mark.parametrize(
+    ("journal", "first", "values", "complaint"),
+    [
+        # "Three nodes" with one vote.
+        (
+            voters(1),
+            {},
+            {"voters": voters(1, 2, 3)},
+            r"node 1 of cluster c1, in which this node has the only vote; --voters asks for the "
+            r"voters 1, 2, 3\. .* start without --voters .*`raftlog quorum add-voter N`.* "
+            "give an empty --data-dir",
+        ),
+        (voters(1), {}, {"join": "h2:1"}, "only vote; --join asks to enter the cluster of h2:1"),
+        (voters(1), {"voters": voters(1)}, {"voters": voters(1, 2)}, "asks for the voters 1, 2"),
+        # A voter that every other one has left, and a list that was never this directory's.
+        (voters(1), {"voters": voters(1, 2, 3)}, {"voters": voters(1, 2, 4)}, "the only vote"),
+        # Joined as an observer, and now a voter by the list.
+        (voters(2), {"join": "h2:1"}, {"voters": voters(1, 2, 3)}, "with the voters 2; --voters"),
+        # Another cluster's list.
+        (voters(1, 2, 3), {"voters": voters(1, 2, 3)}, {"voters": voters(1, 5, 6)}, "1, 2, 3; "),
+        (voters(2, 3), {"join": "h2:1"}, {"voters": voters(7, 8, 9)}, "voters 2, 3; --voters"),
+    ],
+)
+def test_restart_refuses_options_that_contradict_the_directory(
+    journal: str, first: dict[str, str], values: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(StartError, match=complaint):
+        checked(journal, first, **values)
+
+
+@pytest.mark.parametrize(
+    ("journal", "first", "values", "warning"),
+    [
+        # This journal may be behind the operator's list.
+        (voters(1, 2, 3), {"voters": voters(1, 2, 3)}, {"voters": voters(1, 2, 4)}, "1, 2, 3: --v"),
+        (voters(1, 2), {}, {"voters": voters(1, 2, 3)}, "those of the cluster are 1, 2"),
+        (voters(2), {"join": "h2:1"}, {"voters": voters(2, 3)}, "those of the cluster are 2"),
+        (voters(1, 2, 3), {}, {"join": "unknown:1"}, "--join counts at the first start only"),
+    ],
+)
+def test_restart_warns_of_options_that_it_ignores(
+    journal: str, first: dict[str, str], values: dict[str, str], warning: str
+) -> None:
+    ignored = checked(journal, first, **values)
+    assert ignored is not None
+    assert warning in ignored

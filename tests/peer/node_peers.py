@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,13 +14,18 @@ import uvloop
 
 from raftlog.http.app import Server
 from raftlog.http.settings import ServerLimits, ServerSettings
+from raftlog.peer.auth import Caller
+from raftlog.peer.frames import FrameReader, frame, pack_length
 from raftlog.peer.network import HttpNetwork
+from raftlog.peer.opening import ResponseReader, request_head
 from raftlog.world.network import Connection, Receiver
 from tests.http.fakes import FakeNode, start_server
-from tests.http.http_peers import PATIENCE_S, eventually
+from tests.http.http_peers import PATIENCE_S, RawPeer, eventually
 
 SECRET = b"the secret of a cluster in tests"
 CHANNEL = "quorum"
+KEY = bytes(16)
+NONCE = bytes(32)
 
 
 def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -119,7 +125,7 @@ async def node(
     **limits: Any,
 ) -> AsyncIterator[RunningNode]:
     """A node on a free port, checked for leftovers at the end."""
-    network = HttpNetwork(secret, on_broken_invariant=on_broken_invariant)
+    network = HttpNetwork([secret], on_broken_invariant=on_broken_invariant)
     accepting = acceptor or FakeAcceptor()
     network.accept(CHANNEL, accepting)
     settings = ServerSettings(host=host, port=0, limits=ServerLimits(**{"shutdown_s": 1, **limits}))
@@ -130,7 +136,8 @@ async def node(
     finally:
         await server.close()
     assert (running.http_connections, running.handed_over) == (0, 0)
-    assert not network._openings.callees | network._openings.callers
+    assert not network._openings.callees
+    assert not network._openings.callers
 
 
 async def connect(network: HttpNetwork, address: str, hello: bytes = b"hello") -> Recorder:
@@ -149,10 +156,53 @@ async def connect(network: HttpNetwork, address: str, hello: bytes = b"hello") -
 async def pair(**options: Any) -> AsyncIterator[tuple[Recorder, Recorder, RunningNode]]:
     """Two connected ends: the caller's, the callee's; and the callee's node."""
     async with node(**options) as callee:
-        caller = HttpNetwork(SECRET)
+        caller = HttpNetwork([SECRET])
         mine = await connect(caller, callee.address)
         try:
             yield mine, callee.acceptor.receivers[0], callee
         finally:
             await caller.close()
             await mine.ends()
+
+
+def framed(message: bytes, mask: bytes | None = b"\x01\x02\x03\x04") -> bytes:
+    return b"".join(frame([pack_length(len(message)), message], len(message) + 4, mask))
+
+
+class HonestCaller:
+    """A caller by hand; a test may spoil any step."""
+
+    def __init__(self, channel: str = CHANNEL) -> None:
+        self.channel = channel
+        self.frames = FrameReader(is_masked=False, bytes_max=100_000)
+
+    async def opening(self, peer: RawPeer) -> bytes:
+        """Ask for a nonce; returns the request that proves it."""
+        await peer.send(request_head("n:1", self.channel, KEY, NONCE))
+        reply = await peer.reply()
+        assert reply.error_code == 40101
+        assert reply.headers["www-authenticate"] == "Raftlog-Node"
+        return self.proven(b64decode(reply.headers["raftlog-nonce"]))
+
+    def proven(self, callee_nonce: bytes) -> bytes:
+        """The request that proves a nonce."""
+        self.auth = Caller(SECRET, self.channel, b"hello", NONCE, callee_nonce)
+        return request_head(
+            "n:1", self.channel, KEY, NONCE, callee_nonce=callee_nonce, proof=self.auth.opening()
+        )
+
+    async def challenge(self, peer: RawPeer) -> bytes:
+        """Send the opening; returns HELLO, framed."""
+        await peer.send(await self.opening(peer))
+        async with asyncio.timeout(PATIENCE_S):
+            head = await peer.reader.readuntil(b"\r\n\r\n")
+        found = ResponseReader(KEY).feed(head)
+        assert found is not None
+        return framed(self.auth.challenged(found[0].proof))
+
+    async def message(self, peer: RawPeer) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            while not (messages := self.frames.feed(await peer.reader.read(1000))):
+                pass
+        (message,) = messages
+        return message

@@ -16,6 +16,7 @@ from raftlog.peer.auth import (
     Callee,
     Caller,
     Step,
+    derive_key,
 )
 from raftlog.world.network import RejectedError
 
@@ -38,7 +39,7 @@ class Exchange:
         self.hellos = hellos
         self.channel = channels[1]
         self.callee_secret = secrets[1]
-        self.caller = Caller(secrets[0], channels[0], hellos[0], nonces[0])
+        self.caller = Caller(secrets[0], channels[0], hellos[0], *nonces)
         self.said: list[bytes] = []
 
     def say(self, data: bytes) -> bytes:
@@ -49,9 +50,9 @@ class Exchange:
     def run(self) -> tuple[bytes | None, bytes | None]:
         """The hellos of both sides, each as received by the other."""
         opening = self.say(self.caller.opening())
-        self.callee = Callee(self.callee_secret, self.channel, self.nonces[0], opening)
-        challenge = self.say(self.callee.challenge(self.nonces[1]))
-        hello = self.say(self.caller.challenged(self.nonces[1], challenge))
+        self.callee = Callee([self.callee_secret], self.channel, *self.nonces, opening)
+        challenge = self.say(self.callee.challenge())
+        hello = self.say(self.caller.challenged(challenge))
         self.callee.take_hello(hello)
         answer = self.say(self.callee.answer(self.hellos[1]))
         confirm = self.say(self.caller.answered(answer))
@@ -79,10 +80,29 @@ def test_another_secret_does_not_get_past_the_first_line(mine: bytes, theirs: by
 
 
 def test_callee_without_the_secret_gets_no_hello() -> None:
-    caller = Caller(SECRET, "a", b"hc", NONCES[0])
+    caller = Caller(SECRET, "a", b"hc", *NONCES)
     for proof in (caller.opening(), bytes(PROOF_BYTES), b""):
         with pytest.raises(AuthError):
-            caller.challenged(NONCES[1], proof)
+            caller.challenged(proof)
+
+
+def test_callee_accepts_each_of_its_keys_and_goes_on_with_the_callers() -> None:
+    keys = [b"new", b"old"]
+    for key in keys:
+        caller = Caller(key, "a", b"hc", *NONCES)
+        callee = Callee(keys, "a", *NONCES, caller.opening())
+        assert callee.key == caller.key == key
+        assert callee.take_hello(caller.challenged(callee.challenge())) == b"hc"
+    with pytest.raises(AuthError):
+        Callee(keys, "a", *NONCES, Caller(b"other", "a", b"hc", *NONCES).opening())
+
+
+def test_key_of_a_secret_costs_a_guess_and_is_the_same_everywhere() -> None:
+    """RFC 7914 has the function; a changed cost or salt would need another version."""
+    key = derive_key(b"correct horse battery staple")
+    assert len(key) == 32
+    assert key == derive_key(b"correct horse battery staple") != derive_key(b"another")
+    assert key.hex() == "d5559d2c043e6c9992a62ac53bfdd4cdaf0f2f86b0abf061348ecfd8f862ee3c"
 
 
 @given(st.data())
@@ -137,33 +157,36 @@ def test_nothing_recorded_in_another_handshake_gets_through(target: int, other: 
             Replaying().run()
 
 
-def test_repeated_opening_stops_at_the_challenge() -> None:
+def test_repeated_opening_is_none_for_another_nonce() -> None:
     recorded = Exchange()
     recorded.run()
-    again = Callee(SECRET, "a", NONCES[0], recorded.said[0])
-    again.challenge(b"n" * NONCE_BYTES)
-    for said in recorded.said[1:]:
+    with pytest.raises(AuthError):
+        Callee([SECRET], "a", NONCES[0], b"n" * NONCE_BYTES, recorded.said[0])
+    # Were the callee's nonce drawn again, the words after it would still differ.
+    again = Callee([SECRET], "a", *NONCES, recorded.said[0])
+    again.challenge()
+    for said in (recorded.said[0], recorded.said[1], *recorded.said[3:]):
         with pytest.raises(AuthError):
             again.take_hello(said)
 
 
 def test_neither_side_can_be_answered_with_its_own_words() -> None:
-    caller = Caller(SECRET, "a", b"h", NONCES[0])
+    caller = Caller(SECRET, "a", b"h", *NONCES)
     opening = caller.opening()
     with pytest.raises(AuthError):
-        caller.challenged(NONCES[0], opening)
-    caller = Caller(SECRET, "a", b"h", NONCES[0])
-    callee = Callee(SECRET, "a", NONCES[0], opening)
-    hello = caller.challenged(NONCES[1], callee.challenge(NONCES[1]))
+        caller.challenged(opening)
+    caller = Caller(SECRET, "a", b"h", *NONCES)
+    callee = Callee([SECRET], "a", *NONCES, opening)
+    hello = caller.challenged(callee.challenge())
     with pytest.raises(AuthError):
         caller.answered(hello)
 
 
 def test_proof_of_one_step_is_none_of_the_next() -> None:
     """ANSWER, CONFIRM and WELCOME cover the same words: a stranger could send them back."""
-    caller = Caller(SECRET, "a", b"hc", NONCES[0])
-    callee = Callee(SECRET, "a", NONCES[0], caller.opening())
-    callee.take_hello(caller.challenged(NONCES[1], callee.challenge(NONCES[1])))
+    caller = Caller(SECRET, "a", b"hc", *NONCES)
+    callee = Callee([SECRET], "a", *NONCES, caller.opening())
+    callee.take_hello(caller.challenged(callee.challenge()))
     answer = callee.answer(b"hs")
     with pytest.raises(AuthError):
         callee.confirmed(bytes((Step.CONFIRM,)) + answer[1 : 1 + PROOF_BYTES])
@@ -175,18 +198,20 @@ def test_proof_of_one_step_is_none_of_the_next() -> None:
 @given(st.binary(max_size=300) | st.binary(min_size=33, max_size=33))
 def test_random_bytes_are_an_auth_error_at_every_step(noise: bytes) -> None:
     with pytest.raises(AuthError):
-        Callee(SECRET, "a", noise, noise)
+        Callee([SECRET], "a", noise, noise, noise)
     with pytest.raises(AuthError):
-        Caller(SECRET, "a", b"h", NONCES[0]).challenged(noise, noise)
+        Callee([SECRET], "a", *NONCES, noise)
+    with pytest.raises(AuthError):
+        Caller(SECRET, "a", b"h", *NONCES).challenged(noise)
     for step in range(8):
         for message in (noise, bytes((step,)) + noise):
-            caller = Caller(SECRET, "a", b"hc", NONCES[0])
-            callee = Callee(SECRET, "a", NONCES[0], caller.opening())
-            hello = caller.challenged(NONCES[1], callee.challenge(NONCES[1]))
+            caller = Caller(SECRET, "a", b"hc", *NONCES)
+            callee = Callee([SECRET], "a", *NONCES, caller.opening())
+            hello = caller.challenged(callee.challenge())
             with pytest.raises(AuthError):
                 callee.take_hello(message)
-            callee = Callee(SECRET, "a", NONCES[0], Exchange().caller.opening())
-            callee.challenge(NONCES[1])
+            callee = Callee([SECRET], "a", *NONCES, Exchange().caller.opening())
+            callee.challenge()
             callee.take_hello(hello)
             with pytest.raises(AuthError):
                 caller.answered(message)
@@ -197,9 +222,9 @@ def test_random_bytes_are_an_auth_error_at_every_step(noise: bytes) -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_rejection_is_proven_and_carries_code_and_reason(late: bool) -> None:
-    caller = Caller(SECRET, "a", b"hc", NONCES[0])
-    callee = Callee(SECRET, "a", NONCES[0], caller.opening())
-    callee.take_hello(caller.challenged(NONCES[1], callee.challenge(NONCES[1])))
+    caller = Caller(SECRET, "a", b"hc", *NONCES)
+    callee = Callee([SECRET], "a", *NONCES, caller.opening())
+    callee.take_hello(caller.challenged(callee.challenge()))
     if late:
         callee.confirmed(caller.answered(callee.answer(b"hs")))
     message = callee.rejection(RejectedError(40903, "é" * REASON_BYTES_MAX))
@@ -210,9 +235,9 @@ def test_rejection_is_proven_and_carries_code_and_reason(late: bool) -> None:
 
 
 def test_rejection_by_somebody_without_the_secret_is_none() -> None:
-    caller = Caller(SECRET, "a", b"hc", NONCES[0])
-    callee = Callee(SECRET, "a", NONCES[0], caller.opening())
-    callee.take_hello(caller.challenged(NONCES[1], callee.challenge(NONCES[1])))
+    caller = Caller(SECRET, "a", b"hc", *NONCES)
+    callee = Callee([SECRET], "a", *NONCES, caller.opening())
+    callee.take_hello(caller.challenged(callee.challenge()))
     message = bytearray(callee.rejection(RejectedError(40903, "no")))
     message[1] ^= 1
     with pytest.raises(AuthError):
@@ -220,8 +245,8 @@ def test_rejection_by_somebody_without_the_secret_is_none() -> None:
 
 
 def test_strangers_are_never_told_why() -> None:
-    callee = Callee(SECRET, "a", NONCES[0], Exchange().caller.opening())
-    callee.challenge(NONCES[1])
+    callee = Callee([SECRET], "a", *NONCES, Exchange().caller.opening())
+    callee.challenge()
     with pytest.raises(AssertionError):
         callee.rejection(RejectedError(40903, "no"))
 
@@ -232,17 +257,17 @@ def test_longest_hello_passes_and_a_longer_one_is_our_own_mistake() -> None:
     exchange.run()
     assert max(map(len, exchange.said)) == STEP_BYTES_MAX
     with pytest.raises(AssertionError):
-        Caller(SECRET, "a", long + b"x", NONCES[0])
+        Caller(SECRET, "a", long + b"x", *NONCES)
 
 
 def test_steps_out_of_order_are_our_own_mistake() -> None:
-    caller = Caller(SECRET, "a", b"hc", NONCES[0])
-    callee = Callee(SECRET, "a", NONCES[0], caller.opening())
+    caller = Caller(SECRET, "a", b"hc", *NONCES)
+    callee = Callee([SECRET], "a", *NONCES, caller.opening())
     for step in (caller.answered, caller.welcomed, callee.take_hello, callee.confirmed):
         with pytest.raises(AssertionError):
             step(b"")
     with pytest.raises(AssertionError):
         callee.welcome()
-    callee.challenge(NONCES[1])
+    callee.challenge()
     with pytest.raises(AssertionError):
-        callee.challenge(NONCES[1])
+        callee.challenge()

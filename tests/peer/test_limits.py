@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from raftlog.http import connections
-from raftlog.peer import handshake, network
-from raftlog.peer.auth import Caller
+from raftlog.peer import handshake, nonces
+from raftlog.peer.handshake import address_place
 from raftlog.peer.network import HttpNetwork
-from raftlog.peer.opening import request_head
+from raftlog.peer.nonces import OpeningNonces
 from raftlog.world.network import NetworkError
 from tests.http.http_peers import RawPeer
 
-from .node_peers import CHANNEL, SECRET, connect, node, on_both_loops
+from .node_peers import SECRET, HonestCaller, connect, node, on_both_loops
 
 
 @on_both_loops
@@ -29,7 +29,7 @@ async def test_limits_of_http_leave_open_connections_alone() -> None:
         "connections_per_address_max": 1,
     }
     async with node(**limits) as callee:
-        network = HttpNetwork(SECRET)
+        network = HttpNetwork([SECRET])
         ends = [await connect(network, callee.address) for _ in range(5)]
         assert (callee.http_connections, callee.handed_over) == (0, 5)
         async with RawPeer.connected(callee.port) as peer:
@@ -49,7 +49,7 @@ async def test_connections_of_users_cannot_starve_nodes() -> None:
         for _ in range(2):
             peer = await stack.enter_async_context(RawPeer.connected(callee.port))
             assert (await peer.request("GET", "/nowhere")).status == 404
-        network = HttpNetwork(SECRET)
+        network = HttpNetwork([SECRET])
         mine = await connect(network, callee.address)
         mine.connection.send(b"x")
         assert await callee.acceptor.receivers[0].has(1) == [b"x"]
@@ -78,6 +78,9 @@ async def test_reserve_for_nodes_serves_nobody_else() -> None:
             assert (await silent.reply()).error_code == 42901
             assert (await user.request("GET", "/healthy")).error_code == 42901
             assert await user.is_closed()
+            # A node asks for its nonce first. A caller without a proof then has had its time.
+            reply = await stranger.request("GET", "/v1/internal/quorum")
+            assert (reply.error_code, "connection" in reply.headers) == (40101, False)
             reply = await stranger.request("GET", "/v1/internal/quorum")
             assert (reply.error_code, reply.headers["connection"]) == (40101, "close")
             assert await stranger.is_closed()
@@ -86,24 +89,110 @@ async def test_reserve_for_nodes_serves_nobody_else() -> None:
 
 
 @on_both_loops
-async def test_openings_in_progress_are_bounded_in_number_and_time() -> None:
+async def test_recorded_opening_and_silence_keep_no_node_out() -> None:
+    """74 connections that repeated one recorded line once kept a node out for 25 s."""
+    async with node() as callee, AsyncExitStack() as stack:
+
+        async def peer() -> RawPeer:
+            return await stack.enter_async_context(RawPeer.connected(callee.port))
+
+        first = await peer()
+        recorded = await HonestCaller().opening(first)
+        await first.send(recorded)
+        assert (await first.reply(has_body=False)).status == 101
+        repeating = [await peer() for _ in range(100)]
+        for one in repeating:
+            await one.send(recorded)
+        for _ in range(100):
+            await peer()  # in silence
+        async with asyncio.timeout(1):
+            (await connect(callee.network, callee.address)).connection.close()
+        for one in repeating:
+            assert (await one.reply()).error_code == 40101
+
+
+@on_both_loops
+async def test_openings_of_one_address_are_bounded_and_the_oldest_goes() -> None:
+    """Even by the secret's holder: one address has a quarter of the places."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network, "HANDSHAKES_MAX", 3)
+        patch.setattr(handshake, "HANDSHAKES_MAX", 8)
+        patch.setattr(handshake, "HANDSHAKES_PER_ADDRESS_MAX", 2)
+        async with node(host="0.0.0.0") as callee, AsyncExitStack() as stack:
+
+            async def opening(host: str) -> RawPeer:
+                peer = await stack.enter_async_context(RawPeer.connected(callee.port, host))
+                await peer.send(await HonestCaller().opening(peer))
+                assert (await peer.reply(has_body=False)).status == 101
+                return peer
+
+            of_one = [await opening("127.0.0.1") for _ in range(3)]
+            assert await of_one[0].is_closed()
+            assert len(callee.network._openings.callees) == 2
+            # Over all addresses, too, the oldest goes.
+            for host in range(2, 9):
+                await opening(f"127.0.0.{host}")
+            assert await of_one[1].is_closed()
+            assert len(callee.network._openings.callees) == 8
+            async with asyncio.timeout(1):
+                (await connect(callee.network, callee.address)).connection.close()
+
+
+@on_both_loops
+async def test_opening_of_a_proven_caller_gives_no_place_away() -> None:
+    """A caller with a proven hello is a node: among such ones only, a newer one waits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handshake, "HANDSHAKES_MAX", 1)
         patch.setattr(handshake, "HANDSHAKE_S", 0.3)
         async with node() as callee, AsyncExitStack() as stack:
-            # Proven openings, as of an attacker with recorded ones.
-            caller = Caller(SECRET, CHANNEL, b"h", bytes(32))
-            head = request_head(callee.address, CHANNEL, bytes(16), caller.nonce, caller.opening())
-            peers = [
-                await stack.enter_async_context(RawPeer.connected(callee.port)) for _ in range(4)
-            ]
-            for peer in peers[:3]:
-                await peer.send(head)
-                assert (await peer.reply()).status == 101
-            await peers[3].send(head)
-            assert (await peers[3].reply()).error_code == 50305
+            peer = await stack.enter_async_context(RawPeer.connected(callee.port))
+            caller = HonestCaller()
+            await peer.send(await caller.challenge(peer))
+            await caller.message(peer)
             with pytest.raises(NetworkError, match="takes no connections now"):
                 await connect(callee.network, callee.address)
-            for peer in peers[:3]:
-                assert await peer.is_closed()
+            assert await peer.is_closed(), "its time is bounded"
             (await connect(callee.network, callee.address)).connection.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "place"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::ffff", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("", ""),
+    ],
+)
+def test_places_are_counted_by_address_and_by_network_of_ipv6(host: str, place: str) -> None:
+    assert address_place(host) == place
+
+
+def test_used_nonces_are_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nonces, "USED_MAX", 3)
+    issuer = OpeningNonces()
+    made = [issuer.issue("h", 100.0) for _ in range(5)]
+    assert len(set(made)) == 5
+    for nonce in made:
+        assert issuer.is_fresh(nonce, "h", 101.0)
+        issuer.use(nonce, 101.0)
+        assert not issuer.is_fresh(nonce, "h", 101.0)
+        assert len(issuer._used) <= 3
+    issuer.use(issuer.issue("h", 200.0), 200.0)
+    assert len(issuer._used) == 1, "old ones are no longer good anyway"
+
+
+def test_nonce_is_good_for_its_host_its_issuer_and_a_moment() -> None:
+    issuer = OpeningNonces()
+    nonce = issuer.issue("h", 100.0)
+    assert issuer.is_fresh(nonce, "h", 100.0 + nonces.NONCE_S)
+    assert not issuer.is_fresh(nonce, "h", 100.1 + nonces.NONCE_S)
+    assert not issuer.is_fresh(nonce, "other", 100.0)
+    assert not OpeningNonces().is_fresh(nonce, "h", 100.0)
+    for index in range(len(nonce)):
+        changed = bytearray(nonce)
+        changed[index] ^= 1
+        assert not issuer.is_fresh(bytes(changed), "h", 100.0)
+    for malformed in (b"", nonce[:-1], nonce + b"x"):
+        assert not issuer.is_fresh(malformed, "h", 100.0)

@@ -48,7 +48,7 @@ async def test_hellos_may_be_empty_or_64_kib_long() -> None:
     long = bytes(range(256)) * 256
     for hello, answer in ((b"", b""), (long, long)):
         async with node(acceptor=FakeAcceptor(answer)) as callee:
-            caller = HttpNetwork(SECRET)
+            caller = HttpNetwork([SECRET])
             mine = await connect(caller, callee.address, hello)
             assert (mine.connection.hello, callee.acceptor.hellos) == (answer, [hello])
             await caller.close()
@@ -76,7 +76,7 @@ async def test_messages_sent_while_opening_arrive_after_it() -> None:
         return Recorder(connection)
 
     async with node(acceptor=FakeAcceptor(opened_by=talkative)) as callee:
-        caller = HttpNetwork(SECRET)
+        caller = HttpNetwork([SECRET])
         ends: list[Recorder] = []
 
         def opened(connection: Connection) -> Recorder:
@@ -94,7 +94,7 @@ async def test_nobody_listening_is_refused() -> None:
     async with node() as gone:
         address = gone.address
         assert not await gone.network.is_refused(address, timeout_s=PATIENCE_S)
-    network = HttpNetwork(SECRET)
+    network = HttpNetwork([SECRET])
     with pytest.raises(RefusedError, match="connection refused at 127"):
         await connect(network, address)
     assert await network.is_refused(address, timeout_s=PATIENCE_S)
@@ -103,7 +103,7 @@ async def test_nobody_listening_is_refused() -> None:
 @on_both_loops
 async def test_name_is_refused_only_if_all_its_addresses_are() -> None:
     async with node() as callee:
-        network = HttpNetwork(SECRET)
+        network = HttpNetwork([SECRET])
         address = f"localhost:{callee.port}"
         assert not await network.is_refused(address, timeout_s=PATIENCE_S)
         mine = await connect(network, address)
@@ -119,7 +119,7 @@ async def test_name_with_an_unreachable_address_is_not_refused() -> None:
         port = gone.port
     refused = (socket.AF_INET, ("127.0.0.1", port))
     unreachable = (socket.AF_INET, ("255.255.255.255", port))  # needs SO_BROADCAST: fails at once
-    network = HttpNetwork(SECRET)
+    network = HttpNetwork([SECRET])
     for found in ([refused, unreachable], [unreachable, refused]):
 
         async def resolve(_host: str, _port: int, found: Any = found) -> Any:
@@ -136,7 +136,7 @@ async def test_name_with_an_unreachable_address_is_not_refused() -> None:
 @on_both_loops
 async def test_ipv6_literals_are_addresses() -> None:
     async with node(host="::1") as callee:
-        network = HttpNetwork(SECRET)
+        network = HttpNetwork([SECRET])
         address = f"[::1]:{callee.port}"
         mine = await connect(network, address)
         mine.connection.send(b"x")
@@ -156,7 +156,7 @@ async def test_machine_that_does_not_answer_is_a_network_error_and_not_refused()
     for filler in fillers:
         filler.setblocking(False)
         filler.connect_ex(("127.0.0.1", port))
-    network = HttpNetwork(SECRET)
+    network = HttpNetwork([SECRET])
     with pytest.raises(NetworkError, match=r"did not answer within 0\.2 s") as failed:
         await network.connect(f"127.0.0.1:{port}", CHANNEL, b"h", never, timeout_s=0.2)
     assert not isinstance(failed.value, RefusedError)
@@ -169,7 +169,7 @@ async def test_machine_that_does_not_answer_is_a_network_error_and_not_refused()
 async def test_peer_that_takes_the_connection_and_says_nothing_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        network = HttpNetwork(SECRET)
+        network = HttpNetwork([SECRET])
         with pytest.raises(NetworkError, match="did not answer within"):
             await network.connect(address, CHANNEL, b"h", never, timeout_s=0.2)
         assert not await network.is_refused(address, timeout_s=PATIENCE_S)
@@ -178,7 +178,7 @@ async def test_peer_that_takes_the_connection_and_says_nothing_is_given_up() -> 
 
 @pytest.mark.parametrize("address", ["", "host", "::1:80", "a b:80", "h:0", "h:99999", "h:1\n"])
 async def test_what_is_no_address_is_a_network_error(address: str) -> None:
-    network = HttpNetwork(SECRET)
+    network = HttpNetwork([SECRET])
     with pytest.raises(NetworkError):
         await connect(network, address)
     assert not await network.is_refused(address, timeout_s=PATIENCE_S)
@@ -206,13 +206,13 @@ async def test_server_that_is_no_raftlog_node_is_a_network_error(answer: bytes) 
     async with server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(NetworkError):
-            await connect(HttpNetwork(SECRET), f"127.0.0.1:{port}")
+            await connect(HttpNetwork([SECRET]), f"127.0.0.1:{port}")
 
 
 @on_both_loops
 async def test_caller_that_is_cancelled_leaves_nothing_behind() -> None:
     async with node() as callee:
-        network = HttpNetwork(SECRET)
+        network = HttpNetwork([SECRET])
         for turns in range(40):
             task = asyncio.create_task(connect(network, callee.address))
             for _ in range(turns):
@@ -282,7 +282,49 @@ async def test_other_secret_is_rejected_with_what_to_do_on_either_side() -> None
                     callee.address, CHANNEL, b"h", never, timeout_s=PATIENCE_S
                 )
             assert rejected.value.code == 40101
+            assert not rejected.value.is_proven
             assert callee.acceptor.hellos == []
+
+
+@on_both_loops
+async def test_secret_changes_node_by_node_while_all_can_connect() -> None:
+    async with node(secret=b"old") as one, node(secret=b"old") as two:
+
+        async def all_connect() -> None:
+            for caller, callee in ((one, two), (two, one)):
+                opened = await connect(caller.network, callee.address)
+                opened.connection.send(b"x")
+                assert await callee.acceptor.receivers[-1].has(1) == [b"x"]
+
+        for changed, keys in (
+            (one, [b"new", b"old"]),
+            (two, [b"new", b"old"]),
+            (one, [b"new"]),
+            (two, [b"new"]),
+        ):
+            changed.network.replace_keys(keys)
+            await all_connect()
+        outdated = HttpNetwork([b"old"])
+        with pytest.raises(RejectedError):
+            await connect(outdated, one.address)
+
+
+@on_both_loops
+async def test_connections_by_a_removed_secret_end_on_either_side() -> None:
+    for remover in ("caller", "callee"):
+        async with node(secret=b"old") as callee:
+            caller = HttpNetwork([b"old"])
+            by_old = await connect(caller, callee.address)
+            callee.network.replace_keys([b"new", b"old"])
+            caller.replace_keys([b"new", b"old"])
+            by_new = await connect(caller, callee.address)
+            network = caller if remover == "caller" else callee.network
+            assert network.replace_keys([b"new"]) == 1
+            await by_old.ends()
+            await callee.acceptor.receivers[0].ends()
+            by_new.connection.send(b"x")
+            assert await callee.acceptor.receivers[1].has(1) == [b"x"]
+            await caller.close()
 
 
 async def test_secret_is_never_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -386,7 +428,7 @@ async def test_connection_closed_by_its_owner_in_opened_is_told_to_the_receiver(
         return Recorder(connection)
 
     async with node(acceptor=FakeAcceptor(opened_by=at_once)) as callee:
-        caller = HttpNetwork(SECRET)
+        caller = HttpNetwork([SECRET])
         try:
             mine = await connect(caller, callee.address)
         except NetworkError:

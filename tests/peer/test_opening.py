@@ -11,12 +11,14 @@ from multidict import CIMultiDict
 
 from raftlog.peer.dial import parse_address
 from raftlog.peer.opening import (
+    CALLEE_NONCE_HEADER,
     HEAD_BYTES_MAX,
     NONCE_HEADER,
     PROOF_HEADER,
     Challenge,
     OpeningError,
     ResponseReader,
+    challenge_headers,
     is_channel,
     is_upgrade,
     request_head,
@@ -25,12 +27,14 @@ from raftlog.peer.opening import (
 )
 
 KEY = b"k" * 16
+NONCE = b"n" * 32
 tokens = st.binary(min_size=32, max_size=32)
 
 
 @given(tokens, tokens)
 def test_request_carries_nonce_and_proof(nonce: bytes, proof: bytes) -> None:
-    first, *lines = request_head("[::1]:8082", "quorum", KEY, nonce, proof).decode().split("\r\n")
+    head = request_head("[::1]:8082", "quorum", KEY, nonce, callee_nonce=NONCE, proof=proof)
+    first, *lines = head.decode().split("\r\n")
     assert first == "GET /v1/internal/quorum HTTP/1.1"
     assert lines[-2:] == ["", ""]
     headers: CIMultiDict[str] = CIMultiDict()
@@ -40,26 +44,55 @@ def test_request_carries_nonce_and_proof(nonce: bytes, proof: bytes) -> None:
     assert headers["Host"] == "[::1]:8082"
     assert is_upgrade(headers)
     assert (token(headers, NONCE_HEADER), token(headers, PROOF_HEADER)) == (nonce, proof)
+    assert token(headers, CALLEE_NONCE_HEADER) == NONCE
+    first_head = request_head("[::1]:8082", "quorum", KEY, nonce).decode()
+    assert PROOF_HEADER not in first_head
+    assert CALLEE_NONCE_HEADER not in first_head
 
 
-@given(tokens, tokens, st.binary(max_size=50), st.integers(1, 500))
-def test_response_is_read_however_it_is_cut(
-    nonce: bytes, proof: bytes, rest: bytes, cut: int
-) -> None:
-    data = response_head(KEY, nonce, proof) + rest
+@given(tokens, st.binary(max_size=50), st.integers(1, 500))
+def test_response_is_read_however_it_is_cut(proof: bytes, rest: bytes, cut: int) -> None:
+    data = response_head(KEY, proof) + rest
     reader = ResponseReader(KEY)
     found, position = None, 0
     while found is None:
         found = reader.feed(data[position : position + cut])
         position += cut
-    assert found[0] == Challenge(101, nonce, proof)
+    assert found[0] == Challenge(101, proof=proof)
     assert found[1] + data[position:] == rest
+
+
+@given(tokens, st.binary(max_size=300), st.binary(max_size=50), st.integers(1, 500))
+def test_nonce_to_prove_is_read_with_the_whole_answer(
+    nonce: bytes, body: bytes, rest: bytes, cut: int
+) -> None:
+    """What follows on the connection must begin where the answer ends."""
+    lines = [f"{name}: {value}" for name, value in challenge_headers(nonce).items()]
+    lines.append(f"Content-Length: {len(body)}")
+    head = "\r\n".join(["HTTP/1.1 401 Unauthorized", *lines, "", ""]).encode()
+    data = head + body + rest
+    reader = ResponseReader(KEY)
+    found, position = None, 0
+    while found is None:
+        assert position < len(head + body)
+        found = reader.feed(data[position : position + cut])
+        position += cut
+    assert found[0] == Challenge(401, nonce, body_bytes=len(body))
+    assert found[1] + data[position:] == rest
+
+
+@pytest.mark.parametrize("length", ["", "x", "-1", "999999", "1e3"])
+def test_answer_with_a_nonce_but_no_length_is_an_opening_error(length: str) -> None:
+    lines = [f"{name}: {value}" for name, value in challenge_headers(NONCE).items()]
+    head = "\r\n".join(["HTTP/1.1 401 x", *lines, f"Content-Length: {length}", "", ""])
+    with pytest.raises(OpeningError):
+        ResponseReader(KEY).feed(head.encode())
 
 
 def test_accept_key_is_the_one_of_rfc_6455() -> None:
     """Section 1.3's own example."""
     key = b"the sample nonce"
-    assert b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in response_head(key, b"", b"")
+    assert b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in response_head(key, b"")
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 503])
@@ -76,9 +109,9 @@ def test_other_statuses_are_known_by_number_alone(status: int) -> None:
         b"HTTP/1.1 xyz\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n" + bytes(HEAD_BYTES_MAX),
         b"HTTP/1.1 101 OK\r\n\r\n",
-        response_head(b"another key....", b"n", b"p"),
-        response_head(KEY, b"n", b"p").replace(b"node.1", b"node.2"),
-        response_head(KEY, b"n", b"p")[:-2] + b"Sec-WebSocket-Extensions: x\r\n\r\n",
+        response_head(b"another key....", b"p"),
+        response_head(KEY, b"p").replace(b"node.2", b"node.1"),
+        response_head(KEY, b"p")[:-2] + b"Sec-WebSocket-Extensions: x\r\n\r\n",
     ],
 )
 def test_what_is_no_answer_of_a_node_is_an_opening_error(data: bytes) -> None:

@@ -207,3 +207,22 @@ def test_every_pair_with_a_voter_in_it_has_exactly_one_side_that_calls() -> None
         for other in nodes
         if one != other and {one, other} & voters.ids
     }
+
+
+def test_voter_of_a_new_cluster_does_not_follow_a_listed_node_that_is_one_alone() -> None:
+    """Three nodes would have one vote, and each operator's list would say three."""
+    alone = hello_of(1, cluster_id="c", bootstrap_id=None, voters=voters("directory-1"))
+    new = hello_of(2, cluster_id=None, bootstrap_id="three", voters=voters(None, None, None))
+    for mine, theirs in ((alone, new), (new, alone)):
+        assert "Node 1 at" in reason(mine, theirs)
+        assert "in which it has the only vote" in reason(mine, theirs)
+    three = voters("directory-1", "directory-2", "directory-3")
+    for fine in (
+        # A voter of the same list that starts late, a joining node, a voter of the alone list.
+        (hello_of(1, cluster_id="c", bootstrap_id="three", voters=three), new),
+        (hello_of(4, cluster_id="c", bootstrap_id=None, voters=three), new),
+        (alone, hello_of(2, cluster_id=None, bootstrap_id=None)),
+        (hello_of(1, cluster_id="c", bootstrap_id="three", voters=voters("directory-1")), new),
+    ):
+        check_hello(*fine, None)
+        check_hello(*reversed(fine), None)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from raftlog.raft.voters import NO_VOTERS
 from raftlog.record.errors import ILLEGAL_STATE, NOT_FOUND, NOT_READY, UNAUTHORIZED, LogError
 from raftlog.world.network import Connection, Receiver, RejectedError
 from tests.raft.peers_world import Member, cluster, hello_of, voter_set
+from tests.simulation.clock import ManualClock
 from tests.simulation.world import Process, World
 
 ADDRESSES = ["n1.test:8082", "n2.test:8082", "n3.test:8082"]
@@ -228,3 +230,52 @@ def test_questions_that_nobody_ends_are_bounded() -> None:
         assert len(world.processes[1].ends) == JOINERS_MAX
 
     play(main)
+
+
+class RejectingNetwork:
+    """Every address answers with the next of some rejections."""
+
+    def __init__(self, *rejections: RejectedError) -> None:
+        self.rejections = list(rejections)
+        self.calls_s: list[float] = []
+        self.clock = ManualClock()
+
+    async def connect(
+        self, address: str, channel: str, hello: bytes, opened: object, *, timeout_s: float
+    ) -> None:
+        self.calls_s.append(self.clock.monotonic())
+        raise self.rejections[min(len(self.calls_s), len(self.rejections)) - 1]
+
+    async def is_refused(self, address: str, *, timeout_s: float) -> bool:
+        raise AssertionError
+
+    def accept(self, channel: str, acceptor: object) -> None:
+        raise AssertionError
+
+
+def bare(code: int) -> RejectedError:
+    """An answer by anything on the way, such as a proxy's 401."""
+    return RejectedError(code, f"HTTP {code // 100}", is_proven=False)
+
+
+@pytest.mark.parametrize("code", [UNAUTHORIZED.code, ILLEGAL_STATE.code, NOT_FOUND.code])
+async def test_rejection_without_a_proof_is_retried_with_backoff(
+    code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = RejectingNetwork(bare(code))
+    with pytest.raises(LogError, match=f"within 30 s. a:1: HTTP {code // 100}") as failed:
+        await find_cluster(network, ["a:1"], newcomer(), clock=network.clock, timeout_s=30)
+    assert failed.value.entry is NOT_READY
+    pauses_s = [after - before for before, after in pairwise(network.calls_s)]
+    assert pauses_s[:5] == pytest.approx([0.2, 0.4, 0.8, 1.6, 2.0])
+    assert max(pauses_s) == pytest.approx(2.0)
+    assert len(caplog.records) == 1, "one cause once"
+
+
+async def test_only_a_proven_rejection_ends_a_join() -> None:
+    proven = RejectedError(ILLEGAL_STATE.code, "Node id 9 is in use twice.")
+    network = RejectingNetwork(*[bare(UNAUTHORIZED.code)] * 4, proven)
+    with pytest.raises(LogError, match="in use twice") as failed:
+        await find_cluster(network, ["a:1"], newcomer(), clock=network.clock, timeout_s=30)
+    assert failed.value.entry is ILLEGAL_STATE
+    assert len(network.calls_s) == 5

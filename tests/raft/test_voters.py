@@ -13,6 +13,7 @@ from raftlog.raft.voters import (
     bootstrap_id,
     decode_voters,
     encode_voters,
+    few_voters_warning,
     parse_voters,
 )
 from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, LogError
@@ -128,3 +129,30 @@ def test_bootstrap_id_is_that_of_ids_and_addresses() -> None:
     assert bootstrap_id(known) == bootstrap_id(THREE)
     for other in ["1@a:1,2@b:2", "1@a:1,2@b:2,4@c:3", "1@a:1,2@b:2,3@c:4", "1@a:1,2@b:2,3@d:3"]:
         assert bootstrap_id(parse_voters(other)) != bootstrap_id(THREE)
+
+
+@pytest.mark.parametrize(
+    ("votes", "nodes", "warning"),
+    [
+        (1, 1, None),
+        (1, 2, None),
+        (2, 2, None),
+        (
+            1,
+            3,
+            "1 of 3 nodes has a vote: the whole cluster stops with node 1. Give votes to 2 more",
+        ),
+        (2, 5, "2 of 5 nodes have a vote: the whole cluster stops with node 1 or node 2."),
+        (3, 3, None),
+        (3, 100, None),
+        (0, 3, None),
+    ],
+)
+def test_cluster_of_three_nodes_and_fewer_votes_is_warned_of(
+    votes: int, nodes: int, warning: str | None
+) -> None:
+    listed = ",".join(f"{n}@a{n}:1" for n in range(1, votes + 1))
+    voters = parse_voters(listed) if votes else NO_VOTERS
+    found = few_voters_warning(voters, nodes)
+    assert (found is None) == (warning is None)
+    assert found is None or (warning or "") in found

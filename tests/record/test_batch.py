@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog.record.batch import (
+    BATCHES_MAX,
     check_batch,
+    has_more_batches,
     iterate_batches,
     iterate_headers,
     split_batches,
@@ -16,7 +18,7 @@ from raftlog.record.batch import (
 )
 from raftlog.record.codec import decode
 from raftlog.record.compression import Compression
-from raftlog.record.errors import CORRUPT_BATCH, RECORD_TOO_LARGE, LogError
+from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, RECORD_TOO_LARGE, LogError
 from raftlog.record.header import PREFIX_SIZE, parse_header
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from tests.record.batches import (
@@ -55,6 +57,20 @@ class TestSplit:
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
     def test_takes_any_buffer(self, kind: type) -> None:
         assert len(split_batches(kind(encoded() * 3), max_message_bytes=BATCH_BYTES_MAX)) == 3
+
+    def test_refuses_more_batches_than_one_step_of_the_loop_may_take(self) -> None:
+        least = encoded(SAMPLE[:1])
+        assert len(split_batches(least * BATCHES_MAX, max_message_bytes=BATCH_BYTES_MAX)) > 1000
+        assert refusal(least * (BATCHES_MAX + 1)).entry is INVALID_BODY
+
+    @given(st.integers(0, 5), st.integers(1, 6))
+    def test_the_number_of_batches_is_known_beforehand(self, more: int, count: int) -> None:
+        body = encoded(SAMPLE[:1]) * count
+        assert has_more_batches(body, more) is (count > more)
+
+    @given(st.binary(max_size=300))
+    def test_counting_the_batches_of_any_bytes_ends(self, data: bytes) -> None:
+        has_more_batches(data, 3)
 
     def test_refuses_nothing_at_all(self) -> None:
         assert refusal(b"").entry is CORRUPT_BATCH

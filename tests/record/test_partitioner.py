@@ -35,4 +35,3 @@ def test_hash_equals_another_implementation(key: bytes) -> None:
 def test_partition_equals_the_fields_default_partitioner(key: bytes, count: int) -> None:
     everyone = list(range(count))
     assert partition_for_key(key, count) == DefaultPartitioner()(key, everyone, everyone)
-    assert partition_for_key(key, count) == partition_for_key(key, count), "remembered as computed"

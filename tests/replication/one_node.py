@@ -6,9 +6,10 @@ Brokers 2 and 3 exist in the metadata only. Only `sleep` moves the time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+from raftlog.metadata.apply import ApplyResult
 from raftlog.metadata.commands import (
     ChangePartitions,
     Command,
@@ -24,8 +25,8 @@ from raftlog.metadata.commands import (
 from raftlog.metadata.image import BrokerImage, PartitionImage
 from raftlog.metadata.liveness import plan_replica_failures
 from raftlog.metadata.state_machine import MetadataStateMachine
-from raftlog.record.errors import LogError
-from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.record.errors import STORAGE_FAILED, LogError
+from raftlog.record.types import BrokerId, Offset, PartitionId, TopicId
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Host, Partition
 from raftlog.replication.repair import Repairs, ReplicaKey
@@ -84,6 +85,10 @@ class OneNode:
     refusals: list[LogError] = field(default_factory=list)
     """Errors of the next reports."""
     on_fail: Callable[[], None] = lambda: None
+    asked: list[tuple[BrokerId, Offset]] = field(default_factory=list)
+    """Reads of other brokers' replicas, for repairs."""
+    copy: Callable[[Offset], Awaitable[bytes]] | None = None
+    """The batches of other brokers' replicas."""
     fatal: list[str] = field(default_factory=list)
     index: int = 0
     logs: LogManager = field(init=False)
@@ -96,9 +101,11 @@ class OneNode:
 
     # Metadata
 
-    def run(self, command: Command) -> None:
+    def run(self, command: Command) -> ApplyResult:
         self.index += 1
-        self.state_machine.apply(self.index, encode_command(command)).check()
+        result = self.state_machine.apply(self.index, encode_command(command))
+        result.check()
+        return result
 
     def register(self, number: int, incarnation: str = "i") -> None:
         self.run(
@@ -137,6 +144,17 @@ class OneNode:
             )
         )
 
+    def create_many(self, partitions: int, *, number: int = 0, name: str = "t") -> None:
+        """A topic of partitions that this node leads."""
+        self.run(
+            CreateTopic(
+                topic_id=topic_id(number),
+                name=name,
+                configs={},
+                assignments=((ME, BrokerId(2)),) * partitions,
+            )
+        )
+
     def delete(self, number: int = 0) -> None:
         self.run(DeleteTopic(topic_id=topic_id(number)))
 
@@ -168,14 +186,15 @@ class OneNode:
     def row(self, number: int = 0) -> PartitionImage:
         return self.state_machine.image.topics_by_id[topic_id(number)].partitions[0]
 
-    async def fail_replicas(self, keys: Collection[ReplicaKey]) -> None:
+    async def fail_replicas(self, keys: Collection[ReplicaKey], *, lost: bool) -> None:
         await asyncio.sleep(0)
         self.failed.append(list(keys))
         if self.refusals:
             raise self.refusals.pop(0)
         self.on_fail()
-        for command in plan_replica_failures(self.state_machine.image, ME, keys):
-            self.run(command)
+        for command in plan_replica_failures(self.state_machine.image, ME, keys, lost=lost):
+            for stale in self.run(command).partitions().stale:
+                raise LogError(stale.refusal.entry, stale.refusal.message)
 
     # The node
 
@@ -196,9 +215,19 @@ class OneNode:
             broker_id=ME,
             clock=self.clock,
             fail_replicas=self.fail_replicas,
+            read_replica=self.read_replica,
             on_fatal=self.fatal.append,
         )
         await self.replicas.start()
+
+    async def read_replica(
+        self, broker_id: BrokerId, _topic_id: TopicId, _number: PartitionId, offset: Offset
+    ) -> bytes:
+        """Batches of another broker's replica."""
+        self.asked.append((broker_id, offset))
+        if self.copy is None:
+            raise LogError(STORAGE_FAILED, "no good copy")
+        return await self.copy(offset)
 
     async def close(self) -> None:
         await self.repairs.close()
@@ -231,4 +260,12 @@ class OneNode:
         return found
 
     def files(self, below: str) -> list[str]:
-        return [path for path in self.disk.paths() if path.startswith(f"{below}/")]
+        """The files below a directory, and the directories of replicas without a file."""
+        disk = self.disk
+        empty = [
+            f"{below}/{topic}/{replica}"
+            for topic in disk.list_directory(below)
+            for replica in disk.list_directory(f"{below}/{topic}")
+            if not disk.list_directory(f"{below}/{topic}/{replica}")
+        ]
+        return sorted(empty + [path for path in disk.paths() if path.startswith(f"{below}/")])

@@ -26,10 +26,12 @@ from raftlog.record.errors import (
     INVALID_CONFIG,
     NO_CONTROLLER,
     NOT_FOUND,
+    NOT_READY,
     RETRIABLE,
     LogError,
 )
 from raftlog.record.types import BrokerId, TopicId
+from raftlog.replication import cluster_metadata
 from raftlog.replication.cluster_metadata import ClusterMetadata
 from raftlog.replication.follower_streams import FollowerStreams
 from raftlog.replication.manager import ReplicaManager
@@ -234,3 +236,27 @@ async def test_without_a_quorum_changes_fail_typed_and_partitions_are_served(
         assert failed.value.entry is entry
         assert failed.value.entry.retriable
     assert (await cluster.replicas.partition("t", 0).read(0, max_bytes=1)).data == b""
+
+
+async def test_a_creation_is_answered_once_committed_though_the_disk_takes_long(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_metadata, "SETTLE_S", 0.01)
+    gate = asyncio.Event()
+    run = SimulatedDisk.run
+
+    async def gated(disk: SimulatedDisk, work: Callable[[], object]) -> object:
+        await gate.wait()
+        return await run(disk, work)
+
+    monkeypatch.setattr(SimulatedDisk, "run", gated)
+    topic = await cluster.metadata.create_topic("large", partitions=1_000)
+    assert len(topic.partitions) == 1_000
+    assert cluster.replicas.opening_count == 1_000
+    with pytest.raises(LogError) as refused:
+        cluster.replicas.partition("large", 0)
+    assert refused.value.entry is NOT_READY
+    gate.set()
+    await cluster.replicas.settled(cluster.quorum.index)
+    assert cluster.replicas.opening_count == 0
+    assert cluster.replicas.partition("large", 999).is_leader

@@ -70,12 +70,13 @@ def ack(
     log_end: int = 100,
     now: float = 0.0,
     epoch: int = 10,
+    log_start: int = 0,
 ) -> None:
     state.acked(
         BrokerId(number),
         BrokerEpoch(epoch),
         durable_end=Offset(end),
-        log_start_offset=Offset(0),
+        log_start_offset=Offset(log_start),
         log_end=Offset(log_end),
         now=now,
     )
@@ -91,10 +92,16 @@ def desired_isr(
     now: float = 0.0,
     hw: int = 0,
     brokers: Any = BROKERS,
+    log_start: int = 0,
     log_end: int = 100,
 ) -> Any:
     found = state.desired_isr(
-        brokers, high_watermark=Offset(hw), log_end=Offset(log_end), now=now, lag_max_s=LAG_S
+        brokers,
+        high_watermark=Offset(hw),
+        log_start=Offset(log_start),
+        log_end=Offset(log_end),
+        now=now,
+        lag_max_s=LAG_S,
     )
     return None if found is None else [int(member) for member, _ in found.isr]
 
@@ -216,6 +223,7 @@ class TestLeaving:
             found = state.desired_isr(
                 BROKERS,
                 high_watermark=Offset(0),
+                log_start=Offset(0),
                 log_end=Offset(100 * second),
                 now=second + 0.5,
                 lag_max_s=LAG_S,
@@ -274,6 +282,14 @@ class TestEntering:
         ack(state, 3, 80)
         assert desired_isr(state, hw=50) == [1, 2, 3]
 
+    def test_not_before_its_log_begins_where_the_leaders_does(self) -> None:
+        state = leader(1, 2)
+        ack(state, 2, 100)
+        ack(state, 3, 100, log_start=29)
+        assert desired_isr(state, log_start=30) is None
+        ack(state, 3, 100, log_start=30)
+        assert desired_isr(state, log_start=30) == [1, 2, 3]
+
     @pytest.mark.parametrize(
         "changes",
         [{"fenced": True}, {"controlled_shutdown": True}, {"broker_epoch": BrokerEpoch(11)}],
@@ -289,7 +305,12 @@ class TestEntering:
         ack(state, 2, 100)
         ack(state, 3, 100)
         found = state.desired_isr(
-            BROKERS, high_watermark=Offset(0), log_end=Offset(100), now=0, lag_max_s=LAG_S
+            BROKERS,
+            high_watermark=Offset(0),
+            log_start=Offset(0),
+            log_end=Offset(100),
+            now=0,
+            lag_max_s=LAG_S,
         )
         assert found == IsrProposal(
             PartitionEpoch(0), tuple((BrokerId(n), BrokerEpoch(10)) for n in (1, 2, 3))
@@ -314,5 +335,12 @@ def test_log_start_is_followed_by_all_in_sync() -> None:
         log_end=Offset(100),
         now=0,
     )
-    assert state.all_begin_at(Offset(7))
-    assert not state.all_begin_at(Offset(8))
+    assert state.all_begin_at(Offset(7), min_insync_replicas=2)
+    assert not state.all_begin_at(Offset(8), min_insync_replicas=2)
+
+
+def test_below_the_minimum_no_log_start_counts_as_followed() -> None:
+    """A replica that left the ISR may lead next, from the ELR."""
+    state = leader(1)
+    assert not state.all_begin_at(Offset(7), min_insync_replicas=2)
+    assert state.all_begin_at(Offset(7), min_insync_replicas=1)

@@ -272,3 +272,29 @@ async def test_a_topic_that_nobody_remembers_is_served_no_more_and_kept(
     await node.replicas.close()
     await node.open()
     assert await read_all(node.here().log) == [b"a", b"b"]
+
+
+async def test_a_topic_of_many_partitions_costs_few_syncs_and_few_checkpoint_writes(
+    node: OneNode,
+) -> None:
+    before = node.disk.operations.copy()
+    node.create_many(1_000)
+    assert node.replicas.opening_count == 1_000
+    await node.settled()
+    assert node.replicas.opening_count == 0
+    counts = node.disk.operations - before
+    assert sum(1 for _ in node.replicas.led()) == 1_000
+    assert counts["sync"] + counts["sync_directory"] < 100
+    assert counts["make_directory"] == 1_001
+
+
+async def test_a_topic_deleted_while_its_partitions_are_opened_leaves_none_in_opening(
+    node: OneNode,
+) -> None:
+    node.create_many(1_000)
+    await node.turns(3)
+    node.delete()
+    await node.settled()
+    assert node.replicas.opening_count == 0
+    assert not list(node.replicas.replicas())
+    assert not node.files("replicas")

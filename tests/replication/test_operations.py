@@ -148,7 +148,7 @@ def node() -> Node:
 
 
 async def test_failed_replicas_are_out_before_the_call_returns(node: Node) -> None:
-    await node.metadata.fail_replicas([KEY, (TOPIC_ID, PartitionId(1))])
+    await node.metadata.fail_replicas([KEY, (TOPIC_ID, PartitionId(1))], lost=True)
     rows = [node.quorum.row(0), node.quorum.row(1)]
     assert [(row.leader, row.isr, row.elr) for row in rows] == [(1, (1, 3), ()), (3, (3, 1), ())]
     assert node.settled == [], "whoever works on the disk may call it"
@@ -158,7 +158,7 @@ async def test_failure_outlasts_changes_that_others_make_at_the_same_time(node: 
     node.quorum.before.extend(
         [lambda: node.quorum.alter_isr(1, 2), lambda: node.quorum.alter_isr(1, 2, 3)]
     )
-    await node.metadata.fail_replicas([KEY, (TOPIC_ID, PartitionId(1))])
+    await node.metadata.fail_replicas([KEY, (TOPIC_ID, PartitionId(1))], lost=True)
     assert node.quorum.row().isr == (1, 3)
     sizes = [len(c.changes) for c in node.quorum.proposed if isinstance(c, ChangePartitions)]
     assert sizes == [2, 1, 1], "what was done already is not done again"
@@ -172,7 +172,7 @@ async def test_failure_that_is_not_known_to_be_committed_is_an_error(node: Node)
     ):
         node.quorum.ending = ending
         with pytest.raises(LogError) as raised:
-            await node.metadata.fail_replicas([KEY])
+            await node.metadata.fail_replicas([KEY], lost=True)
         assert raised.value.entry is entry
 
 
@@ -183,7 +183,7 @@ async def test_failure_is_given_up_after_many_rounds(
     for members in ((1, 2), (1, 2, 3), (1, 2), (1, 2, 3), (1, 2)):
         node.quorum.before.append(lambda members=members: node.quorum.alter_isr(*members))
     with pytest.raises(LogError, match="keep changing") as raised:
-        await node.metadata.fail_replicas([KEY])
+        await node.metadata.fail_replicas([KEY], lost=True)
     assert raised.value.entry is RETRIABLE
     assert len(node.quorum.proposed) == 4
 

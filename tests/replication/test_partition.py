@@ -332,7 +332,17 @@ def test_who_asks_the_wrong_node_is_told_where_to_ask(host: str, address: str) -
         command_version=1,
         fenced=False,
     )
-    error = not_led_here("t", 3, leader)
+    row = replace(image(), leader=BrokerId(7), isr=(BrokerId(7),))
+    error = not_led_here("t", row, {BrokerId(7): leader})
     assert error.entry is NO_LEADER
-    assert "t-3" in error.message and address in error.message
-    assert "no broker" in not_led_here("t", 3, None).message
+    assert "t-0" in error.message and address in error.message
+    assert "no broker" in not_led_here("t", row, {}).message
+
+
+def test_a_partition_whose_replicas_all_may_lack_records_names_the_next_step() -> None:
+    row = replace(image(), leader=NO_LEADER_ID, isr=())
+    error = not_led_here("t", row, {})
+    assert error.entry is NO_LEADER
+    assert "transfer-leadership --topic t --partition 0 --unclean" in error.message
+    eligible = replace(row, elr=(BrokerId(1),))
+    assert "unclean" not in not_led_here("t", eligible, {}).message

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from dataclasses import replace
+
 import pytest
 
-from raftlog.record.errors import CORRUPT_BATCH, NO_LEADER, OUT_OF_ORDER_SEQUENCE, LogError
+from raftlog.record.errors import (
+    CORRUPT_BATCH,
+    INVALID_PRODUCER_ID,
+    NO_LEADER,
+    OUT_OF_ORDER_SEQUENCE,
+    LogError,
+)
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.replication.partition import Acks
 from raftlog.storage.types import AppendResult
@@ -129,3 +138,39 @@ async def test_what_cannot_be_read_changes_nothing() -> None:
             )
         assert refused.value.entry is CORRUPT_BATCH
         assert await second.values() == [b"a", b"b", b"c", b"d"]
+
+
+async def test_producer_ids_that_the_cluster_has_not_issued_are_refused() -> None:
+    node = nodes(1)[0]
+    issued, barriers = 5, 0
+
+    async def confirm() -> None:
+        nonlocal issued, barriers
+        barriers += 1
+        issued = 8  # another node's block, not applied here before
+
+    def send(producer_id: int, sequence: int = 0) -> Awaitable[object]:
+        batches = [
+            batch(
+                [b"v"],
+                producer_id=ProducerId(producer_id),
+                producer_epoch=ProducerEpoch(0),
+                sequence=sequence,
+            )
+        ]
+        return node.partition.append(batches, acks=Acks.LEADER, timeout_s=60)
+
+    await node.open(row(1, 1, replicas=(1,), isr=(1,)))
+    node.partition.host = replace(
+        node.partition.host, confirm=confirm, next_producer_id=lambda: issued
+    )
+    await send(4)
+    assert barriers == 0
+    await send(7)
+    assert barriers == 1
+    with pytest.raises(LogError) as refused:
+        await send(8)
+    assert refused.value.entry is INVALID_PRODUCER_ID
+    assert node.partition.log_end_offset == 2
+    issued = 0
+    await send(7, 1)  # a known producer goes on, whatever the metadata says

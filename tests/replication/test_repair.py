@@ -10,7 +10,7 @@ from raftlog.metadata.image import NO_LEADER_ID
 from raftlog.record.errors import DISK_FULL, NO_CONTROLLER, STORAGE_FAILED, LogError
 from raftlog.record.types import Offset, PartitionId
 from raftlog.replication.partition import Acks, Partition
-from raftlog.replication.repair import RENEWALS_MAX, RENEWALS_S
+from raftlog.replication.repair import RENEWALS_MAX, RENEWALS_S, SEARCHES_MAX
 from raftlog.storage.types import LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.replication.one_node import OneNode, topic_id
@@ -208,16 +208,30 @@ class TestDamaged:
 
     async def test_damage_that_a_reader_meets_is_repaired(self, node: OneNode) -> None:
         before = await filled(node, 1, 2)
-        states: list[LogState] = []
-        node.on_fail = lambda: states.append(before.log.state)
+        states: list[tuple[bool, LogState]] = []
+        node.on_fail = lambda: states.append((before.is_leaving, before.log.state))
         node.disk.flip_bit(LOG, 8 * 65)
         with pytest.raises(LogError):
             await before.log.reader.read(Offset(0), end=Offset(2), max_bytes=1000)
         after = await repaired(node, before)
-        # The replica must stop before it leaves: a follower would enter the ISR again.
-        assert states == [LogState.DAMAGED]
+        # It must not follow while it leaves, or would enter the ISR again. It is closed later.
+        assert states == [(True, LogState.ONLINE)]
         assert node.row().isr == (2,)
         assert after.log_end_offset == 0
+
+    async def test_member_that_another_one_forestalls_goes_on_serving(self, node: OneNode) -> None:
+        before = await filled(node, 1, 2)
+        # The other member, damaged too, leaves first.
+        node.on_fail = lambda: node.change(isr=(1,)) if node.row().isr == (1, 2) else None
+        node.disk.flip_bit(LOG, 8 * 65)
+        with pytest.raises(LogError):
+            await before.log.reader.read(Offset(0), end=Offset(2), max_bytes=1000)
+        await node.until(lambda: bool(node.failed))
+        await node.turns()
+        assert (node.row().isr, node.here()) == ((1,), before)
+        assert before.is_leader
+        assert not before.is_leaving
+        await put(before, b"c")
 
     async def test_the_last_one_goes_on_serving_what_is_whole(self, node: OneNode) -> None:
         before = await filled(node, 1)
@@ -230,6 +244,70 @@ class TestDamaged:
         fetched = await before.read(Offset(1), max_bytes=1000)
         assert fetched.next_offset == 2
         await put(before, b"c")
+
+
+class TestBatches:
+    async def damaged(self, node: OneNode) -> tuple[Partition, bytes]:
+        before = await filled(node, 1, 2, 3)
+        before.high_watermark = Offset(2)
+        whole = await before.read(Offset(0), max_bytes=1000)
+        node.disk.flip_bit(LOG, 8 * 65)
+        return before, bytes(whole.data)
+
+    async def read(self, replica: Partition) -> list[bytes | None]:
+        return await read_all(replica.log)
+
+    async def test_a_damaged_batch_is_taken_from_another_replica_by_the_leader_itself(
+        self, node: OneNode
+    ) -> None:
+        before, good = await self.damaged(node)
+        is_reached = False
+
+        async def copy(offset: Offset) -> bytes:
+            nonlocal is_reached
+            if not is_reached:
+                is_reached = True
+                raise LogError(NO_CONTROLLER, "not reached")
+            return good
+
+        node.copy = copy
+        with pytest.raises(LogError):
+            await before.read(Offset(0), max_bytes=1000)
+        await node.until(lambda: not node.repairs.under_way)
+        assert node.here() is before
+        assert before.is_leader
+        assert before.log.damage_found is None
+        assert await self.read(before) == [b"a", b"b"]
+        assert not node.failed, "it stays in sync"
+        assert {broker for broker, _ in node.asked} == {2, 3}
+        await put(before, b"c")
+
+    async def test_nothing_is_replaced_before_every_replica_has_answered(
+        self, node: OneNode
+    ) -> None:
+        before, _ = await self.damaged(node)
+
+        async def copy(_offset: Offset) -> bytes:
+            code = NO_CONTROLLER if node.asked[-1][0] == 3 else STORAGE_FAILED
+            raise LogError(code, "no copy")
+
+        node.copy = copy
+        with pytest.raises(LogError):
+            await before.read(Offset(0), max_bytes=1000)
+        await node.until(lambda: len(node.asked) > 2 * 2 * SEARCHES_MAX)
+        assert node.here() is before
+        assert not node.failed
+        node.copy = None
+        await node.until(lambda: node.failed)
+        assert before.log.state is LogState.DAMAGED
+
+    async def test_what_is_not_committed_is_asked_of_no_replica(self, node: OneNode) -> None:
+        before, _ = await self.damaged(node)
+        before.high_watermark = Offset(0)
+        with pytest.raises(LogError):
+            await before.log.reader.read(Offset(0), end=Offset(2), max_bytes=1000)
+        await node.until(lambda: node.failed)
+        assert not node.asked
 
 
 class TestBounds:
@@ -369,13 +447,18 @@ class TestLosses:
         assert not node.here().loss_gate.may_have_lost_data
         assert node.streams.followed == {node.here(): (2, node.row().leader_epoch)}
 
-    async def test_the_only_replica_leads_on(self, node: OneNode) -> None:
+    async def test_the_only_replica_is_reported_too_and_leads_once_elected(
+        self, node: OneNode
+    ) -> None:
         await self.lost(node, 1)
         await node.open()
         await node.repairs.report_losses()
-        assert node.failed == []
+        assert node.failed == [[KEY]]
+        assert node.row().isr == ()
+        assert node.here().log.possible_loss is None
+        assert not node.here().is_leader
+        node.change(leader=1, isr=(1,), unclean=True)
         assert node.here().is_leader
-        assert node.here().log.possible_loss is not None
 
 
 async def test_what_it_did_not_expect_ends_the_node(node: OneNode) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from raftlog.broker.authorize import Authorize, allow_all
 from raftlog.broker.service import Broker
-from raftlog.http.app import HttpServer
+from raftlog.http.app import HttpServer, Port
 from raftlog.http.dispatch import Dispatcher
 from raftlog.http.metrics import ServerMetrics
 from raftlog.http.request import ServerContext
@@ -59,7 +59,7 @@ async def serving(
     broker = Broker(node.services, settings.for_broker(), authorize)
     context = ServerContext(broker=broker, settings=settings, metrics=ServerMetrics(broker.topics))
     dispatcher = Dispatcher(Router(ROUTES), context)
-    server = await HttpServer.start(dispatcher, context, "127.0.0.1", 0)
+    server = await HttpServer.start(dispatcher, context, await Port.bind("127.0.0.1", 0))
     try:
         async with RawPeer.connected(server.port) as peer:
             yield DataPeer(node, server, peer)

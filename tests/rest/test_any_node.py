@@ -209,7 +209,7 @@ async def test_records_of_many_partitions_go_to_their_leaders() -> None:
 async def test_v3_writes_by_the_node_that_follows() -> None:
     async with two() as both:
         body = {"value": {"type": "JSON", "data": 1}}
-        path = "/v3/clusters/any/topics/t/records"
+        path = "/v3/clusters/-/topics/t/records"
         receipt = (await post(both.other, path, body)).json
         assert (receipt["error_code"], receipt["offset"]) == (200, 0)
         reply = await post(both.other, f"{path}:batch", {"entries": [{"id": "a", **body}]})

@@ -13,7 +13,7 @@ from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
 from raftlog.broker.metrics import OTHER_TOPICS
-from raftlog.http.app import described_routes
+from raftlog.http.app import PortError, described_routes
 from raftlog.http.openapi import PATH_PARAMETERS
 from raftlog.http.settings import ServerLimits, ServerSettings
 from raftlog.record.types import TopicId
@@ -21,7 +21,7 @@ from raftlog.rest.routes import ROUTES
 from tests.http.fakes import FakeNode, start_server
 from tests.http.http_peers import RawPeer, Reply
 
-ADMIN = "/v3/clusters/any"
+ADMIN = "/v3/clusters/-"
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ async def test_health_port_serves_health_alone() -> None:
 
 async def test_port_in_use_leaves_nothing_running() -> None:
     first = await start_server(FakeNode().services, ServerSettings(port=0))
-    with pytest.raises(OSError):
+    with pytest.raises(PortError):
         await start_server(FakeNode().services, ServerSettings(port=0, health_port=first.port))
     await first.close()
 
@@ -156,6 +156,7 @@ async def test_topic_lives_from_creation_to_deletion() -> None:
             "partitions_count": 4,
             "partitions": {"related": f"{base}/topics/t/partitions"},
             "configs": {"related": f"{base}/topics/t/configs"},
+            "partition_reassignments": {"related": f"{base}/topics/t/partitions/-/reassignment"},
             "authorized_operations": [],
         }
         assert (await post(peer, f"{ADMIN}/topics", body)).error_code == 40904
@@ -176,7 +177,7 @@ async def test_validate_only_creates_nothing() -> None:
     async with running(FakeNode()) as peer:
         body = '{"topic_name":"t","partitions_count":2,"validate_only":true}'
         reply = await post(peer, f"{ADMIN}/topics", body)
-        assert (reply.status, reply.json["partitions_count"]) == (201, 2)
+        assert (reply.status, reply.json["partitions_count"]) == (200, 2)
         assert (await peer.request("GET", f"{ADMIN}/topics/t")).error_code == 40401
 
 

@@ -153,7 +153,7 @@ STREAMS: dict[str, Callable[[], bytes]] = {
 async def test_streams_of_records(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     body = gzip.compress(STREAMS[name](), 1)
     async with data_node() as one:
-        path = "/v3/clusters/any/topics/one/records"
+        path = "/v3/clusters/-/topics/one/records"
         with longest_step(monkeypatch) as longest:
             reply = await one.peer.request("POST", path, body, Content_Encoding="gzip")
         assert reply.status in (200, 413, 422), reply.body[:500]
@@ -164,7 +164,7 @@ async def test_batch_of_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [{"id": str(n), "key": {"type": "JSON", "data": n}} for n in range(10_000)]
     body = json.dumps({"entries": entries}).encode()
     async with data_node() as one:
-        path = "/v3/clusters/any/topics/six/records:batch"
+        path = "/v3/clusters/-/topics/six/records:batch"
         with longest_step(monkeypatch) as longest:
             reply = await one.peer.request("POST", path, body)
         assert reply.status == 207, reply.body[:500]

@@ -288,7 +288,7 @@ async def test_a_topic_made_anew_is_another_one() -> None:
         (frame,) = await fetch(one, want("one", 0, topic_id=topic_id))
         assert (frame.error_code, len(records_in(frame))) == (0, 1)
         (frame,) = await fetch(one, want("one", 0, topic_id="f" * 32))
-        assert frame.error_code == 40401
+        assert frame.error_code == 40404
         assert topic_id in frame.message
         assert "f" * 32 in frame.message
 

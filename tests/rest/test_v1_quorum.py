@@ -79,6 +79,7 @@ async def test_leader_shows_every_member_with_its_lag() -> None:
         "last_index": 120,
         "commit_index": 119,
         "applied_index": 118,
+        "warnings": [],
     }
     assert [
         (m["node_id"], m["is_leader"], m["connected"], m["match_index"], m["lag"]) for m in voters
@@ -249,7 +250,7 @@ async def test_controller_is_the_leader_of_the_quorum_everywhere(
     node.quorum.leader_id = leader
     assert (await get(node, "/v1/metadata"))["controller_id"] == told
     async with serving(ROUTES, node=node) as server, RawPeer.connected(server.port) as peer:
-        described = (await peer.request("GET", "/v3/clusters/x")).json
+        described = (await peer.request("GET", "/v3/clusters/-")).json
         listed = (await peer.request("GET", "/v3/clusters")).json
     assert listed["data"] == [described]
     if leader is None:

@@ -75,7 +75,7 @@ async def test_topics_show_the_clusters_setting_and_where_it_comes_from() -> Non
 
     async def shown(peer: RawPeer, topic: str) -> Any:
         found = (
-            await peer.request("GET", f"/v3/clusters/x/topics/{topic}/configs/retention.ms")
+            await peer.request("GET", f"/v3/clusters/-/topics/{topic}/configs/retention.ms")
         ).json
         return found["value"], found["source"], found["is_default"]
 

@@ -89,10 +89,12 @@ async def test_events_carry_where_to_go_on() -> None:
         await write(one, 1, "a", "b")
         async with tailing(one, f"{TAIL}?partition=1,2&offset=earliest", f"Accept: {SSE}") as tail:
             events = [await tail.event(), await tail.event()]
-            assert [event["id"] for event in events] == ["1:1,2:0", "1:2,2:0"]
+            topic_id = one.node.metadata.image.topic("six").topic_id
+            ids = [f"1:1,2:0@{topic_id}", f"1:2,2:0@{topic_id}"]
+            assert [event["id"] for event in events] == ids
             assert [json.loads(event["data"])["value"] for event in events] == ["a", "b"]
             await write(one, 2, "c")
-            assert (await tail.event())["id"] == "1:2,2:1"
+            assert (await tail.event())["id"] == f"1:2,2:1@{topic_id}"
 
 
 @pytest.mark.parametrize("way", ["header", "query"])
@@ -114,6 +116,18 @@ async def test_resumed_tail_repeats_and_misses_nothing(way: str) -> None:
                     seen.append(json.loads(event["data"])["value"])
                     last = event["id"]
         assert sorted(seen) == [f"{p}-{n}" for p in range(3) for n in range(5)]
+
+
+async def test_a_tail_of_a_topic_made_again_does_not_go_on_in_it() -> None:
+    async with data_node() as one:
+        await write(one, 0, "a", "b")
+        async with tailing(one, f"{TAIL}?offset=earliest", f"Accept: {SSE}") as tail:
+            offsets, _, topic_id = (await tail.event())["id"].partition("@")
+        path = f"{TAIL}?last_event_id={offsets}"
+        reply = await one.peer.request("GET", f"{path}@{'f' * 32}")
+        assert reply.error_code == 40404
+        async with tailing(one, f"{path}@{topic_id}") as tail:
+            assert (await tail.line())["value"] == "b"
 
 
 async def test_partition_that_the_id_does_not_know_is_read_from_its_start() -> None:
@@ -147,7 +161,8 @@ async def test_record_that_is_not_json_is_told_of_and_passed_over() -> None:
             assert (await tail.line())["value"] == 1
         async with tailing(one, path, f"Accept: {SSE}") as tail:
             event = await tail.event()
-            assert (event["event"], event["id"]) == ("error", "0:1")
+            assert event["event"] == "error"
+            assert event["id"].startswith("0:1@")
             assert json.loads((await tail.event())["data"])["value"] == 1
 
 

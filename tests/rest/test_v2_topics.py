@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from .data_fakes import data_node
+from raftlog.broker.authorize import Operation, Principal, Resource
+from raftlog.metadata.configs import CONFIG_TABLE
+from raftlog.record.errors import FORBIDDEN, LogError
+from tests.broker.data_fakes import DataNode
+
+from .data_fakes import data_node, serving
+
+V2 = "application/vnd.kafka.v2+json"
+DEFAULTS = {name: entry.default for name, entry in CONFIG_TABLE.items()}
 
 
 async def test_topics_are_listed_sorted() -> None:
@@ -22,9 +30,48 @@ async def test_topic_is_described() -> None:
         replica = {"broker": 1, "leader": True, "in_sync": True}
         assert reply.json == {
             "name": "one",
-            "configs": {"retention.ms": "1000"},
+            "configs": {**DEFAULTS, "retention.ms": "1000"},
             "partitions": [{"partition": 0, "leader": 1, "replicas": [replica]}],
         }
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type"),
+    [
+        ("", V2),
+        ("*/*", V2),
+        (V2, V2),
+        ("text/html", V2),
+        ("application/json", "application/json"),
+        (f"{V2};q=0.5, application/json", "application/json"),
+    ],
+)
+async def test_brokers_and_errors_have_the_media_type_of_v2(accept: str, media_type: str) -> None:
+    headers = {"Accept": accept} if accept else {}
+    async with data_node() as one:
+        if accept != "text/html":
+            brokers = await one.peer.request("GET", "/brokers", **headers)
+            assert brokers.json == {"brokers": [1]}
+            assert brokers.headers["content-type"] == media_type
+        for method, path, body in (
+            ("GET", "/topics/none", b""),
+            ("GET", "/topics/one/partitions/0/records?offset=x", b""),
+            ("POST", "/topics/one", b"{"),
+        ):
+            reply = await one.peer.request(method, path, body, **headers)
+            assert reply.error_code
+            assert reply.headers["content-type"] == media_type, path
+
+
+async def test_configs_are_left_out_for_a_principal_that_may_not_describe_them() -> None:
+    def authorize(_: Principal, operation: Operation, __: Resource) -> None:
+        if operation is Operation.DESCRIBE_CONFIGS:
+            raise LogError(FORBIDDEN)
+
+    node = DataNode()
+    await node.metadata.create_topic("one")
+    async with serving(node, authorize=authorize) as one:
+        assert (await one.peer.request("GET", "/topics/one")).json["configs"] == {}
 
 
 async def test_partitions_are_described() -> None:

@@ -15,8 +15,8 @@ from tests.http.http_peers import PATIENCE_S, RawPeer, Reply, eventually
 
 from .data_fakes import DataPeer, data_node, few
 
-RECORDS = "/v3/clusters/any/topics/one/records"
-SIX = "/v3/clusters/any/topics/six/records"
+RECORDS = "/v3/clusters/-/topics/one/records"
+SIX = "/v3/clusters/-/topics/six/records"
 
 
 def json_data(value: Any) -> dict[str, Any]:
@@ -165,7 +165,7 @@ async def test_append_that_fails_is_told_per_record() -> None:
 async def test_unknown_topic_media_type_and_options() -> None:
     async with data_node() as one:
         body = stream({"value": json_data(1)})
-        reply = await post(one, body, "/v3/clusters/any/topics/none/records")
+        reply = await post(one, body, "/v3/clusters/-/topics/none/records")
         assert reply.error_code == 40401
         assert (await post(one, body, Content_Type="text/plain")).error_code == 41501
         assert (await post(one, body, RECORDS + "?acks=x")).error_code == 40001
@@ -309,7 +309,53 @@ async def test_batch_tells_successes_and_failures_by_id() -> None:
         assert reply.json["failures"] == [{"id": "e2", "error_code": 50701, "message": "full"}]
         one.node.log("six", 1).append_error = LogError(DISK_FULL, "full")
         reply = await post(one, stream({"entries": entries[:2]}), f"{SIX}:batch")
-        assert reply.error_code == 50701
+        assert (reply.status, reply.json["successes"]) == (207, [])
+        assert [row["error_code"] for row in reply.json["failures"]] == [50701, 50701]
+
+
+async def test_bad_entries_of_a_batch_fail_alone() -> None:
+    async with data_node() as one:
+        await one.node.metadata.alter_configs("one", {"max.message.bytes": "1024"})
+        bad: list[tuple[dict[str, Any], int]] = [
+            ({"value": {"type": "AVRO", "data": 1}}, 42201),
+            ({"value": {"type": "BINARY", "data": "Q"}}, 42201),
+            ({"value": json_data(1), "partition_id": 7}, 40402),
+            ({"value": json_data(1), "partition_id": -1}, 42201),
+            ({"value": json_data(1), "timestamp": "yesterday"}, 42201),
+            ({"value": json_data(1), "timestamp": "1969-02-05T19:14:42Z"}, 42201),
+            ({"value": json_data("x" * 3000)}, 41302),
+            ({"value": json_data(1), "unknown": 1}, 42201),
+            ({}, 42201),
+        ]
+        entries = []
+        for number, (entry, _) in enumerate(bad):
+            entries += [{"id": f"b{number}", **entry}]
+            entries += [{"id": f"g{number}", "value": json_data(number)}]
+        reply = await post(one, stream({"entries": entries}), f"{RECORDS}:batch")
+        assert reply.status == 207
+        failures = [(row["id"], row["error_code"]) for row in reply.json["failures"]]
+        assert failures == [(f"b{number}", code) for number, (_, code) in enumerate(bad)]
+        successes = [(row["id"], row["offset"]) for row in reply.json["successes"]]
+        assert successes == [(f"g{number}", number) for number in range(len(bad))]
+        assert [value for _, value in contents(one.node.log())] == [
+            str(number).encode() for number in range(len(bad))
+        ]
+
+
+async def test_refused_entries_cost_no_append_each() -> None:
+    async with data_node() as one:
+        await one.node.metadata.alter_configs("one", {"max.message.bytes": "1024"})
+        entries = [
+            {"id": str(number), "value": json_data("x" * 3000 * (number % 2))}
+            for number in range(100)
+        ]
+        reply = await post(one, stream({"entries": entries}), f"{RECORDS}:batch")
+        assert len(reply.json["successes"]) == len(reply.json["failures"]) == 50
+        assert one.node.log().appends == 1
+        reply = await post(one, stream(*[{"value": entry["value"]} for entry in entries]))
+        assert [row["error_code"] for row in receipts(reply)] == [200, 41302] * 50
+        # One for each step of the stream, which has 32 KiB.
+        assert one.node.log().appends <= 8
 
 
 @pytest.mark.parametrize(
@@ -322,8 +368,8 @@ async def test_batch_tells_successes_and_failures_by_id() -> None:
         (b'{"entries":[{"id":"","value":{"type":"JSON"}}]}', 42201),
         (b'{"entries":[{"id":"a b","value":{"type":"JSON"}}]}', 42201),
         (b'{"entries":[{"id":"a","value":null},{"id":"a","value":null}]}', 42201),
-        (b'{"entries":[{"id":"a","value":null},{"id":"b"}]}', 42201),
-        (b'{"entries":[{"id":"a","value":null},{"id":"b","value":null,"partition_id":6}]}', 40402),
+        (b'{"entries":[{"id":"a","value":null},{"value":null}]}', 42201),
+        (b'{"entries":[{"id":"a","value":null},7]}', 42201),
         (b'{"entries":[{"id":"a","value":{"type":"JSON","data":"\xff"}}]}', 42201),
         (b'{"entries":' + b"[" * 5000, 42201),
     ],

@@ -174,8 +174,14 @@ class FakePartition:
         return Fetched(data, following, self.high_watermark, self.log_start_offset)
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int] | None:
+        return (await self.known_offset_for_timestamp(timestamp_ms))[0]
+
+    async def known_offset_for_timestamp(
+        self, timestamp_ms: int
+    ) -> tuple[tuple[Offset, int] | None, Offset]:
         await self._begin(f"time {timestamp_ms}")
-        return None if timestamp_ms > 100 else (Offset(7), 99)
+        end = self.high_watermark
+        return (None if timestamp_ms > 100 else (Offset(7), 99)), end
 
     async def delete_records(self, before: Offset) -> Offset:
         await self._begin(f"delete {before}")

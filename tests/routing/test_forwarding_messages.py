@@ -30,6 +30,7 @@ from raftlog.routing.forwarding_messages import (
     Message,
     Piece,
     Read,
+    ReadReplica,
     Request,
     Wait,
     Waited,
@@ -52,6 +53,12 @@ operations = st.one_of(
         offset=numbers,
         max_bytes=st.integers(0, messages.BODY_BYTES_MAX),
         end_offset=st.none() | numbers,
+    ),
+    st.builds(
+        ReadReplica,
+        **places,
+        offset=numbers,
+        max_bytes=st.integers(0, messages.BODY_BYTES_MAX),
     ),
     st.builds(Bounds, **places),
     st.builds(

@@ -132,6 +132,52 @@ def test_a_partition_without_leader_has_an_error_and_the_others_answer() -> None
     simulate(test)
 
 
+def test_that_no_record_is_that_young_is_confirmed_once_for_all_partitions() -> None:
+    async def test(cluster: Cluster) -> None:
+        node = cluster.nodes[2]
+        spread(cluster, 2, 2, 2)
+        assert await times(node, 5, 500, 500) == [(7, 99), None, None]
+        assert node.mine.calls == ["time 5", "time 500", "time 500", "confirm"]
+        node.mine.calls.clear()
+        assert await times(node, 5, 5, 5) == [(7, 99)] * 3
+        assert "confirm" not in node.mine.calls
+
+    simulate(test)
+
+
+def test_a_lead_that_is_not_confirmed_denies_no_record_of_a_time() -> None:
+    async def test(cluster: Cluster) -> None:
+        node = cluster.nodes[2]
+        spread(cluster, 2, 2)
+
+        async def refuse() -> None:
+            raise LogError(NO_LEADER, "not known at the moment")
+
+        node.mine.confirm = refuse  # type: ignore[method-assign]
+        rows = await times(node, 500, 5)
+        assert refusal(rows[0]).entry is NO_LEADER
+        assert rows[1] == (7, 99)
+
+    simulate(test)
+
+
+def test_a_record_committed_while_the_lead_is_confirmed_is_found() -> None:
+    async def test(cluster: Cluster) -> None:
+        node = cluster.nodes[2]
+        spread(cluster, 2)
+        confirm = node.mine.confirm
+
+        async def confirm_and_grow() -> None:
+            await confirm()
+            cluster.records.end += 1
+
+        node.mine.confirm = confirm_and_grow  # type: ignore[method-assign]
+        await times(node, 500)
+        assert node.mine.calls == ["time 500", "confirm", "time 500"]
+
+    simulate(test)
+
+
 def test_an_error_at_a_leader_is_of_one_partition() -> None:
     async def test(cluster: Cluster) -> None:
         node, leader = cluster.nodes[2], cluster.nodes[1]

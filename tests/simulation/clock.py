@@ -36,6 +36,8 @@ class SimulatedClock:
         self._base_ms = float(now_ms)
         self._since = loop.time()
         self._rate = 1.0
+        self.suspended_s = 0.0
+        """Time for which the machine has slept. `monotonic` counts it, as CLOCK_BOOTTIME does."""
 
     def time_ms(self) -> int:
         return int(self._base_ms + (self._loop.time() - self._since) * 1000 * self._rate)

@@ -48,6 +48,8 @@ class Life:
         """Callbacks until its crash; 0: none is ordered. See `crash_after`."""
         self.held: deque[Handle] = deque()
         """Due callbacks waiting until the life is resumed, in order."""
+        self.suspended_at: float | None = None
+        """When the machine was suspended; its timers stand still since."""
         self.context = contextvars.copy_context()
         self.context.run(LIFE.set, self)
         self._on_end: dict[Callable[[], None], None] = {}

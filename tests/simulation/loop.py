@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 CALLBACK_S: Final = 1e-6
 START_S: Final = 1000.0
+SOON_S: Final = 0.0
+"""Deadline of a callback that is no timer."""
 STEPS_MAX: Final = 20_000_000
 TIME_S_MAX: Final = 3600.0
 """Of virtual time, in one run."""
@@ -115,7 +117,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
     ) -> Handle:
         handle = Handle(
-            self.now,
+            SOON_S,
             callback,
             args,
             self,
@@ -292,8 +294,38 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def resume(self, life: Life) -> None:
         """Resume a paused life: first the callbacks held back, in order."""
         life.paused = False
+        if life.suspended_at is not None:
+            self._postpone_timers(life, self.now - life.suspended_at)
+            life.suspended_at = None
         self._ready.extendleft(reversed(life.held))
         life.held.clear()
+
+    def suspend(self, life: Life) -> None:
+        """Pause a life with its machine: the timers stand still, too, until `resume`.
+
+        So does an event loop's clock (CLOCK_MONOTONIC) while a machine sleeps.
+        """
+        life.paused = True
+        life.suspended_at = self.now
+
+    def _postpone_timers(self, life: Life, seconds: float) -> None:
+        """Move all timers of a life, those held back included, on by the time of its sleep."""
+        asleep_since = life.suspended_at
+        assert asleep_since is not None
+        timers = self._timers
+        for index, (_, number, handle) in enumerate(timers):
+            if handle.life is life:
+                handle._when += seconds
+                timers[index] = (handle._when, number, handle)
+        heapq.heapify(timers)
+        due = [handle for handle in life.held if handle._when > asleep_since]
+        life.held = deque(handle for handle in life.held if handle._when <= asleep_since)
+        for handle in due:
+            self._timer_number += 1
+            handle._when += seconds
+            handle._scheduled = not handle._cancelled
+            if handle._scheduled:
+                heapq.heappush(timers, (handle._when, self._timer_number, handle))
 
     def _give_up(self, why: str, handle: Handle | None) -> NoReturn:
         waiting = [handle, *list(self._ready)[:SHOWN_MAX]] if handle is not None else []

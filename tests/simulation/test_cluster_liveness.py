@@ -15,6 +15,7 @@ from raftlog.controller.messages import HEARTBEAT_S
 from raftlog.metadata.broker_configs import SESSION_TIMEOUT_S_DEFAULT
 from raftlog.record.errors import NO_LEADER, LogError
 from raftlog.replication.partition import Acks
+from tests.simulation.clock import SimulatedClock
 from tests.simulation.life import Life
 from tests.simulation.node_checker import InvariantError
 from tests.simulation.node_world import NodeWorld, simulate_cluster
@@ -149,6 +150,69 @@ def test_a_paused_leader_takes_no_write_that_waited_for_it(paused_s: float, seed
         assert caught.value.entry is NO_LEADER
 
     simulate_cluster(test, seed)
+
+
+async def write_after_sleep(nodes: NodeWorld, victim: int, number: int, asleep_s: float) -> None:
+    """Send a write to a leader whose machine sleeps, and await the answer."""
+    await nodes.until(lambda: nodes.takes_writes(victim, "t", number))
+    nodes.world.suspend(victim)
+    await asyncio.sleep(asleep_s / 2)
+    writer = nodes.world.loop.create_task(append(nodes, victim, number))
+    await asyncio.sleep(asleep_s / 2)
+    nodes.world.resume(victim)
+    await writer
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("asleep_s", [1.4, 5.0, 600.0])
+def test_a_leader_on_a_suspended_machine_takes_no_write_that_waited_for_it(
+    asleep_s: float, seed: int
+) -> None:
+    async def test(nodes: NodeWorld) -> None:
+        victim = others(nodes)[0]
+        number = await nodes.create_led_by(victim, "t")
+        with pytest.raises(LogError) as caught:
+            await write_after_sleep(nodes, victim, number, asleep_s)
+        assert caught.value.entry is NO_LEADER
+        await nodes.until(lambda: nodes.takes_writes(victim, "t", number))
+
+    simulate_cluster(test, seed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_suspended_controller_fences_only_brokers_that_are_silent_to_it(seed: int) -> None:
+    async def test(nodes: NodeWorld) -> None:
+        first = nodes.controller()
+        assert first is not None
+        nodes.world.suspend(first)
+        await nodes.until(lambda: nodes.controller() not in (None, first))
+        fenced = fenced_brokers(nodes)
+        await asyncio.sleep(2 * SESSION_S)
+        nodes.world.resume(first)
+        await nodes.ready()
+        assert fenced in ([], [first])
+
+    simulate_cluster(test, seed)
+
+
+def test_a_lease_by_a_clock_that_sleeps_with_the_machine_would_be_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CLOCK_MONOTONIC stands still during a sleep: the lease would go on where it stood."""
+    monkeypatch.setattr(
+        SimulatedClock,
+        "monotonic",
+        lambda clock: asyncio.get_running_loop().time() - clock.suspended_s,
+    )
+
+    async def test(nodes: NodeWorld) -> None:
+        victim = others(nodes)[0]
+        number = await nodes.create_led_by(victim, "t")
+        with pytest.raises(LogError):
+            await write_after_sleep(nodes, victim, number, 600.0)
+
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        simulate_cluster(test, 0)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -347,6 +347,38 @@ def test_a_paused_life_is_held_back_and_goes_on_in_order() -> None:
     run(main())
 
 
+def test_timers_of_a_suspended_life_stand_still() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop)
+        life, other = Life(1, 1), Life(2, 1)
+        ran: dict[str, float] = {}
+        began = loop.time()
+
+        def inside(owner: Life, delay: float, word: str) -> asyncio.TimerHandle:
+            return owner.context.copy().run(
+                loop.call_later, delay, lambda: ran.setdefault(word, loop.time() - began)
+            )
+
+        for word, delay in (("short", 2), ("long", 7)):
+            inside(life, delay, word)
+            inside(other, delay, f"other {word}")
+        cancelled = inside(life, 2, "cancelled")
+        await asyncio.sleep(1)
+        loop.suspend(life)
+        life.context.copy().run(loop.call_soon, lambda: ran.setdefault("packet", loop.time()))
+        await asyncio.sleep(4)
+        cancelled.cancel()
+        assert set(ran) == {"other short"}
+        loop.resume(life)
+        await asyncio.sleep(7)
+        assert ran.pop("packet") == pytest.approx(began + 5, abs=0.001)
+        expected = {"other short": 2, "short": 6, "other long": 7, "long": 11}
+        assert ran == pytest.approx(expected, abs=0.001)
+
+    run(main())
+
+
 def test_a_life_can_be_ended_while_it_is_paused() -> None:
     async def main() -> None:
         life = Life(1, 1)

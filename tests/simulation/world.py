@@ -238,11 +238,23 @@ class World:
             self.trace(f"{process} paused")
             process.paused = True
 
+    def suspend(self, node_id: int) -> None:
+        """Let the node's machine sleep: like `pause`, and its timers stand still.
+
+        Time itself goes on, as the machine's CLOCK_BOOTTIME shows after `resume`.
+        """
+        process = self.processes[node_id]
+        if process.alive and not process.paused:
+            self.trace(f"{process} suspended")
+            self.loop.suspend(process)
+
     def resume(self, node_id: int) -> None:
         """Resume the process."""
         process = self.processes[node_id]
         if process.alive and process.paused:
             self.trace(f"{process} resumed")
+            if process.suspended_at is not None:
+                self.clock(node_id).suspended_s += self.loop.now - process.suspended_at
             self.loop.resume(process)
 
     def _stopped(self, node_id: int) -> None:

@@ -28,7 +28,7 @@ class Source:
     def __init__(self) -> None:
         self.count = 0
 
-    def collect(self) -> NodeCheckpoint:
+    async def collect(self) -> NodeCheckpoint:
         self.count += 1
         return NodeCheckpoint(False, {"t/0": replica(self.count)})
 

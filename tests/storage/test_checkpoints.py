@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from unittest.mock import patch
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +38,15 @@ def replica(offset: int = 0, *, boot_id: str = "", clean: bool = False) -> Repli
 def test_a_checkpoint_comes_back_as_it_was(clean: bool, offsets: dict[str, int]) -> None:
     node = NodeCheckpoint(clean, {name: replica(offset) for name, offset in offsets.items()})
     assert decode_checkpoint(encode_checkpoint(node)) == node
+
+
+@given(st.booleans(), st.integers(0, 7), st.integers(1, 3))
+def test_pieces_make_the_same_document(clean: bool, count: int, piece: int) -> None:
+    node = NodeCheckpoint(clean, {f"t/{number}": replica(number) for number in range(count)})
+    with patch("raftlog.storage.checkpoints.REPLICAS_PER_PIECE_MAX", piece):
+        data = encode_checkpoint(node)
+    assert data == encode_checkpoint(node)
+    assert msgspec.json.encode(node) in data
 
 
 def test_any_changed_or_missing_byte_is_noticed() -> None:

@@ -32,6 +32,7 @@ from raftlog.storage.compaction_rewrite import (
     Stop,
     refuse_keyless,
 )
+from raftlog.storage.leader_epochs import LeaderEpochs
 from raftlog.storage.producer_state import ProducerStates
 
 NOW = 1_700_000_000_000
@@ -49,6 +50,7 @@ class Log:
         self.producers = ProducerStates()
         self.history = CompactionHistory()
         self.aborted: list[AbortedTransaction] = []
+        self.kept_epoch_starts: set[Offset] = set()
 
     @property
     def end(self) -> Offset:
@@ -63,6 +65,7 @@ class Log:
         timestamps: Sequence[int] = (),
         attributes: int = 0,
         headers: Headers | None = None,
+        epoch: int = 7,
     ) -> RecordBatch:
         builder = BatchBuilder(
             compression,
@@ -76,7 +79,7 @@ class Log:
         plain = builder.build()
         bare = parse_header(plain)
         bare = sealed(plain, bare._replace(attributes=bare.attributes | attributes))
-        prefix, rest = stamped(RecordBatch(bare, bytes(plain)), self.end, LeaderEpoch(7))
+        prefix, rest = stamped(RecordBatch(bare, bytes(plain)), self.end, LeaderEpoch(epoch))
         data = prefix + bytes(rest)
         batch = RecordBatch(parse_header(data), data)
         self.batches.append(batch)
@@ -98,6 +101,7 @@ class Log:
             now_ms=now,
             delete_retention_ms=RETENTION,
             last_offsets=self.producers.last_offsets(),
+            epoch_starts=self.kept_epoch_starts,
             aborted=self.aborted,
             keys_max=keys_max,
             decompressed_bytes_max=BOUND,
@@ -117,6 +121,13 @@ class Log:
         self.batches = list(iterate_batches(b"".join(written)))
         self.history = work.finish()
         return work
+
+    def epoch_starts(self) -> set[Offset]:
+        """Where each leader epoch of the log begins, by its batches."""
+        history = LeaderEpochs()
+        for batch in self.batches:
+            history.assign(batch.header.partition_leader_epoch, batch.header.base_offset)
+        return {entry.start_offset for entry in history.entries}
 
     def waits(self) -> bool:
         return self.history.awaits_deletion
@@ -153,7 +164,12 @@ def test_only_the_newest_record_of_each_key_is_left_at_its_offset(log: Log) -> N
 def test_a_batch_that_loses_nothing_is_passed_through_as_it_is(log: Log) -> None:
     batch = log.append((b"a", b"1"), (b"b", None), compression=Compression.GZIP)
     work = CompactionPass(
-        log.history, now_ms=NOW, delete_retention_ms=0, last_offsets={}, aborted=()
+        log.history,
+        now_ms=NOW,
+        delete_retention_ms=0,
+        last_offsets={},
+        epoch_starts=set(),
+        aborted=(),
     )
     assert work.survey(batch)
     work.finish_survey(log.end)
@@ -292,6 +308,20 @@ def test_a_full_map_ends_the_pass_and_further_ones_finish_the_work(log: Log) -> 
     assert log.rows() == single.rows()
 
 
+def test_the_first_batch_of_each_leader_epoch_stays(log: Log) -> None:
+    """Without records: a log shows where each epoch began, however often it is compacted."""
+    for epoch in (1, 1, 2, 2, 4):
+        log.append((b"a", b"%d" % epoch), epoch=epoch)
+    before = log.kept_epoch_starts = log.epoch_starts()
+    assert before == {0, 2, 4}
+    for _ in range(2):
+        log.compact()
+        assert log.rows() == [(4, b"a", b"4")]
+        assert log.epoch_starts() == before
+        assert [batch.header.record_count for batch in log.batches] == [0, 0, 1]
+        assert [batch.header.partition_leader_epoch for batch in log.batches] == [1, 2, 4]
+
+
 def test_a_batch_with_more_keys_than_the_map_holds_is_still_taken(log: Log) -> None:
     log.append(*[(b"%d" % n, b"") for n in range(50)])
     log.append((b"1", b"x"))
@@ -310,7 +340,12 @@ def test_a_batch_that_cannot_be_read_ends_the_pass_below_it(log: Log) -> None:
     log.batches[1] = RecordBatch(header, bytes(data))
     log.append((b"a", b"4"))
     work = CompactionPass(
-        log.history, now_ms=NOW, delete_retention_ms=0, last_offsets={}, aborted=()
+        log.history,
+        now_ms=NOW,
+        delete_retention_ms=0,
+        last_offsets={},
+        epoch_starts=set(),
+        aborted=(),
     )
     assert [work.survey(batch) for batch in log.batches[:2]] == [True, False]
     assert work.stopped is Stop.UNREADABLE

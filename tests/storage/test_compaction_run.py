@@ -11,7 +11,7 @@ from raftlog.record.batch import RecordBatch, iterate_batches, sealed
 from raftlog.record.codec import decode
 from raftlog.record.errors import CORRUPT_BATCH, INVALID_BODY, LogError
 from raftlog.record.header import HEADER_SIZE, parse_header
-from raftlog.record.types import Offset
+from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.storage.checkpoints import ReplicaCheckpoint, StartKind
 from raftlog.storage.compaction_rewrite import CompactionPass
 from raftlog.storage.log import Log
@@ -383,3 +383,31 @@ async def test_a_full_disk_in_the_middle_of_a_swap_ends_the_log_and_loses_nothin
     disk.crash(power=True)
     again = written.open(StartKind.POWER_LOSS)
     assert newest(await records(again)) == wanted
+
+
+async def test_a_scan_of_a_compacted_log_finds_where_each_leader_epoch_began() -> None:
+    disk = SimulatedDisk()
+    written = Written(disk)
+    log = written.open(StartKind.CLEAN)
+    for epoch in (1, 2, 5, 6, 9):
+        for number in range(4):
+            one = batch([b"%d" % number], keys=[b"a"])
+            await log.appender.append([one], LeaderEpoch(epoch))
+    for number in range(40):
+        one = batch([b"%d" % number], keys=[KEYS[number % len(KEYS)]])
+        await log.appender.append([one], LeaderEpoch(9))
+    await log.flush()
+    log.high_watermark = log.flushed_offset
+    before = log.leader_epochs.entries
+    assert [entry.start_offset for entry in before] == [0, 4, 8, 12, 16]
+    report = await log.compact(10_000)
+    assert report is not None
+    assert report.compacted_offset > 20
+    assert log.leader_epochs.entries == before
+    await log.operations.checkpoint()
+    await written.publish()
+    disk.crash(power=False)
+    disk.remove(f"{DIRECTORY}/leader-epoch-checkpoint")
+    again = written.open(StartKind.PROCESS_CRASH)
+    assert again.state is LogState.ONLINE
+    assert again.leader_epochs.entries == before

@@ -12,6 +12,7 @@ import random
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from raftlog.record.batch import RecordBatch
 from raftlog.record.errors import LogError
 from raftlog.record.types import Offset, ProducerEpoch, ProducerId
+from raftlog.storage.checkpoints import NodeCheckpoint
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import FlushMode, LogConfig, LogState, StorageSettings
@@ -56,6 +58,28 @@ class Model:
         self.flushed = min(self.flushed, end)
 
 
+class CheckedManager(LogManager):
+    """Compares the changes collected for the checkpoint file with all logs."""
+
+    async def _collect(self) -> NodeCheckpoint:
+        collected = await super()._collect()
+        for (topic_id, partition), log in self._logs.items():
+            present = msgspec.structs.replace(
+                log.current_checkpoint(), boot_id=self.disk_boot_id, clean=False
+            )
+            found = collected.replicas[f"{topic_id}/{partition}"]
+            # A high watermark may lag behind.
+            assert found.high_watermark <= present.high_watermark
+            assert present == msgspec.structs.replace(
+                found, high_watermark=present.high_watermark, clean=False
+            )
+        return collected
+
+    @property
+    def disk_boot_id(self) -> str:
+        return self._boot_id
+
+
 class Run:
     """One disk, one log on it, many lives."""
 
@@ -71,7 +95,7 @@ class Run:
         self.log: Log | None = None
 
     async def start(self) -> None:
-        self.manager = await LogManager.open(self.disk, self.clock, SETTINGS)
+        self.manager = await CheckedManager.open(self.disk, self.clock, SETTINGS)
         self.log = await self.manager.open_replica(TOPIC, PARTITION, self.config, create=True)
         self.log.listeners.flushed.append(self._flushed)
         await self.check_start()

@@ -206,3 +206,98 @@ async def test_without_a_stored_mode_of_an_older_version_the_setting_decides(
     node.disk.put(path, encode_checkpoint(NodeCheckpoint(found.clean_shutdown, older)))
     log = await node.open(config)
     assert (log.possible_loss is not None) == is_lost
+
+
+async def idle(node: Node, log: Log) -> None:
+    """Let time pass without appends until the checkpoint file says that the log rests."""
+    for _ in range(3):
+        await node.tick()
+    await log.publish()
+    assert log.flush_mode is FlushMode.SYNC
+    assert log.current_checkpoint().flush is FlushMode.SYNC
+
+
+async def test_a_power_cut_takes_nothing_from_an_idle_log_and_the_start_knows() -> None:
+    node = Node()
+    log = await node.open(ASYNC)
+    await append(log)
+    assert log.flush_mode is FlushMode.ASYNC
+    await idle(node, log)
+    log = await node.cut_power(ASYNC)
+    assert log.possible_loss is None
+    assert log.log_end_offset == 1
+
+
+async def test_an_idle_log_opened_again_rests_too() -> None:
+    node = Node()
+    log = await node.open(ASYNC)
+    await append(log)
+    await node.manager.close()
+    log = await node.open(ASYNC)
+    await idle(node, log)
+    assert (await node.cut_power(ASYNC)).possible_loss is None
+
+
+async def test_the_append_that_ends_the_idle_time_is_synced_and_async_follows() -> None:
+    node = Node()
+    log = await node.open(ASYNC)
+    await append(log)
+    await idle(node, log)
+    await append(log)
+    assert log.flush_mode is FlushMode.SYNC
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert log.flushed_offset == log.log_end_offset == 2
+    await node.until(log, FlushMode.ASYNC)
+    await append(log)
+    assert log.flushed_offset == 2
+    assert (await node.cut_power(ASYNC)).possible_loss is not None
+
+
+async def test_an_append_while_the_file_is_about_to_say_that_the_log_rests() -> None:
+    node = Node()
+    log = await node.open(ASYNC)
+    await append(log)
+    await log.flush()
+    collect = node.manager._file._collect
+
+    async def resting_and_awake() -> NodeCheckpoint:
+        log.rest()
+        collected = await collect()
+        node.manager._file._collect = collect
+        log.effective_flush.wake()
+        return collected
+
+    node.manager._file._collect = resting_and_awake
+    await log.publish()
+    assert log.flush_mode is FlushMode.SYNC
+    stored = decode_checkpoint(node.disk.contents("checkpoints.json"))
+    assert isinstance(stored, NodeCheckpoint)
+    assert stored.replicas[f"{TOPIC}/{PARTITION}"].flush is FlushMode.SYNC
+    await log.publish()
+    assert log.flush_mode is FlushMode.ASYNC
+
+
+async def test_a_log_with_appends_does_not_rest() -> None:
+    node = Node()
+    log = await node.open(ASYNC)
+    for _ in range(5):
+        await append(log)
+        await node.tick()
+        await append(log)
+        await node.until(log, FlushMode.ASYNC)
+
+
+async def test_a_change_of_the_setting_ends_the_rest() -> None:
+    node = Node()
+    log = await node.open(ASYNC)
+    await append(log)
+    await idle(node, log)
+    log.configure(ASYNC)
+    assert log.flush_mode is FlushMode.SYNC
+    log.configure(SYNC)
+    await append(log)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert log.flush_mode is FlushMode.SYNC
+    assert log.current_checkpoint().flush is FlushMode.SYNC

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog.record.types import Offset
 from raftlog.storage.files import OpenFiles
 from raftlog.storage.index import IndexFile, offset_index, time_index
 from raftlog.world import DiskError
@@ -68,10 +69,24 @@ def test_a_save_of_a_file_that_lost_bytes_is_an_error() -> None:
 
 def test_thinning_keeps_the_first_and_the_newest_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftlog.storage.index.UNSAVED_ENTRIES_MAX", 10)
-    index = time_index(OpenFiles(SimulatedDisk()), "t")
+    index = time_index(OpenFiles(SimulatedDisk()), "t", Offset(0))
     for number in range(11):
         index.add((number, number))
     index.thin()
     assert [entry[0] for entry in index.unsaved] == [0, 2, 4, 6, 8, 10]
     index.thin()
     assert len(index.unsaved) == 6
+
+
+def test_no_flipped_bit_of_a_time_entry_is_believed() -> None:
+    disk = SimulatedDisk()
+    index = time_index(OpenFiles(disk), "t", Offset(1000))
+    index.add((1_700_000_000_000, 7))
+    save(index)
+    assert index.last_saved() == (1_700_000_000_000, 7)
+    for bit in range(8 * len(disk.contents("t"))):
+        disk.flip_bit("t", bit)
+        assert index.last_saved() is None
+        assert index.search_saved(1_800_000_000_000, 1) is None
+        disk.flip_bit("t", bit)
+    assert time_index(OpenFiles(disk), "t", Offset(2000), saved=1).last_saved() is None

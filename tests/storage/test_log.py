@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from raftlog.record.batch import iterate_batches
+from raftlog.record.batch import RecordBatch, iterate_batches
 from raftlog.record.errors import (
     DISK_FULL,
     ILLEGAL_STATE,
+    INVALID_BODY,
     NO_LEADER,
     OFFSET_OUT_OF_RANGE,
     OUT_OF_ORDER_SEQUENCE,
@@ -15,9 +17,10 @@ from raftlog.record.errors import (
     STORAGE_FAILED,
     LogError,
 )
-from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.checkpoints import StartKind
 from raftlog.storage.log import Log
+from raftlog.storage.log_core import COLD_READS_MAX, LOOKUPS_MAX
 from raftlog.storage.types import FlushMode, LogConfig, LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.disk import SimulatedDisk
@@ -403,8 +406,7 @@ async def test_derived_files_that_are_lost_are_found_again(suffix: str, damage: 
     latest = log.leader_epochs.latest
     assert latest is not None
     assert latest.epoch == EPOCH
-    if not (suffix == ".timeindex" and damage == "changed"):
-        assert await log.reader.offset_for_timestamp(15, end=Offset(20)) == (15, 15)
+    assert await log.reader.offset_for_timestamp(15, end=Offset(20)) == (15, 15)
 
 
 async def test_a_missing_segment_is_damage() -> None:
@@ -539,3 +541,61 @@ async def test_names_that_a_crashed_process_left_in_memory_are_made_durable_at_t
         disk.crash(power=True)
         log = new_log(disk, checkpoint=log.current_checkpoint(), start=StartKind.POWER_LOSS)
         assert await read_all(log) == [b"a"]
+
+
+async def test_lookups_by_time_leave_cold_reads_to_the_readers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = new_log(SimulatedDisk(), SMALL)
+    for number in range(40):
+        await log.appender.append(
+            [numbered([b"%02d" % number], number, timestamp_ms=number)], EPOCH
+        )
+    await log.flush()
+    run, running, peak = log.shared.disk.run, 0, 0
+
+    async def counted(work: Any) -> Any:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        try:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return await run(work)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(log.shared.disk, "run", counted)
+    lookups = [log.reader.offset_for_timestamp(n, end=Offset(40)) for n in range(1, 20)]
+    assert await asyncio.gather(*lookups) == [(n, n) for n in range(1, 20)]
+    assert peak == LOOKUPS_MAX < COLD_READS_MAX
+
+
+async def test_checks_of_keys_outside_the_loop_keep_the_order_of_appends() -> None:
+    log = new_log(
+        config=LogConfig(cleanup_policy=frozenset({"compact"}), max_message_bytes=1 << 24)
+    )
+
+    def keyed(count: int, sequence: int) -> RecordBatch:
+        return batch(
+            [b"v"] * count,
+            keys=[b"k"] * count,
+            producer_id=ProducerId(7),
+            producer_epoch=ProducerEpoch(0),
+            sequence=sequence,
+        )
+
+    large = 50_000
+    appends = [
+        log.appender.append([keyed(large, 0)], EPOCH),
+        log.appender.append([keyed(1, large)], EPOCH),
+        log.appender.append([batch([b"keyless"] * large)], EPOCH),
+        log.appender.append([keyed(large, large + 1)], EPOCH),
+        log.appender.append([batch([b"keyless"])], EPOCH),
+        log.appender.append([keyed(1, 2 * large + 1)], EPOCH),
+    ]
+    results = await asyncio.gather(*appends, return_exceptions=True)
+    starts = [each[0].base_offset for each in results if isinstance(each, list)]
+    assert starts == [0, large, large + 1, 2 * large + 1]
+    refused = [each for each in results if isinstance(each, LogError)]
+    assert [each.entry for each in refused] == [INVALID_BODY] * 2

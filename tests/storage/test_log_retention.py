@@ -246,3 +246,23 @@ async def test_epochs_that_were_deleted_do_not_count_as_an_older_one_after_a_sta
     again = new_log(disk, SMALL, checkpoint=checkpoint, start=StartKind.PROCESS_CRASH)
     entries = [(entry.epoch, entry.start_offset) for entry in again.leader_epochs.entries]
     assert entries == [(21, 20), (50, 21)]
+
+
+@pytest.mark.parametrize("bit", range(96))
+async def test_a_flipped_bit_in_a_time_index_makes_no_segment_old(bit: int) -> None:
+    disk, config = SimulatedDisk(), replace(SMALL, retention_ms=7 * 24 * 3_600_000)
+    now_ms = 1_700_000_000_000
+    log = new_log(disk, config)
+    for number in range(40):
+        await log.appender.append([batch([b"%02d" % number], timestamp_ms=now_ms)], EPOCH)
+    await log.close()
+    index = next(name for name in disk.list_directory("replica") if name.endswith(".timeindex"))
+    path = f"replica/{index}"
+    width = 16 if len(disk.contents(path)) % 16 == 0 else 12
+    disk.flip_bit(path, 8 * (len(disk.contents(path)) - width) + bit)
+    log = new_log(disk, config, checkpoint=log.current_checkpoint())
+    log.high_watermark = log.flushed_offset
+    assert await log.operations.apply_retention(now_ms + 1000) == 0
+    assert [segment.max_timestamp_ms for segment in log.segments.all] == [now_ms] * len(
+        log.segments
+    )

@@ -166,6 +166,83 @@ async def test_an_unreadable_checkpoint_file_is_kept_and_all_is_scanned() -> Non
     assert node.disk.contents(UNREADABLE_NAME) == content
 
 
+MARKS = f"replicas/{TOPIC}/{PARTITION}/replica-marks"
+
+
+def damage(node: Node, path: str) -> None:
+    content = bytearray(node.disk.contents(path))
+    content[len(content) // 2] ^= 4
+    node.disk.put(path, bytes(content))
+
+
+async def begun_at_40(node: Node) -> Log:
+    manager, log = await node.start_with_log()
+    for number in range(100):
+        await log.appender.append([batch([b"%d" % number])], EPOCH)
+    await log.flush()
+    log.high_watermark = log.flushed_offset
+    assert await log.operations.delete_records_before(Offset(40)) == 40
+    await manager.close()
+    return log
+
+
+async def test_deleted_records_stay_deleted_without_a_readable_checkpoint() -> None:
+    node = Node()
+    await begun_at_40(node)
+    damage(node, CHECKPOINT_NAME)
+    _, log = await node.start_with_log()
+    assert (log.state, log.log_start_offset) == (LogState.ONLINE, 40)
+    assert await read_all(log) == [b"%d" % number for number in range(40, 100)]
+
+
+async def test_without_checkpoint_and_marks_a_log_is_damaged_and_not_guessed() -> None:
+    node = Node()
+    await begun_at_40(node)
+    damage(node, CHECKPOINT_NAME)
+    damage(node, MARKS)
+    _, log = await node.start_with_log()
+    assert log.state is LogState.DAMAGED
+    assert node.disk.exists(MARKS)
+
+
+async def test_damaged_marks_do_not_matter_beside_a_readable_checkpoint() -> None:
+    node = Node()
+    await begun_at_40(node)
+    damage(node, MARKS)
+    _, log = await node.start_with_log()
+    assert (log.state, log.log_start_offset) == (LogState.ONLINE, 40)
+
+
+@pytest.mark.parametrize("found", ["in service", "at a start"])
+async def test_known_damage_is_not_forgotten_with_the_checkpoint(found: str) -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    for number in range(100):
+        await log.appender.append([batch([b"%d" % number])], EPOCH)
+    if found == "in service":
+        log.declare_damaged("records are missing")
+    await manager.close()
+    if found == "at a start":
+        newest = log.segments.active.path
+        node.disk.put(newest, b"")
+        assert (await node.start_with_log())[1].state is LogState.DAMAGED
+    damage(node, CHECKPOINT_NAME)
+    _, log = await node.start_with_log()
+    assert log.state is LogState.DAMAGED
+
+
+async def test_a_replaced_replica_does_not_inherit_damage() -> None:
+    node = Node()
+    manager, log = await node.start_with_log()
+    await log.appender.append([batch([b"a"])], EPOCH)
+    log.declare_damaged("records are missing")
+    await manager.renew_replica(TOPIC, PARTITION, CONFIG)
+    await manager.close()
+    damage(node, CHECKPOINT_NAME)
+    _, log = await node.start_with_log()
+    assert log.state is LogState.ONLINE
+
+
 async def test_a_deleted_topic_is_gone_at_once_and_removed_in_steps() -> None:
     node = Node()
     manager, log = await node.start_with_log()

@@ -10,6 +10,7 @@ from raftlog.record.errors import (
     DUPLICATE_SEQUENCE,
     OUT_OF_ORDER_SEQUENCE,
     PRODUCER_FENCED,
+    QUOTA_EXCEEDED,
     ErrorEntry,
     LogError,
 )
@@ -17,6 +18,8 @@ from raftlog.record.header import CONTROL_BIT, LOG_APPEND_TIME_BIT, BatchHeader
 from raftlog.record.types import Offset
 from raftlog.storage.checksummed import Damaged
 from raftlog.storage.producer_state import (
+    NEW_PRODUCERS_MAX,
+    NEW_PRODUCERS_PER_S,
     SEQUENCES,
     Append,
     Duplicate,
@@ -224,15 +227,51 @@ def test_a_silent_producer_is_forgotten_after_the_expiry_time() -> None:
     assert partition.send(header(2, 1)) == [Append()]
 
 
-def test_the_producer_longest_silent_makes_room_for_a_new_one() -> None:
-    partition = Partition(producers_max=2)
+def test_no_active_producer_makes_room_for_a_new_one() -> None:
+    partition = Partition(producers_max=2, expiration_ms=1000)
     partition.send(header(1, 0))
     partition.send(header(2, 0))
+    partition.now_ms = 500
     partition.send(header(1, 1))
-    partition.send(header(3, 0))
+    partition.now_ms = 999
+    assert partition.refusal(header(3, 0)) is QUOTA_EXCEEDED
+    assert partition.refusal(header(1, 2), header(3, 0)) is QUOTA_EXCEEDED
+    assert partition.send(header(2, 0)) == [Duplicate(Offset(1), Offset(1), -1)]
+    partition.now_ms = 1000
+    assert partition.refusal(header(3, 0), header(4, 0)) is QUOTA_EXCEEDED
+    assert partition.send(header(3, 0)) == [Append()]
     assert len(partition.states) == 2
     assert partition.send(header(1, 2)) == [Append()]
     assert partition.refusal(header(2, 1)) is OUT_OF_ORDER_SEQUENCE
+
+
+def test_a_flood_of_new_producers_is_refused_and_none_is_forgotten() -> None:
+    partition = Partition()
+    partition.send(header(7, 0))
+    flood = [header(1_000_000 + number, 0) for number in range(100_000)]
+    assert partition.refusal(*flood) is QUOTA_EXCEEDED
+    partition.send(*flood[: NEW_PRODUCERS_MAX - 1])
+    assert partition.refusal(header(8, 0)) is QUOTA_EXCEEDED
+    assert partition.send(header(7, 1)) == [Append()]
+    assert partition.send(header(7, 0)) == [Duplicate(Offset(0), Offset(0), -1)]
+    partition.now_ms = 1000
+    partition.send(*flood[NEW_PRODUCERS_MAX : NEW_PRODUCERS_MAX + NEW_PRODUCERS_PER_S])
+    assert partition.refusal(header(8, 0)) is QUOTA_EXCEEDED
+
+
+def test_a_refused_or_failed_append_admits_no_producer() -> None:
+    partition = Partition()
+    for _ in range(3):
+        partition.send(*[header(number, 0) for number in range(NEW_PRODUCERS_MAX)], fails=True)
+    assert partition.send(header(1, 0)) == [Append()]
+
+
+def test_a_replay_keeps_the_newest_producers() -> None:
+    """Among them all that the leader remembers, which has judged already."""
+    states = ProducerStates(producers_max=2)
+    for number in range(4):
+        states.update(header(number, 0, base_offset=number), now_ms=0)
+    assert [number in states for number in range(4)] == [False, False, True, True]
 
 
 def test_replaying_what_is_known_changes_nothing(partition: Partition) -> None:

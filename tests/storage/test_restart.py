@@ -207,7 +207,7 @@ async def test_a_batch_around_the_log_start_takes_no_producers_with_it() -> None
 async def test_no_crash_parts_the_producers_of_deleted_records_from_the_log(
     to: int, recovery_point: int
 ) -> None:
-    for step in range(1, 100):
+    for step in range(1, 200):
         disk = SimulatedDisk(step)
         _, log = await open_log(disk, CONFIG)
         for number in range(20):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from raftlog.storage.retention import (
     NO_TIMESTAMP,
     UNLIMITED,
     DropReason,
+    RetentionClock,
     RetentionPlan,
     SegmentInfo,
     SteadyClock,
@@ -260,3 +262,31 @@ def test_whatever_the_facts_only_a_due_prefix_goes(
         else:
             assert deletes
             assert left >= retention_bytes >= 0
+
+
+def test_the_time_of_decisions_is_never_ahead_of_the_cluster_time() -> None:
+    clock = RetentionClock(NOW + 2 * DAY, 0)
+    clock.follow_cluster_time()
+    assert clock.now_ms(NOW + 2 * DAY, 10) is None
+    clock.note_cluster_time(NOW + 20, wall_ms=NOW + 2 * DAY + 20, monotonic_ms=20)
+    assert clock.skew_ms == 2 * DAY
+    assert clock.now_ms(NOW + 2 * DAY + 50, 50) == NOW + 50
+    # Cut off from the controller, the cluster time goes on with the monotonic clock.
+    assert clock.now_ms(NOW + 3 * DAY, 60_050) == NOW + 60_050
+    # Set right, and then behind.
+    assert clock.now_ms(NOW - DAY, 60_060) == NOW - DAY
+
+
+def test_the_clock_of_an_only_node_is_taken_as_it_is() -> None:
+    clock = RetentionClock(NOW, 0)
+    assert clock.now_ms(NOW + 5, 5) == NOW + 5
+
+
+def test_a_wrong_clock_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = RetentionClock(NOW, 0)
+    for ahead in (0, DAY, DAY, 0, DAY):
+        clock.note_cluster_time(NOW, wall_ms=NOW + ahead, monotonic_ms=1)
+    assert [record.levelname for record in caplog.records if record.levelname == "ERROR"] == [
+        "ERROR",
+        "ERROR",
+    ]

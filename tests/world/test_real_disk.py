@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -247,7 +248,10 @@ def test_an_open_file_outlives_its_name(disk: FileSystemDisk) -> None:
 
 
 def test_a_directory_belongs_to_one_disk_at_a_time(disk: FileSystemDisk) -> None:
-    with pytest.raises(DiskError, match="in use by another process"):
+    with pytest.raises(
+        DiskError,
+        match=rf"in use by another raftlog process \({os.getpid()}\): stop that process first",
+    ):
         FileSystemDisk(disk.root)
     disk.close()
     disk.close()
@@ -265,3 +269,31 @@ async def test_work_runs_off_the_loop_and_its_errors_come_back(disk: FileSystemD
     with pytest.raises(DiskError):
         await disk.run(lambda: disk.open("missing"))
     disk.close()
+
+
+def test_files_and_directories_are_for_their_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        disk = FileSystemDisk(tmp_path / "new" / "data")
+        disk.make_directory("replicas/1")
+        disk.open("replicas/1/log", create=True).close()
+        disk.replace("state", b"x")
+        disk.close()
+    finally:
+        os.umask(before)
+    root = tmp_path / "new" / "data"
+    modes = {
+        str(path.relative_to(root)): stat.S_IMODE(path.stat().st_mode) for path in root.rglob("*")
+    }
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    assert modes.pop("replicas/1") == 0o700
+    # Between: closed by the root. A node's umask closes it, too (tests/cli/test_serve.py).
+    modes.pop("replicas")
+    assert modes == {"lock": 0o600, "replicas/1/log": 0o600, "state": 0o600}
+
+
+@pytest.mark.parametrize("below", ["", "/data"])
+def test_file_in_the_place_of_the_directory_is_named(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DiskError, match="cannot be the data directory: a file is in its place"):
+        FileSystemDisk(f"{tmp_path}/file{below}")

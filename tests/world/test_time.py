@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from raftlog.world import Clock, Randomness, Wakeup
 from raftlog.world.randomness import SystemRandomness
-from raftlog.world.time import SystemClock
+from raftlog.world.time import SystemClock, _choose_elapsed_s
 from tests.controller.clock import SteppedClock, settle
 
 
@@ -80,3 +82,30 @@ def test_system_randomness_does_not_repeat_and_keeps_its_bounds() -> None:
     assert len(tokens) == 100
     assert all(len(token) == 16 for token in tokens)
     assert all(2.0 <= randomness.uniform(2.0, 3.0) <= 3.0 for _ in range(100))
+
+
+async def test_monotonic_time_counts_the_time_for_which_the_machine_slept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By CLOCK_MONOTONIC a lease would outlive any sleep of its holder."""
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= SystemClock().monotonic() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def clock_gettime(clock_id: int) -> float:
+        return {time.CLOCK_BOOTTIME: 7_000.0, time.CLOCK_MONOTONIC: 100.0}[clock_id]
+
+    monkeypatch.setattr(time, "clock_gettime", clock_gettime)
+    assert _choose_elapsed_s()() == 7_000.0
+
+
+def test_monotonic_time_is_that_of_python_where_there_is_no_boottime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(clock_id: int) -> float:
+        raise OSError("invalid clock")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "clock_gettime", refused)
+        assert _choose_elapsed_s() is time.monotonic
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME")
+    assert _choose_elapsed_s() is time.monotonic

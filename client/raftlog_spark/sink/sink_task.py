@@ -145,8 +145,9 @@ class _TaskWriter:
             return self._writer.partitions(topic)
         except TopicGone as error:
             raise TopicGone(
-                f"topic {topic!r} does not exist on {self._options.bootstrap_servers}, and a sink "
-                f"makes none: create it (raftlog topic create {topic}), or correct the name",
+                f"topic {topic!r} does not exist on {self._options.bootstrap_servers}, which "
+                f"creates no topics by itself: create it (raftlog topic create {topic}), or "
+                "correct the name",
                 topic=topic,
             ) from error
 

@@ -103,9 +103,7 @@ def _proposed_is_effective(self: LeaderState) -> None:
     )
 
 
-def _entering_when_heard(
-    self: LeaderState, broker_id: Any, broker: Any, high_watermark: Any
-) -> bool:
+def _entering_when_heard(self: LeaderState, broker_id: Any, broker: Any, **_limits: Any) -> bool:
     follower = self._followers.get(broker_id)
     return (
         follower is not None

@@ -1,0 +1,185 @@
+"""`scripts/attack`: see the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import click
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.attack.attacks import ATTACKS, NICENESS
+from bench.attack.inputs import TOPIC
+from bench.attack.verdict import Observed, findings, parse
+from bench.cluster_processes import ClusterProcesses
+from bench.node import data_directory
+
+CALM_SHARE: Final = 0.15
+"""Of the time, for the calm before the attacks: the measure of the other clients."""
+SETTLE_S: Final = 1.0
+"""After an attack, before the next: its connections close."""
+SAMPLE_S: Final = 0.1
+VICTIMS_TOPIC: Final = "others"
+BURN: Final = f"import os\nos.nice({NICENESS})\nwhile True: pass"
+"""Keeps a processor as busy as an attacker does."""
+
+
+class Observer:
+    """Watches the nodes of a cluster, in a thread of its own."""
+
+    def __init__(self, cluster: ClusterProcesses) -> None:
+        self._cluster = cluster
+        self._processes = {
+            node_id: psutil.Process(node.pid) for node_id, node in cluster.nodes.items()
+        }
+        self._rss_bytes = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Observer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(SAMPLE_S):
+            for process in self._processes.values():
+                try:
+                    self._rss_bytes = max(self._rss_bytes, process.memory_info().rss)
+                except psutil.NoSuchProcess:
+                    return
+
+    def take_rss(self) -> int:
+        """The largest memory of a node since the last call."""
+        found, self._rss_bytes = self._rss_bytes, 0
+        return found
+
+    def ended(self) -> list[int]:
+        """Nodes whose first process is gone."""
+        return [node_id for node_id, one in self._processes.items() if not one.is_running()]
+
+    def metrics(self) -> dict[str, float]:
+        """The counters of interest, summed over the nodes; the loop's longest hold of any."""
+        found = {"internal": 0.0, "term": 0.0, "held": 0.0}
+        for node in self._cluster.nodes.values():
+            with urllib.request.urlopen(f"http://{node.address}/metrics", timeout=30) as answer:
+                text = answer.read().decode()
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    if sample.name == "raftlog_http_requests_total":
+                        found["internal"] += sample.value * (sample.labels["status"] == "500")
+                    elif sample.name == "raftlog_quorum_term":
+                        found["term"] = max(found["term"], sample.value)
+                    elif sample.name == "raftlog_event_loop_lag_seconds_max":
+                        found["held"] = max(found["held"], sample.value)
+        return found
+
+
+class Phases:
+    """Runs phases of a length, each observed."""
+
+    def __init__(self, observer: Observer, operations: Path) -> None:
+        self._observer = observer
+        self._operations = operations
+
+    def run(self, name: str, command: Sequence[str], seconds: float) -> Observed:
+        """Run a hostile program for so long; return what was seen."""
+        before = self._observer.metrics()
+        self._observer.take_rss()
+        begun = time.monotonic()
+        with subprocess.Popen([sys.executable, *command]) as process:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=seconds)
+            time.sleep(max(0.0, begun + seconds - time.monotonic()))
+            process.kill()
+        ended = time.monotonic()
+        after = self._observer.metrics()
+        with self._operations.open() as lines:
+            done = [one for one in parse(lines) if begun <= one.due <= ended]
+        return Observed(
+            name,
+            done,
+            self._observer.take_rss(),
+            after["held"],
+            int(after["internal"] - before["internal"]),
+            self._observer.ended(),
+            int(after["term"] - before["term"]),
+        )
+
+
+@contextmanager
+def _victims(servers: str, output: Path) -> Iterator[None]:
+    with output.open("wb") as file:
+        command = [sys.executable, "-m", "bench.attack.victims", servers, VICTIMS_TOPIC]
+        process = subprocess.Popen(command, stdout=file)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _row(observed: Observed, note: str) -> str:
+    return (
+        f"{observed.name:14} {len(observed.operations):7} {len(observed.failures):7} "
+        f"{observed.p99_s * 1000:8.1f} {observed.loop_held_s * 1000:8.1f} "
+        f"{observed.rss_bytes >> 20:8}  {note}"
+    )
+
+
+@click.command()
+@click.option("--minutes", default=10.0, show_default=True, help="Length of all attacks together.")
+@click.option("--only", multiple=True, type=click.Choice(list(ATTACKS)), help="Only these attacks.")
+@click.option("--nodes", default=3, show_default=True, help="Size of the cluster.")
+@click.option("--seed", default=1, show_default=True, help="Of the random inputs.")
+def main(minutes: float, only: tuple[str, ...], nodes: int, seed: int) -> None:
+    """Attack one node of a real cluster, while other clients use all of it.
+
+    Exit code 1: a bound was broken.
+    """
+    names = only or tuple(ATTACKS)
+    calm_s = minutes * 60 * CALM_SHARE
+    each_s = (minutes * 60 - calm_s) / len(names)
+    failed = False
+    with ExitStack() as stack:
+        directory = stack.enter_context(data_directory())
+        cluster = stack.enter_context(ClusterProcesses(directory, nodes))
+        leader = cluster.start()
+        target = cluster.nodes[leader]
+        for topic in (TOPIC, VICTIMS_TOPIC):
+            target.create_topic(topic, 2)
+        cluster.wait_quiet()
+        observer = stack.enter_context(Observer(cluster))
+        servers = ",".join(node.address for node in cluster.nodes.values())
+        operations = directory / "operations"
+        stack.enter_context(_victims(servers, operations))
+        phases = Phases(observer, operations)
+        print(f"{'attack':14} {'others':>7} {'failed':>7} {'p99 ms':>8} {'loop ms':>8} {'MiB':>8}")
+        phases.run("warm-up", ["-c", BURN], min(3.0, calm_s))
+        calm = phases.run("calm", ["-c", BURN], calm_s)
+        print(_row(calm, ""), flush=True)
+        for name in names:
+            command = ["-m", "bench.attack.attacks", name, target.address, str(each_s), str(seed)]
+            observed = phases.run(name, command, each_s)
+            found = findings(calm, observed)
+            failed = failed or bool(found)
+            print(_row(observed, "; ".join(found) or "held"), flush=True)
+            time.sleep(SETTLE_S)
+        if failed:
+            print(cluster.log_ends())
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The ports of a node, taken before its directory is: a port in use must not leave a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from typing import Final
+
+from raftlog.http.app import PortError, Ports
+from raftlog.http.browsers import parse_hosts, parse_origins
+from raftlog.http.settings import ServerSettings
+from raftlog.node.settings import WILDCARD_HOSTS, NodeSettings, split_address
+from raftlog.node.start import StartError
+from raftlog.peer.dial import join_address
+
+PROBE_S: Final = 1.0
+"""Time to find out what kind of server has a port."""
+PROBE_BYTES_MAX: Final = 4 * 1024
+
+
+def server_settings(settings: NodeSettings) -> ServerSettings:
+    """The settings of the node's HTTP server."""
+    host, port = settings.listen_address()
+    return ServerSettings(
+        host=host,
+        port=port,
+        health_port=settings.health_port,
+        allowed_origins=parse_origins(settings.allowed_origins),
+        allowed_hosts=parse_hosts(settings.allowed_hosts),
+        auto_create_topics=settings.auto_create_topics,
+        limits=settings.limits,
+    )
+
+
+async def take_ports(settings: NodeSettings) -> Ports:
+    """Bind the node's ports. Raises StartError that says what has the port, and what to do."""
+    try:
+        return await Ports.bind(server_settings(settings))
+    except PortError as error:
+        raise StartError(await _explained(error, settings)) from error
+
+
+async def _explained(error: PortError, settings: NodeSettings) -> str:
+    is_main = error.address == join_address(*settings.listen_address())
+    flag = "--listen HOST:PORT" if is_main else "--health-port"
+    what = f"cannot listen on {error.address}"
+    match error.reason.errno:
+        case errno.EADDRINUSE:
+            server = await _server_at(error.address)
+            has = "another program" if server is None else f"another process ({server})"
+            if server is not None and server.startswith("raftlog"):
+                has = "another raftlog node"
+            return f"{what}: {has} has this port. Stop that process, or choose another by {flag}"
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"{what}: this machine has no such address. Listen on one that it has, or on all "
+                f"by 0.0.0.0, and let clients know another name by --advertised"
+            )
+        case errno.EACCES:
+            return f"{what}: only root may use this port. Choose one from 1024 on by {flag}"
+        case _:
+            return f"{what}: {error.reason.strerror}. Choose another address by {flag}"
+
+
+async def _server_at(address: str) -> str | None:
+    """The name that the HTTP server at `address` gives itself; None without one."""
+    host, port = split_address(address)
+    if host in WILDCARD_HOSTS:
+        host = "localhost"
+    try:
+        async with asyncio.timeout(PROBE_S):
+            reader, writer = await asyncio.open_connection(host, port, limit=PROBE_BYTES_MAX)
+            try:
+                writer.write(f"GET /healthy HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+                head = await reader.readuntil(b"\r\n\r\n")
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        return None
+    for line in head.decode("latin-1").splitlines():
+        name, _, value = line.partition(":")
+        if name.lower() == "server" and value.strip().isprintable():
+            return value.strip()[:80]
+    return None

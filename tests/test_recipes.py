@@ -1,0 +1,132 @@
+"""The programs of docs/recipes.md, run against a real node."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+from raftlog_client import Admin, Consumer, Producer, TopicPartition
+
+from bench.node import LoneNode
+from tests.language import ROOT
+
+BLOCK: Final = re.compile(r"^```python (\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
+    node = LoneNode(tmp_path_factory.mktemp("node") / "data", flush="async")
+    node.start()
+    for topic in ("orders", "clicks", "amounts"):
+        node.create_topic(topic, 2)
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+@pytest.fixture(autouse=True)
+def _forget_modules() -> Iterator[None]:
+    yield
+    sys.modules.pop("sync_producer", None)
+
+
+def recipe(name: str, address: str) -> Any:
+    """The module of one block of the page, with the node's address."""
+    blocks = dict(BLOCK.findall((ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")))
+    module = ModuleType(name)
+    source = blocks[name].replace("localhost:8082", address)
+    exec(compile(source, f"docs/recipes.md, {name}", "exec"), module.__dict__)
+    return module
+
+
+async def records_of(address: str, topic: str, count: int) -> list[Any]:
+    async with Consumer(topic, bootstrap_servers=address, auto_offset_reset="earliest") as consumer:
+        return [await consumer.getone() for _ in range(count)]
+
+
+def test_every_recipe_is_run() -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    names = [name for name, _ in BLOCK.findall(text)]
+    assert text.count("```python") == len(names)
+    own = Path(__file__).read_text(encoding="utf-8")
+    assert [name for name in names if f'recipe("{name}"' not in own] == []
+
+
+def test_fastapi(node: LoneNode) -> None:
+    from fastapi.testclient import TestClient
+
+    app = recipe("fastapi", node.address).app
+    with TestClient(app) as client:
+        first = client.post("/orders/ada", json={"total": 3})
+        second = client.post("/orders/ada", json={"total": 4})
+    assert first.status_code == second.status_code == 201
+    assert second.json()["partition"] == first.json()["partition"]
+    assert second.json()["offset"] == first.json()["offset"] + 1
+
+
+async def test_sync_producer_and_flask(node: LoneNode) -> None:
+    sync = sys.modules["sync_producer"] = recipe("sync", node.address)
+    with sync.SyncProducer(bootstrap_servers=node.address) as producer:
+        assert producer.send_many("clicks", [b"%d" % number for number in range(100)]).count == 100
+    with pytest.raises(Exception, match="Cannot connect"):
+        sync.SyncProducer(bootstrap_servers="127.0.0.1:1", request_timeout_ms=100)
+    module = recipe("flask", node.address)
+    answer = module.app.test_client().post("/clicks", data=b"here")
+    module.producer().close()
+    assert answer.status_code == 201
+    values = [record.value for record in await records_of(node.address, "clicks", 101)]
+    assert sorted(values) == sorted([*(b"%d" % number for number in range(100)), b"here"])
+
+
+async def test_outbox(node: LoneNode) -> None:
+    outbox = recipe("outbox", node.address)
+    db = sqlite3.connect(":memory:")
+    db.executescript(outbox.SCHEMA)
+    outbox.place_order(db, "a", 1)
+    with pytest.raises(sqlite3.IntegrityError):
+        outbox.place_order(db, "a", 2)
+    outbox.place_order(db, "b", 3)
+    before = await end_of(node.address, "orders")
+    async with Producer(bootstrap_servers=node.address) as producer:
+        await outbox.relay(db, producer, once=True)
+        await outbox.relay(db, producer, once=True)
+    found = await records_of(node.address, "orders", before + 2)
+    events = [one for one in found if one.headers]
+    assert {one.value for one in events} == {
+        b'{"order":"a","total":1}',
+        b'{"order":"b","total":3}',
+    }
+    assert len(events) == 2
+    assert db.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
+
+
+async def end_of(address: str, topic: str) -> int:
+    async with Admin(bootstrap_servers=address) as admin:
+        count = len((await admin.describe_topic(topic)).partitions)
+    async with Consumer(bootstrap_servers=address) as consumer:
+        ends = await consumer.end_offsets([TopicPartition(topic, n) for n in range(count)])
+    return sum(ends.values())
+
+
+async def test_exactly_once_into_a_database(node: LoneNode) -> None:
+    module = recipe("exactly_once", node.address)
+    db = sqlite3.connect(":memory:")
+    db.executescript(module.SCHEMA)
+    sources = [TopicPartition("amounts", 0), TopicPartition("amounts", 1)]
+    async with Producer(bootstrap_servers=node.address) as producer:
+        await producer.send_many("amounts", [(b"ada", b"5"), (b"bob", b"7"), (b"ada", b"-2")])
+        for _ in range(2):  # the second time as after a crash: nothing is counted twice
+            consumer = Consumer(bootstrap_servers=node.address, auto_offset_reset="earliest")
+            async with consumer:
+                await module.run(db, consumer, sources, until_idle=True)
+        await producer.send_and_wait("amounts", b"1", key=b"ada")
+    async with Consumer(bootstrap_servers=node.address, auto_offset_reset="earliest") as consumer:
+        await module.run(db, consumer, sources, until_idle=True)
+    assert dict(db.execute("SELECT account, balance FROM balances")) == {"ada": 4, "bob": 7}
