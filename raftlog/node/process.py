@@ -124,6 +124,12 @@ class Node:
             network=network,
             on_broken_invariant=lambda error: on_fatal(f"An invariant broke: {error}"),
         )
+        if http_settings.is_beyond_loopback:
+            logger.warning(
+                "listening on %s without authentication: every client that reaches this address "
+                "can read, write and delete everything; restrict access by the network",
+                join_address(http_settings.host, server.port),
+            )
         # The node listens there, so other nodes will find it there after a crash, too.
         await disk.run(lambda: remember(disk, settings))
         tasks = TaskGroup(on_fatal)

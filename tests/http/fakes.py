@@ -50,14 +50,14 @@ class FakeMetadata:
             self.register(number)
             self.unfence(number)
 
-    def register(self, number: int, port: int | None = None) -> None:
+    def register(self, number: int, port: int | None = None, host: str = "127.0.0.1") -> None:
         """Register a start of a broker, which stays fenced until `unfence`."""
         self.run(
             RegisterBroker(
                 broker_id=BrokerId(number),
                 directory_id=f"d{number}",
                 incarnation=f"i{self._next_id()}",
-                host="127.0.0.1",
+                host=host,
                 port=8080 + number if port is None else port,
                 software_version="0",
             )
@@ -263,6 +263,9 @@ class FakeLogs:
             free_bytes=0,
             scrubbed_bytes=4096,
             scrub_damage=2,
+            producers=0,
+            refused_producers=0,
+            clock_skew_ms=0,
         )
 
 
