@@ -64,6 +64,8 @@ TOPICS_REMEMBERED_MAX: Final = 10_000
 """Bound of the round robin: topics with a remembered next partition."""
 RECORDS_PER_TURN: Final = 8_192
 """Records of a long request that get their partitions in one turn of the event loop: 10 ms."""
+RECORDS_CHECKED_PER_TURN: Final = 1_024
+"""Records checked one by one in one turn: 10 ms, if each has to be encoded for it."""
 FRAMES_PER_TURN: Final = 128
 """Frames of a long request whose appends begin in one turn."""
 BATCHES_PER_STEP_MAX: Final = 16
@@ -228,7 +230,7 @@ class ProduceService:
         self._count(topic.name, writes, size_bytes)
         return writes
 
-    def unfit(
+    async def unfit(
         self,
         topic: TopicImage,
         records: Sequence[StoredRecord],
@@ -242,6 +244,8 @@ class ProduceService:
         config = self._metadata.settings.topic_config(topic)
         errors: dict[int, LogError] = {}
         for index, (record, number) in enumerate(zip(records, partitions, strict=True)):
+            if index % RECORDS_CHECKED_PER_TURN == RECORDS_CHECKED_PER_TURN - 1:
+                await self._turns.wait()
             try:
                 if number is not None and number >= len(topic.partitions):
                     _raise_unknown_partition(topic, number)
@@ -449,10 +453,16 @@ class ProduceService:
 
 def content_bytes(record: StoredRecord) -> int:
     """Bytes of a record's key, value and headers; an upper bound for the headers."""
+    headers = record[3]
+    return _least_bytes(record) + RECORD_OVERHEAD_BYTES * len(headers or ())
+
+
+def _least_bytes(record: StoredRecord) -> int:
+    """The bytes that any encoding of a record has."""
     _, key, value, headers = record
     size = len(key or b"") + len(value or b"")
     for name, content in headers or ():
-        size += len(name.encode()) + len(content or b"") + RECORD_OVERHEAD_BYTES
+        size += len(name.encode()) + len(content or b"")
     return size
 
 
@@ -465,6 +475,10 @@ def _check_record(record: StoredRecord, config: TopicConfig) -> None:
             "one.",
         )
     size_max = config.max_message_bytes
+    least = _least_bytes(record) + HEADER_SIZE
+    if least > size_max:
+        # A batch of it need not be built, and may be large.
+        raise _too_large("The record", least, size_max)
     if content_bytes(record) + RECORD_OVERHEAD_BYTES + HEADER_SIZE > size_max:
         builder = BatchBuilder(Compression.NONE, size_max)
         builder.append(*record)

@@ -243,7 +243,7 @@ async def test_records_that_the_topic_cannot_take_are_named() -> None:
         record("a", b"k"),
         record("a" * 100, b"k"),
     ]
-    errors = one.broker.produce.unfit(topic, records, [None, None, 1, 2, 1])
+    errors = await one.broker.produce.unfit(topic, records, [None, None, 1, 2, 1])
     found = {index: error.entry for index, error in errors.items()}
     assert found == {1: INVALID_BODY, 2: RECORD_TOO_LARGE, 3: UNKNOWN_PARTITION}
 
