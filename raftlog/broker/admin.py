@@ -36,6 +36,7 @@ from raftlog.raft import PeerStatus, QuorumStatus
 from raftlog.raft.voters import NODE_ID_MAX, VoterSet
 from raftlog.record.errors import FORBIDDEN, LogError
 from raftlog.record.types import BrokerId, Offset, TopicId
+from raftlog.replication.cluster_metadata import in_steps
 from raftlog.replication.partition import Partition
 
 __all__ = ["NODE_ID_MAX", "AdminService", "ClusterMembership", "ReplicaProgress"]
@@ -157,7 +158,7 @@ class AdminService:
                 replication_factor=replication_factor,
                 configs=configs,
             )
-        command = admin_plans.plan_topic(
+        plan = admin_plans.plan_topic(
             metadata.image,
             name=name,
             partitions=metadata.settings.partitions_default if partitions is None else partitions,
@@ -165,6 +166,7 @@ class AdminService:
             configs=configs,
             topic_id=VALIDATED_TOPIC_ID,
         )
+        command = await in_steps(plan)
         image = metadata.image.copy()
         return apply(image, image.applied_index + 1, command).topic()
 

@@ -83,7 +83,7 @@ class FakeMetadata:
         replication_factor: int | None = None,
         configs: Mapping[str, str] | None = None,
     ) -> TopicImage:
-        command = admin_plans.plan_topic(
+        plan = admin_plans.plan_topic(
             self.image,
             name=name,
             partitions=1 if partitions is None else partitions,
@@ -91,13 +91,16 @@ class FakeMetadata:
             configs=configs or {},
             topic_id=TopicId(f"{self._next_id():032x}"),
         )
+        command = admin_plans.complete(plan)
         return cast(TopicImage, self.run(command))
 
     async def delete_topic(self, name: str) -> TopicImage:
         return cast(TopicImage, self.run(DeleteTopic(topic_id=self.image.topic(name).topic_id)))
 
     async def add_partitions(self, name: str, total: int) -> TopicImage:
-        command = admin_plans.plan_partitions(self.image, name=name, partitions=total)
+        command = admin_plans.complete(
+            admin_plans.plan_partitions(self.image, name=name, partitions=total)
+        )
         return cast(TopicImage, self.run(command))
 
     async def alter_configs(
