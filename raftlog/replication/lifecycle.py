@@ -26,9 +26,10 @@ from raftlog.world import DiskError
 
 logger = logging.getLogger(__name__)
 
-OPENS_AT_ONCE_MAX: Final = 256
-"""Most replicas in opening at once: they share syncs, and one write of the checkpoint file. All are
-served in one turn of the event loop, which takes about 0.1 ms each."""
+OPENS_AT_ONCE_MAX: Final = 512
+"""Most replicas in opening at once: they share syncs, and one write of the checkpoint file."""
+SERVED_PER_TURN_MAX: Final = 64
+"""Most opened replicas that take their roles in one turn of the event loop: 0.1 ms each."""
 PENDING_CHANGES_MAX: Final = 100_000
 """Most metadata changes that are applied and still wait for the disk."""
 
@@ -69,6 +70,7 @@ class ReplicaLifecycle:
         self._on_fatal = on_fatal
         self._opening: dict[tuple[TopicId, PartitionId], None] = {}
         """Replicas assigned to this node by applied metadata, and not opened yet."""
+        self._served_in_turn = 0
         self._offline: dict[tuple[str, int], LogError] = {}
         self._lost: set[tuple[TopicId, PartitionId]] = set()
         """Replicas without their files, from before this start until they are renewed."""
@@ -252,8 +254,22 @@ class ReplicaLifecycle:
             if topic.topic_id in self._image.topics_by_id:
                 self._offline[key] = offline
             raise offline from error
+        await self._wait_turn()
         self._offline.pop(key, None)
-        self._serve_newest(topic.topic_id, number, log)
+        if self._logs.find(topic.topic_id, number) is log:
+            # Meanwhile, a later change may have removed the replica, or begun it anew.
+            self._serve_newest(topic.topic_id, number, log)
+
+    async def _wait_turn(self) -> None:
+        """Return in a turn of the event loop in which few replicas have taken their roles."""
+        while self._served_in_turn >= SERVED_PER_TURN_MAX:  # noqa: ASYNC110 - no event: a turn
+            await asyncio.sleep(0)
+        if not self._served_in_turn:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        self._served_in_turn += 1
+
+    def _begin_turn(self) -> None:
+        self._served_in_turn = 0
 
     def _serve_newest(self, topic_id: TopicId, number: PartitionId, log: Log) -> None:
         newest = self._assigned_topic(topic_id, number)

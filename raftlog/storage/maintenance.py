@@ -45,6 +45,7 @@ CHECKPOINTS_PER_TICK_MAX: Final = 16
 RETENTIONS_PER_TICK_MAX: Final = 64
 REMOVALS_PER_TICK_MAX: Final = 16
 """Most files of deleted topics removed by one tick."""
+REMOVED_DIRECTORIES_PER_TICK_MAX: Final = 256
 REMOVALS_WAITING_MAX: Final = 100_000
 """Most deleted topics waiting for removal of their files; further ones wait for the next start."""
 
@@ -268,11 +269,15 @@ def _report(log: Log, what: str, error: LogError) -> None:
 def _remove_some(disk: Disk, directory: str) -> bool:
     """Remove some files of a deleted topic; True when nothing is left. Blocks. Raises DiskError."""
     left = REMOVALS_PER_TICK_MAX
-    for partition in disk.list_directory(directory):
+    partitions = disk.list_directory(directory)
+    for partition in partitions[:REMOVED_DIRECTORIES_PER_TICK_MAX]:
         for name in disk.list_directory(f"{directory}/{partition}"):
             if not left:
                 return False
             disk.remove(f"{directory}/{partition}/{name}")
             left -= 1
+        disk.remove_tree(f"{directory}/{partition}")
+    if len(partitions) > REMOVED_DIRECTORIES_PER_TICK_MAX:
+        return False
     disk.remove_tree(directory)
     return True

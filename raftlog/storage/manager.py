@@ -56,8 +56,8 @@ from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
 CLOSES_AT_ONCE_MAX: Final = 4
 """Most logs closed at the same time."""
-COLLECTED_PER_TURN_MAX: Final = 512
-"""Checkpoints of logs collected in one turn of the event loop: some milliseconds."""
+PER_TURN_MAX: Final = 256
+"""Most logs examined, discarded or closed in one turn of the event loop: some milliseconds."""
 
 T = TypeVar("T")
 
@@ -184,6 +184,10 @@ class LogManager:
         """All open logs, damaged and failed ones included."""
         return dict(self._logs)
 
+    def find(self, topic_id: TopicId, partition: PartitionId) -> Log | None:
+        """The replica's open log; None if there is none."""
+        return self._logs.get((topic_id, partition))
+
     def strays(self) -> list[str]:
         """Replica directories not opened so far, `<topic id>/<partition>`."""
         return sorted(self._strays)
@@ -287,9 +291,10 @@ class LogManager:
         Deleting what is not there is no error. Raises LogError.
         """
         gone = LogError(UNKNOWN_TOPIC, "The topic has been deleted.")
-        for key in [key for key in self._logs if key[0] == topic_id]:
-            log = self._logs.pop(key)
-            log.discard(gone)
+        async for key in _in_slices([key for key in self._logs if key[0] == topic_id]):
+            log = self._logs.pop(key, None)
+            if log is not None:
+                log.discard(gone)
             self._checkpoints.pop(replica_name(*key), None)
         for name in [name for name in self._strays if name.startswith(f"{topic_id}/")]:
             del self._strays[name]
@@ -457,7 +462,9 @@ class LogManager:
         await self._maintenance.stop()
         if self._opening:
             await asyncio.wait(list(self._opening.values()))
-        await asyncio.gather(*(self._close_one(key) for key in list(self._logs)))
+        keys = list(self._logs)
+        for start in range(0, len(keys), PER_TURN_MAX):
+            await asyncio.gather(*map(self._close_one, keys[start : start + PER_TURN_MAX]))
         self._clean_shutdown = True
         await self._file.write()
         self._shared.files.close()
@@ -512,7 +519,7 @@ async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
     """All items, with a turn for the event loop after some."""
     for number, item in enumerate(list(items), start=1):
         yield item
-        if number % COLLECTED_PER_TURN_MAX == 0:
+        if number % PER_TURN_MAX == 0:
             await asyncio.sleep(0)
 
 

@@ -86,7 +86,7 @@ class FakeMetadata:
         configs: Mapping[str, str] | None = None,
         assignments: Assignments | None = None,
     ) -> TopicImage:
-        command = admin_plans.plan_topic(
+        plan = admin_plans.plan_topic(
             self.image,
             name=name,
             partitions=1 if partitions is None else partitions,
@@ -95,13 +95,16 @@ class FakeMetadata:
             topic_id=TopicId(f"{self._next_id():032x}"),
             assignments=assignments,
         )
+        command = admin_plans.complete(plan)
         return cast(TopicImage, self.run(command))
 
     async def delete_topic(self, name: str) -> TopicImage:
         return cast(TopicImage, self.run(DeleteTopic(topic_id=self.image.topic(name).topic_id)))
 
     async def add_partitions(self, name: str, total: int) -> TopicImage:
-        command = admin_plans.plan_partitions(self.image, name=name, partitions=total)
+        command = admin_plans.complete(
+            admin_plans.plan_partitions(self.image, name=name, partitions=total)
+        )
         return cast(TopicImage, self.run(command))
 
     async def alter_configs(
@@ -266,9 +269,6 @@ class FakeLogs:
             free_bytes=0,
             scrubbed_bytes=4096,
             scrub_damage=2,
-            producers=0,
-            refused_producers=0,
-            clock_skew_ms=0,
         )
 
 
