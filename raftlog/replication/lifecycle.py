@@ -72,8 +72,8 @@ class ReplicaLifecycle:
         """Replicas assigned to this node by applied metadata, and not opened yet."""
         self._served_in_turn = 0
         self._offline: dict[tuple[str, int], LogError] = {}
-        self._lost: set[tuple[TopicId, PartitionId]] = set()
-        """Replicas without their files, from before this start until they are renewed."""
+        self.lost: set[tuple[TopicId, PartitionId]] = set()
+        """Replicas assigned before this start without their files, until they are renewed."""
         self._retired: dict[tuple[TopicId, PartitionId], Partition] = {}
         """Not served any more, but a change of the log may still be under way."""
         self._changes: deque[_Change] = deque()
@@ -111,6 +111,7 @@ class ReplicaLifecycle:
         for topic in delta.deleted:
             for row in topic.partitions:
                 self._offline.pop((topic.name, row.partition), None)
+                self.lost.discard((topic.topic_id, row.partition))
                 self._opening.pop((topic.topic_id, row.partition), None)
         for topic in delta.created:
             self._expect(topic, topic.partitions)
@@ -174,14 +175,9 @@ class ReplicaLifecycle:
         await self._wait_retired(topic_id, number)
         log = await self._logs.renew_replica(topic_id, number, config)
         self._offline.pop((topic.name, number), None)
-        self._lost.discard((topic_id, number))
+        self.lost.discard((topic_id, number))
         self._serve_newest(topic_id, number, log)
         await self._note_known()
-
-    @property
-    def lost(self) -> frozenset[tuple[TopicId, PartitionId]]:
-        """Replicas assigned before this start without their files."""
-        return frozenset(self._lost)
 
     def _find_lost(self, topic: TopicImage, row: PartitionImage) -> bool:
         """Whether the files of a replica of this node are gone; keeps the replica offline then."""
@@ -196,14 +192,14 @@ class ReplicaLifecycle:
             "loss (`raftlog cluster transfer-leadership --unclean`).",
         )
         logger.error("%s", offline.message)
-        self._lost.add(key)
+        self.lost.add(key)
         self._offline[topic.name, row.partition] = offline
         self._on_open_failed(*key)
         return True
 
     async def _note_known(self) -> None:
         """End a start without a checkpoint file, once no replica is without its files."""
-        if not self._lost:
+        if not self.lost:
             try:
                 await self._logs.all_known()
             except DiskError as error:
@@ -334,6 +330,7 @@ class ReplicaLifecycle:
             await self._open_all([(topic.topic_id, row.partition) for row in topic.partitions])
         for topic_change in delta.changed:
             await self._carry_out_change(topic_change)
+        await self._note_known()
 
     async def _carry_out_change(self, change: TopicChange) -> None:
         before = change.before.partitions
@@ -343,6 +340,7 @@ class ReplicaLifecycle:
                 topic_id = change.after.topic_id
                 await self._wait_retired(topic_id, number)
                 if not self._holds(topic_id, number):
+                    self.lost.discard((topic_id, number))
                     name = f"{change.after.name}-{number}"
                     logger.info("%s was reassigned to other brokers: deleting the replica", name)
                     await self._log_failure(name, self._logs.delete_replica(topic_id, number))

@@ -275,10 +275,13 @@ class ReplicaManager:
         """
         await self._lifecycle.open_again(topic_id, number)
 
-    @property
-    def lost(self) -> frozenset[tuple[TopicId, PartitionId]]:
+    def lost(self) -> Collection[tuple[TopicId, PartitionId]]:
         """Replicas assigned before this start without their files: not opened before renewed."""
-        return self._lifecycle.lost
+        return list(self._lifecycle.lost)
+
+    def is_lost(self, topic_id: TopicId, number: PartitionId) -> bool:
+        """Whether the replica is one of `lost`."""
+        return (topic_id, number) in self._lifecycle.lost
 
     def lacks_room(self, topic_id: TopicId, number: PartitionId) -> bool:
         """Whether the replica could not be opened because the disk was full."""
