@@ -12,8 +12,9 @@
 | remove files | deleted topics and replicas |
 | read finished segments again | damage not found by a reader: see `scrub` |
 
-A failed log is skipped, after its own report. Any other error ends maintenance and sets `failure`:
-a node without maintenance must not go on for long.
+A failed log is skipped, after its own report. Any other error ends maintenance, and `on_failed`
+gets the reason: the node must end, as its logs take no more checkpoints, and only a start reads the
+disk.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -67,7 +68,8 @@ class Maintenance:
         logs: Mapping[tuple[TopicId, PartitionId], Log],
         file: CheckpointFile,
     ) -> None:
-        self.failure: str | None = None
+        self.on_failed: Callable[[str], None] = lambda _reason: None
+        """Called when maintenance has ended by an error: the node must end."""
         self.free_bytes = 0
         self.scrubber = Scrubber(shared, settings, logs)
         self._shared = shared
@@ -146,8 +148,9 @@ class Maintenance:
         if task.cancelled():
             return
         error = task.exception()
-        self.failure = f"storage maintenance ended: {error}"
-        logger.critical("%s", self.failure, exc_info=error)
+        reason = f"storage maintenance ended: {error}"
+        logger.critical("%s", reason, exc_info=error)
+        self.on_failed(reason)
 
     def _start_syncs(self, now: float) -> None:
         for core, since in self._shared.changed.items():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -150,10 +150,9 @@ class LogManager:
             await disk.run(partial(take_marker_away, disk))
         return manager
 
-    @property
-    def failure(self) -> str | None:
-        """Why the node's storage as a whole fails; None while storage works."""
-        return self._maintenance.failure
+    def on_failed(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` with the reason once storage as a whole fails: the node must end."""
+        self._maintenance.on_failed = callback
 
     @property
     def room_bytes(self) -> int:
