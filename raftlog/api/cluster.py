@@ -19,6 +19,22 @@ class BrokerIds(msgspec.Struct, frozen=True):
     brokers: list[int]
 
 
+class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster, as one of its nodes sees it."""
+
+    cluster_id: str
+    """Empty while this node does not know it yet."""
+    node_id: int
+    """The node that answers."""
+    version: str
+    """Version of this node's software."""
+    controller_id: int = -1
+    """The active controller; -1 while this node knows of none."""
+    open_access: bool
+    """Whether clients of other machines can use this node without authentication: it listens beyond
+    loopback, and there are no users."""
+
+
 class MetadataBroker(msgspec.Struct, frozen=True):
     """A broker and its address."""
 

@@ -37,6 +37,7 @@ from raftlog.raft import PeerStatus, QuorumStatus
 from raftlog.raft.voters import NODE_ID_MAX, VoterSet, few_voters_warning
 from raftlog.record.errors import FORBIDDEN, LogError
 from raftlog.record.types import BrokerId, Offset, TopicId
+from raftlog.replication.cluster_metadata import in_steps
 from raftlog.replication.partition import Partition
 
 __all__ = ["NODE_ID_MAX", "AdminService", "ClusterMembership", "ReplicaProgress"]
@@ -168,7 +169,7 @@ class AdminService:
                 configs=configs,
                 assignments=assignments,
             )
-        command = admin_plans.plan_topic(
+        plan = admin_plans.plan_topic(
             metadata.image,
             name=name,
             partitions=metadata.settings.partitions_default if partitions is None else partitions,
@@ -177,6 +178,7 @@ class AdminService:
             topic_id=VALIDATED_TOPIC_ID,
             assignments=assignments,
         )
+        command = await in_steps(plan)
         image = metadata.image.copy()
         return apply(image, image.applied_index + 1, command).topic()
 

@@ -9,7 +9,7 @@ restart, should prefer the other nodes. The same holds for a fenced node.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from raftlog.metadata.apply import ApplyResult
@@ -49,6 +49,14 @@ class NodeServices:
     def cluster_id(self) -> str:
         """The cluster's identity; empty before this node knows it."""
         return self.metadata.image.cluster_id or ""
+
+
+def cluster_hosts(services: NodeServices) -> Iterator[str]:
+    """The hosts under which the nodes of the cluster are known to each other and to clients."""
+    for voter in services.quorum.voters.voters:
+        yield voter.host
+    for broker in services.metadata.image.brokers.values():
+        yield broker.host
 
 
 def unready(services: NodeServices) -> LogError | None:

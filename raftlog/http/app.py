@@ -15,7 +15,7 @@ from raftlog.broker.service import Broker
 from raftlog.http import health, openapi, peer_route
 from raftlog.http.connections import ConnectionServer
 from raftlog.http.dispatch import Dispatcher
-from raftlog.http.metrics import ServerMetrics, quorum_metrics, service_metrics
+from raftlog.http.metrics import LoopLag, ServerMetrics, quorum_metrics, service_metrics
 from raftlog.http.request import ServerContext
 from raftlog.http.routing import Route, Router
 from raftlog.http.settings import ServerSettings
@@ -158,6 +158,9 @@ class Server:
         self._main = main
         self._watch = watch
         self._network = network
+        lag = LoopLag(main.context.broker.clock)
+        main.context.metrics.add_source(lag.metrics)
+        self._lag = asyncio.create_task(lag.measure(), name="event-loop-lag")
 
     @classmethod
     async def start(
@@ -222,4 +225,6 @@ class Server:
             await self._network.close()
         if self._watch is not None:
             await self._watch.close()
+        self._lag.cancel()
+        await asyncio.gather(self._lag, return_exceptions=True)
         self._main.context.broker.close()

@@ -459,6 +459,11 @@ class ConnectionServer(web.Server):
         return len(self._refused)
 
     @property
+    def reserved_count(self) -> int:
+        """Connections over a limit that may still be a node's."""
+        return len(self._reserved)
+
+    @property
     def sweep_interval_s(self) -> float:
         """Interval of the sweep: a tenth of the shortest deadline, within bounds."""
         limits = self.limits

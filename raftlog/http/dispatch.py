@@ -11,8 +11,17 @@ from typing import Final
 
 from aiohttp import web
 
+from raftlog.broker.node import cluster_hosts
+from raftlog.http.browsers import BrowserGuard, preflight_headers
 from raftlog.http.request import Request, ServerContext
-from raftlog.http.responses import JSON, Answer, error_response, method_not_allowed, prefers
+from raftlog.http.responses import (
+    JSON,
+    Answer,
+    empty_response,
+    error_response,
+    method_not_allowed,
+    prefers,
+)
 from raftlog.http.routing import Route, Router, WrongMethod
 from raftlog.record.errors import BAD_REQUEST, INTERNAL, ErrorEntry, LogError
 
@@ -28,6 +37,12 @@ class Dispatcher:
     def __init__(self, router: Router, context: ServerContext) -> None:
         self._find = router.find
         self._context = context
+        services, settings = context.broker.services, context.settings
+        self._check_browser = BrowserGuard(
+            settings.allowed_origins,
+            (*settings.allowed_hosts, settings.host),
+            lambda: cluster_hosts(services),
+        ).check
         # The event loop's own clock stands still during callbacks, and counts milliseconds.
         self._time = context.broker.clock.monotonic
 
@@ -42,9 +57,11 @@ class Dispatcher:
                 path = _unusual_target(request)
             found = self._find(request.method, path)
             if isinstance(found, WrongMethod):
-                response = method_not_allowed(request.method, found.allow)
+                request.cors_headers = self._check_browser(request, any_host=False)
+                response = self._wrong_method(request, found.allow)
             else:
                 route = found.route
+                request.cors_headers = self._check_browser(request, any_host=route.any_host)
                 request.path_parameters = found.path_parameters
                 if not route.serves_always:
                     context.broker.check_ready()
@@ -65,11 +82,23 @@ class Dispatcher:
         if isinstance(response, Answer) and len(response.content) > ANSWER_COUNTED_BYTES:
             # A slow reader makes this node keep the answer: it leaves less room for bodies.
             context.hold_anyway(request, len(response.content))
+        if request.cors_headers and not response.prepared:
+            response.headers.update(request.cors_headers)
         if request.must_close or context.broker.closing.is_set():
             response.force_close()
         name = route.name if route else None
         context.metrics.answered(name, response.status, self._time() - started)
         return response
+
+    def _wrong_method(self, request: Request, allow: str) -> web.StreamResponse:
+        """405; or 204 to a browser that asks whether a page of an allowed origin may."""
+        if (
+            request.method == "OPTIONS"
+            and request.cors_headers
+            and "Access-Control-Request-Method" in request.headers
+        ):
+            return empty_response(headers=preflight_headers(request, allow))
+        return method_not_allowed(request.method, allow)
 
     def _failed(
         self, request: Request, route: Route | None, entry: ErrorEntry, message: str | None = None

@@ -55,6 +55,7 @@ ROUTES = (
         tag="node",
         response_type=Status,
         serves_always=True,
+        any_host=True,
     ),
     Route(
         "GET",
@@ -65,6 +66,7 @@ ROUTES = (
         response_type=Status,
         errors=(NOT_READY, NO_CONTROLLER),
         serves_always=True,
+        any_host=True,
     ),
     Route(
         "GET",

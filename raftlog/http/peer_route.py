@@ -61,4 +61,5 @@ ROUTE = Route(
     errors=(UNAUTHORIZED, NOT_READY),
     streams=True,
     serves_always=True,
+    any_host=True,
 )

@@ -39,6 +39,7 @@ class Request(web.BaseRequest):
             "path_parameters",
             "query_text",
             "address_group",
+            "cors_headers",
             "is_admitted",
             "bytes_held",
             "must_close",
@@ -54,6 +55,8 @@ class Request(web.BaseRequest):
     """The raw query, without `?`."""
     address_group: str = ""
     """The client's address, as the budgets count it."""
+    cors_headers: Mapping[str, str] = _NO_PARAMETERS
+    """Headers of the answer to a page of an allowed origin."""
     is_admitted: bool = False
     """Whether the request counts as in flight."""
     bytes_held: int = 0

@@ -34,6 +34,7 @@ from raftlog.record.types import Buffer
 
 if TYPE_CHECKING:
     from raftlog.http.connections import Connection
+    from raftlog.http.request import Request
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
@@ -214,16 +215,14 @@ def method_not_allowed(method: str, allow: str) -> web.StreamResponse:
     return error_response(METHOD_NOT_ALLOWED, message, {"Allow": allow})
 
 
-def stream_response(
-    content_type: str, *, status: int = 200, headers: Mapping[str, str] | None = None
-) -> web.StreamResponse:
+def stream_response(request: Request, content_type: str) -> web.StreamResponse:
     """An answer without a known size.
 
     Call `await response.prepare(request)`, then `write` pieces of at most `WRITE_SLICE_BYTES`, then
     return it. Each `write` waits for a slow reader; a stalled one is cut off, and `write` raises
     ConnectionError, which a handler lets pass.
     """
-    response = web.StreamResponse(status=status, headers=headers)
+    response = web.StreamResponse(headers=request.cors_headers)
     response.headers["Content-Type"] = content_type
     response.headers["Server"] = SERVER
     response.headers["X-Content-Type-Options"] = "nosniff"

@@ -79,6 +79,8 @@ class Route:
     """The answer has no known end or size: there is no HEAD."""
     serves_always: bool = False
     """Whether a node that is not ready serves it, too."""
+    any_host: bool = False
+    """Whether any Host header will do: for probes, and for nodes, which prove themselves."""
     cancel_on_disconnect: bool = False
     """Cancel the handler once the peer has left. For reads that wait; never for writes."""
     name: str = field(init=False)

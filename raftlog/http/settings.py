@@ -6,6 +6,7 @@ converted from the environment, or constructed in code.
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Annotated, get_type_hints
 
 import msgspec
@@ -129,12 +130,24 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Additional port for /healthy, /ready and /metrics alone; 0 takes a free one, -1: none."""
     backlog: Annotated[int, Meta(ge=1, le=65_535)] = 1_024
     """Connections that the kernel queues before the server accepts them."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins (`https://host:port`) whose pages may use this node from a browser."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names of this node besides the advertised ones of the cluster."""
     auto_create_topics: bool = False
     """Whether a produce request to an unknown topic creates it."""
     limits: ServerLimits = ServerLimits()
 
     def __post_init__(self) -> None:
         check_bounds(self)
+
+    @property
+    def is_beyond_loopback(self) -> bool:
+        """Whether clients of other machines can connect."""
+        try:
+            return not ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host != "localhost"
 
     def for_broker(self) -> BrokerSettings:
         """The settings common to all listeners of the node."""

@@ -10,8 +10,8 @@ id, number of partitions, broker epoch), and is refused if one no longer holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Final
+from collections.abc import Callable, Generator, Iterable, Mapping, Set
+from typing import Final, TypeVar
 
 from raftlog.metadata.apply_cluster import CLUSTER_SETTINGS_MAX
 from raftlog.metadata.broker_configs import (
@@ -43,6 +43,18 @@ PARTITIONS_PER_CLUSTER_MAX: Final = 100_000
 """Bounds the image: about 25 MB with three replicas each."""
 REPLICATION_FACTOR_DEFAULT: Final = 3
 
+T = TypeVar("T")
+
+
+def complete(plan: Generator[None, None, T]) -> T:
+    """All steps of a plan at once."""
+    while True:
+        try:
+            next(plan)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
 
 def plan_topic(
     image: MetadataImage,
@@ -54,8 +66,8 @@ def plan_topic(
     topic_id: TopicId,
     unwritable: Set[BrokerId] = frozenset(),
     assignments: Assignments | None = None,
-) -> CreateTopic:
-    """Create a topic; without a replication factor with 3 replicas, or one per broker if fewer.
+) -> Generator[None, None, CreateTopic]:
+    """Create a topic, in small steps; by default with 3 replicas, or one per broker if fewer.
 
     With `assignments`, the brokers of each partition, both counts are theirs. `unwritable` are
     brokers without a writable disk: see `place`. Raises LogError: INVALID_TOPIC, TOPIC_EXISTS,
@@ -81,14 +93,16 @@ def plan_topic(
         topic_id=topic_id,
         name=name,
         configs=validate_all(configs),
-        assignments=place(image, partitions, replication_factor, unwritable=unwritable),
+        assignments=(
+            yield from place(image, partitions, replication_factor, unwritable=unwritable)
+        ),
     )
 
 
 def plan_partitions(
     image: MetadataImage, *, name: str, partitions: int, unwritable: Set[BrokerId] = frozenset()
-) -> AddPartitions:
-    """Raise a topic's number of partitions to `partitions`; `unwritable`: see `place`.
+) -> Generator[None, None, AddPartitions]:
+    """Raise a topic's partitions to `partitions`, in small steps; `unwritable`: see `place`.
 
     Raises LogError: UNKNOWN_TOPIC, INVALID_PARTITIONS, NOT_ENOUGH_REPLICAS.
     """
@@ -103,8 +117,10 @@ def plan_partitions(
     return AddPartitions(
         topic_id=topic.topic_id,
         partition_count=present,
-        assignments=place(
-            image, partitions - present, topic.replication_factor, unwritable=unwritable
+        assignments=(
+            yield from place(
+                image, partitions - present, topic.replication_factor, unwritable=unwritable
+            )
         ),
     )
 

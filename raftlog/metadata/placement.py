@@ -6,13 +6,17 @@ For new partitions and for moving replicas. No present replica moves for the sak
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Set
+from collections.abc import Collection, Generator, Set
+from typing import Final
 
 from raftlog.metadata.commands import Assignments
 from raftlog.metadata.configs import min_isr_default
 from raftlog.metadata.image import BrokerImage, MetadataImage
 from raftlog.record.errors import INVALID_PARTITIONS, NOT_ENOUGH_REPLICAS, LogError
 from raftlog.record.types import BrokerId
+
+CHOICES_PER_STEP: Final = 10_000
+"""Brokers compared in one step: about ten milliseconds."""
 
 
 def place(
@@ -21,8 +25,8 @@ def place(
     replication_factor: int,
     *,
     unwritable: Set[BrokerId] = frozenset(),
-) -> Assignments:
-    """Brokers for each of `partitions` new partitions, the preferred leader first.
+) -> Generator[None, None, Assignments]:
+    """Brokers for each of `partitions` new partitions, the preferred leader first, in small steps.
 
     The leader is the broker that leads the fewest partitions, then holds the fewest replicas, then
     has the lowest id; one in maintenance only without another choice, and an `unwritable` one,
@@ -56,7 +60,10 @@ def place(
     leaders = _best(available, unwritable)
     load = _Load(image)
     assignments = []
-    for _ in range(partitions):
+    partitions_per_step = max(1, CHOICES_PER_STEP // (len(brokers) * replication_factor))
+    for number in range(partitions):
+        if number % partitions_per_step == partitions_per_step - 1:
+            yield
         # `min` takes the first of equals, and the brokers are in order of their ids.
         leader = min(leaders, key=load.of_leader)
         chosen = [leader]

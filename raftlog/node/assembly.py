@@ -72,6 +72,7 @@ class NodeCore:
         self._tasks = TaskGroup(on_fatal)
         self._creating_cluster = False
         follow_storage_limits(state_machine, logs)
+        logs.on_failed(on_fatal)
         self._disk_watch = DiskWatch(quorum=quorum, logs=logs, clock=clock)
         self.controller = ControllerService(
             quorum=quorum,

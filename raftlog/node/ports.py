@@ -7,6 +7,7 @@ import errno
 from typing import Final
 
 from raftlog.http.app import PortError, Ports
+from raftlog.http.browsers import parse_hosts, parse_origins
 from raftlog.http.settings import ServerSettings
 from raftlog.node.settings import WILDCARD_HOSTS, NodeSettings, split_address
 from raftlog.node.start import StartError
@@ -24,6 +25,8 @@ def server_settings(settings: NodeSettings) -> ServerSettings:
         host=host,
         port=port,
         health_port=settings.health_port,
+        allowed_origins=parse_origins(settings.allowed_origins),
+        allowed_hosts=parse_hosts(settings.allowed_hosts),
         auto_create_topics=settings.auto_create_topics,
         limits=settings.limits,
     )

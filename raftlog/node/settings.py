@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from raftlog.http.browsers import parse_hosts, parse_origins
 from raftlog.http.settings import ServerLimits, check_bounds
 from raftlog.raft.voters import Voter, VoterSet, parse_voters
 
@@ -47,6 +48,13 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     run: the first is used to prove, both are accepted."""
     health_port: Annotated[int, Meta(ge=-1, le=65_535)] = -1
     """Separate port for /healthy, /ready and /metrics; -1: none."""
+    allowed_origins: str | None = None
+    """Origins whose pages may use this node from a browser, separated by commas:
+    `https://example.com,http://host:port`. Pages of all other origins are refused (40302)."""
+    allowed_hosts: str | None = None
+    """Host names by which clients reach this node, separated by commas, besides IP addresses,
+    `localhost`, and the names that the cluster's nodes listen on or advertise: the name of a load
+    balancer, or another DNS name. Others are refused (42101), as foreign pages use them."""
     rack: str | None = None
     """Where the node stands; replicas are spread over racks; remembered in the data directory."""
     flush: Literal["sync", "async"] = "sync"
@@ -88,6 +96,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "--cluster-secret-file"
             )
         self.advertised_address(port=0)
+        parse_origins(self.allowed_origins)
+        parse_hosts(self.allowed_hosts)
 
     def listen_address(self) -> tuple[str, int]:
         """Host and port to listen on. Raises ValueError."""

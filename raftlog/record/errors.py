@@ -57,6 +57,9 @@ def quoted(text: str) -> str:
 BAD_REQUEST = ErrorEntry(40001, "BAD_REQUEST", "The request is malformed.")
 UNAUTHORIZED = ErrorEntry(40101, "UNAUTHORIZED", "Authentication is required.")
 FORBIDDEN = ErrorEntry(40301, "FORBIDDEN", "Not allowed.")
+ORIGIN_NOT_ALLOWED = ErrorEntry(
+    40302, "ORIGIN_NOT_ALLOWED", "Pages of that origin may not use this node from a browser."
+)
 NOT_FOUND = ErrorEntry(40400, "NOT_FOUND", "No such resource.")
 UNKNOWN_TOPIC = ErrorEntry(40401, "UNKNOWN_TOPIC", "Topic not found.", refresh_metadata=True)
 UNKNOWN_PARTITION = ErrorEntry(
@@ -99,6 +102,9 @@ UNSUPPORTED_MEDIA_TYPE = ErrorEntry(
     41501, "UNSUPPORTED_MEDIA_TYPE", "The content type of the body is not understood here."
 )
 OFFSET_OUT_OF_RANGE = ErrorEntry(41601, "OFFSET_OUT_OF_RANGE", "The offset is out of range.")
+HOST_NOT_ALLOWED = ErrorEntry(
+    42101, "HOST_NOT_ALLOWED", "The host name of the request is not one of this node."
+)
 INVALID_BODY = ErrorEntry(42201, "INVALID_BODY", "The request body is not valid.")
 CORRUPT_BATCH = ErrorEntry(42202, "CORRUPT_BATCH", "A record batch is damaged or malformed.")
 INVALID_CONFIG = ErrorEntry(42203, "INVALID_CONFIG", "A configuration value is not valid.")

@@ -11,9 +11,18 @@ continues it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+    Set,
+)
 from contextlib import suppress
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from raftlog.metadata import admin_plans, decommission, elections, liveness, reassignment
 from raftlog.metadata.apply import ApplyResult
@@ -36,6 +45,8 @@ from raftlog.record.errors import NOT_READY, RETRIABLE, LogError
 from raftlog.record.types import BrokerId, ProducerEpoch, ProducerId, TopicId
 from raftlog.replication.replica import TopicSettings
 from raftlog.world import Randomness
+
+T = TypeVar("T")
 
 TOPIC_ID_BYTES = 16
 SETTLE_S: Final = 1.0
@@ -99,15 +110,17 @@ class ClusterMetadata:
 
         Raises LogError: INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG.
         """
-        command = admin_plans.plan_topic(
-            self.image,
-            name=name,
-            partitions=self._settings.partitions_default if partitions is None else partitions,
-            replication_factor=replication_factor,
-            configs=configs or {},
-            topic_id=TopicId(self._randomness.token(TOPIC_ID_BYTES).hex()),
-            unwritable=self._unwritable(),
-            assignments=assignments,
+        command = await in_steps(
+            admin_plans.plan_topic(
+                self.image,
+                name=name,
+                partitions=self._settings.partitions_default if partitions is None else partitions,
+                replication_factor=replication_factor,
+                configs=configs or {},
+                topic_id=TopicId(self._randomness.token(TOPIC_ID_BYTES).hex()),
+                unwritable=self._unwritable(),
+                assignments=assignments,
+            )
         )
         return (await self._apply(command)).topic()
 
@@ -117,8 +130,10 @@ class ClusterMetadata:
 
     async def add_partitions(self, name: str, total: int) -> TopicImage:
         """Grow a topic to `total` partitions. LogError: UNKNOWN_TOPIC, INVALID_PARTITIONS."""
-        command = admin_plans.plan_partitions(
-            self.image, name=name, partitions=total, unwritable=self._unwritable()
+        command = await in_steps(
+            admin_plans.plan_partitions(
+                self.image, name=name, partitions=total, unwritable=self._unwritable()
+            )
         )
         return (await self._apply(command)).topic()
 
@@ -231,6 +246,17 @@ def _check_worth_another(changed: PartitionsChanged) -> None:
 
 def _restless() -> LogError:
     return LogError(RETRIABLE, "The same partitions keep changing: try again.")
+
+
+async def in_steps(plan: Generator[None, None, T]) -> T:
+    """The outcome of a plan, with a turn for the event loop after each step."""
+    while True:
+        try:
+            next(plan)
+        except StopIteration as end:
+            outcome: T = end.value
+            return outcome
+        await asyncio.sleep(0)
 
 
 async def propose(quorum: RaftMember[ApplyResult], command: Command) -> ApplyResult:

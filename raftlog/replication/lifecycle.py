@@ -26,9 +26,10 @@ from raftlog.world import DiskError
 
 logger = logging.getLogger(__name__)
 
-OPENS_AT_ONCE_MAX: Final = 256
-"""Most replicas in opening at once: they share syncs, and one write of the checkpoint file. All are
-served in one turn of the event loop, which takes about 0.1 ms each."""
+OPENS_AT_ONCE_MAX: Final = 512
+"""Most replicas in opening at once: they share syncs, and one write of the checkpoint file."""
+SERVED_PER_TURN_MAX: Final = 64
+"""Most opened replicas that take their roles in one turn of the event loop: 0.1 ms each."""
 PENDING_CHANGES_MAX: Final = 100_000
 """Most metadata changes that are applied and still wait for the disk."""
 
@@ -69,9 +70,10 @@ class ReplicaLifecycle:
         self._on_fatal = on_fatal
         self._opening: dict[tuple[TopicId, PartitionId], None] = {}
         """Replicas assigned to this node by applied metadata, and not opened yet."""
+        self._served_in_turn = 0
         self._offline: dict[tuple[str, int], LogError] = {}
-        self._lost: set[tuple[TopicId, PartitionId]] = set()
-        """Replicas without their files, from before this start until they are renewed."""
+        self.lost: set[tuple[TopicId, PartitionId]] = set()
+        """Replicas assigned before this start without their files, until they are renewed."""
         self._retired: dict[tuple[TopicId, PartitionId], Partition] = {}
         """Not served any more, but a change of the log may still be under way."""
         self._changes: deque[_Change] = deque()
@@ -109,6 +111,7 @@ class ReplicaLifecycle:
         for topic in delta.deleted:
             for row in topic.partitions:
                 self._offline.pop((topic.name, row.partition), None)
+                self.lost.discard((topic.topic_id, row.partition))
                 self._opening.pop((topic.topic_id, row.partition), None)
         for topic in delta.created:
             self._expect(topic, topic.partitions)
@@ -172,14 +175,9 @@ class ReplicaLifecycle:
         await self._wait_retired(topic_id, number)
         log = await self._logs.renew_replica(topic_id, number, config)
         self._offline.pop((topic.name, number), None)
-        self._lost.discard((topic_id, number))
+        self.lost.discard((topic_id, number))
         self._serve_newest(topic_id, number, log)
         await self._note_known()
-
-    @property
-    def lost(self) -> frozenset[tuple[TopicId, PartitionId]]:
-        """Replicas assigned before this start without their files."""
-        return frozenset(self._lost)
 
     def _find_lost(self, topic: TopicImage, row: PartitionImage) -> bool:
         """Whether the files of a replica of this node are gone; keeps the replica offline then."""
@@ -194,14 +192,14 @@ class ReplicaLifecycle:
             "loss (`raftlog cluster transfer-leadership --unclean`).",
         )
         logger.error("%s", offline.message)
-        self._lost.add(key)
+        self.lost.add(key)
         self._offline[topic.name, row.partition] = offline
         self._on_open_failed(*key)
         return True
 
     async def _note_known(self) -> None:
         """End a start without a checkpoint file, once no replica is without its files."""
-        if not self._lost:
+        if not self.lost:
             try:
                 await self._logs.all_known()
             except DiskError as error:
@@ -252,8 +250,22 @@ class ReplicaLifecycle:
             if topic.topic_id in self._image.topics_by_id:
                 self._offline[key] = offline
             raise offline from error
+        await self._wait_turn()
         self._offline.pop(key, None)
-        self._serve_newest(topic.topic_id, number, log)
+        if self._logs.find(topic.topic_id, number) is log:
+            # Meanwhile, a later change may have removed the replica, or begun it anew.
+            self._serve_newest(topic.topic_id, number, log)
+
+    async def _wait_turn(self) -> None:
+        """Return in a turn of the event loop in which few replicas have taken their roles."""
+        while self._served_in_turn >= SERVED_PER_TURN_MAX:  # noqa: ASYNC110 - no event: a turn
+            await asyncio.sleep(0)
+        if not self._served_in_turn:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        self._served_in_turn += 1
+
+    def _begin_turn(self) -> None:
+        self._served_in_turn = 0
 
     def _serve_newest(self, topic_id: TopicId, number: PartitionId, log: Log) -> None:
         newest = self._assigned_topic(topic_id, number)
@@ -318,6 +330,7 @@ class ReplicaLifecycle:
             await self._open_all([(topic.topic_id, row.partition) for row in topic.partitions])
         for topic_change in delta.changed:
             await self._carry_out_change(topic_change)
+        await self._note_known()
 
     async def _carry_out_change(self, change: TopicChange) -> None:
         before = change.before.partitions
@@ -327,6 +340,7 @@ class ReplicaLifecycle:
                 topic_id = change.after.topic_id
                 await self._wait_retired(topic_id, number)
                 if not self._holds(topic_id, number):
+                    self.lost.discard((topic_id, number))
                     name = f"{change.after.name}-{number}"
                     logger.info("%s was reassigned to other brokers: deleting the replica", name)
                     await self._log_failure(name, self._logs.delete_replica(topic_id, number))

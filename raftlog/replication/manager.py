@@ -10,10 +10,11 @@ reason, and the repair begins (repair.py).
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from raftlog.metadata.delta import MetadataDelta, TopicChange
 from raftlog.metadata.image import MetadataImage, PartitionImage, TopicImage
@@ -32,6 +33,9 @@ from raftlog.replication.replica import TopicSettings
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import LogState
+
+STOPS_PER_TURN_MAX: Final = 128
+"""Most partitions of a deleted topic closed in one turn of the event loop: some milliseconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -156,9 +160,11 @@ class ReplicaManager:
     def _apply(self, delta: MetadataDelta) -> None:
         for topic in delta.deleted:
             gone = LogError(UNKNOWN_TOPIC, f"Topic {topic.name!r} was deleted.")
-            for number in list(self._partitions.get(topic.name, ())):
-                self._drop(topic, PartitionId(number), gone)
-            self._partitions.pop(topic.name, None)
+            dropped = list(self._partitions.pop(topic.name, {}).values())
+            for partition in dropped:
+                del self._by_id[topic.topic_id, partition.partition]
+                self._lifecycle.retire(partition)
+            self._stop_all(dropped, gone)
         for change in delta.changed:
             self._apply_change(change)
         if delta.cluster_settings:
@@ -198,6 +204,15 @@ class ReplicaManager:
         if before.isr != after.isr:
             self.isr_shrinks += not set(before.isr) <= set(after.isr)
             self.isr_expands += not set(after.isr) <= set(before.isr)
+
+    def _stop_all(self, partitions: Sequence[Partition], error: LogError) -> None:
+        """Stop partitions that no request finds any more; many in slices, soon."""
+        for partition in partitions[:STOPS_PER_TURN_MAX]:
+            self._streams.unfollow(partition)
+            partition.close(error)
+        rest = partitions[STOPS_PER_TURN_MAX:]
+        if rest:
+            asyncio.get_running_loop().call_soon(self._stop_all, rest, error)
 
     def _drop(self, topic: TopicImage, number: PartitionId, error: LogError) -> None:
         """Stop serving a replica. Its files stay for the lifecycle."""
@@ -260,10 +275,13 @@ class ReplicaManager:
         """
         await self._lifecycle.open_again(topic_id, number)
 
-    @property
-    def lost(self) -> frozenset[tuple[TopicId, PartitionId]]:
+    def lost(self) -> Collection[tuple[TopicId, PartitionId]]:
         """Replicas assigned before this start without their files: not opened before renewed."""
-        return self._lifecycle.lost
+        return list(self._lifecycle.lost)
+
+    def is_lost(self, topic_id: TopicId, number: PartitionId) -> bool:
+        """Whether the replica is one of `lost`."""
+        return (topic_id, number) in self._lifecycle.lost
 
     def lacks_room(self, topic_id: TopicId, number: PartitionId) -> bool:
         """Whether the replica could not be opened because the disk was full."""
@@ -295,16 +313,17 @@ class ReplicaManager:
             return
         if present is not None:
             self._drop(topic, row.partition, LogError(NOT_READY, "The replica was replaced."))
-        config = self._settings.log_config(topic)
-        if log.config != config:
+        config = self._settings.topic_config(topic)
+        log_config = self._settings.log_config(topic)
+        if log.config != log_config:
             # Settings of the topic or the cluster have changed while the log was being opened.
-            log.configure(config)
+            log.configure(log_config)
         partition = Partition(
             topic=topic.name,
             topic_id=topic.topic_id,
             log=log,
             image=row,
-            min_insync_replicas=self._settings.min_insync_replicas(topic),
+            min_insync_replicas=config.min_insync_replicas,
             host=self._host,
         )
         partition.write_refusal = self._write_refusal

@@ -109,6 +109,8 @@ class Repairs:
         """The last logged reason of each replica under repair."""
         self._gate = asyncio.Semaphore(REPAIRS_MAX)
         self._has_begun_reporting = False
+        self._lost_reported: set[ReplicaKey] = set()
+        """Replicas without files, out of ISR and ELR."""
         self._is_closed = False
         replicas.on_replica_failed = self._failed
         replicas.on_possible_loss = self._on_possible_loss
@@ -134,7 +136,7 @@ class Repairs:
         """
         self._has_begun_reporting = True
         distrusted = [one for one in self._replicas.replicas() if one.loss_gate.may_have_lost_data]
-        lost = sorted(self._replicas.lost)
+        lost = sorted(self._replicas.lost())
         if distrusted:
             logger.warning(
                 "%d replicas may lack acknowledged records after a power cut", len(distrusted)
@@ -143,6 +145,7 @@ class Repairs:
             logger.error("the files of %d replicas are gone: reporting their loss", len(lost))
         if distrusted or lost:
             await self._report(distrusted, lost)
+            self._lost_reported.update(lost)
 
     async def _report(
         self, distrusted: Collection[Partition], lost: Collection[ReplicaKey] = ()
@@ -299,12 +302,14 @@ class Repairs:
         if left is not _NOT_LEFT and not is_in and replica in (left, None):
             # Still true: a closed replica has acknowledged no records since.
             return left
-        is_lost = key in self._replicas.lost
-        if not is_lost and not may_retire_replica(self._replicas.image, key, self._broker_id):
+        if self._replicas.is_lost(*key):
+            # The start reports all of them at once. Without files it cannot enter again.
+            return replica if key in self._lost_reported else _NOT_LEFT
+        if not may_retire_replica(self._replicas.image, key, self._broker_id):
             self._log_once(key, "no other replica has all records: kept as it is")
             return _NOT_LEFT
         if replica is None or replica.is_closed:
-            await self._fail_replicas([key], lost=is_lost)
+            await self._fail_replicas([key], lost=False)
             return replica
         # A replica that goes on following would enter the ISR again. It is closed only afterwards:
         # if another damaged member leaves first, this one stays and goes on serving.
@@ -335,7 +340,7 @@ class Repairs:
         A start begins a new leader epoch, so the election is from this run.
         """
         return (
-            key in self._replicas.lost
+            self._replicas.is_lost(*key)
             and row.leader == self._broker_id
             and row.unclean_epoch == row.leader_epoch
         )

@@ -198,15 +198,21 @@ class TopicSettings:
         self.defaults: Mapping[str, str] = validate_all(defaults or {})
         self.partitions_default = partitions
         self._cluster = cluster
+        self._last: tuple[Mapping[str, str], Mapping[str, str], int, TopicConfig] | None = None
+        """Configs of the topic and the cluster, replication factor, and the outcome of the last
+        call: a topic's partitions ask one after the other, by the thousand."""
 
     def topic_config(self, topic: TopicImage) -> TopicConfig:
         """All configs in force for the topic. Raises LogError(INVALID_CONFIG)."""
-        return TopicConfig.from_configs(
-            topic.configs,
-            self.defaults,
-            replication_factor=topic.replication_factor,
-            cluster=self._cluster(),
+        cluster, factor = self._cluster(), topic.replication_factor
+        last = self._last
+        if last is not None and (topic.configs, cluster, factor) == last[:3]:
+            return last[3]
+        config = TopicConfig.from_configs(
+            topic.configs, self.defaults, replication_factor=factor, cluster=cluster
         )
+        self._last = (dict(topic.configs), dict(cluster), factor, config)
+        return config
 
     def min_insync_replicas(self, topic: TopicImage) -> int:
         """In-sync replicas that `acks=all` needs."""

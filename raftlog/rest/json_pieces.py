@@ -32,6 +32,23 @@ _TAIL: Final = re.compile(rb"\s*(?:," + _FIELD + rb")*\}\s*\Z")
 _INDEX: Final = re.compile(r"\$\[(\d+)\]")
 
 
+LONG_ELEMENT_BYTES: Final = 2 * 1024 * 1024
+"""From this size on, the headers of records are measured before they are parsed."""
+HEADERS_BYTES_MAX: Final = 1024 * 1024
+"""JSON text of a long record's headers. Keys and values are skipped quickly; each header becomes an
+object: 20 ms a MiB."""
+
+
+class _Probe(msgspec.Struct):
+    """A record of which only the headers' text is looked at."""
+
+    headers: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_PROBE: Final = msgspec.json.Decoder(_Probe)
+_PROBES: Final = msgspec.json.Decoder(list[_Probe])
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayBody(Generic[Body, Element]):
     """A type of body whose array may be long: `{"name": […], …}`."""
@@ -81,11 +98,31 @@ class ArrayBody(Generic[Body, Element]):
         parsed = _decode(self.whole, body[:start] + body[end:])
         count = 0
         for piece in await array_pieces(body, start, end, depth_max, turns):
+            text = b"[%b]" % body[slice(*piece)]
             await turns.wait()
-            some = _decode(self.elements, b"[%b]" % body[slice(*piece)], self.name, count)
+            if len(text) > LONG_ELEMENT_BYTES:
+                for probe in _decode(_PROBES, text, self.name, count):
+                    _check_headers(probe)
+                await turns.wait()
+            some = _decode(self.elements, text, self.name, count)
             count += len(some)
             take(some)
         return parsed
+
+
+async def check_long_record(text: bytes, turns: WorkTurns) -> None:
+    """Raise LogError INVALID_BODY for a long record whose headers take too long to parse."""
+    if len(text) > LONG_ELEMENT_BYTES:
+        await turns.wait()
+        _check_headers(_decode(_PROBE, text))
+        await turns.wait()
+
+
+def _check_headers(probe: _Probe) -> None:
+    if probe.headers is not msgspec.UNSET and len(bytes(probe.headers)) > HEADERS_BYTES_MAX:
+        raise LogError(
+            INVALID_BODY, f"A record has more than {HEADERS_BYTES_MAX} bytes of headers."
+        )
 
 
 def _array_bounds(body: bytes, name: bytes) -> tuple[int, int] | None:

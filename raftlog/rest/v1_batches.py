@@ -18,6 +18,7 @@ from raftlog.api.records import (
     ProduceResults,
 )
 from raftlog.broker.fetch import FETCH_CHUNK_BYTES, Fetched, PartitionFetch
+from raftlog.broker.produce import FRAMES_PER_TURN
 from raftlog.broker.service import Broker
 from raftlog.http.body import read_body, read_json
 from raftlog.http.request import Request, ServerContext
@@ -56,7 +57,12 @@ async def produce_batches(request: Request, context: ServerContext) -> web.Strea
     body = await read_body(request, context)
     frames = parse_produce_frames(body, frames_max=context.limits.partitions_per_request_max)
     broker = context.broker
+    is_long = len(frames) > FRAMES_PER_TURN
+    if is_long:
+        await broker.turns.wait()
     outcomes = await broker.produce.append_batches(request.principal, frames, options)
+    if is_long:
+        await broker.turns.wait()
     return json_response(
         ProduceResults(
             [
@@ -125,7 +131,7 @@ async def fetch_batches(request: Request, context: ServerContext) -> web.StreamR
             context.hold(request, max(size - held, 0))
             held = max(held, size)
             if response is None:
-                response = stream_response(BATCHES_MEDIA_TYPE)
+                response = stream_response(request, BATCHES_MEDIA_TYPE)
                 await response.prepare(request)
             await write_pieces(request, response, pieces)
             pieces, size = [], 0

@@ -13,7 +13,9 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from raftlog import __version__
 from raftlog.api.cluster import (
+    ClusterInfo,
     LeadershipTransfer,
     NewVoter,
     NodeInfo,
@@ -26,12 +28,27 @@ from raftlog.http.body import read_json
 from raftlog.http.request import Request, ServerContext, whole_number
 from raftlog.http.responses import empty_response, json_response
 from raftlog.http.routing import Route
-from raftlog.metadata.image import BrokerImage
+from raftlog.metadata.image import NO_LEADER_ID, BrokerImage
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER, NOT_FOUND, RETRIABLE, LogError
 from raftlog.record.types import BrokerId
 
 _NEW_VOTER = msgspec.json.Decoder(NewVoter)
 _TRANSFER = msgspec.json.Decoder(LeadershipTransfer)
+
+
+async def describe_cluster(request: Request, context: ServerContext) -> web.StreamResponse:
+    """The cluster's identity and controller, and the access to this node."""
+    membership = context.broker.admin.membership(request.principal)
+    leader_id = membership.status.leader_id
+    return json_response(
+        ClusterInfo(
+            cluster_id=membership.cluster_id,
+            node_id=membership.node_id,
+            version=__version__,
+            controller_id=NO_LEADER_ID if leader_id is None else leader_id,
+            open_access=context.settings.is_beyond_loopback,
+        )
+    )
 
 
 async def get_quorum(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -196,6 +213,15 @@ def _split(address: str) -> tuple[str | None, int | None]:
 _CHANGE_ERRORS: Final = (ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE)
 
 ROUTES: Final = (
+    Route(
+        "GET",
+        "/v1/cluster",
+        describe_cluster,
+        "The cluster, its controller, and whether access to this node is open",
+        tag="v1",
+        response_type=ClusterInfo,
+        serves_always=True,
+    ),
     Route(
         "GET",
         "/v1/quorum",

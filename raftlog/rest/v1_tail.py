@@ -109,7 +109,7 @@ async def tail_topic(request: Request, context: ServerContext) -> web.StreamResp
     writer = _Events(positions) if content_type == SSE else _Lines()
     counters = context.broker.topics.topic(request.path_parameters["topic"])
     counters.fetch_requests += 1
-    response = stream_response(content_type)
+    response = stream_response(request, content_type)
     await response.prepare(request)
     # The head goes out with the first bytes: send some, so that the reader sees the tail begin.
     await response.write(writer.idle)

@@ -465,6 +465,12 @@ class _Answer:
         if answers:
             # Written out at once: bytes are small beside the objects they come from.
             piece = _encode(answers)[1:-1]
+            if not progress.count and len(piece) > self._context.broker.bytes_in_flight.share_max:
+                raise LogError(
+                    UNSUPPORTED_FORMAT,
+                    f"The record at offset {answers[0].offset} takes {len(piece)} bytes in this "
+                    "format, more than one client may hold; read it in binary format.",
+                )
             self._context.hold(self._request, len(piece))
             self._pieces.append(piece)
             progress.count += len(answers)

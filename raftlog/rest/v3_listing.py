@@ -31,7 +31,7 @@ async def list_response(
     data = list(islice(rest, OBJECTS_PER_SLICE))
     if len(data) < OBJECTS_PER_SLICE:
         return json_response(shaper.listing(kind, path, data))
-    response = stream_response(JSON)
+    response = stream_response(request, JSON)
     await response.prepare(request)
     if request.method == "HEAD":
         return response

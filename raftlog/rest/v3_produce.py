@@ -40,7 +40,7 @@ from raftlog.record.errors import (
     UNKNOWN_PARTITION,
     LogError,
 )
-from raftlog.rest.json_pieces import ArrayBody
+from raftlog.rest.json_pieces import ArrayBody, check_long_record
 from raftlog.rest.json_records import (
     STORED_RECORD_BYTES,
     BatchDocument,
@@ -169,7 +169,7 @@ async def produce_records(request: Request, context: ServerContext) -> web.Strea
                     raise outcomes[0]
                 return bytes_response(_receipts(outcomes, topic, context), JSON)
             if response is None:
-                response = stream_response(JSON)
+                response = stream_response(request, JSON)
                 await response.prepare(request)
             await response.write(_receipts(outcomes, topic, context))
     if response is None:
@@ -289,6 +289,7 @@ async def _produce_objects(
     for text in objects:
         try:
             await check_body(text, context.limits.json_depth_max, context.broker.turns)
+            await check_long_record(text, context.broker.turns)
             record = parse_record_v3(text)
             stored = stored_record_v3(record, now_ms)
         except LogError as error:

@@ -4,8 +4,10 @@ A damaged segment is written again and put in the place of the old one by compac
 crash leaves the old or the new. Intact batches are copied from the old segment. Only where the next
 batch is damaged, copies are asked for by offset, and taken after the checks of a follower: CRC,
 offsets that continue, the leader epoch of this log's history. As soon as the old segment goes on
-intact behind a copy, it is used again; replicas hold identical bytes, unless compacted apart, and
-then copies follow up to the segment's end.
+intact behind a copy, it is used again: replicas hold identical bytes, unless compacted apart. In a
+compacted log a copy must have the length of the damaged bytes, and be followed by the same batch:
+offsets may jump there, so another batch could pass for the damaged one, and lose it; and a replica
+that is ahead has removed tombstones, without which deleted values would be back.
 
 The damaged bytes are kept before the swap (quarantine). Appends do not wait; a truncation or a stop
 makes the repair give way, and it is tried again.
@@ -104,6 +106,7 @@ class _Rewrite:
         self._chunk_position = 0
         self._damaged: list[tuple[int, int]] = []
         """Begin and end of each stretch of the old segment that is not copied."""
+        self._is_compacted = core.config.compacts or core.gaps_below > old.base_offset
         self._cleaned = segment_name(old.base_offset) + CLEANED_SUFFIX
 
     async def run(self, copies: Copies) -> bool:
@@ -111,9 +114,6 @@ class _Rewrite:
         core = self._core
         # The recovery point's position must not lie in a rewritten segment, after a crash either.
         await self._operations.advance_recovery_point()
-        if core.config.compacts:
-            # Another replica may have compacted what is intact here.
-            core.gaps_below = max(core.gaps_below, self._end_offset)
         await core.publish()
         path = f"{core.directory}/{self._cleaned}"
         file = await core.run(self._begin, path)
@@ -173,31 +173,44 @@ class _Rewrite:
                 if found is None:
                     self._flush(file)
                     return _State.DAMAGED
-                self._add(file, *found)
+                self._advance(found[0])
+                self._append(file, *found)
         self._flush(file)
         return _State.GOES_ON
 
     def _take(self, file: File, data: Buffer) -> bool:
         """Take batches of a copy until the old segment goes on; whether any fits. In a thread."""
         view = memoryview(data)
+        taken: list[tuple[BatchHeader, memoryview]] = []
         at = 0
-        begun = self._position
+        goes_on = False
+        begun, expected = self._position, self._expected
         with self._old.files.lease(self._old.path) as old:
-            while at < view.nbytes:
+            while at < view.nbytes and not goes_on:
                 header = self._acceptable(view, at)
                 if header is None:
                     break
-                self._add(file, header, view[at : at + header.size_bytes])
+                taken.append((header, view[at : at + header.size_bytes]))
                 at += header.size_bytes
-                if self._expected >= self._end_offset or self._intact(old) is not None:
+                self._advance(header)
+                if self._expected >= self._end_offset:
+                    goes_on = self._position == self._old.size_bytes
                     break
-        if at:
-            end = min(self._position, self._old.size_bytes)
-            if self._expected >= self._end_offset:
-                end = self._old.size_bytes
-            self._note_damaged(min(begun, end), end)
+                found = self._intact(old)
+                goes_on = found is not None and (
+                    not self._is_compacted or found[0] == _header_at(view, at)
+                )
+        if not taken or (self._is_compacted and not goes_on):
+            self._position, self._expected = begun, expected
+            return False
+        for header, part in taken:
+            self._append(file, header, part)
+        end = min(self._position, self._old.size_bytes)
+        if self._expected >= self._end_offset:
+            end = self._old.size_bytes
+        self._note_damaged(min(begun, end), end)
         self._flush(file)
-        return at > 0
+        return True
 
     def _intact(self, old: File) -> tuple[BatchHeader, memoryview] | None:
         """The next batch at its position of the old segment, if intact."""
@@ -248,15 +261,17 @@ class _Rewrite:
             return None
         return header
 
-    def _add(self, file: File, header: BatchHeader, data: memoryview) -> None:
+    def _advance(self, header: BatchHeader) -> None:
+        self._position += header.size_bytes
+        self._expected = header.next_offset
+
+    def _append(self, file: File, header: BatchHeader, data: memoryview) -> None:
         self._new.note(
             header, self._written, header.base_offset, self._core.config.index_interval_bytes
         )
         self._pending.append(data)
         self._pending_bytes += header.size_bytes
         self._written += header.size_bytes
-        self._position += header.size_bytes
-        self._expected = header.next_offset
         if self._pending_bytes >= CHUNK_BYTES or len(self._pending) >= BUFFERS_MAX:
             self._flush(file)
 
@@ -288,3 +303,10 @@ class _Rewrite:
                 if not keep_bytes(disk, self._core.directory, name, content):
                     return False
         return True
+
+
+def _header_at(view: memoryview, at: int) -> BatchHeader | None:
+    try:
+        return parse_header(view, at)
+    except LogError:
+        return None  # the copy ends here

@@ -81,8 +81,10 @@ class GroupOpener:
 
     async def _work(self) -> None:
         while self._queue:
-            # A share only: with few replicas, long scans run on all threads.
-            share = -(-len(self._queue) // WORKERS_MAX)
+            share = len(self._queue)
+            if self._queue[0].request.checkpoint is not None:
+                # With few known replicas, long scans run on all threads. New ones scan nothing.
+                share = -(-share // WORKERS_MAX)
             group = [self._queue.popleft() for _ in range(min(share, GROUP_MAX))]
             try:
                 outcomes = await self._shared.disk.run(

@@ -12,8 +12,9 @@
 | remove files | deleted topics and replicas |
 | read finished segments again | damage not found by a reader: see `scrub` |
 
-A failed log is skipped, after its own report. Any other error ends maintenance and sets `failure`:
-a node without maintenance must not go on for long.
+A failed log is skipped, after its own report. Any other error ends maintenance, and `on_failed`
+gets the reason: the node must end, as its logs take no more checkpoints, and only a start reads the
+disk.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -45,6 +46,7 @@ CHECKPOINTS_PER_TICK_MAX: Final = 16
 RETENTIONS_PER_TICK_MAX: Final = 64
 REMOVALS_PER_TICK_MAX: Final = 16
 """Most files of deleted topics removed by one tick."""
+REMOVED_DIRECTORIES_PER_TICK_MAX: Final = 256
 REMOVALS_WAITING_MAX: Final = 100_000
 """Most deleted topics waiting for removal of their files; further ones wait for the next start."""
 
@@ -66,7 +68,8 @@ class Maintenance:
         logs: Mapping[tuple[TopicId, PartitionId], Log],
         file: CheckpointFile,
     ) -> None:
-        self.failure: str | None = None
+        self.on_failed: Callable[[str], None] = lambda _reason: None
+        """Called when maintenance has ended by an error: the node must end."""
         self.free_bytes = 0
         self.scrubber = Scrubber(shared, settings, logs)
         self._shared = shared
@@ -145,8 +148,9 @@ class Maintenance:
         if task.cancelled():
             return
         error = task.exception()
-        self.failure = f"storage maintenance ended: {error}"
-        logger.critical("%s", self.failure, exc_info=error)
+        reason = f"storage maintenance ended: {error}"
+        logger.critical("%s", reason, exc_info=error)
+        self.on_failed(reason)
 
     def _start_syncs(self, now: float) -> None:
         for core, since in self._shared.changed.items():
@@ -268,11 +272,15 @@ def _report(log: Log, what: str, error: LogError) -> None:
 def _remove_some(disk: Disk, directory: str) -> bool:
     """Remove some files of a deleted topic; True when nothing is left. Blocks. Raises DiskError."""
     left = REMOVALS_PER_TICK_MAX
-    for partition in disk.list_directory(directory):
+    partitions = disk.list_directory(directory)
+    for partition in partitions[:REMOVED_DIRECTORIES_PER_TICK_MAX]:
         for name in disk.list_directory(f"{directory}/{partition}"):
             if not left:
                 return False
             disk.remove(f"{directory}/{partition}/{name}")
             left -= 1
+        disk.remove_tree(f"{directory}/{partition}")
+    if len(partitions) > REMOVED_DIRECTORIES_PER_TICK_MAX:
+        return False
     disk.remove_tree(directory)
     return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -56,8 +56,8 @@ from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
 CLOSES_AT_ONCE_MAX: Final = 4
 """Most logs closed at the same time."""
-COLLECTED_PER_TURN_MAX: Final = 512
-"""Checkpoints of logs collected in one turn of the event loop: some milliseconds."""
+PER_TURN_MAX: Final = 256
+"""Most logs examined, discarded or closed in one turn of the event loop: some milliseconds."""
 
 T = TypeVar("T")
 
@@ -150,10 +150,9 @@ class LogManager:
             await disk.run(partial(take_marker_away, disk))
         return manager
 
-    @property
-    def failure(self) -> str | None:
-        """Why the node's storage as a whole fails; None while storage works."""
-        return self._maintenance.failure
+    def on_failed(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` with the reason once storage as a whole fails: the node must end."""
+        self._maintenance.on_failed = callback
 
     @property
     def room_bytes(self) -> int:
@@ -183,6 +182,10 @@ class LogManager:
     def logs(self) -> dict[tuple[TopicId, PartitionId], Log]:
         """All open logs, damaged and failed ones included."""
         return dict(self._logs)
+
+    def find(self, topic_id: TopicId, partition: PartitionId) -> Log | None:
+        """The replica's open log; None if there is none."""
+        return self._logs.get((topic_id, partition))
 
     def strays(self) -> list[str]:
         """Replica directories not opened so far, `<topic id>/<partition>`."""
@@ -287,9 +290,10 @@ class LogManager:
         Deleting what is not there is no error. Raises LogError.
         """
         gone = LogError(UNKNOWN_TOPIC, "The topic has been deleted.")
-        for key in [key for key in self._logs if key[0] == topic_id]:
-            log = self._logs.pop(key)
-            log.discard(gone)
+        async for key in _in_slices([key for key in self._logs if key[0] == topic_id]):
+            log = self._logs.pop(key, None)
+            if log is not None:
+                log.discard(gone)
             self._checkpoints.pop(replica_name(*key), None)
         for name in [name for name in self._strays if name.startswith(f"{topic_id}/")]:
             del self._strays[name]
@@ -457,7 +461,9 @@ class LogManager:
         await self._maintenance.stop()
         if self._opening:
             await asyncio.wait(list(self._opening.values()))
-        await asyncio.gather(*(self._close_one(key) for key in list(self._logs)))
+        keys = list(self._logs)
+        for start in range(0, len(keys), PER_TURN_MAX):
+            await asyncio.gather(*map(self._close_one, keys[start : start + PER_TURN_MAX]))
         self._clean_shutdown = True
         await self._file.write()
         self._shared.files.close()
@@ -512,7 +518,7 @@ async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
     """All items, with a turn for the event loop after some."""
     for number, item in enumerate(list(items), start=1):
         yield item
-        if number % COLLECTED_PER_TURN_MAX == 0:
+        if number % PER_TURN_MAX == 0:
             await asyncio.sleep(0)
 
 

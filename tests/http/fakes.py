@@ -50,14 +50,14 @@ class FakeMetadata:
             self.register(number)
             self.unfence(number)
 
-    def register(self, number: int, port: int | None = None) -> None:
+    def register(self, number: int, port: int | None = None, host: str = "127.0.0.1") -> None:
         """Register a start of a broker, which stays fenced until `unfence`."""
         self.run(
             RegisterBroker(
                 broker_id=BrokerId(number),
                 directory_id=f"d{number}",
                 incarnation=f"i{self._next_id()}",
-                host="127.0.0.1",
+                host=host,
                 port=8080 + number if port is None else port,
                 software_version="0",
             )
@@ -86,7 +86,7 @@ class FakeMetadata:
         configs: Mapping[str, str] | None = None,
         assignments: Assignments | None = None,
     ) -> TopicImage:
-        command = admin_plans.plan_topic(
+        plan = admin_plans.plan_topic(
             self.image,
             name=name,
             partitions=1 if partitions is None else partitions,
@@ -95,13 +95,16 @@ class FakeMetadata:
             topic_id=TopicId(f"{self._next_id():032x}"),
             assignments=assignments,
         )
+        command = admin_plans.complete(plan)
         return cast(TopicImage, self.run(command))
 
     async def delete_topic(self, name: str) -> TopicImage:
         return cast(TopicImage, self.run(DeleteTopic(topic_id=self.image.topic(name).topic_id)))
 
     async def add_partitions(self, name: str, total: int) -> TopicImage:
-        command = admin_plans.plan_partitions(self.image, name=name, partitions=total)
+        command = admin_plans.complete(
+            admin_plans.plan_partitions(self.image, name=name, partitions=total)
+        )
         return cast(TopicImage, self.run(command))
 
     async def alter_configs(

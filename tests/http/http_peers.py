@@ -41,15 +41,18 @@ async def serving(
     *,
     node: FakeNode | None = None,
     on_broken_invariant: Callable[[AssertionError], None] | None = None,
+    network: Any = None,
+    **options: Any,
 ) -> AsyncIterator[HttpServer]:
-    """A server of these routes on a free port."""
-    settings = ServerSettings(port=0, limits=limits or ServerLimits(shutdown_s=1))
+    """A server of these routes on a free port; `options` are settings."""
+    settings = ServerSettings(port=0, limits=limits or ServerLimits(shutdown_s=1), **options)
     broker = Broker((node or FakeNode()).services, settings.for_broker())
     context = ServerContext(
         broker=broker,
         settings=settings,
         metrics=ServerMetrics(broker.topics),
         on_broken_invariant=on_broken_invariant,
+        network=network,
     )
     server = await HttpServer.start(
         Dispatcher(Router(routes), context), context, await Port.bind("127.0.0.1", 0)
@@ -106,7 +109,7 @@ class RawPeer:
         await self.writer.drain()
 
     async def request(self, method: str, path: str, body: bytes = b"", **headers: str) -> Reply:
-        lines = [f"{method} {path} HTTP/1.1", "Host: test"]
+        lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         if body:
             lines.append(f"Content-Length: {len(body)}")

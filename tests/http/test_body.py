@@ -53,8 +53,8 @@ def chunked(*chunks: bytes) -> bytes:
     return b"".join(parts) + b"0\r\n\r\n"
 
 
-HEAD = b"POST /size HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n"
-CHUNKED_HEAD = b"POST /size HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
+HEAD = b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+CHUNKED_HEAD = b"POST /size HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 65_536, 3_000_000])
@@ -76,7 +76,7 @@ async def test_declared_length_over_the_limit_is_refused_before_the_body_comes()
         serving(ROUTES, limits(body_bytes_max=1000)) as server,
         RawPeer.connected(server.port) as peer,
     ):
-        await peer.send(b"POST /size HTTP/1.1\r\nHost: t\r\nContent-Length: 1001\r\n\r\n")
+        await peer.send(b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1001\r\n\r\n")
         assert (await peer.reply()).error_code == 41301
         assert await peer.is_closed()
 
@@ -113,7 +113,7 @@ async def test_stalled_body_is_answered_408() -> None:
         serving(ROUTES, limits(body_receive_s=0.2)) as server,
         RawPeer.connected(server.port) as peer,
     ):
-        await peer.send(b"POST /size HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\n\r\nabc")
+        await peer.send(b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc")
         reply = await peer.reply()
         assert reply.error_code == 40801
         assert "3 bytes" in reply.json["message"]
@@ -123,7 +123,9 @@ async def test_stalled_body_is_answered_408() -> None:
 async def test_body_slower_than_the_minimum_rate_is_answered_408() -> None:
     bounds = limits(body_receive_s=0.2, body_bytes_per_second_min=1000)
     async with serving(ROUTES, bounds) as server, RawPeer.connected(server.port) as peer:
-        await peer.send(b"POST /size HTTP/1.1\r\nHost: t\r\nContent-Length: 1000000\r\n\r\n")
+        await peer.send(
+            b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+        )
         reply = asyncio.create_task(peer.reply())
         async with asyncio.timeout(PATIENCE_S):
             while not reply.done():
@@ -135,7 +137,7 @@ async def test_body_slower_than_the_minimum_rate_is_answered_408() -> None:
 async def test_long_body_at_a_good_rate_outlives_the_base_deadline() -> None:
     bounds = limits(body_receive_s=0.2, body_bytes_per_second_min=10_000)
     async with serving(ROUTES, bounds) as server, RawPeer.connected(server.port) as peer:
-        await peer.send(b"POST /size HTTP/1.1\r\nHost: t\r\nContent-Length: 20000\r\n\r\n")
+        await peer.send(b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20000\r\n\r\n")
         for _ in range(20):
             await peer.send(bytes(1000))
             await asyncio.sleep(0.03)
@@ -146,14 +148,15 @@ async def test_peer_that_leaves_within_its_body_frees_what_it_held() -> None:
     async with serving(ROUTES) as server:
         async with RawPeer.connected(server.port) as peer:
             await peer.send(
-                b"POST /size HTTP/1.1\r\nHost: t\r\nContent-Length: 300000\r\n\r\n" + bytes(200_000)
+                b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n"
+                + bytes(200_000)
             )
             await eventually(lambda: server.context.broker.bytes_in_flight.used)
         await eventually(lambda: server.context.broker.bytes_in_flight.used == 0)
 
 
 async def test_expect_100_continue_is_asked_for_only_when_the_body_is_wanted() -> None:
-    head = b"POST /size HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    head = HEAD.replace(b"Host", b"Expect: 100-continue\r\nHost")
     async with serving(ROUTES, limits(body_bytes_max=10)) as server:
         async with RawPeer.connected(server.port) as peer:
             await peer.send(head % 5)
@@ -349,6 +352,8 @@ async def test_request_without_a_reader_for_its_body_is_answered_and_ended() -> 
         serving([Route("POST", "/ignore", ignore, "Ignore")], limits()) as server,
         RawPeer.connected(server.port) as peer,
     ):
-        await peer.send(b"POST /ignore HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\n\r\nabc")
+        await peer.send(
+            b"POST /ignore HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc"
+        )
         assert (await peer.reply()).status == 200
         assert await peer.is_closed()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
+from typing import Any
 
 import aiohttp
 import pytest
@@ -11,8 +13,14 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from raftlog.broker.limits import ADDRESS_SHARE
 from raftlog.http.body import read_body
-from raftlog.http.connections import AIOHTTP_PRIVATE_NAMES, REFUSED_LINGERING_MAX, Connection
+from raftlog.http.connections import (
+    AIOHTTP_PRIVATE_NAMES,
+    NODES_RESERVED_MAX,
+    REFUSED_LINGERING_MAX,
+    Connection,
+)
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import bytes_response, stream_response
 from raftlog.http.routing import Route
@@ -25,8 +33,12 @@ async def echo(request: Request, context: ServerContext) -> web.StreamResponse:
     return bytes_response(await read_body(request, context), "text/plain")
 
 
+async def node_answer(_request: Request, _context: ServerContext) -> web.StreamResponse:
+    return bytes_response(b"a node", "text/plain")
+
+
 async def endless(request: Request, context: ServerContext) -> web.StreamResponse:
-    response = stream_response("text/plain")
+    response = stream_response(request, "text/plain")
     await response.prepare(request)
     while True:
         await response.write(bytes(64 * KIB))
@@ -34,9 +46,10 @@ async def endless(request: Request, context: ServerContext) -> web.StreamRespons
 
 ECHO = Route("POST", "/echo", echo, "Answer the body")
 GET = Route("GET", "/echo", echo, "Answer nothing")
+PEER = Route("GET", "/v1/internal/quorum", node_answer, "A node", serves_always=True)
 ENDLESS = Route("GET", "/endless", endless, "Never stop", streams=True)
 
-REQUEST = b"GET /echo HTTP/1.1\r\nHost: test\r\n\r\n"
+REQUEST = b"GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def limits(**values: float) -> ServerLimits:
@@ -77,7 +90,7 @@ async def test_http_1_0_closes_unless_it_asks_for_keep_alive() -> None:
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with serving([ECHO]) as server, RawPeer.connected(server.port) as peer:
         parts = [
-            f"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n\r\n{n:03}".encode()
+            f"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n{n:03}".encode()
             for n in range(100)
         ]
         await peer.send(b"".join(parts))
@@ -93,7 +106,7 @@ async def test_pipelined_bodies_behind_a_busy_handler_are_not_read_without_bound
         return await echo(request, context)
 
     size = 60 * KIB
-    head = f"POST /wait HTTP/1.1\r\nHost: t\r\nContent-Length: {size}\r\n\r\n".encode()
+    head = f"POST /wait HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode()
     async with (
         serving([Route("POST", "/wait", wait, "Wait")], limits()) as server,
         RawPeer.connected(server.port) as peer,
@@ -129,7 +142,7 @@ async def test_trickling_head_does_not_buy_time() -> None:
         RawPeer.connected(server.port) as peer,
     ):
         assert (await peer.request("GET", "/echo")).status == 200
-        await peer.send(b"GET /echo HTTP/1.1\r\nHost: t\r\nX: ")
+        await peer.send(b"GET /echo HTTP/1.1\r\nHost: localhost\r\nX: ")
         reply = asyncio.create_task(peer.reply())
         async with asyncio.timeout(PATIENCE_S):
             while not reply.done():
@@ -189,9 +202,9 @@ async def test_oversized_head_is_answered_431(piece_bytes: int) -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nHost: t\r\n\r\n",
-        b"GET /echo HTTP/1.1\r\nHost: t\r\nX: " + b"a" * 10_000 + b"\r\n\r\n",
-        b"GET /echo HTTP/1.1\r\nHost: t\r\n" + b"a" * 10_000 + b": x\r\n\r\n",
+        b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 10_000 + b"\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nHost: localhost\r\n" + b"a" * 10_000 + b": x\r\n\r\n",
     ],
 )
 async def test_oversized_line_is_answered_431(head: bytes) -> None:
@@ -206,7 +219,7 @@ async def test_head_that_grows_too_large_is_answered_before_it_ends() -> None:
         serving([GET], limits(header_bytes_max=4 * KIB, header_receive_s=60)) as server,
         RawPeer.connected(server.port) as peer,
     ):
-        await peer.send(b"GET /echo HTTP/1.1\r\nHost: t\r\nX: " + b"a" * 5 * KIB)
+        await peer.send(b"GET /echo HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 5 * KIB)
         assert (await peer.reply()).error_code == 43101
 
 
@@ -235,16 +248,17 @@ async def test_endless_head_is_cut_off_while_it_is_still_sent() -> None:
         b"NONSENSE\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
-        b"GET  HTTP/1.1\r\nHost: t\r\n\r\n",
-        b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: -1\r\n\r\n",
-        b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 99999999999999999999\r\n\r\n",
-        b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
-        b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n"
+        b"GET  HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc",
-        b"POST /echo HTTP/1.1\r\nHost: t\r\n"
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n",
-        b"GET /echo HTTP/1.1\r\nHost: t\r\nX: a\x00b\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",
     ],
 )
 async def test_malformed_http_is_answered_400_and_closed(data: bytes) -> None:
@@ -265,7 +279,9 @@ async def test_too_many_headers_are_refused() -> None:
 
 async def test_broken_chunk_fails_its_own_request_once() -> None:
     async with serving([ECHO], limits()) as server, RawPeer.connected(server.port) as peer:
-        await peer.send(b"POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await peer.send(
+            b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         await peer.send(b"3\r\nabc\r\n")
         await asyncio.sleep(0.05)
         await peer.send(b"nonsense\r\n")
@@ -309,6 +325,83 @@ async def test_connections_over_an_address_s_share_leave_room_for_others() -> No
             assert (await again.request("GET", "/echo")).status == 200
 
 
+async def test_silent_connections_leave_the_places_reserved_for_nodes() -> None:
+    """The oldest silent connection goes, of one address as of many."""
+    bounds = limits(connections_max=1, linger_s=5, header_receive_s=60)
+    network: Any = object()  # nothing of it is used before a node's request
+    async with (
+        serving([GET, PEER], bounds, network=network) as server,
+        RawPeer.connected(server.port) as user,
+        AsyncExitStack() as stack,
+    ):
+        assert (await user.request("GET", "/echo")).status == 200
+        share = NODES_RESERVED_MAX // ADDRESS_SHARE
+        silent = [
+            await stack.enter_async_context(RawPeer.connected(server.port)) for _ in range(share)
+        ]
+        node = await stack.enter_async_context(RawPeer.connected(server.port))
+        assert (await silent[0].reply()).error_code == 50305
+        assert (await node.request("GET", "/v1/internal/quorum")).body == b"a node"
+        # Other addresses have places of their own, until all are taken.
+        for number in range(2, 2 + ADDRESS_SHARE):
+            for _ in range(share):
+                peer = RawPeer.connected(server.port, f"127.0.0.{number}")
+                await stack.enter_async_context(peer)
+        assert server.connections.reserved_count <= NODES_RESERVED_MAX
+        late = await stack.enter_async_context(RawPeer.connected(server.port, "127.0.0.9"))
+        assert (await late.request("GET", "/v1/internal/quorum")).body == b"a node"
+
+
+async def test_requests_of_one_address_leave_room_for_others() -> None:
+    release = asyncio.Event()
+
+    async def wait(_request: Request, _context: ServerContext) -> web.StreamResponse:
+        await release.wait()
+        return bytes_response(b"", "text/plain")
+
+    routes = [
+        Route("GET", "/wait", wait, "Wait"),
+        Route("GET", "/probe", echo, "Probe", serves_always=True),
+    ]
+    bounds = limits(requests_in_flight_max=8)
+    async with serving(routes, bounds) as server, AsyncExitStack() as stack:
+        in_flight = server.context.broker.requests_in_flight
+        waiting = [
+            await stack.enter_async_context(RawPeer.connected(server.port)) for _ in range(2)
+        ]
+        for peer in waiting:
+            await peer.send(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await eventually(lambda: in_flight.used == 2)
+        same = await stack.enter_async_context(RawPeer.connected(server.port))
+        assert (await same.request("GET", "/wait")).error_code == 42901
+        assert (await same.request("GET", "/probe")).status == 200
+        other = await stack.enter_async_context(RawPeer.connected(server.port, "127.0.0.2"))
+        await other.send(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await eventually(lambda: in_flight.used == 3)
+        release.set()
+        for peer in (*waiting, other):
+            assert (await peer.reply()).status == 200
+        await eventually(lambda: in_flight.used == 0)
+
+
+async def test_reader_below_the_minimum_rate_is_cut_off() -> None:
+    """Each slice comes within the stall time; all together would take an hour."""
+    size = 64 * 1024 * KIB
+
+    async def large(_request: Request, _context: ServerContext) -> web.StreamResponse:
+        return bytes_response(bytes(size), "application/octet-stream")
+
+    route = Route("GET", "/large", large, "Answer much")
+    bounds = limits(write_stall_s=1, body_bytes_per_second_min=8 * 1024 * KIB)
+    async with serving([route], bounds) as server, RawPeer.connected(server.port) as peer:
+        await peer.send(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            while not server.connections.stalled_readers:
+                await peer.reader.read(64 * KIB)
+                await asyncio.sleep(0.1)
+        await eventually(lambda: server.connections.connection_count == 0)
+
+
 async def test_refused_connections_cannot_pile_up() -> None:
     bounds = limits(connections_max=1, linger_s=5)
     async with serving([GET], bounds) as server, RawPeer.connected(server.port) as first:
@@ -328,7 +421,7 @@ async def test_stalled_reader_is_cut_off() -> None:
         serving([ENDLESS], limits(write_stall_s=0.3)) as server,
         RawPeer.connected(server.port) as peer,
     ):
-        await peer.send(b"GET /endless HTTP/1.1\r\nHost: t\r\n\r\n")
+        await peer.send(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await eventually(lambda: server.connections.stalled_readers == 1)
         await eventually(lambda: server.connections.connection_count == 0)
 
@@ -342,7 +435,7 @@ async def test_large_answer_to_a_stalled_reader_is_not_handed_over_whole() -> No
     route = Route("GET", "/large", large, "Answer much")
     bounds = limits(write_stall_s=0.5)
     async with serving([route], bounds) as server, RawPeer.connected(server.port) as peer:
-        await peer.send(b"GET /large HTTP/1.1\r\nHost: t\r\n\r\n")
+        await peer.send(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await eventually(lambda: server.context.broker.bytes_in_flight.used == size)
         (connection,) = server.connections.connections
         assert connection.transport is not None
@@ -378,7 +471,7 @@ async def test_handler_that_only_reads_stops_when_its_peer_leaves() -> None:
     route = Route("GET", "/wait", wait, "Wait for ever", cancel_on_disconnect=True)
     async with serving([route], limits()) as server:
         async with RawPeer.connected(server.port) as peer:
-            await peer.send(b"GET /wait HTTP/1.1\r\nHost: t\r\n\r\n")
+            await peer.send(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await asyncio.wait_for(started.wait(), PATIENCE_S)
         await asyncio.wait_for(stopped.wait(), PATIENCE_S)
 
@@ -395,7 +488,7 @@ async def test_handler_that_writes_goes_on_when_its_peer_leaves() -> None:
 
     async with serving([Route("POST", "/write", write, "Write")], limits()) as server:
         async with RawPeer.connected(server.port) as peer:
-            await peer.send(b"POST /write HTTP/1.1\r\nHost: t\r\n\r\n")
+            await peer.send(b"POST /write HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await asyncio.wait_for(started.wait(), PATIENCE_S)
         await eventually(lambda: server.connections.connection_count == 0)
         gone.set()
@@ -430,7 +523,7 @@ HTTP_BYTES = st.one_of(
             [
                 b"GET /echo HTTP/1.1\r\n",
                 b"POST /echo HTTP/1.1\r\n",
-                b"Host: t\r\n",
+                b"Host: localhost\r\n",
                 b"Content-Length: 5\r\n",
                 b"Content-Length: 5, 5\r\n",
                 b"Transfer-Encoding: chunked\r\n",

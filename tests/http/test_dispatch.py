@@ -166,14 +166,14 @@ async def test_failure_after_the_answer_began_cuts_the_connection(
 ) -> None:
     async def fail(request: Request, context: ServerContext) -> web.StreamResponse:
         await read_body(request, context)
-        response = stream_response("text/plain")
+        response = stream_response(request, "text/plain")
         await response.prepare(request)
         await response.write(b"part")
         raise LogError(OFFSET_OUT_OF_RANGE)
 
     route = Route("POST", "/fail", fail, "Fail late", streams=True)
     async with serving([route]) as server, RawPeer.connected(server.port) as peer:
-        await peer.send(b"POST /fail HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\n\r\nbody")
+        await peer.send(b"POST /fail HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nbody")
         received = await peer.rest()
         assert received.endswith(b"4\r\npart\r\n")
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []

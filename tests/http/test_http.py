@@ -13,7 +13,7 @@ from raftlog.http.settings import ServerLimits
 
 from .http_peers import PATIENCE_S, RawPeer, eventually, serving
 
-POST_SLOW = b"POST /slow HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\n\r\n"
+POST_SLOW = b"POST /slow HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
 
 
 class Slow:
@@ -94,7 +94,7 @@ async def test_reader_that_stalls_does_not_hold_up_closing() -> None:
     limits = ServerLimits(shutdown_s=0.1)
     route = Route("GET", "/large", large, "Large")
     async with serving([route], limits) as server, RawPeer.connected(server.port) as peer:
-        await peer.send(b"GET /large HTTP/1.1\r\nHost: t\r\n\r\n")
+        await peer.send(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await eventually(lambda: server.context.broker.bytes_in_flight.used)
         await asyncio.wait_for(server.close(), PATIENCE_S)
         assert server.connections.connection_count == 0
@@ -102,7 +102,7 @@ async def test_reader_that_stalls_does_not_hold_up_closing() -> None:
 
 async def test_streams_are_told_that_the_server_closes() -> None:
     async def tail(request: Request, context: ServerContext) -> web.StreamResponse:
-        response = stream_response("text/plain")
+        response = stream_response(request, "text/plain")
         await response.prepare(request)
         await response.write(b"first")
         await context.broker.closing.wait()
@@ -112,7 +112,7 @@ async def test_streams_are_told_that_the_server_closes() -> None:
     route = Route("GET", "/tail", tail, "Tail", streams=True, cancel_on_disconnect=True)
     limits = ServerLimits(shutdown_s=PATIENCE_S)
     async with serving([route], limits) as server, RawPeer.connected(server.port) as peer:
-        await peer.send(b"GET /tail HTTP/1.1\r\nHost: t\r\n\r\n")
+        await peer.send(b"GET /tail HTTP/1.1\r\nHost: localhost\r\n\r\n")
         async with asyncio.timeout(PATIENCE_S):
             await peer.reader.readuntil(b"first\r\n")
             await server.close()

@@ -48,9 +48,9 @@ def test_route_is_not_described() -> None:
 
 async def test_strangers_are_answered_401_as_plain_http() -> None:
     spoilt: list[Callable[[bytes], bytes]] = [
-        lambda _: b"GET /v1/internal/quorum HTTP/1.1\r\nHost: x\r\n\r\n",
-        lambda _: b"GET /v1/internal/unknown HTTP/1.1\r\nHost: x\r\n\r\n",
-        lambda _: b"GET /v1/internal/%20%00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        lambda _: b"GET /v1/internal/quorum HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        lambda _: b"GET /v1/internal/unknown HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        lambda _: b"GET /v1/internal/%20%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
         lambda honest: honest.replace(b"internal/quorum", b"internal/other"),
         lambda honest: honest.replace(b"Raftlog-Proof: ", b"Raftlog-Proof: A"),
         lambda honest: honest.replace(b"\r\nRaftlog-Nonce: A", b"\r\nRaftlog-Nonce: B"),
@@ -59,7 +59,7 @@ async def test_strangers_are_answered_401_as_plain_http() -> None:
         lambda honest: honest.replace(b"Raftlog-Callee-Nonce: ", b"Raftlog-Callee-Nonce: A"),
         lambda _: HonestCaller("other").proven(NONCE).replace(b"/other", b"/quorum"),
         lambda _: (
-            b"GET /v1/internal/quorum HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+            b"GET /v1/internal/quorum HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
             b"Connection: Upgrade\r\nSec-WebSocket-Protocol: chat\r\n\r\n"
         ),
     ]
@@ -146,7 +146,7 @@ async def test_proven_request_that_is_no_upgrade_is_400() -> None:
 async def test_caller_may_not_speak_before_the_answer() -> None:
     async with node() as callee, RawPeer.connected(callee.port) as peer:
         opening = await HonestCaller().opening(peer)
-        await peer.send(opening + b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
+        await peer.send(opening + b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await peer.reply()).error_code == 40001
         assert (await peer.reply()).status == 404
         assert not callee.network._openings.callees

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from msgspec.structs import replace
 from prometheus_client.core import Metric
 
-from raftlog.http.metrics import service_metrics
+from raftlog.http.metrics import LoopLag, service_metrics
 from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.record.types import BrokerId
 from raftlog.replication.manager import ReplicationStatus, count_led
 from raftlog.replication.partition import Acks
+from raftlog.world.time import SystemClock
 from tests.replication.one_node import OneNode
 from tests.replication.pair import ack, attach, nodes, one, row, send
 
@@ -139,3 +143,35 @@ async def test_changes_of_in_sync_sets_are_counted_by_their_leader() -> None:
     node.here().log.declare_damaged("for a test")
     assert replicas.offline_count == 1
     await node.close()
+
+
+async def test_lag_of_the_event_loop_is_its_timers_delay() -> None:
+    class LateClock(SystemClock):
+        """Its sleeps take as long as the test says, at once."""
+
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        async def sleep(self, seconds: float) -> None:
+            self.now += seconds + next(delays)
+            await asyncio.sleep(0)
+
+    delays = iter([0.0, 0.003, 0.07, 3.0])
+    lag = LoopLag(LateClock())
+    with pytest.raises(RuntimeError):  # the iterator's end
+        await lag.measure()
+    (family,) = lag.metrics()
+    found = {
+        (sample.name.removeprefix("raftlog_event_loop_lag_seconds"), sample.labels.get("le")): (
+            sample.value
+        )
+        for sample in family.samples
+    }
+    assert found["_bucket", "0.005"] == 2
+    assert found["_bucket", "0.05"] == 2
+    assert found["_bucket", "0.1"] == 3
+    assert found["_bucket", "2.5"] == 3
+    assert found["_bucket", "+Inf"] == found["_count", None] == 4
+    assert found["_sum", None] == pytest.approx(3.073)

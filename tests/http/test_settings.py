@@ -29,3 +29,20 @@ def test_every_limit_has_bounds() -> None:
         assert isinstance(field.type, msgspec.inspect.IntType | msgspec.inspect.FloatType)
         assert field.type.ge is not None
         assert field.type.le is not None
+
+
+@pytest.mark.parametrize(
+    ("host", "is_beyond"),
+    [
+        ("127.0.0.1", False),
+        ("127.9.9.9", False),
+        ("::1", False),
+        ("localhost", False),
+        ("0.0.0.0", True),
+        ("::", True),
+        ("10.0.0.7", True),
+        ("log-1.example", True),
+    ],
+)
+def test_listening_beyond_loopback_is_known_by_the_address(host: str, is_beyond: bool) -> None:
+    assert ServerSettings(host=host).is_beyond_loopback == is_beyond

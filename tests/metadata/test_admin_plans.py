@@ -4,6 +4,7 @@ import pytest
 
 from raftlog.metadata import admin_plans
 from raftlog.metadata.admin_plans import (
+    complete,
     plan_cluster_settings,
     plan_configs,
     plan_partitions,
@@ -47,13 +48,15 @@ def plan(
     replication_factor: int | None = None,
     configs: dict[str, str] | None = None,
 ) -> Command:
-    return plan_topic(
-        image,
-        name=name,
-        partitions=partitions,
-        replication_factor=replication_factor,
-        configs=configs or {},
-        topic_id=NEW_ID,
+    return complete(
+        plan_topic(
+            image,
+            name=name,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            configs=configs or {},
+            topic_id=NEW_ID,
+        )
     )
 
 
@@ -112,9 +115,9 @@ def test_partitions_of_the_cluster_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     plan(image, partitions=3)
     with pytest.raises(LogError):
         plan(image, partitions=4)
-    plan_partitions(image, name="known", partitions=5)
+    complete(plan_partitions(image, name="known", partitions=5))
     with pytest.raises(LogError):
-        plan_partitions(image, name="known", partitions=6)
+        complete(plan_partitions(image, name="known", partitions=6))
 
 
 def test_partitions_can_only_grow() -> None:
@@ -122,12 +125,12 @@ def test_partitions_can_only_grow() -> None:
     create(image, "known", 1, (1,), (1,))
     for partitions in (2, 1, 0, -5):
         with pytest.raises(LogError, match="can only grow") as raised:
-            plan_partitions(image, name="known", partitions=partitions)
+            complete(plan_partitions(image, name="known", partitions=partitions))
         assert raised.value.entry is INVALID_PARTITIONS
-    carry_out(image, plan_partitions(image, name="known", partitions=4))
+    carry_out(image, complete(plan_partitions(image, name="known", partitions=4)))
     assert len(image.topic("known").partitions) == 4
     with pytest.raises(LogError) as raised:
-        plan_partitions(image, name="absent", partitions=4)
+        complete(plan_partitions(image, name="absent", partitions=4))
     assert raised.value.entry is UNKNOWN_TOPIC
 
 

@@ -6,9 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftlog.metadata import placement
+from raftlog.metadata.admin_plans import complete
+from raftlog.metadata.commands import Assignments
 from raftlog.metadata.image import MetadataImage
-from raftlog.metadata.placement import Replacements, place
+from raftlog.metadata.placement import Replacements
 from raftlog.record.errors import INVALID_PARTITIONS, NOT_ENOUGH_REPLICAS, LogError
+from raftlog.record.types import BrokerId
 from tests.metadata.strategies import (
     alter_broker,
     cluster_images,
@@ -18,6 +22,15 @@ from tests.metadata.strategies import (
     register,
     shut_down,
 )
+
+
+def place(
+    image: MetadataImage,
+    partitions: int,
+    replication_factor: int,
+    unwritable: frozenset[BrokerId] = frozenset(),
+) -> Assignments:
+    return complete(placement.place(image, partitions, replication_factor, unwritable=unwritable))
 
 
 def cluster(*racks: str | None) -> MetadataImage:
@@ -189,3 +202,9 @@ def test_racks_go_before_room_in_a_new_topic_and_after_it_in_a_move() -> None:
     image = cluster("a", "b", "a", "b")
     replacements = Replacements(image, frozenset(ids(4)))
     assert replacements.replace(ids(1, 2), ids(2)) == (1, 3)
+
+
+def test_a_large_topic_is_placed_in_small_steps() -> None:
+    image = cluster(*[None] * 100)
+    steps = list(placement.place(image, 1_000, 3))
+    assert len(steps) >= 1_000 * 100 * 3 // placement.CHOICES_PER_STEP - 1

@@ -139,7 +139,7 @@ async def test_topic_lives_from_creation_to_deletion() -> None:
         )
         created = await post(peer, f"{ADMIN}/topics", body)
         assert created.status == 201
-        base = "http://test/v3/clusters/fake-cluster"
+        base = "http://localhost/v3/clusters/fake-cluster"
         topic = created.json
         topic_id = topic.pop("topic_id")
         assert re.fullmatch("[0-9a-f]{32}", topic_id)
@@ -302,11 +302,10 @@ async def test_clusters_and_brokers_are_listed_and_described() -> None:
 
 
 @pytest.mark.parametrize("host", ['evil"<script>', "a b", "x" * 300, ""])
-async def test_garbage_in_the_host_header_does_not_come_back(host: str) -> None:
+async def test_garbage_in_the_host_header_is_refused(host: str) -> None:
     async with running(FakeNode()) as peer:
         await peer.send(f"GET /v3/clusters HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-        reply = await peer.reply()
-        assert reply.json["metadata"]["self"] == "http://127.0.0.1:0/v3/clusters"
+        assert (await peer.reply()).error_code == 42101
 
 
 # Admin, ours

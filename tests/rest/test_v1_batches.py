@@ -360,7 +360,7 @@ async def test_slow_reader_makes_the_node_hold_little() -> None:
         body = json.dumps({"partitions": [want("one", 0, max_bytes=2**31 - 1)]}).encode()
         async with RawPeer.connected(one.server.port) as slow:
             await slow.send(
-                b"POST /v1/fetch HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n%b"
+                b"POST /v1/fetch HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
                 % (len(body), body)
             )
             before = 0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from openapi_schema_validator import OAS31Validator
 
+from raftlog import __version__
 from raftlog.http.app import described_routes
 from raftlog.http.openapi import describe
 from raftlog.raft import PeerStatus
@@ -47,6 +48,23 @@ def cluster() -> FakeNode:
     node.quorum.connect(4, match_index=120)
     node.quorum.connect(5)
     return node
+
+
+@pytest.mark.parametrize(("host", "is_open"), [("127.0.0.1", False), ("0.0.0.0", True)])
+async def test_cluster_says_whether_access_is_open(host: str, is_open: bool) -> None:
+    node = cluster()
+    async with (
+        serving(ROUTES, node=node, host=host) as server,
+        RawPeer.connected(server.port) as peer,
+    ):
+        found = checked(await peer.request("GET", "/v1/cluster"), "get", "/v1/cluster")
+    assert found == {
+        "cluster_id": "fake-cluster",
+        "node_id": 1,
+        "version": __version__,
+        "controller_id": 1,
+        "open_access": is_open,
+    }
 
 
 async def test_leader_shows_every_member_with_its_lag() -> None:

@@ -59,7 +59,7 @@ class Tail:
 @asynccontextmanager
 async def tailing(one: DataPeer, path: str, *headers: str) -> AsyncIterator[Tail]:
     async with RawPeer.connected(one.server.port) as peer:
-        lines = [f"GET {path} HTTP/1.1", "Host: t", *headers]
+        lines = [f"GET {path} HTTP/1.1", "Host: localhost", *headers]
         await peer.send("\r\n".join(lines).encode() + b"\r\n\r\n")
         head = await peer.reader.readuntil(b"\r\n\r\n")
         assert b" 200 " in head, head

@@ -323,7 +323,8 @@ async def test_requests_that_arrive_together_share_a_batch_and_get_their_own_off
         peers = [await stack_peer(one) for _ in range(8)]
         bodies = [f'{{"records":[{{"value":{n}}},{{"value":{n}}}]}}' for n in range(8)]
         raw = [
-            f"POST /topics/one HTTP/1.1\r\nHost: t\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+            "POST /topics/one HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n{body}"
             for body in bodies
         ]
         for peer, request in zip(peers, raw, strict=True):

@@ -46,6 +46,8 @@ class FaultRates:
     """Of connections between two nodes."""
     half_open: float = 0.0
     pause_per_s: float = 0.0
+    suspend_per_s: float = 0.0
+    """Of machines, with their timers. Not drawn: set explicitly."""
     slow_link_per_s: float = 0.0
     slow_disk_per_s: float = 0.0
     stuck_disk_per_s: float = 0.0
@@ -115,6 +117,7 @@ class Nemesis:
             (rates.partition_per_s, self._partition),
             (rates.reset_per_s, self._reset),
             (rates.pause_per_s, self._pause),
+            (rates.suspend_per_s, self._suspend),
             (rates.slow_link_per_s, self._slow_link),
             (rates.slow_disk_per_s, self._slow_disk),
             (rates.stuck_disk_per_s, self._stuck_disk),
@@ -232,6 +235,12 @@ class Nemesis:
         victim = self._victim()
         if self.world.is_up(victim):
             self.world.pause(victim)
+            self._later(self.random.uniform(0.0, PAUSE_S_MAX), self.world.resume, victim)
+
+    def _suspend(self) -> None:
+        victim = self._victim()
+        if self.world.is_up(victim):
+            self.world.suspend(victim)
             self._later(self.random.uniform(0.0, PAUSE_S_MAX), self.world.resume, victim)
 
     def _slow_link(self) -> None:

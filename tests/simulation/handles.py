@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Handle(asyncio.TimerHandle):
     """A callback due at a time or as soon as possible."""
 
-    __slots__ = ("life",)
+    __slots__ = ("is_own_timer", "life")
 
     def __init__(
         self,
@@ -39,6 +39,8 @@ class Handle(asyncio.TimerHandle):
         self._repr = None
         self._source_traceback = None
         self.life = context.get(LIFE)
+        self.is_own_timer = False
+        """Set by code of the life itself: it stands still while the life's machine sleeps."""
 
     def cancel(self) -> None:
         if not self._cancelled:

@@ -32,8 +32,6 @@ T = TypeVar("T")
 
 CALLBACK_S: Final = 1e-6
 START_S: Final = 1000.0
-SOON_S: Final = 0.0
-"""Deadline of a callback that is no timer."""
 STEPS_MAX: Final = 20_000_000
 TIME_S_MAX: Final = 3600.0
 """Of virtual time, in one run."""
@@ -117,7 +115,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
     ) -> Handle:
         handle = Handle(
-            SOON_S,
+            self.now,
             callback,
             args,
             self,
@@ -155,6 +153,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             when, callback, args, self, contextvars.copy_context() if context is None else context
         )
         handle._scheduled = True
+        # The simulated network names the context of the life in which a packet arrives.
+        handle.is_own_timer = context is None
         self._timer_number += 1
         heapq.heappush(self._timers, (when, self._timer_number, handle))
         return handle
@@ -310,21 +310,21 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def _postpone_timers(self, life: Life, seconds: float) -> None:
         """Move all timers of a life, those held back included, on by the time of its sleep."""
-        asleep_since = life.suspended_at
-        assert asleep_since is not None
         timers = self._timers
         for index, (_, number, handle) in enumerate(timers):
-            if handle.life is life:
+            if handle.life is life and handle.is_own_timer:
                 handle._when += seconds
                 timers[index] = (handle._when, number, handle)
         heapq.heapify(timers)
-        due = [handle for handle in life.held if handle._when > asleep_since]
-        life.held = deque(handle for handle in life.held if handle._when <= asleep_since)
-        for handle in due:
-            self._timer_number += 1
-            handle._when += seconds
-            handle._scheduled = not handle._cancelled
-            if handle._scheduled:
+        asleep_since = self.now - seconds
+        held, life.held = life.held, deque()
+        for handle in held:
+            if not (handle.is_own_timer and handle._when > asleep_since):
+                life.held.append(handle)
+            elif not handle._cancelled:
+                self._timer_number += 1
+                handle._when += seconds
+                handle._scheduled = True
                 heapq.heappush(timers, (handle._when, self._timer_number, handle))
 
     def _give_up(self, why: str, handle: Handle | None) -> NoReturn:

@@ -137,10 +137,34 @@ def test_the_voters_given_to_a_restart_do_not_count() -> None:
         await nodes.ready()
         nodes.kill(2)
         # A corrected voter list is of no use any more.
-        nodes.overrides[2] = {"voters": f"2@{nodes.world.address(2)},7@elsewhere.test:8082"}
+        own = f"2@{nodes.world.address(2)},7@elsewhere.test:8082"
+        nodes.overrides[2] = {"voters": f"{own},3@{nodes.world.address(3)}"}
         nodes.start(2)
         await nodes.ready()
         nodes.check_endings()
+        # Another cluster's list is refused, and without it the node goes on.
+        nodes.kill(2)
+        nodes.overrides[2] = {"voters": own}
+        nodes.start(2)
+        assert "start without --voters" in await nodes.ended(2)
+        nodes.overrides[2] = {"voters": None}
+        nodes.start(2)
+        await nodes.ready()
+
+    simulate(test)
+
+
+def test_a_cluster_of_one_does_not_take_in_voters_of_another_list() -> None:
+    """Nodes 2 and 3 would follow node 1 and its one vote, and call themselves voters."""
+
+    async def test(nodes: NodeWorld) -> None:
+        nodes.overrides[1] = {"voters": None}
+        nodes.start(1)
+        await nodes.until(lambda: nodes.is_ready(1))
+        nodes.start(2)
+        assert "in which it has the only vote" in await nodes.ended(2)
+        assert nodes.is_ready(1)
+        assert nodes.cores[1].quorum.peers() == {}
 
     simulate(test)
 

@@ -36,6 +36,7 @@ def test_a_cluster_that_tells_before_it_syncs_is_found_out_by_power_cuts_only() 
         ("partition_per_s", "block"),
         ("reset_per_s", "reset"),
         ("pause_per_s", "paused"),
+        ("suspend_per_s", "suspended"),
         ("slow_link_per_s", "slow"),
         ("slow_disk_per_s", "slow"),
         ("stuck_disk_per_s", "stuck"),

@@ -398,13 +398,16 @@ async def test_a_full_disk_delays_checkpoints_and_nothing_else() -> None:
 async def test_a_failing_checkpoint_file_ends_maintenance_and_is_reported() -> None:
     node = Node()
     manager, log = await node.start_with_log()
+    reasons: list[str] = []
+    manager.on_failed(reasons.append)
     await manager.start()
     await log.appender.append([batch([b"x"])], EPOCH)
     await log.flush()
     node.disk.fail_next("sync", CHECKPOINT_NAME, DiskError)
     for _ in range(200):
         await asyncio.sleep(0)
-    assert manager.failure is not None
+    assert len(reasons) == 1
+    assert CHECKPOINT_NAME in reasons[0]
     with pytest.raises(DiskError):
         await manager.close()
 

@@ -144,6 +144,29 @@ def test_topic_whose_creation_a_crash_cut_short_is_not_lost() -> None:
     simulate_data(test)
 
 
+def test_lost_replica_that_is_no_longer_wanted_is_forgotten() -> None:
+    """Without it all replicas are known again: a replica created since is new at the next start."""
+
+    async def test(data: DataWorld) -> None:
+        await data.create("t", [[1, 3, 2]])
+        await data.create("u", [[1, 3, 4]])
+        await data.write(T, 2)
+        await data.in_sync()
+        data.nodes.kill(2)
+        wipe(data, 2, "replicas", "checkpoints.json")
+        disk = data.world.disk(2)
+        for node_id in (1, 3):
+            data.world.network.partition([2], [node_id])
+        data.nodes.start(2)
+        await asyncio.sleep(1.0)
+        data.world.network.heal()
+        await data.reassign(T, [1, 3])
+        await data.nodes.until(lambda: set(data.row(T).replicas) == {1, 3})
+        await data.nodes.until(lambda: not disk.exists("checkpoints.json.missing"))
+
+    simulate_data(test, node_count=4)
+
+
 def test_checkpoint_file_alone_is_no_loss() -> None:
     async def test(data: DataWorld) -> None:
         await data.create("t", [[2, 1, 3]])

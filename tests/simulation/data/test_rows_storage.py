@@ -181,6 +181,21 @@ def test_row_17_what_could_not_be_synced_is_not_counted(victim: str) -> None:
     simulate_data(test)
 
 
+def test_row_17_a_node_whose_checkpoint_file_cannot_be_written_ends() -> None:
+    """It went on, without maintenance and with replicas that stayed offline (`data 15`, with
+    checkpoint-errors)."""
+
+    async def test(data: DataWorld) -> None:
+        await data.create("t", [[1, 2, 3]])
+        data.world.disk(2).fail_next("rename", "checkpoints.json")
+        await data.write(T, 3)
+        assert "checkpoints.json" in await data.nodes.ended(2)
+        data.nodes.start(2)
+        await data.in_sync()
+
+    simulate_data(test, may_end=True)
+
+
 def test_row_19_a_slow_disk_leaves_the_isr() -> None:
     async def test(data: DataWorld) -> None:
         await data.create("t", [[1, 2, 3]])
