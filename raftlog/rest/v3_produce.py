@@ -67,7 +67,7 @@ MULTI_STATUS = 207
 _OF_ONE_RECORD: Final = (UNKNOWN_PARTITION, RECORD_TOO_LARGE, INVALID_BODY)
 """Errors by which one record may have failed others; nothing of the failed ones was appended."""
 ENTRIES_PER_TURN: Final = 2_048
-"""Entries of a batch handled in one turn of the event loop: some 10 ms."""
+"""Entries of a batch, or records of a stream, handled in one turn of the event loop: 10 ms."""
 BATCH_ENTRIES_MAX: Final = 10_000
 """Entries of one batch: each is answered by an object of its own. A stream has no such limit."""
 
@@ -167,11 +167,11 @@ async def produce_records(request: Request, context: ServerContext) -> web.Strea
                 if count == 1 and isinstance(outcomes[0], LogError):
                     # A lone record is a plain request: its outcome is the status.
                     raise outcomes[0]
-                return bytes_response(_receipts(outcomes, topic, context), JSON)
+                return bytes_response(await _receipts(outcomes, topic, context), JSON)
             if response is None:
                 response = stream_response(request, JSON)
                 await response.prepare(request)
-            await response.write(_receipts(outcomes, topic, context))
+            await response.write(await _receipts(outcomes, topic, context))
     if response is None:
         raise LogError(INVALID_BODY, "The body is not valid: there is no record.")
     return response
@@ -224,7 +224,7 @@ async def produce_record_batch(request: Request, context: ServerContext) -> web.
 
 
 async def _take_turn(number: int, context: ServerContext) -> None:
-    """Let the event loop have a turn before a stretch of entries."""
+    """Let the event loop have a turn after each stretch of entries or records."""
     if number % ENTRIES_PER_TURN == ENTRIES_PER_TURN - 1:
         await context.broker.turns.wait()
 
@@ -286,7 +286,8 @@ async def _produce_objects(
     outcomes: list[_Outcome | None] = []
     good: list[RecordV3] = []
     records: list[StoredRecord] = []
-    for text in objects:
+    for number, text in enumerate(objects):
+        await _take_turn(number, context)
         try:
             await check_body(text, context.limits.json_depth_max, context.broker.turns)
             await check_long_record(text, context.broker.turns)
@@ -395,8 +396,16 @@ def _outcomes(
     return [outcomes[index] for index in range(len(good))]
 
 
-def _receipts(outcomes: Sequence[_Outcome], topic: TopicImage, context: ServerContext) -> bytes:
-    return b"".join(_receipt_lines(outcomes, topic.name, context.broker.cluster_id))
+async def _receipts(
+    outcomes: Sequence[_Outcome], topic: TopicImage, context: ServerContext
+) -> bytes:
+    pieces: list[bytes] = []
+    for start in range(0, len(outcomes), ENTRIES_PER_TURN):
+        if start:
+            await context.broker.turns.wait()
+        some = outcomes[start : start + ENTRIES_PER_TURN]
+        pieces += _receipt_lines(some, topic.name, context.broker.cluster_id)
+    return b"".join(pieces)
 
 
 def _receipt_lines(outcomes: Sequence[_Outcome], topic: str, cluster_id: str) -> Iterator[bytes]:
