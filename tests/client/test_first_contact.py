@@ -76,12 +76,12 @@ async def test_node_that_answers_is_given_time_to_become_ready(
     single: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("raftlog_client.metadata.WAIT_REPORTED_S", 0.02)
-    single.fail("/v1/metadata", *[Fault(error=NOT_READY)] * 20)
+    single.fail("/v1/metadata", *[Fault(error=NOT_READY)] * 70)
     async with Admin(
         bootstrap_servers=single.bootstrap,
-        bootstrap_timeout_ms=10,
-        retry_backoff_ms=5,
-        retry_backoff_max_ms=5,
+        bootstrap_timeout_ms=1000,
+        retry_backoff_ms=20,
+        retry_backoff_max_ms=20,
     ) as admin:
         assert await admin.describe_topic("t")
     waits = [record for record in caplog.records if record.levelno == logging.WARNING]

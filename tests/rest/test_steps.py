@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from raftlog.node.process import GC_ALLOCATIONS
+from raftlog.node.process import GC_THRESHOLDS
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression
 from raftlog.record.frames import ProduceFrame, encode_produce_frames
@@ -50,7 +50,7 @@ def longest_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     gc.collect()
     gc.freeze()
     thresholds = gc.get_threshold()
-    gc.set_threshold(GC_ALLOCATIONS, 20, 50)
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
         with monkeypatch.context() as patched:
             patched.setattr(asyncio.Handle, "_run", measured)

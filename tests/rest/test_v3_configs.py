@@ -110,7 +110,7 @@ async def test_configs_in_force_on_brokers_are_read_and_changed_for_all_of_them(
             "get",
             template + "/{config}",
         )
-        base = "http://test/v3/clusters/fake-cluster"
+        base = "http://localhost/v3/clusters/fake-cluster"
         assert one == {
             "kind": "KafkaBrokerConfig",
             "metadata": {

@@ -78,7 +78,7 @@ def links(document: Any) -> Iterator[str]:
     if isinstance(document, dict):
         for name, value in document.items():
             if name in {"self", "related"}:
-                yield value.removeprefix("http://test")
+                yield value.removeprefix("http://localhost")
             else:
                 yield from links(value)
     elif isinstance(document, list):
