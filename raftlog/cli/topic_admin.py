@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import time
 from typing import Any
 
 import click
-from raftlog_client import Admin, Consumer, ServerError, TopicDescription, TopicPartition
+from raftlog_client import (
+    Admin,
+    Consumer,
+    RaftlogClientError,
+    ServerError,
+    TopicDescription,
+    TopicPartition,
+)
 
 from raftlog.cli import output
 from raftlog.cli.errors import CommandError, ExitCode
@@ -14,6 +23,11 @@ from raftlog.cli.offsets import POSITION_HELP, Position, position_option, resolv
 from raftlog.cli.options import config_pairs, format_option, partition_numbers, servers_option
 from raftlog.cli.session import run
 from raftlog.record.errors import TOPIC_EXISTS, UNKNOWN_TOPIC
+
+LARGE_TOPIC_PARTITIONS = 500
+"""Smaller topics are served when their creation is answered, or right after."""
+LEADERS_PATIENCE_S = 60.0
+"""Time limit for the leaders of a new topic."""
 
 
 @click.command()
@@ -56,6 +70,11 @@ def create(
                         raise
                     made.append((await admin.describe_topic(name), False))
                 else:
+                    try:
+                        await _wait_led(admin, topic)
+                    except asyncio.CancelledError:
+                        output.message(f"{name} is created; its partitions are still being opened")
+                        raise
                     made.append((topic, True))
         return made
 
@@ -220,6 +239,36 @@ def delete(names: tuple[str, ...], if_exists: bool, servers: str, output_format:
         return
     for name in deleted:
         output.message(f"{name} deleted")
+
+
+async def _wait_led(admin: Admin, topic: TopicDescription) -> None:
+    """Wait until the leaders of a large topic serve, for a bounded time, and show the progress.
+
+    The topic is created in any case, also after Ctrl-C.
+    """
+    count = len(topic.partitions)
+    if count < LARGE_TOPIC_PARTITIONS:
+        return
+    deadline = time.monotonic() + LEADERS_PATIENCE_S
+    while True:
+        started = time.monotonic()
+        try:
+            states = await admin.describe_replicas(topic.name)
+        except RaftlogClientError as error:
+            # Silent nodes are no failure of the creation.
+            if not error.retriable:
+                raise
+            states = {}
+        led = sum(state.high_watermark is not None for state in states.values())
+        if led == count:
+            return
+        progress = f"{topic.name}: creating: {led} of {count} partitions have a leader"
+        if time.monotonic() > deadline:
+            output.message(f"{progress}; `raftlog cluster health` tells when all have")
+            return
+        output.message(progress)
+        # An answer has all partitions: the nodes have more urgent work.
+        await asyncio.sleep(max(1.0, 5 * (time.monotonic() - started)))
 
 
 def _confirm(question: str, no_confirm: bool) -> None:
