@@ -205,6 +205,8 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Partitions led by the node."""
     held: int | None = None
     """Partitions with a replica on the node."""
+    opening: int | None = None
+    """Replicas that the node is still creating or opening. Null: another node answers."""
     is_voter: bool
     is_controller: bool
     connected: bool

@@ -253,7 +253,7 @@ class ReplicaLifecycle:
         await self._wait_turn()
         self._offline.pop(key, None)
         if self._logs.find(topic.topic_id, number) is log:
-            # Meanwhile, a later change may have removed the replica, or begun it anew.
+            # Meanwhile, a later change may have removed the replica, or replaced it.
             self._serve_newest(topic.topic_id, number, log)
 
     async def _wait_turn(self) -> None:

@@ -118,6 +118,7 @@ class _Members:
         self._brokers = membership.image.brokers
         self._unwritable = membership.unwritable
         self._warnings = membership.warnings
+        self._opening = membership.opening
 
     def view(self) -> QuorumInfo:
         status = self._status
@@ -187,6 +188,7 @@ class _Members:
             decommissioning=broker.decommissioning if broker else None,
             led=led,
             held=held,
+            opening=self._opening if node_id == self._node_id else None,
             is_voter=self._voters.find(node_id) is not None,
             is_controller=node_id == self._status.leader_id,
             connected=node_id == self._node_id or node_id in self._peers,
