@@ -67,7 +67,7 @@ class Observer:
         return found
 
     def ended(self) -> list[int]:
-        """Nodes whose first process is gone."""
+        """Nodes without their first process."""
         return [node_id for node_id, one in self._processes.items() if not one.is_running()]
 
     def metrics(self) -> dict[str, float]:
@@ -97,7 +97,7 @@ class Phases:
         self._operations = operations
 
     def run(self, name: str, command: Sequence[str], seconds: float) -> Observed:
-        """Run a hostile program for so long; return what was seen."""
+        """Run a hostile program for so long; return the observations."""
         before = self._observer.metrics()
         self._observer.take_rss()
         begun = time.monotonic()
@@ -148,7 +148,7 @@ def _row(observed: Observed, note: str) -> str:
 @click.option("--nodes", default=3, show_default=True, help="Size of the cluster.")
 @click.option("--seed", default=1, show_default=True, help="Of the random inputs.")
 def main(minutes: float, only: tuple[str, ...], nodes: int, seed: int) -> None:
-    """Attack one node of a real cluster, while other clients use all of it.
+    """Attack one node of a real cluster, while other clients use the cluster.
 
     Exit code 1: a bound was broken.
     """

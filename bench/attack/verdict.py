@@ -1,4 +1,4 @@
-"""What was measured under attack, and the bounds that it must keep. Pure."""
+"""Measurements under attack, and the bounds for these. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 LOOP_HELD_S_MAX: Final = 0.05
 """No synchronous step of the event loop is longer, whatever a client sends."""
 RSS_BYTES_MAX: Final = 640 * (1 << 20)
-"""Of a node: its own memory, and some times `bytes_in_flight_max` for what is being decoded."""
+"""Of a node: its own memory, and some times `bytes_in_flight_max` for batches in decoding."""
 P99_FACTOR_MAX: Final = 3.0
 """The other clients' p99 under attack, in those of a busy machine without one."""
 P99_FLOOR_S: Final = 0.05
-"""Below this, a p99 is good whatever it was before: the scheduler's turns are milliseconds."""
+"""Below this, a p99 is good in any case: the scheduler's turns are milliseconds."""
 
 
 class Operation(NamedTuple):
@@ -23,12 +23,12 @@ class Operation(NamedTuple):
     name: str
     due: float
     seconds: float | None
-    """None: it failed."""
+    """None: failed."""
     error: str = ""
 
 
 def parse(lines: Iterable[str]) -> Iterator[Operation]:
-    """The operations that `victims` printed; a torn last line is left out."""
+    """The operations printed by `victims`; a torn last line is left out."""
     for line in lines:
         if not line.endswith("\n"):
             return
@@ -56,22 +56,22 @@ class Observed:
     seconds: float
     """Length of the phase."""
     loop_pauses: int
-    """Times that a node's event loop was held for longer than LOOP_HELD_S_MAX."""
+    """Holds of a node's event loop for longer than LOOP_HELD_S_MAX."""
     internal_errors: int
     """Answers of status 500."""
     ended: Sequence[int]
-    """Nodes whose process ended."""
+    """Nodes without their process."""
     elections: int
     """Of the metadata quorum."""
 
     @property
     def p99_s(self) -> float:
-        """Of all operations that succeeded."""
+        """Of all successful operations."""
         return p99([one.seconds for one in self.operations if one.seconds is not None])
 
     @property
     def failures(self) -> list[Operation]:
-        """Operations that failed."""
+        """The failed operations."""
         return [one for one in self.operations if one.seconds is None]
 
 
