@@ -271,9 +271,6 @@ class FakeLogs:
             free_bytes=0,
             scrubbed_bytes=4096,
             scrub_damage=2,
-            producers=4,
-            refused_producers=3,
-            clock_skew_ms=-1500,
         )
 
 
