@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-from bench.replication import catch_up, gaps, lone, many, produce
+from bench.replication import catch_up, create, gaps, lone, many, produce
 from bench.replication.cluster import Options
 from bench.report import Result
 from bench.spark import latency, reading, running, starting, writing
@@ -30,6 +30,7 @@ PARTS: Final[dict[str, dict[str, Part]]] = {
         "gap-rolling": gaps.gap_rolling,
         "catch-up": catch_up.catch_up,
         "partitions": many.partitions,
+        "create": create.create,
         "idle": many.idle,
     },
     "spark": {

@@ -39,7 +39,7 @@ NICENESS: Final = 15
 """The processor is for the node and for the other clients first."""
 ANSWER_TIMEOUT_S: Final = 20.0
 ADDRESSES: Final = 4
-"""Addresses of the attackers that use several: 127.0.0.2 and following."""
+"""Most addresses of one attack: 127.0.0.2 and following."""
 CHANNELS: Final = ("quorum", "join", "replication", "data")
 
 
@@ -98,7 +98,7 @@ class Attack:
 
 
 async def _drop(reader: asyncio.StreamReader, head: bytes) -> None:
-    """Read an answer to its end, without keeping it."""
+    """Read an answer to its end and drop the bytes."""
     length = 0
     for line in head.lower().split(b"\r\n"):
         if line.startswith(b"content-length:"):
@@ -112,7 +112,7 @@ async def _drop(reader: asyncio.StreamReader, head: bytes) -> None:
 
 
 async def slow_heads(attack: Attack) -> None:
-    """Heads that arrive a byte at a time."""
+    """Request heads, a byte at a time."""
 
     async def work(_number: int) -> None:
         async with attack.connection() as (_, writer):
@@ -125,7 +125,7 @@ async def slow_heads(attack: Attack) -> None:
 
 
 async def slow_bodies(attack: Attack) -> None:
-    """Bodies that are announced large, and arrive a byte at a time."""
+    """Large bodies, a byte at a time."""
 
     async def work(number: int) -> None:
         path = (f"/topics/{TOPIC}", "/v1/produce", f"/v3/clusters/-/topics/{TOPIC}/records")
@@ -146,7 +146,7 @@ async def slow_bodies(attack: Attack) -> None:
 
 
 async def slow_readers(attack: Attack) -> None:
-    """Large answers that are asked for, and not read."""
+    """Requests for large answers, without reading."""
     for request in islice(batch_bombs(), 6):
         await attack.send(request)
 
@@ -157,14 +157,14 @@ async def slow_readers(attack: Attack) -> None:
         async with attack.connection() as (reader, writer):
             writer.write(request.head())
             await reader.read(1)
-            writer.transport.pause_reading()  # type: ignore[attr-defined] # it reads, too
+            writer.transport.pause_reading()  # type: ignore[attr-defined] # of a socket, both ways
             await asyncio.sleep(10)
 
     await attack.repeat(work, 60)
 
 
 async def half_open(attack: Attack) -> None:
-    """Thousands of connections that say nothing, or half a line, or are reset."""
+    """Thousands of connections: silent, cut in the first line, or reset."""
 
     async def work(number: int) -> None:
         async with attack.connection(number % ADDRESSES) as (_, writer):
@@ -186,7 +186,7 @@ async def json_depth(attack: Attack) -> None:
 
 
 async def bombs(attack: Attack) -> None:
-    """Content encodings and record batches of every codec that inflate, and their reads."""
+    """Inflating content encodings and record batches of every codec, and reads of these."""
     await _cycle(attack, [*gzip_bombs(), *batch_bombs()], 4)
 
 
@@ -213,7 +213,7 @@ def _document(attack: Attack) -> Any:
 
 
 async def noise(attack: Attack) -> None:
-    """Bytes that are no HTTP."""
+    """Random bytes instead of HTTP."""
 
     async def work(_number: int) -> None:
         async with attack.connection() as (reader, writer):

@@ -50,7 +50,7 @@ class Request:
 
 
 def nested(depth: int) -> Iterator[bytes]:
-    """JSON texts of a depth, and wide ones that look deep."""
+    """Deep JSON texts, and wide ones with as many brackets."""
     yield b"[" * depth
     yield b"[" * depth + b"]" * depth
     yield b'{"a":' * depth + b"1" + b"}" * depth
@@ -77,7 +77,7 @@ def json_bombs(size: int) -> Iterator[Request]:
 
 
 def gzip_bombs() -> Iterator[Request]:
-    """Bodies that inflate beyond every bound."""
+    """Bodies inflating beyond every bound."""
     zeros = gzip.compress(bytes(256 * MIB), 9)
     for content_type in (
         JSON_TYPE,
@@ -99,7 +99,7 @@ def batch_bomb(compression: Compression, size: int, record_bytes: int) -> bytes:
 
 
 def lying_batch(compression: Compression, inflated: int) -> bytes:
-    """A batch of a correct CRC, whose compressed part inflates to zeros, not to records."""
+    """A batch with a correct CRC and zeros instead of compressed records."""
     builder = BatchBuilder()
     builder.append(1, None, b"x", [])
     plain = bytes(builder.build())
@@ -115,7 +115,7 @@ def lying_batch(compression: Compression, inflated: int) -> bytes:
 
 
 def batch_bombs() -> Iterator[Request]:
-    """Record batches of every codec that inflate to much; and the reads that inflate them."""
+    """Inflating record batches of every codec, and reads of these."""
     for codec in Compression:
         if codec is Compression.NONE:
             continue
@@ -145,7 +145,7 @@ def produce(data: bytes, partition: int = 0) -> Request:
 
 
 class Mutator:
-    """Valid requests of every route of an OpenAPI document, and small changes of them."""
+    """Valid requests of every route of an OpenAPI document, and small changes of these."""
 
     def __init__(self, document: Mapping[str, Any], rng: random.Random) -> None:
         self._rng = rng
@@ -259,7 +259,7 @@ class Mutator:
 
 
 def garbage(rng: random.Random) -> bytes:
-    """Bytes that are no HTTP request, or hardly one."""
+    """Bytes unlike an HTTP request, or nearly one."""
     whole = Request("GET", "/topics", b"", {"X": "y"}).head()
     kinds: Sequence[Callable[[], bytes]] = (
         lambda: rng.randbytes(rng.randrange(1, 4000)),

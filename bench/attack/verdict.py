@@ -1,4 +1,4 @@
-"""What was measured under attack, and the bounds that it must keep. Pure."""
+"""Measurements under attack, and the bounds for these. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 LOOP_HELD_S_MAX: Final = 0.05
 """No synchronous step of the event loop is longer, whatever a client sends."""
 RSS_BYTES_MAX: Final = 640 * (1 << 20)
-"""Of a node: its own memory, and some times `bytes_in_flight_max` for what is being decoded."""
+"""Of a node: its own memory, and some times `bytes_in_flight_max` for batches in decoding."""
 P99_FACTOR_MAX: Final = 3.0
 """The other clients' p99 under attack, in those of a busy machine without one."""
 P99_FLOOR_S: Final = 0.05
-"""Below this, a p99 is good whatever it was before: the scheduler's turns are milliseconds."""
+"""Below this, a p99 is good in any case: the scheduler's turns are milliseconds."""
 
 
 class Operation(NamedTuple):
@@ -23,12 +23,12 @@ class Operation(NamedTuple):
     name: str
     due: float
     seconds: float | None
-    """None: it failed."""
+    """None: failed."""
     error: str = ""
 
 
 def parse(lines: Iterable[str]) -> Iterator[Operation]:
-    """The operations that `victims` printed; a torn last line is left out."""
+    """The operations printed by `victims`; a torn last line is left out."""
     for line in lines:
         if not line.endswith("\n"):
             return
@@ -53,23 +53,25 @@ class Observed:
     operations: Sequence[Operation]
     rss_bytes: int
     """The largest of any node."""
-    loop_held_s: float
-    """The longest hold of any node's event loop."""
+    seconds: float
+    """Length of the phase."""
+    loop_pauses: int
+    """Holds of a node's event loop for longer than LOOP_HELD_S_MAX."""
     internal_errors: int
     """Answers of status 500."""
     ended: Sequence[int]
-    """Nodes whose process ended."""
+    """Nodes without their process."""
     elections: int
     """Of the metadata quorum."""
 
     @property
     def p99_s(self) -> float:
-        """Of all operations that succeeded."""
+        """Of all successful operations."""
         return p99([one.seconds for one in self.operations if one.seconds is not None])
 
     @property
     def failures(self) -> list[Operation]:
-        """Operations that failed."""
+        """The failed operations."""
         return [one for one in self.operations if one.seconds is None]
 
 
@@ -82,8 +84,12 @@ def findings(calm: Observed, attacked: Observed) -> list[str]:
         found.append(f"the metadata quorum elected {attacked.elections} times")
     if attacked.internal_errors:
         found.append(f"{attacked.internal_errors} answers of status 500")
-    if attacked.loop_held_s > LOOP_HELD_S_MAX:
-        found.append(f"the event loop was held for {attacked.loop_held_s * 1000:.0f} ms")
+    pauses_max = math.ceil(P99_FACTOR_MAX * calm.loop_pauses * attacked.seconds / calm.seconds)
+    if attacked.loop_pauses > pauses_max:
+        found.append(
+            f"event loops were held for over {LOOP_HELD_S_MAX * 1000:.0f} ms "
+            f"{attacked.loop_pauses} times; the machine's own pauses explain {pauses_max}"
+        )
     if attacked.rss_bytes > RSS_BYTES_MAX:
         found.append(f"a node took {attacked.rss_bytes >> 20} MiB of memory")
     if attacked.failures:

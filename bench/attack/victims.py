@@ -1,6 +1,6 @@
-"""The other clients: they write and read at a steady, modest rate, and note how long it takes.
+"""The other clients: steady, modest writes and reads, with their times.
 
-`python -m bench.attack.victims HOST:PORT,… TOPIC` prints one line for each operation, until it is
+`python -m bench.attack.victims HOST:PORT,… TOPIC` prints one line for each operation, until
 terminated: name, time of its start (CLOCK_MONOTONIC) and seconds; or `failed` and the error.
 """
 

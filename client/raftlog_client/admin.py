@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 from urllib.parse import quote
@@ -260,6 +261,33 @@ class Admin(Startable):
     async def describe_nodes(self) -> tuple[NodeInfo, ...]:
         """Every node of the cluster: its address, its vote, its fencing."""
         return (await self._read("/v1/nodes", NodeList)).nodes
+
+    async def describe_opening(self) -> dict[int, int]:
+        """Replicas that each node is still creating or opening, by node; those without an answer
+        are left out. Creating a topic of thousands of partitions takes seconds."""
+
+        async def ask(node: NodeInfo) -> int | None:
+            assert node.host
+            assert node.port
+            try:
+                nodes = await self._metadata.call_node(
+                    node_address(node.host, node.port),
+                    "GET",
+                    "/v1/nodes",
+                    NodeList,
+                    timeout_s=LEADER_PATIENCE_S,
+                )
+            except (ConnectionLostError, ServerError):
+                return None
+            return next((one.opening for one in nodes.nodes if one.node_id == node.node_id), None)
+
+        nodes = [node for node in await self.describe_nodes() if node.host and node.port]
+        counts = await asyncio.gather(*map(ask, nodes))
+        return {
+            node.node_id: count
+            for node, count in zip(nodes, counts, strict=True)
+            if count is not None
+        }
 
     async def describe_quorum(self) -> QuorumInfo:
         """The metadata quorum, as its leader sees it; else as any node does."""

@@ -19,6 +19,17 @@ class BrokerIds(msgspec.Struct, frozen=True):
     brokers: list[int]
 
 
+class Greeting(msgspec.Struct, frozen=True, kw_only=True):
+    """What serves here, and where to go on."""
+
+    name: str = "raftlog"
+    version: str
+    cluster_id: str
+    node_id: int
+    links: dict[str, str]
+    """Paths of this node by their purpose."""
+
+
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster, as one of its nodes sees it."""
 
@@ -194,6 +205,8 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Partitions led by the node."""
     held: int | None = None
     """Partitions with a replica on the node."""
+    opening: int | None = None
+    """Replicas that the node is still creating or opening. Null: another node answers."""
     is_voter: bool
     is_controller: bool
     connected: bool

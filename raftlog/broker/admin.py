@@ -60,6 +60,8 @@ class ClusterMembership:
     image: MetadataImage
     unwritable: Set[BrokerId]
     """Brokers with disks that take no writes."""
+    opening: int
+    """Replicas that this node is still creating or opening."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -379,6 +381,7 @@ class AdminService:
             voters=quorum.voters,
             image=self._metadata.image,
             unwritable=self._metadata.unwritable,
+            opening=services.replicas.opening_count,
         )
 
     async def add_voter(self, principal: Principal, node_id: int) -> None:

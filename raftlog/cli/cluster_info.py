@@ -98,6 +98,8 @@ class Health:
     """Nodes without a writable disk: they are full, or hang."""
     not_ready: dict[int, str]
     """Node → why."""
+    opening: dict[int, int]
+    """Node → replicas that it is still creating or opening."""
     leaderless: list[str]
     """`topic/partition`s without a leader."""
     below_min_isr: list[str]
@@ -116,6 +118,7 @@ class Health:
             or self.fenced
             or self.unwritable
             or self.not_ready
+            or self.opening
             or self.leaderless
             or self.below_min_isr
             or self.under_replicated
@@ -150,7 +153,11 @@ def health(servers: str, output_format: str) -> int:
                 if error.entry is not NOT_READY or not not_ready:
                     raise
                 topics = []
-            return _health(quorum, nodes, topics, not_ready, await _min_isr(admin, topics))
+            opening = await admin.describe_opening()
+            min_isr = await _min_isr(admin, topics)
+            return _health(
+                quorum, nodes, topics, not_ready=not_ready, opening=opening, min_isr=min_isr
+            )
 
     found = run(servers, look())
     if output_format == "json":
@@ -195,7 +202,9 @@ def _health(
     quorum: QuorumInfo,
     nodes: Iterable[NodeInfo],
     topics: Iterable[TopicDescription],
+    *,
     not_ready: dict[int, str],
+    opening: dict[int, int],
     min_isr: dict[str, int],
 ) -> Health:
     """`min_isr` by topic; unknown for a missing topic."""
@@ -205,6 +214,7 @@ def _health(
         [node.node_id for node in nodes if node.fenced],
         [node.node_id for node in nodes if node.can_write is False],
         not_ready,
+        {node_id: count for node_id, count in opening.items() if count},
         [f"{info.topic}/{info.partition}" for info in partitions if info.leader is None],
         [
             f"{info.topic}/{info.partition}"
@@ -294,6 +304,8 @@ def _lines(found: Health) -> Iterable[str]:
             yield f"  {words}: {', '.join(f'node {node_id}' for node_id in node_ids)}"
     for broker_id, why in sorted(found.not_ready.items()):
         yield f"  node {broker_id}: {why}"
+    for broker_id, count in sorted(found.opening.items()):
+        yield f"  node {broker_id}: opening {output.counted(count, 'replica')}"
     for words, partitions in (
         ("without a leader", found.leaderless),
         ("below min.insync.replicas, acks=all is refused", found.below_min_isr),

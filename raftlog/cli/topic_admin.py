@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -25,6 +27,11 @@ from raftlog.cli.session import explained, run
 from raftlog.record.errors import TOPIC_EXISTS, UNKNOWN_TOPIC
 
 _Result = TypeVar("_Result")
+
+LARGE_TOPIC_PARTITIONS = 500
+"""Smaller topics are served when their creation is answered, or right after."""
+LEADERS_PATIENCE_S = 60.0
+"""Time limit for the leaders of a new topic."""
 
 
 @click.command()
@@ -65,6 +72,11 @@ def create(
             if not if_not_exists or error.code != TOPIC_EXISTS.code:
                 raise
             return await admin.describe_topic(name), False
+        try:
+            await _wait_led(admin, topic)
+        except asyncio.CancelledError:
+            output.message(f"{name} is created; its partitions are still being opened")
+            raise
         return topic, True
 
     outcomes = run(servers, _for_each(servers, names, create_one))
@@ -300,6 +312,36 @@ def _exit_code(outcomes: Sequence[_Outcome[Any]]) -> int:
     if not codes:
         return ExitCode.OK
     return codes.pop() if len(codes) == 1 else ExitCode.FAILED
+
+
+async def _wait_led(admin: Admin, topic: TopicDescription) -> None:
+    """Wait until the leaders of a large topic serve, for a bounded time, and show the progress.
+
+    The topic is created in any case, also after Ctrl-C.
+    """
+    count = len(topic.partitions)
+    if count < LARGE_TOPIC_PARTITIONS:
+        return
+    deadline = time.monotonic() + LEADERS_PATIENCE_S
+    while True:
+        started = time.monotonic()
+        try:
+            states = await admin.describe_replicas(topic.name)
+        except RaftlogClientError as error:
+            # Silent nodes are no failure of the creation.
+            if not error.retriable:
+                raise
+            states = {}
+        led = sum(state.high_watermark is not None for state in states.values())
+        if led == count:
+            return
+        progress = f"{topic.name}: creating: {led} of {count} partitions have a leader"
+        if time.monotonic() > deadline:
+            output.message(f"{progress}; `raftlog cluster health` tells when all have")
+            return
+        output.message(progress)
+        # An answer has all partitions: the nodes have more urgent work.
+        await asyncio.sleep(max(1.0, 5 * (time.monotonic() - started)))
 
 
 def _confirm(question: str, no_confirm: bool) -> None:

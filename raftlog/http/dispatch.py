@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from difflib import get_close_matches
 from typing import Final
 
 from aiohttp import web
@@ -66,6 +67,8 @@ class Dispatcher:
                 if not route.serves_always:
                     context.broker.check_ready()
                     context.admit(request)
+                if request.query_text and not route.any_query:
+                    _check_query(request, route)
                 request.cancel_on_disconnect = route.cancel_on_disconnect
                 response = await route.handler(request, context)
         except LogError as error:
@@ -111,6 +114,23 @@ class Dispatcher:
         if media_type != JSON and prefers(request, JSON, over=media_type):
             media_type = JSON
         return error_response(entry, message, content_type=media_type)
+
+
+def _check_query(request: Request, route: Route) -> None:
+    """Raise LogError BAD_REQUEST for a parameter that the route does not have.
+
+    A misspelt parameter would otherwise mean its default, without a word.
+    """
+    for name in request.query_parameters:
+        if name not in route.query_names:
+            close = get_close_matches(name[:40], sorted(route.query_names), 1)
+            if close:
+                advice = f"did you mean {close[0]}?"
+            elif route.query_names:
+                advice = f"there are {', '.join(sorted(route.query_names))}."
+            else:
+                advice = "there are none."
+            raise LogError(BAD_REQUEST, f"There is no query parameter {name[:40]!r} here; {advice}")
 
 
 def _unusual_target(request: Request) -> str:

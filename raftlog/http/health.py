@@ -55,6 +55,7 @@ ROUTES = (
         tag="node",
         response_type=Status,
         serves_always=True,
+        any_query=True,
         any_host=True,
     ),
     Route(
@@ -66,6 +67,7 @@ ROUTES = (
         response_type=Status,
         errors=(NOT_READY, NO_CONTROLLER),
         serves_always=True,
+        any_query=True,
         any_host=True,
     ),
     Route(
@@ -76,5 +78,6 @@ ROUTES = (
         tag="node",
         response_media_types=(METRICS_MEDIA_TYPE,),
         serves_always=True,
+        any_query=True,
     ),
 )

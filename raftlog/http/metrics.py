@@ -337,6 +337,11 @@ def _replication_metrics(status: ReplicationStatus) -> Iterator[Metric]:
         lags.add_metric([str(broker_id)], lag)
     yield lags
     yield gauge(
+        f"{prefix}_opening_replicas",
+        "Replicas on this node that are being created or opened.",
+        status.opening,
+    )
+    yield gauge(
         f"{prefix}_distrusted_replicas",
         "Replicas on this node that may have lost acknowledged records, until the cluster knows.",
         status.distrusted,

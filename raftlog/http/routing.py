@@ -79,15 +79,20 @@ class Route:
     """The answer has no known end or size: there is no HEAD."""
     serves_always: bool = False
     """Whether a node that is not ready serves it, too."""
+    any_query: bool = False
+    """Whether query parameters besides the described ones are ignored: for probes and scrapers."""
     any_host: bool = False
     """Whether any Host header will do: for probes, and for nodes, which prove themselves."""
     cancel_on_disconnect: bool = False
     """Cancel the handler once the peer has left. For reads that wait; never for writes."""
+    query_names: frozenset[str] = field(init=False)
+    """Names of the query parameters: others are refused."""
     name: str = field(init=False)
     """Method and template: the label of metrics and logs."""
 
     def __post_init__(self) -> None:
         """Make the name once: every request counts under it."""
+        object.__setattr__(self, "query_names", frozenset(one.name for one in self.query))
         object.__setattr__(self, "name", f"{self.method} {self.path}")
 
 

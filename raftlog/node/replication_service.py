@@ -192,6 +192,7 @@ class ReplicationService:
             under_min_isr=led.under_min_isr,
             at_min_isr=led.at_min_isr,
             offline=replicas.offline_count,
+            opening=replicas.opening_count,
             distrusted=sum(one.loss_gate.may_have_lost_data for one in replicas.replicas()),
             repairs=self.repairs.under_way,
             repairs_postponed=self.repairs.postponed,

@@ -88,10 +88,10 @@ class ReplicaLifecycle:
 
     async def start(self) -> None:
         """Open every assigned replica, then begin with the changes applied meanwhile."""
+        self._find_lost()
         index = self._image.applied_index
         for topic in list(self._image.topics_by_id.values()):
-            rows = [row for row in topic.partitions if not self._find_lost(topic, row)]
-            self._expect(topic, rows)
+            self._expect(topic, topic.partitions)
         await self._open_all(list(self._opening))
         self._settled_index = index
         await self._note_known()
@@ -179,23 +179,14 @@ class ReplicaLifecycle:
         self._serve_newest(topic_id, number, log)
         await self._note_known()
 
-    def _find_lost(self, topic: TopicImage, row: PartitionImage) -> bool:
-        """Whether the files of a replica of this node are gone; keeps the replica offline then."""
-        key = (topic.topic_id, row.partition)
-        if self._broker_id not in row.replicas or not self._logs.is_lost(*key):
-            return False
-        name = f"{topic.name}-{row.partition}"
-        offline = LogError(
-            STORAGE_FAILED,
-            f"{name} is offline: its files are gone from this node's disk. They are copied again "
-            "from another replica with all records; without one, an operator has to accept the "
-            "loss (`raftlog cluster transfer-leadership --unclean`).",
-        )
-        logger.error("%s", offline.message)
-        self.lost.add(key)
-        self._offline[topic.name, row.partition] = offline
-        self._on_open_failed(*key)
-        return True
+    def _find_lost(self) -> None:
+        """Find the replicas of this node without their files: they stay offline until renewed."""
+        for topic in self._image.topics_by_id.values():
+            for row in topic.partitions:
+                if self._broker_id in row.replicas and self._logs.is_lost(
+                    topic.topic_id, row.partition
+                ):
+                    self.lost.add((topic.topic_id, row.partition))
 
     async def _note_known(self) -> None:
         """End a start without a checkpoint file, once no replica is without its files."""
@@ -237,6 +228,16 @@ class ReplicaLifecycle:
     async def _open_one(self, topic: TopicImage, number: PartitionId) -> None:
         await self._wait_retired(topic.topic_id, number)
         key = (topic.name, number)
+        if (topic.topic_id, number) in self.lost:
+            lost = LogError(
+                STORAGE_FAILED,
+                f"{topic.name}-{number} is offline: its files are gone from this node's disk. They "
+                "are copied again from another replica with all records; without one, an operator "
+                "has to accept the loss (`raftlog cluster transfer-leadership --unclean`).",
+            )
+            if topic.topic_id in self._image.topics_by_id:
+                self._offline[key] = lost
+            raise lost
         try:
             log = await self._logs.open_replica(
                 topic.topic_id, number, self._settings.log_config(topic), create=True
@@ -253,7 +254,7 @@ class ReplicaLifecycle:
         await self._wait_turn()
         self._offline.pop(key, None)
         if self._logs.find(topic.topic_id, number) is log:
-            # Meanwhile, a later change may have removed the replica, or begun it anew.
+            # Meanwhile, a later change may have removed the replica, or replaced it.
             self._serve_newest(topic.topic_id, number, log)
 
     async def _wait_turn(self) -> None:

@@ -392,6 +392,8 @@ class ReplicationStatus:
     """By follower: the largest durable lag over the partitions led here."""
     offline: int = 0
     """Replicas of this node that serve no requests: failed, damaged, or not opened."""
+    opening: int = 0
+    """Replicas of this node that are being created or opened."""
     distrusted: int = 0
     """Replicas behind a closed loss gate: acknowledged records may be missing."""
     repairs: int = 0

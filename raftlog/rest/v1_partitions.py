@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from aiohttp import web
@@ -13,13 +14,20 @@ from raftlog.http.responses import json_response
 from raftlog.http.routing import Route
 from raftlog.record.errors import UNKNOWN_TOPIC
 
+PARTITIONS_PER_TURN_MAX: Final = 1_000
+"""Most partitions shaped in one turn of the event loop: a topic may have 10,000."""
+
 
 async def list_partitions(request: Request, context: ServerContext) -> web.StreamResponse:
     """GET /v1/topics/{topic}/partitions."""
     partitions = context.broker.admin.replica_progress(
         request.principal, request.path_parameters["topic"]
     )
-    return json_response(PartitionStatusList([_view(one) for one in partitions]))
+    views: list[PartitionStatus] = []
+    for start in range(0, len(partitions), PARTITIONS_PER_TURN_MAX):
+        views += map(_view, partitions[start : start + PARTITIONS_PER_TURN_MAX])
+        await asyncio.sleep(0)
+    return json_response(PartitionStatusList(views))
 
 
 def _view(progress: ReplicaProgress) -> PartitionStatus:

@@ -8,6 +8,8 @@ elsewhere `match_index` and `lag` are null for all but the node itself.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -16,6 +18,7 @@ from aiohttp import web
 from raftlog import __version__
 from raftlog.api.cluster import (
     ClusterInfo,
+    Greeting,
     LeadershipTransfer,
     NewVoter,
     NodeInfo,
@@ -34,6 +37,19 @@ from raftlog.record.types import BrokerId
 
 _NEW_VOTER = msgspec.json.Decoder(NewVoter)
 _TRANSFER = msgspec.json.Decoder(LeadershipTransfer)
+
+
+async def greet(request: Request, context: ServerContext) -> web.StreamResponse:
+    """What serves here, for a first look."""
+    membership = context.broker.admin.membership(request.principal)
+    return json_response(
+        Greeting(
+            version=__version__,
+            cluster_id=membership.cluster_id,
+            node_id=membership.node_id,
+            links=dict(LINKS),
+        )
+    )
 
 
 async def describe_cluster(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -102,6 +118,7 @@ class _Members:
         self._brokers = membership.image.brokers
         self._unwritable = membership.unwritable
         self._warnings = membership.warnings
+        self._opening = membership.opening
 
     def view(self) -> QuorumInfo:
         status = self._status
@@ -171,6 +188,7 @@ class _Members:
             decommissioning=broker.decommissioning if broker else None,
             led=led,
             held=held,
+            opening=self._opening if node_id == self._node_id else None,
             is_voter=self._voters.find(node_id) is not None,
             is_controller=node_id == self._status.leader_id,
             connected=node_id == self._node_id or node_id in self._peers,
@@ -212,7 +230,28 @@ def _split(address: str) -> tuple[str | None, int | None]:
 
 _CHANGE_ERRORS: Final = (ILLEGAL_STATE, NO_CONTROLLER, RETRIABLE)
 
+LINKS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "topics": "/topics",
+        "cluster": "/v1/cluster",
+        "nodes": "/v1/nodes",
+        "health": "/healthy",
+        "ready": "/ready",
+        "metrics": "/metrics",
+        "description": "/openapi.json",
+    }
+)
+
 ROUTES: Final = (
+    Route(
+        "GET",
+        "/",
+        greet,
+        "What serves here, and where to go on",
+        tag="v1",
+        response_type=Greeting,
+        serves_always=True,
+    ),
     Route(
         "GET",
         "/v1/cluster",

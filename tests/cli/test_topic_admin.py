@@ -1,12 +1,15 @@
 import json
 import socket
+from typing import cast
 from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner
-from raftlog_client import Admin
+from raftlog_client import Admin, PartitionInfo, TopicDescription
 from raftlog_client.errors import server_error
 
+from raftlog.api.cluster import PartitionStatus
+from raftlog.cli import topic_admin
 from raftlog.cli.main import cli
 from raftlog.record.errors import NO_CONTROLLER
 from tests.cli.conftest import Run
@@ -180,7 +183,8 @@ def test_cluster_info_and_health(run: Run) -> None:
     health = json.loads(run("cluster", "health", "--format", "json").stdout)
     assert health == {
         "healthy": True, "quorum": [], "fenced": [], "unwritable": [], "not_ready": {},
-        "leaderless": [], "below_min_isr": [], "under_replicated": [], "warnings": [],
+        "opening": {}, "leaderless": [], "below_min_isr": [], "under_replicated": [],
+        "warnings": [],
     }  # fmt: skip
     assert run("cluster", "health").stdout == "healthy\n"
 
@@ -199,3 +203,48 @@ def test_no_node_has_a_code_of_its_own_and_says_how_to_start_one(
     assert result.exit_code == 4
     assert f"no raftlog node answers at {servers}: Connection refused\n" in result.stderr
     assert "raftlog serve" in result.stderr
+
+
+def test_a_large_topic_is_led_when_its_creation_returns(run: Run) -> None:
+    name = f"large-{uuid4().hex}"
+    made = run("topic", "create", name, "-p", "600")
+    assert made.stderr.splitlines()[-1] == f"{name} created: 600 partitions"
+    assert [p["end_offset"] for p in describe(run, name)["partitions"]] == [0] * 600
+    run("topic", "delete", name)
+
+
+class SlowLeaders:
+    """Admin of a cluster that opens some partitions with each answer."""
+
+    def __init__(self, steps: list[int]) -> None:
+        self.steps = steps
+
+    async def describe_replicas(self, _topic: str) -> dict[int, PartitionStatus]:
+        led = self.steps.pop(0)
+        return {
+            number: PartitionStatus(partition=number, high_watermark=0 if number < led else None)
+            for number in range(1_000)
+        }
+
+
+async def test_the_creation_of_a_large_topic_shows_its_progress_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(topic_admin.time, "monotonic", lambda: now)
+    monkeypatch.setattr(topic_admin.asyncio, "sleep", sleep)
+    topic = TopicDescription("t", "0" * 32, (PartitionInfo("t", 0, 1, 0, (1,), (1,)),) * 1_000)
+    await topic_admin._wait_led(cast(Admin, SlowLeaders([10, 500, 1_000])), topic)
+    assert capsys.readouterr().err.splitlines() == [
+        "t: creating: 10 of 1000 partitions have a leader",
+        "t: creating: 500 of 1000 partitions have a leader",
+    ]
+    await topic_admin._wait_led(cast(Admin, SlowLeaders([10] * 1_000)), topic)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) <= topic_admin.LEADERS_PATIENCE_S + 2
+    assert lines[-1].endswith("`raftlog cluster health` tells when all have")

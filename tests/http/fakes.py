@@ -235,6 +235,8 @@ class FakeReplicas:
     metadata: FakeMetadata
     partitions: dict[tuple[str, int], FakePartition] = field(default_factory=dict)
 
+    opening_count = 0
+
     def partition(self, topic: str, partition: int) -> FakePartition:
         self.metadata.image.partition(topic, partition)
         return self.partitions.setdefault((topic, partition), FakePartition())

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from raftlog.http.body import read_body
-from raftlog.http.request import Request, ServerContext
+from raftlog.http.request import Request, ServerContext, integer_parameter
 from raftlog.http.responses import (
     WRITE_SLICE_BYTES,
     bytes_response,
@@ -16,7 +16,7 @@ from raftlog.http.responses import (
     json_response,
     stream_response,
 )
-from raftlog.http.routing import Route
+from raftlog.http.routing import QueryParameter, Route
 from raftlog.record.errors import OFFSET_OUT_OF_RANGE, LogError
 
 from .fakes import FakeNode
@@ -34,7 +34,7 @@ def failing(error: Callable[[], BaseException]) -> Route:
     return Route("GET", "/fail", fail, "Fail")
 
 
-SHOW = Route("GET", "/things/{thing}/parts/{part}", show, "Show")
+SHOW = Route("GET", "/things/{thing}/parts/{part}", show, "Show", any_query=True)
 DROP = Route("DELETE", "/things/{thing}", show, "Drop")
 PLAIN = Route("GET", "/plain", show, "Plain")
 WATCH = Route("GET", "/watch", show, "Watch", streams=True)
@@ -214,7 +214,7 @@ async def test_headers_a_handler_gives_are_sent_and_cannot_be_forged() -> None:
         return bytes_response(b"x", "text/plain", headers={"X-Value": value})
 
     async with (
-        serving([Route("GET", "/tell", tell, "Tell")]) as server,
+        serving([Route("GET", "/tell", tell, "Tell", any_query=True)]) as server,
         RawPeer.connected(server.port) as peer,
     ):
         assert (await peer.request("GET", "/tell?value=1")).headers["x-value"] == "1"
@@ -236,3 +236,29 @@ async def test_large_answer_is_held_until_it_is_read() -> None:
         assert len((await peer.request("GET", "/large")).body) == size
         await asyncio.sleep(0)
         assert (await peer.request("HEAD", "/large")).headers["content-length"] == str(size)
+
+
+async def test_misspelt_query_parameter_is_refused_with_the_likely_one() -> None:
+    async def limited(request: Request, _context: ServerContext) -> web.StreamResponse:
+        return bytes_response(
+            str(integer_parameter(request, "max_bytes", 7)).encode(), "text/plain"
+        )
+
+    query = (QueryParameter("max_bytes", int, "Bytes."), QueryParameter("offset", int, "Start."))
+    routes = [
+        Route("GET", "/limited", limited, "Read", query=query),
+        Route("GET", "/plain", limited, "Read"),
+        Route("GET", "/probe", limited, "Probe", any_query=True),
+    ]
+    async with serving(routes) as server, RawPeer.connected(server.port) as peer:
+        assert (await peer.request("GET", "/limited?max_bytes=3")).body == b"3"
+        for path, advice in [
+            ("/limited?max_byte=3", "did you mean max_bytes?"),
+            ("/limited?max_bytes=3&Offset=1", "did you mean offset?"),
+            ("/limited?zzz=", "there are max_bytes, offset."),
+            ("/plain?x=1", "there are none."),
+        ]:
+            reply = await peer.request("GET", path)
+            assert reply.error_code == 40001
+            assert reply.json["message"].endswith(advice)
+        assert (await peer.request("GET", "/probe?x=1")).status == 200

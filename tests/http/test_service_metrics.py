@@ -98,6 +98,9 @@ async def test_what_replication_says_has_the_names_of_the_field() -> None:
         "raftlog_forwarding_requests_taken_total": 14,
         "raftlog_log_scrubbed_bytes_total": 4096,
         "raftlog_log_scrub_damage_total": 2,
+        "raftlog_log_producer_ids": 4,
+        "raftlog_log_producer_ids_refused_total": 3,
+        "raftlog_clock_skew_seconds": -1.5,
     }
     assert {name: found[name, ""] for name in expected} == expected
     assert found["raftlog_replication_follower_lag_records_max", "2"] == 0

@@ -67,6 +67,16 @@ async def test_cluster_says_whether_access_is_open(host: str, is_open: bool) -> 
     }
 
 
+async def test_root_greets_with_version_and_working_links() -> None:
+    node = cluster()
+    routes = described_routes(REST_ROUTES)
+    async with serving(routes, node=node) as server, RawPeer.connected(server.port) as peer:
+        found = checked(await peer.request("GET", "/"), "get", "/")
+        assert (found["name"], found["version"], found["node_id"]) == ("raftlog", __version__, 1)
+        for path in found["links"].values():
+            assert (await peer.request("GET", path)).status != 404, path
+
+
 async def test_leader_shows_every_member_with_its_lag() -> None:
     view = await get(cluster(), "/v1/quorum")
     voters, observers = view.pop("voters"), view.pop("observers")
