@@ -298,3 +298,35 @@ async def test_a_topic_deleted_while_its_partitions_are_opened_leaves_none_in_op
     assert node.replicas.opening_count == 0
     assert not list(node.replicas.replicas())
     assert not node.files("replicas")
+
+
+async def test_the_partitions_of_a_large_deleted_topic_close_in_slices(node: OneNode) -> None:
+    node.create_many(1_000)
+    await node.settled()
+    led = list(node.replicas.led())
+    node.delete()
+    # None is found from now on, and the name is free for another topic.
+    assert not list(node.replicas.replicas())
+    node.create(1, 2, number=1)
+    assert 0 < sum(partition.is_closed for partition in led) < 1_000
+    await node.settled()
+    assert all(partition.is_closed for partition in led)
+    assert node.replicas.partition("t", 0) is node.here(1)
+    assert {path.split("/")[1] for path in node.files("replicas")} == {topic_id(1)}
+
+
+async def test_files_of_a_large_deleted_topic_are_removed_little_by_little(node: OneNode) -> None:
+    node.create_many(1_000)
+    await node.settled()
+    for partition in list(node.replicas.led())[:20]:
+        await put(partition, b"a")
+    node.delete()
+    await node.settled()
+    ticks = 0
+    while node.files("deleted"):
+        before = node.disk.operations["remove"]
+        await node.logs.tick()
+        ticks += 1
+        assert node.disk.operations["remove"] - before <= 16 + 256 + 1
+        assert ticks < 100
+    assert ticks > 3
