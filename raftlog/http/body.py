@@ -49,17 +49,21 @@ async def read_body(request: Request, context: ServerContext) -> bytes:
     UNSUPPORTED_MEDIA_TYPE (an unknown Content-Encoding), BAD_REQUEST (malformed framing or
     compression).
     """
-    content, limits = request.content, context.limits
-    encoding = request.headers.get(CONTENT_ENCODING, "").strip().lower()
-    if (request.content_length or 0) > limits.body_bytes_max:
-        raise too_large(limits.body_bytes_max)
+    content, bytes_max = request.content, context.limits.body_bytes_max
+    encoding = request.headers.get(CONTENT_ENCODING)
+    if encoding is None and content.is_eof() and content.exception() is None:
+        # The usual case: the body came along with the headers.
+        size = content.total_bytes
+        if size > bytes_max:
+            raise too_large(bytes_max)
+        context.hold(request, size)
+        return content.read_nowait(-1)
+    if (request.content_length or 0) > bytes_max:
+        raise too_large(bytes_max)
     reader = _Chunks(request, context)
+    encoding = (encoding or "").strip().lower()
     if encoding not in ("", "identity"):
         return await _inflate(reader, request, context, encoding)
-    if content.is_eof() and content.exception() is None:
-        # The usual case: the body came along with the headers.
-        context.hold(request, content.total_bytes)
-        return reader.check_size(content.read_nowait(-1))
     chunks: list[bytes] = []
     while chunk := await reader.read():
         context.hold(request, len(chunk))
@@ -121,10 +125,6 @@ class _Chunks:
             request.must_close = True
             raise LogError(BAD_REQUEST, f"The body's framing is broken: {error}") from None
         self._guard.moved(len(chunk), loop.time() - started)
-        return self.check_size(chunk)
-
-    def check_size(self, chunk: bytes) -> bytes:
-        """Count a chunk; LogError BODY_TOO_LARGE over the limit."""
         self._size += len(chunk)
         if self._size > self._bytes_max:
             raise too_large(self._bytes_max)

@@ -16,6 +16,9 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
+from aiohttp.hdrs import HOST, ORIGIN
+from multidict import istr
+
 from raftlog.http.request import Request
 from raftlog.record.errors import HOST_NOT_ALLOWED, ORIGIN_NOT_ALLOWED, LogError
 
@@ -29,6 +32,7 @@ EXPOSED_HEADERS: Final = (
     "X-Raftlog-High-Watermark, X-Raftlog-Next-Offset, X-Raftlog-Log-Start-Offset, Retry-After"
 )
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+_SEC_FETCH_SITE: Final = istr("Sec-Fetch-Site")
 _FOREIGN_SITES: Final = ("cross-site", "same-site")
 
 
@@ -50,10 +54,10 @@ class BrowserGuard:
     def check(self, request: Request, *, any_host: bool) -> Mapping[str, str]:
         """The CORS headers of the answer. Raises LogError ORIGIN_NOT_ALLOWED, HOST_NOT_ALLOWED."""
         headers = request.headers
-        host = headers.get("Host")
+        host = headers.get(HOST)
         if host is not None and host not in self._accepted and not any_host:
             self._check_host(host)
-        origin = headers.get("Origin")
+        origin = headers.get(ORIGIN)
         if origin is not None:
             if origin in self._origins:
                 return cors_headers(origin)
@@ -63,7 +67,7 @@ class BrowserGuard:
                     f"Pages of {origin[:100]!r} may not use this node from a browser: list that "
                     f"origin in {ORIGINS_SETTING} if they should.",
                 )
-        site = headers.get("Sec-Fetch-Site")
+        site = headers.get(_SEC_FETCH_SITE)
         if site is not None and site.lower() in _FOREIGN_SITES:
             raise LogError(
                 ORIGIN_NOT_ALLOWED,
