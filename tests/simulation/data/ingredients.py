@@ -74,16 +74,22 @@ Ingredients = frozenset[Ingredient]
 
 ALL: Final = frozenset(Ingredient)
 KEPT_OUT: Final[dict[Ingredient, str]] = {
+    # 2 --only clocks
     Ingredient.CLOCKS: "a node that starts with its clock ahead deletes records, on all replicas",
     Ingredient.ROT_TIME_INDEX: "retention believes a time index with a flipped bit",
+    # 15 --only partial-wipes
     Ingredient.PARTIAL_WIPES: "a replica that lost its files counts as the complete one it was",
+    # 9 --only rot-many
     Ingredient.ROT_MANY: "repair sets whole replicas aside until no whole one is left",
+    # 21 --only times,early-lookups
     Ingredient.EARLY_LOOKUPS: "a new or deposed leader denies committed records to lookups",
+    # 100 --with deletions
     Ingredient.DELETIONS: "delete-records answered by a deposed leader: the records are back",
+    # 23 --only unclean
     Ingredient.UNCLEAN: "a deposed leader that applies old metadata late commits by its last ISR, "
     "without a lease, after the unclean election",
 }
-"""Ingredients that the checks do not draw yet, because of a defect that they find."""
+"""Ingredients that the checks do not draw yet, because of a defect that they find, with a seed."""
 STORAGE_LOSSES: Final = frozenset(
     {
         Ingredient.PARTIAL_WIPES,
