@@ -40,6 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     """See the module."""
     name, seeds = arguments[0], arguments[1] if len(arguments) > 1 else "0:200"
     workers = int(arguments[2]) if len(arguments) > 2 else None
+    if name not in ("all", *map(str, BLIND_SPOTS)):
+        print("all or one of:", *BLIND_SPOTS)
+        return 2
     first, _, end = seeds.partition(":")
     numbers = range(int(first), int(end or int(first) + 1))
     is_missed = False
