@@ -39,6 +39,9 @@ REPEATED: Final = "recreated"
 """The topic that is deleted and created again."""
 REPEATED_SENDS: Final = 6
 MIN_ISR: Final = "min.insync.replicas"
+DELETIONS_ALONE: Final = 0.2
+"""Share of the judged deletions in which the leader is cut off from all other nodes."""
+ALONE_S: Final = (0.2, 4.0)
 PARTITIONS_MAX: Final = 4
 """Most partitions of a topic that grows."""
 WIPED_REASONS: Final = ("another data directory", "is not registered in this cluster any more")
@@ -152,10 +155,12 @@ class Operators(Recurring):
 
     # Helpers
 
-    async def _ask(self, work: Callable[[NodeCore], Awaitable[Any]]) -> bool:
-        """Run an operation on any node; return whether it succeeded."""
+    async def _ask(
+        self, work: Callable[[NodeCore], Awaitable[Any]], node_id: int | None = None
+    ) -> bool:
+        """Run an operation on that node, or on any; return whether it succeeded."""
         try:
-            await ask(self.data, self.random.choice(self.data.nodes.node_ids), work)
+            await ask(self.data, node_id or self.random.choice(self.data.nodes.node_ids), work)
         except (LogError, NodeDiedError, TimeoutError) as error:
             self.data.world.trace(f"an operator was told {error!r}")
             self._has_unknown_outcome = True
@@ -334,12 +339,31 @@ class Operators(Recurring):
             found = core.services.partitions.find(part.topic, part.number)
             await found.delete_records(Offset(before))
 
-        is_deleted = await self._ask(work)
-        if is_deleted and Ingredient.DELETIONS in self._ingredients:
+        is_judged = Ingredient.DELETIONS in self._ingredients
+        if is_judged and self.random.random() < DELETIONS_ALONE:
+            is_deleted = await self._ask_alone(part, work)
+        else:
+            is_deleted = await self._ask(work)
+        if is_deleted and is_judged:
             self.data.history.append(
                 Deletion(partition=str(part), before=before, completed=self.data.step())
             )
         return is_deleted
+
+    async def _ask_alone(self, part: Part, work: Callable[[NodeCore], Awaitable[Any]]) -> bool:
+        """Run an operation on the leader, which no other node hears for a while."""
+        leader = self.data.leader(part)
+        if leader is None:
+            return False
+        network, others = self.data.world.network, self.data.nodes.others(leader)
+        self.data.nodes.cut_off(leader)
+        try:
+            return await self._ask(work, leader)
+        finally:
+            await asyncio.sleep(self.random.uniform(*ALONE_S))
+            for other in others:
+                network.unblock(leader, other)
+                network.unblock(other, leader)
 
     # Settings and partitions of topics
 

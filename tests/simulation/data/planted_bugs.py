@@ -353,8 +353,8 @@ BLIND_SPOTS: Final = (
         "deletion-answered-early",
         "delete-records answers before the in-sync followers have followed.",
         ((LeaderState, "all_begin_at", lambda _self, _offset: True),),
-        12,
-        "deletions",
+        27,
+        "deletions,more-partitions,producer-epochs,stutter,times",
     ),
     BlindSpot(
         "compaction-drops-newest",
@@ -407,8 +407,8 @@ BLIND_SPOTS: Final = (
         "dirty-reads-at-followers",
         "Readers at a follower are shown what is not committed (promise 5).",
         ((Partition, "read", _reading_to_the_end(Partition.read)),),
-        8,
-        "deletions",
+        4,
+        "failovers",
     ),
     BlindSpot(
         "acks-of-any-incarnation",
