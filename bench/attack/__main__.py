@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
+from urllib.error import HTTPError
 
 import click
+import msgspec
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.attack.attacks import ATTACKS, NICENESS
-from bench.attack.inputs import TOPIC
-from bench.attack.verdict import LOOP_HELD_S_MAX, Observed, findings, parse
+from bench.attack.attacks import ATTACKS, NICENESS, READY, SECRET_VARIABLE
+from bench.attack.inputs import PARTITIONS, TOPIC
+from bench.attack.verdict import LOOP_HELD_S_MAX, Observed, Work, findings, parse
 from bench.cluster_processes import ClusterProcesses
-from bench.node import data_directory
+from bench.node import MeasuredNode, data_directory
 
 CALM_SHARE: Final = 0.15
 """Of the time, for the calm before the attacks: the measure of the other clients."""
 SETTLE_S: Final = 1.0
 """After an attack, before the next: its connections close."""
 SAMPLE_S: Final = 0.1
+PEACEFUL: Final = ("warm-up", "calm")
+"""Phases without an attack."""
 VICTIMS_TOPIC: Final = "others"
-BURN: Final = f"import os\nos.nice({NICENESS})\nwhile True: pass"
+BURN: Final = f"import os\nos.nice({NICENESS})\nprint('{READY}', flush=True)\nwhile True: pass"
 """Keeps a processor as busy as an attacker does."""
-_LAG_IN_BOUNDS: Final = ("raftlog_event_loop_lag_seconds_bucket", str(LOOP_HELD_S_MAX))
+_HOLDS_IN_BOUNDS: Final = ("raftlog_event_loop_hold_seconds_bucket", str(LOOP_HELD_S_MAX))
+PREPARED_S_MAX: Final = 60.0
+"""For the inputs of an attack."""
+ENDED_S_MAX: Final = 15.0
+"""For the end of an attack, after its time."""
 
 
 class Observer:
@@ -72,7 +82,7 @@ class Observer:
 
     def metrics(self) -> dict[str, float]:
         """The counters of interest, summed over the nodes; the term is the newest."""
-        found = {"internal": 0.0, "term": 0.0, "pauses": 0.0}
+        found = {"internal": 0.0, "term": 0.0, "holds": 0.0}
         for node in self._cluster.nodes.values():
             with urllib.request.urlopen(f"http://{node.address}/metrics", timeout=30) as answer:
                 text = answer.read().decode()
@@ -82,10 +92,10 @@ class Observer:
                         found["internal"] += sample.value * (sample.labels["status"] == "500")
                     elif sample.name == "raftlog_quorum_term":
                         found["term"] = max(found["term"], sample.value)
-                    elif sample.name == "raftlog_event_loop_lag_seconds_count":
-                        found["pauses"] += sample.value
-                    elif (sample.name, sample.labels.get("le")) == _LAG_IN_BOUNDS:
-                        found["pauses"] -= sample.value
+                    elif sample.name == "raftlog_event_loop_hold_seconds_count":
+                        found["holds"] += sample.value
+                    elif (sample.name, sample.labels.get("le")) == _HOLDS_IN_BOUNDS:
+                        found["holds"] -= sample.value
         return found
 
 
@@ -96,17 +106,25 @@ class Phases:
         self._observer = observer
         self._operations = operations
 
-    def run(self, name: str, command: Sequence[str], seconds: float) -> Observed:
-        """Run a hostile program for so long; return the observations."""
-        before = self._observer.metrics()
-        self._observer.take_rss()
-        begun = time.monotonic()
-        with subprocess.Popen([sys.executable, *command]) as process:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=seconds)
-            time.sleep(max(0.0, begun + seconds - time.monotonic()))
-            process.kill()
-        ended = time.monotonic()
+    def run(
+        self,
+        name: str,
+        command: Sequence[str],
+        seconds: float,
+        least: Mapping[str, int] = MappingProxyType({}),
+    ) -> Observed:
+        """Run a hostile program for so long, once it is ready; return the observations."""
+        with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as one:
+            try:
+                self._wait_ready(name, one)
+                before = self._observer.metrics()
+                self._observer.take_rss()
+                begun = time.monotonic()
+                ended = begun + seconds
+                time.sleep(seconds)
+                work = None if name in PEACEFUL else _summary(one)
+            finally:
+                one.kill()
         after = self._observer.metrics()
         with self._operations.open() as lines:
             done = [one for one in parse(lines) if begun <= one.due <= ended]
@@ -114,12 +132,34 @@ class Phases:
             name,
             done,
             self._observer.take_rss(),
-            ended - begun,
-            int(after["pauses"] - before["pauses"]),
+            seconds,
+            int(after["holds"] - before["holds"]),
             int(after["internal"] - before["internal"]),
             self._observer.ended(),
             int(after["term"] - before["term"]),
+            work,
+            least,
         )
+
+    def _wait_ready(self, name: str, process: subprocess.Popen[str]) -> None:
+        """Wait until the hostile program has its inputs. Raises RuntimeError."""
+        assert process.stdout is not None
+        late = threading.Timer(PREPARED_S_MAX, process.kill)
+        late.start()
+        try:
+            if process.stdout.readline().strip() != READY:
+                raise RuntimeError(f"the attack {name} did not begin")
+        finally:
+            late.cancel()
+
+
+def _summary(process: subprocess.Popen[str]) -> Work | None:
+    """The summary at the end of a hostile program; None without one in time."""
+    try:
+        output, _ = process.communicate(timeout=ENDED_S_MAX)
+        return msgspec.json.decode(output, type=Work)
+    except (subprocess.TimeoutExpired, msgspec.DecodeError):
+        return None
 
 
 @contextmanager
@@ -137,9 +177,16 @@ def _victims(servers: str, output: Path) -> Iterator[None]:
 def _row(observed: Observed, note: str) -> str:
     return (
         f"{observed.name:14} {len(observed.operations):7} {len(observed.failures):7} "
-        f"{observed.p99_s * 1000:8.1f} {observed.loop_pauses:8} "
-        f"{observed.rss_bytes >> 20:8}  {note}"
+        f"{observed.p99_s * 1000:8.1f} {observed.loop_holds:6} "
+        f"{observed.rss_bytes >> 20:6}  {note}"
     )
+
+
+def _recreate(node: MeasuredNode) -> None:
+    """Make the attacked topic anew: an attack may have filled, changed or deleted it."""
+    with suppress(HTTPError):
+        node.delete_topic(TOPIC)
+    node.create_topic(TOPIC, len(PARTITIONS))
 
 
 @click.command()
@@ -163,22 +210,25 @@ def main(minutes: float, only: tuple[str, ...], nodes: int, seed: int) -> None:
         target = cluster.nodes[leader]
         for topic in (TOPIC, VICTIMS_TOPIC):
             target.create_topic(topic, 2)
+        os.environ[SECRET_VARIABLE] = cluster.secret
         cluster.wait_quiet()
         observer = stack.enter_context(Observer(cluster))
         servers = ",".join(node.address for node in cluster.nodes.values())
         operations = directory / "operations"
         stack.enter_context(_victims(servers, operations))
         phases = Phases(observer, operations)
-        print(f"{'attack':14} {'others':>7} {'failed':>7} {'p99 ms':>8} {'pauses':>8} {'MiB':>8}")
+        print(f"{'attack':14} {'others':>7} {'failed':>7} {'p99 ms':>8} {'holds':>6} {'MiB':>6}")
         phases.run("warm-up", ["-c", BURN], min(3.0, calm_s))
         calm = phases.run("calm", ["-c", BURN], calm_s)
         print(_row(calm, ""), flush=True)
         for name in names:
             command = ["-m", "bench.attack.attacks", name, target.address, str(each_s), str(seed)]
-            observed = phases.run(name, command, each_s)
+            _recreate(target)
+            observed = phases.run(name, command, each_s, ATTACKS[name].least)
             found = findings(calm, observed)
             failed = failed or bool(found)
             print(_row(observed, "; ".join(found) or "held"), flush=True)
+            print(f"{'':14} {observed.work}", flush=True)
             time.sleep(SETTLE_S)
         if failed:
             print(cluster.log_ends())

@@ -1,39 +1,53 @@
 """The hostile clients: one process for one attack.
 
-`python -m bench.attack.attacks NAME HOST:PORT SECONDS SEED` attacks for so long. Its exit code says
-nothing about the node: see `verdict`.
+`python -m bench.attack.attacks NAME HOST:PORT SECONDS SEED` prepares its inputs, prints READY,
+attacks for so long, and prints a `Work` as JSON: the counts of its requests and of the answers.
+Its exit code says nothing about the node: see `verdict`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import random
+import resource
+import secrets
 import socket
 import struct
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
 import uvloop
 
 from bench.attack.inputs import (
+    JSON_TYPE,
     MIB,
     TOPIC,
     Mutator,
     Request,
     batch_bombs,
+    batch_reads,
+    foreign_requests,
     garbage,
     gzip_bombs,
+    header_floods,
     json_bombs,
+    many_partitions,
     opening,
+    stranger_batch,
 )
+from bench.attack.verdict import Work
+from raftlog.peer.auth import NONCE_BYTES, Caller, derive_key
+from raftlog.peer.opening import KEY_BYTES, NONCE_HEADER, request_head
 
 NICENESS: Final = 15
 """The processor is for the node and for the other clients first."""
@@ -41,21 +55,31 @@ ANSWER_TIMEOUT_S: Final = 20.0
 ADDRESSES: Final = 4
 """Most addresses of one attack: 127.0.0.2 and following."""
 CHANNELS: Final = ("quorum", "join", "replication", "data")
+READY: Final = "ready"
+"""The line that tells the end of the preparations: the time of the attack begins."""
+SECRET_VARIABLE: Final = "RAFTLOG_ATTACK_SECRET"
+"""The cluster's secret: `replays` records one true opening with it."""
+FILES_WANTED: Final = 8_192
+UPGRADED: Final = 101
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attack:
     """One attack on one node."""
 
     host: str
     port: int
-    deadline: float
+    seconds: float
     rng: random.Random
+    deadline: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    """Of requests, connections, answers by status, …: see `Work`."""
+    _open: int = 0
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the time is over."""
-        return time.monotonic() >= self.deadline
+    def begin(self) -> None:
+        """Say that the inputs are prepared; from now on the time counts."""
+        print(READY, flush=True)
+        self.deadline = time.monotonic() + self.seconds
 
     @asynccontextmanager
     async def connection(
@@ -66,28 +90,69 @@ class Attack:
             reader, writer = await asyncio.open_connection(
                 self.host, self.port, local_addr=(f"127.0.0.{2 + address}", 0)
             )
+        self.counts["connections"] += 1
+        self._open += 1
+        self.counts["open"] = max(self.counts["open"], self._open)
         try:
             yield reader, writer
         finally:
+            self._open -= 1
             writer.transport.abort()
 
-    async def send(self, request: Request, address: int = 0) -> None:
-        """Send one request on a connection of its own; read and drop the answer."""
-        with suppress(OSError, TimeoutError):
+    async def send(self, request: Request, address: int = 0) -> int | None:
+        """Send one request on a connection of its own; read and drop the answer, count its status.
+
+        Returns the status; None without an answer.
+        """
+        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
             async with self.connection(address) as (reader, writer):
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    self.counts["requests"] += 1
                     writer.write(request.head() + request.body)
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    with suppress(asyncio.IncompleteReadError):
-                        await _drop(reader, head)
+                    return await self.answer(reader)
+        return None
+
+    async def answer(self, reader: asyncio.StreamReader) -> int:
+        """Read one answer, drop it and count its status. Raises OSError, IncompleteReadError."""
+        head = await self.answer_head(reader)
+        with suppress(asyncio.IncompleteReadError):
+            await _drop(reader, head)
+        return _status(head)
+
+    async def answer_head(self, reader: asyncio.StreamReader) -> bytes:
+        """Read the head of one answer and count its status. Raises as `answer`."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.counts[str(_status(head))] += 1
+        return head
+
+    async def until_cut(self, reader: asyncio.StreamReader, seconds: float) -> None:
+        """Read until the node ends the connection, or for so long; count an answer's status."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                try:
+                    await self.answer_head(reader)
+                    while await reader.read(MIB):
+                        pass
+                except (OSError, asyncio.IncompleteReadError):
+                    pass
+                self.counts["cut"] += 1
+
+    def breach(self) -> None:
+        """Count an answer that a bound of the node must have prevented."""
+        self.counts["breaches"] += 1
 
     async def repeat(self, work: Callable[[int], Awaitable[None]], count: int) -> None:
-        """Run `count` loops of `work`, each with its number, until the time is over."""
+        """Run `count` loops of `work`, each with its number, for the attack's time."""
+        self.begin()
 
         async def loop(number: int) -> None:
-            while not self.is_over:
-                with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+            while True:
+                try:
                     await work(number)
+                except (OSError, TimeoutError, asyncio.IncompleteReadError):
+                    self.counts["broken"] += 1
+                except asyncio.LimitOverrunError:
+                    self.counts["overlong"] += 1
                 await asyncio.sleep(0.001)
 
         async with asyncio.TaskGroup() as group:
@@ -97,16 +162,22 @@ class Attack:
                 task.cancel()
 
 
+def _status(head: bytes) -> int:
+    return int(head[9:12]) if head[9:12].isdigit() else 0
+
+
 async def _drop(reader: asyncio.StreamReader, head: bytes) -> None:
     """Read an answer to its end and drop the bytes."""
+    head = head.lower()
+    if b"transfer-encoding" in head:
+        last = b""
+        while not last.endswith(b"\r\n0\r\n\r\n") and (chunk := await reader.read(MIB)):
+            last = last[-16:] + chunk[-16:]
+        return
     length = 0
-    for line in head.lower().split(b"\r\n"):
+    for line in head.split(b"\r\n"):
         if line.startswith(b"content-length:"):
             length = int(line.partition(b":")[2])
-    if b"transfer-encoding" in head.lower():
-        while b"\r\n0\r\n\r\n" not in (chunk := await reader.read(MIB)) and chunk:
-            pass
-        return
     while length > 0 and (chunk := await reader.read(min(length, MIB))):
         length -= len(chunk)
 
@@ -116,10 +187,12 @@ async def slow_heads(attack: Attack) -> None:
 
     async def work(_number: int) -> None:
         async with attack.connection() as (_, writer):
+            attack.counts["requests"] += 1
             writer.write(b"GET /topics HTTP/1.1\r\nHost: x\r\nX-Slow: ")
             while not writer.transport.is_closing():
                 writer.write(b"a")
                 await asyncio.sleep(0.5)
+            attack.counts["cut"] += 1
 
     await attack.repeat(work, 400)
 
@@ -129,34 +202,81 @@ async def slow_bodies(attack: Attack) -> None:
 
     async def work(number: int) -> None:
         path = (f"/topics/{TOPIC}", "/v1/produce", f"/v3/clusters/-/topics/{TOPIC}/records")
-        headers = {"Content-Type": "application/json", "Content-Length": str(32 * MIB)}
+        kind = "application/octet-stream" if number % 3 == 1 else JSON_TYPE
+        headers = {"Content-Type": kind, "Content-Length": str(32 * MIB)}
+        head = Request("POST", path[number % 3], b"", headers).head()
         if number % 3 == 2:
-            headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
-        request = Request("POST", path[number % 3], b"", headers)
-        head = request.head()
-        if number % 3 == 2:
-            head = head.replace(b"Content-Length: 0\r\n", b"")
+            head = _chunked(head)
         async with attack.connection() as (_, writer):
+            attack.counts["requests"] += 1
             writer.write(head)
             while not writer.transport.is_closing():
                 writer.write(b"1\r\n{\r\n" if number % 3 == 2 else b"{")
                 await asyncio.sleep(0.5)
+            attack.counts["cut"] += 1
 
     await attack.repeat(work, 120)
 
 
+def _chunked(head: bytes) -> bytes:
+    """The head of a request whose body comes in chunks."""
+    lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
+    return b"\r\n".join([*lines[:-2], b"Transfer-Encoding: chunked", b"", b""])
+
+
+async def trickles(attack: Attack) -> None:
+    """Streams of /v3: sound records, one now and then, on hundreds of connections."""
+    head = _chunked(Request("POST", f"/v3/clusters/-/topics/{TOPIC}/records").head())
+    record = b'{"value":{"type":"JSON","data":1}}\n'
+
+    async def work(number: int) -> None:
+        async with attack.connection(number % ADDRESSES) as (reader, writer):
+            attack.counts["requests"] += 1
+            writer.write(head.replace(b"\r\n\r\n", b"\r\nContent-Type: application/json\r\n\r\n"))
+            taking = asyncio.ensure_future(attack.until_cut(reader, attack.seconds))
+            try:
+                while not taking.done():
+                    writer.write(b"%x\r\n%b\r\n" % (len(record), record))
+                    await asyncio.sleep(1)
+            finally:
+                taking.cancel()
+
+    await attack.repeat(work, 400)
+
+
+async def waiters(attack: Attack) -> None:
+    """Tails, long polls and waiting fetches, held by hundreds."""
+    fetch = {"partitions": [{"topic": TOPIC, "partition": 0, "offset": 0}], "min_bytes": 2**40}
+    fetch["max_wait_ms"] = 60_000
+    requests = (
+        Request("GET", f"/v1/topics/{TOPIC}/tail"),
+        Request("GET", f"/v1/topics/{TOPIC}/tail", headers={"Accept": "text/event-stream"}),
+        Request(
+            "GET", f"/topics/{TOPIC}/partitions/1/records?offset=latest&timeout=60000", headers={}
+        ),
+        Request("POST", "/v1/fetch", json.dumps(fetch).encode(), {"Content-Type": JSON_TYPE}),
+    )
+
+    async def work(number: int) -> None:
+        async with attack.connection(number % ADDRESSES) as (reader, writer):
+            attack.counts["requests"] += 1
+            request = requests[number // ADDRESSES % len(requests)]
+            writer.write(request.head() + request.body)
+            await attack.until_cut(reader, 30)
+
+    await attack.repeat(work, 800)
+
+
 async def slow_readers(attack: Attack) -> None:
     """Requests for large answers, without reading."""
-    for request in islice(batch_bombs(), 6):
+    for request in batch_bombs():
         await attack.send(request)
 
     async def work(_number: int) -> None:
-        request = Request(
-            "GET", f"/topics/{TOPIC}/partitions/0/records?offset=0&max_bytes={32 * MIB}"
-        )
         async with attack.connection() as (reader, writer):
-            writer.write(request.head())
-            await reader.read(1)
+            attack.counts["requests"] += 1
+            writer.write(attack.rng.choice(batch_reads()).head())
+            await attack.answer_head(reader)
             writer.transport.pause_reading()  # type: ignore[attr-defined] # of a socket, both ways
             await asyncio.sleep(10)
 
@@ -167,34 +287,87 @@ async def half_open(attack: Attack) -> None:
     """Thousands of connections: silent, cut in the first line, or reset."""
 
     async def work(number: int) -> None:
-        async with attack.connection(number % ADDRESSES) as (_, writer):
+        async with attack.connection(number % ADDRESSES) as (reader, writer):
             if number % 3 == 1:
+                attack.counts["requests"] += 1
                 writer.write(b"GET /topi")
             elif number % 3 == 2:
                 found: socket.socket = writer.get_extra_info("socket")
                 found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                attack.counts["resets"] += 1
                 return
-            await asyncio.sleep(20)
+            await attack.until_cut(reader, 20)
 
     await attack.repeat(work, 4_000)
 
 
 async def json_depth(attack: Attack) -> None:
     """Deep, wide and lying JSON, plain and compressed."""
-    requests = [one for size in (4096, MIB, 16 * MIB) for one in json_bombs(size)]
-    await _cycle(attack, requests, 4)
+    await _cycle(attack, [one for size in (4096, MIB, 16 * MIB) for one in json_bombs(size)], 4)
 
 
 async def bombs(attack: Attack) -> None:
     """Inflating content encodings and record batches of every codec, and reads of these."""
-    await _cycle(attack, [*gzip_bombs(), *batch_bombs()], 4)
+    await _cycle(attack, [*gzip_bombs(), *batch_bombs(), *batch_reads()], 4)
+
+
+async def headers(attack: Attack) -> None:
+    """Heads at and over every bound of size and count."""
+    await _cycle(attack, list(header_floods()), 16)
+
+
+async def many_names(attack: Attack) -> None:
+    """Requests naming as many topics and partitions as may be, and more."""
+    await _cycle(attack, list(many_partitions()), 4)
 
 
 async def _cycle(attack: Attack, requests: Sequence[Request], count: int) -> None:
+    order = attack.rng.sample(requests, len(requests))
+    numbers = iter(range(1 << 62))
+
     async def work(number: int) -> None:
-        await attack.send(attack.rng.choice(requests), number % ADDRESSES)
+        await attack.send(order[next(numbers) % len(order)], number % ADDRESSES)
 
     await attack.repeat(work, count)
+
+
+async def made_up_producers(attack: Attack) -> None:
+    """Raw batches, each by a producer id that was never given out."""
+
+    async def work(number: int) -> None:
+        await attack.send(stranger_batch(attack.rng), number % ADDRESSES)
+
+    await attack.repeat(work, 8)
+
+
+async def pipelines(attack: Attack) -> None:
+    """Hundreds of requests in one write, without a look at the answers of the first."""
+    body = json.dumps({"records": [{"value": "x" * 1000}]}).encode()
+    one = Request("POST", f"/topics/{TOPIC}", body, {"Content-Type": JSON_TYPE})
+    many = (one.head() + body) * 20 + Request("GET", "/topics").head() * 180
+
+    async def work(number: int) -> None:
+        async with attack.connection(number % ADDRESSES) as (reader, writer):
+            attack.counts["requests"] += 200
+            writer.write(many)
+            await asyncio.sleep(0.1)
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                for _ in range(200):
+                    await attack.answer(reader)
+
+    await attack.repeat(work, 16)
+
+
+async def browsers(attack: Attack) -> None:
+    """Requests of foreign pages, and by rebound names: each must be refused."""
+    requests = foreign_requests()
+
+    async def work(_number: int) -> None:
+        status = await attack.send(attack.rng.choice(requests))
+        if status not in (None, 403, 421):
+            attack.breach()
+
+    await attack.repeat(work, 8)
 
 
 async def mutations(attack: Attack) -> None:
@@ -217,10 +390,9 @@ async def noise(attack: Attack) -> None:
 
     async def work(_number: int) -> None:
         async with attack.connection() as (reader, writer):
+            attack.counts["requests"] += 1
             writer.write(garbage(attack.rng))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    await reader.read(4096)
+            await attack.until_cut(reader, 0.2)
 
     await attack.repeat(work, 16)
 
@@ -231,24 +403,89 @@ async def node_channels(attack: Attack) -> None:
     async def work(number: int) -> None:
         async with attack.connection(number % ADDRESSES) as (reader, writer):
             head = opening(attack.rng, attack.rng.choice(CHANNELS))
+            attack.counts["requests"] += 1
             writer.write(head if number % 4 else head[: attack.rng.randrange(len(head))])
-            with suppress(TimeoutError):
-                async with asyncio.timeout(6):
-                    await reader.read(4096)
+            async with asyncio.timeout(1):
+                if _status(await attack.answer_head(reader)) == UPGRADED:
+                    attack.breach()
 
     await attack.repeat(work, 200)
 
 
-ATTACKS: Final[dict[str, Callable[[Attack], Awaitable[None]]]] = {
-    "slow-heads": slow_heads,
-    "slow-bodies": slow_bodies,
-    "slow-readers": slow_readers,
-    "half-open": half_open,
-    "json-depth": json_depth,
-    "bombs": bombs,
-    "mutations": mutations,
-    "noise": noise,
-    "node-channels": node_channels,
+async def replays(attack: Attack) -> None:
+    """A true node's opening, recorded once, and repeated by strangers from every address."""
+    key = await asyncio.to_thread(derive_key, os.environ[SECRET_VARIABLE].encode())
+    recorded = {channel: await _record(attack, channel, key) for channel in CHANNELS}
+    attack.counts["recorded"] = len(recorded)
+
+    async def work(number: int) -> None:
+        first, proven = recorded[attack.rng.choice(CHANNELS)]
+        async with attack.connection(number % ADDRESSES) as (reader, writer):
+            for head in (first, proven) if number % 2 else (proven, proven):
+                attack.counts["requests"] += 1
+                writer.write(head)
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    if await attack.answer(reader) == UPGRADED:
+                        attack.breach()
+
+    await attack.repeat(work, 64)
+
+
+async def _record(attack: Attack, channel: str, key: bytes) -> tuple[bytes, bytes]:
+    """Both requests of an opening with the secret, which the node takes."""
+    address = f"{attack.host}:{attack.port}"
+    nonce, socket_key = secrets.token_bytes(NONCE_BYTES), secrets.token_bytes(KEY_BYTES)
+    first = request_head(address, channel, socket_key, nonce)
+    async with attack.connection() as (reader, writer), asyncio.timeout(ANSWER_TIMEOUT_S):
+        writer.write(first)
+        head = await reader.readuntil(b"\r\n\r\n")
+        await _drop(reader, head)
+        callee_nonce = _nonce(head)
+        proof = Caller(key, channel, b"", nonce, callee_nonce).opening()
+        proven = request_head(
+            address, channel, socket_key, nonce, callee_nonce=callee_nonce, proof=proof
+        )
+        writer.write(proven)
+        status = _status(await reader.readuntil(b"\r\n\r\n"))
+        assert status == UPGRADED, f"the node answers {status} to the secret"
+    return first, proven
+
+
+def _nonce(head: bytes) -> bytes:
+    """The node's nonce in the answer to a first request."""
+    for line in head.decode().split("\r\n"):
+        name, _, value = line.partition(": ")
+        if name.lower() == NONCE_HEADER.lower():
+            return base64.b64decode(value)
+    raise AssertionError("the node gives no nonce")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An attack, and the least of its work: counts without which the attack attacked nothing."""
+
+    run: Callable[[Attack], Awaitable[None]]
+    least: Mapping[str, int]
+
+
+ATTACKS: Final[dict[str, Kind]] = {
+    "slow-heads": Kind(slow_heads, {"open": 300}),
+    "slow-bodies": Kind(slow_bodies, {"open": 100}),
+    "slow-readers": Kind(slow_readers, {"open": 30, "200": 30}),
+    "half-open": Kind(half_open, {"open": 1_000, "resets": 100}),
+    "trickles": Kind(trickles, {"open": 300, "200": 100}),
+    "waiters": Kind(waiters, {"open": 600, "200": 100}),
+    "headers": Kind(headers, {"200": 1, "400": 1, "431": 1}),
+    "pipelines": Kind(pipelines, {"200": 200}),
+    "json-depth": Kind(json_depth, {"422": 5}),
+    "bombs": Kind(bombs, {"200": 5, "413": 1}),
+    "many-names": Kind(many_names, {"200": 1, "422": 1}),
+    "producers": Kind(made_up_producers, {"200": 50}),
+    "mutations": Kind(mutations, {"200": 50, "404": 10, "422": 10}),
+    "noise": Kind(noise, {"400": 20}),
+    "browsers": Kind(browsers, {"403": 50, "421": 50}),
+    "node-channels": Kind(node_channels, {"401": 50, "open": 150}),
+    "replays": Kind(replays, {"401": 50, "recorded": len(CHANNELS)}),
 }
 
 
@@ -257,14 +494,16 @@ def main(arguments: Sequence[str]) -> None:
     name, address, seconds, seed = arguments
     host, _, port = address.rpartition(":")
     os.nice(NICENESS)
-    attack = Attack(
-        host, int(port), time.monotonic() + float(seconds), random.Random(f"{name} {seed}")
-    )
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    attack = Attack(host, int(port), float(seconds), random.Random(f"{name} {seed}"))
 
     async def run() -> None:
-        await ATTACKS[name](attack)
+        await ATTACKS[name].run(attack)
 
     uvloop.run(run())
+    print(msgspec.json.encode(Work(attack.counts)).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,19 @@ from typing import Any, Final
 from raftlog.record.batch import sealed
 from raftlog.record.codec import BatchBuilder
 from raftlog.record.compression import Compression, compress
-from raftlog.record.frames import ProduceFrame, encode_produce_frames
+from raftlog.record.frames import BATCHES_MEDIA_TYPE, ProduceFrame, encode_produce_frames
 from raftlog.record.header import HEADER_SIZE, LENGTH_END, parse_header
-from raftlog.record.types import PartitionId
+from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
 
 MIB: Final = 1 << 20
 TOPIC: Final = "attacked"
 JSON_TYPE: Final = "application/json"
 DISRUPTIVE: Final = ("/quorum/transfer", "/cluster/settings", "/broker-configs", "/configs:alter")
 """Parts of paths by which an operator may stop a cluster: without users, everybody is one."""
+PARTITIONS: Final = (0, 1)
+"""Of the attacked topic."""
+_JSON_HEADERS: Final = {"Content-Type": JSON_TYPE}
+_BATCH_HEADERS: Final = {"Content-Type": BATCHES_MEDIA_TYPE}
 VALUES: Final[Mapping[str | None, Sequence[Any]]] = {
     "integer": [0, 1, 2, 3, -1, 2**31 - 1, 2**63 - 1, 10**25],
     "number": [0, 0.5, -1.5, 1e300],
@@ -78,10 +82,10 @@ def json_bombs(size: int) -> Iterator[Request]:
 
 def gzip_bombs() -> Iterator[Request]:
     """Bodies inflating beyond every bound."""
-    zeros = gzip.compress(bytes(256 * MIB), 9)
+    zeros = gzip.compress(bytes(128 * MIB), 1)
     for content_type in (
         JSON_TYPE,
-        "application/octet-stream",
+        BATCHES_MEDIA_TYPE,
         "application/vnd.kafka.json.v2+json",
     ):
         for path in (f"/topics/{TOPIC}", "/v1/produce", "/v1/fetch"):
@@ -115,22 +119,114 @@ def lying_batch(compression: Compression, inflated: int) -> bytes:
 
 
 def batch_bombs() -> Iterator[Request]:
-    """Inflating record batches of every codec, and reads of these."""
+    """Inflating record batches of every codec."""
     for codec in Compression:
         if codec is Compression.NONE:
             continue
         for data in (
             batch_bomb(codec, 8 * MIB, 1000),
-            batch_bomb(codec, 8 * MIB, 1),
+            batch_bomb(codec, MIB // 8, 1),
             lying_batch(codec, 64 * MIB),
         ):
-            yield produce(data)
-    for _ in range(4):
-        for partition in range(2):
-            yield Request(
-                "GET",
-                f"/topics/{TOPIC}/partitions/{partition}/records?offset=0&max_bytes={32 * MIB}",
-            )
+            for partition in PARTITIONS:
+                yield produce(data, partition)
+
+
+def batch_reads() -> Sequence[Request]:
+    """Reads of the batches of `batch_bombs` as JSON, as large as may be."""
+    return [
+        Request(
+            "GET",
+            f"/topics/{TOPIC}/partitions/{partition}/records?offset=0&max_bytes={32 * MIB}",
+        )
+        for partition in PARTITIONS
+    ]
+
+
+def header_floods() -> Iterator[Request]:
+    """Heads with many headers, long ones, and much of both."""
+    for count in (50, 95, 101, 2_000):
+        yield Request("GET", "/topics", b"", {f"X-{number}": "y" for number in range(count)})
+    for size in (8_000, 9_000, 60_000):
+        yield Request("GET", "/topics", b"", {"X-Long": "y" * size})
+    for count in (3, 5, 90):
+        yield Request(
+            "GET", "/topics", b"", {f"X-{number}": "y" * 8_000 for number in range(count)}
+        )
+    yield Request("GET", "/topics?" + "&".join(f"a{number}=" for number in range(1_000)))
+    yield Request("GET", "/topics/" + "%41" * 2_600)
+
+
+def many_partitions() -> Iterator[Request]:
+    """Bodies of /v1 with 10,000 and more names, existing and not; each topic once, or one often."""
+    for count in (9_999, 20_000):
+        lone = [{"topic": f"none-{one}", "partition": 0, "offset": 0} for one in range(count)]
+        same = [{"topic": TOPIC, "partition": one % 2, "offset": 0} for one in range(count)]
+        for partitions in (lone, same):
+            fetch = {"partitions": partitions, "max_wait_ms": 0}
+            yield Request("POST", "/v1/fetch", json.dumps(fetch).encode(), _JSON_HEADERS)
+        for topics in (
+            [f"none-{one}" for one in range(count)],
+            [TOPIC] * count,
+            {TOPIC: [one % 2 for one in range(count)]},
+            {f"none-{one}": [0] for one in range(count)},
+        ):
+            offsets = {"topics": topics, "any_node": True}
+            yield Request("POST", "/v1/offsets", json.dumps(offsets).encode(), _JSON_HEADERS)
+        frames = [
+            ProduceFrame(f"none-{one}", PartitionId(0), _small_batch()) for one in range(count)
+        ]
+        yield Request("POST", "/v1/produce", encode_produce_frames(frames), _BATCH_HEADERS)
+    frames = [ProduceFrame(TOPIC, PartitionId(one % 2), _small_batch()) for one in range(2_000)]
+    yield Request("POST", "/v1/produce", encode_produce_frames(frames), _BATCH_HEADERS)
+
+
+def _small_batch() -> bytes:
+    builder = BatchBuilder()
+    builder.append(1, None, b"x", [])
+    return bytes(builder.build())
+
+
+def stranger_batch(rng: random.Random) -> Request:
+    """A batch by a made-up producer id, which is the first of that producer."""
+    data = bytearray(_small_batch())
+    header = parse_header(bytes(data))
+    sealed(
+        data,
+        header._replace(
+            producer_id=ProducerId(rng.randrange(2**62)),
+            producer_epoch=ProducerEpoch(0),
+            base_sequence=0,
+        ),
+    )
+    return produce(bytes(data), rng.choice(PARTITIONS))
+
+
+def foreign_requests() -> Sequence[Request]:
+    """Requests by pages of other origins (403) and by names that are not the node's (421)."""
+    post = b'{"records":[{"value":1}]}'
+    found = []
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "http://127.0.0.1.evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "SAME-SITE"},
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1.evil.example:80"},
+        {"Host": "localhost.evil.example"},
+        {"Host": "0x7f.1"},
+        {"Host": ""},
+    ):
+        found.append(Request("GET", "/topics", b"", headers))
+        found.append(Request("POST", f"/topics/{TOPIC}", post, {**_JSON_HEADERS, **headers}))
+        found.append(
+            Request("POST", f"/topics/{TOPIC}", post, {"Content-Type": "text/plain", **headers})
+        )
+        found.append(Request("DELETE", f"/v3/clusters/-/topics/{TOPIC}", b"", headers))
+        found.append(Request("OPTIONS", f"/topics/{TOPIC}", b"", headers))
+    return found
 
 
 def produce(data: bytes, partition: int = 0) -> Request:
@@ -140,7 +236,7 @@ def produce(data: bytes, partition: int = 0) -> Request:
         "POST",
         "/v1/produce?acks=all",
         encode_produce_frames([frame]),
-        {"Content-Type": "application/octet-stream"},
+        _BATCH_HEADERS,
     )
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+import msgspec
 
 LOOP_HELD_S_MAX: Final = 0.05
 """No synchronous step of the event loop is longer, whatever a client sends."""
+HOLDS_SPARE: Final = 1
+"""Holds that a phase may have without a finding: a collection of garbage on a slow processor."""
 RSS_BYTES_MAX: Final = 640 * (1 << 20)
 """Of a node: its own memory, and some times `bytes_in_flight_max` for batches in decoding."""
 P99_FACTOR_MAX: Final = 3.0
@@ -45,6 +49,28 @@ def p99(seconds: Sequence[float]) -> float:
     return ordered[math.ceil(len(ordered) * 0.99) - 1] if ordered else math.nan
 
 
+class Work(msgspec.Struct, frozen=True):
+    """The summary that a hostile process prints: what it did, and what came of that.
+
+    Counts by name: `connections`, `open` (the most at one time), `requests`, `cut` (connections
+    ended by the node), each status of an answer, `breaches` (answers that a bound of the node must
+    have prevented), and counts of single attacks.
+    """
+
+    counts: Mapping[str, int]
+
+    def lacks(self, least: Mapping[str, int]) -> list[str]:
+        """The counts below their least, in words."""
+        return [
+            f"{self.counts.get(name, 0)} of {name} (at least {count})"
+            for name, count in least.items()
+            if self.counts.get(name, 0) < count
+        ]
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={count}" for name, count in sorted(self.counts.items()))
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """One phase: an attack, or the calm before."""
@@ -55,14 +81,18 @@ class Observed:
     """The largest of any node."""
     seconds: float
     """Length of the phase."""
-    loop_pauses: int
-    """Holds of a node's event loop for longer than LOOP_HELD_S_MAX."""
+    loop_holds: int
+    """Steps of a node's event loop with more than LOOP_HELD_S_MAX of processor time."""
     internal_errors: int
     """Answers of status 500."""
     ended: Sequence[int]
     """Nodes without their process."""
     elections: int
     """Of the metadata quorum."""
+    work: Work | None = None
+    """None: the hostile process printed no summary."""
+    least: Mapping[str, int] = field(default_factory=dict)
+    """Counts of `work` without which the attack attacked nothing."""
 
     @property
     def p99_s(self) -> float:
@@ -78,17 +108,25 @@ class Observed:
 def findings(calm: Observed, attacked: Observed) -> list[str]:
     """Every bound that was broken, in words; empty: none was."""
     found = []
+    if attacked.work is None:
+        found.append("the attack ended without its summary")
+    else:
+        if lacks := attacked.work.lacks(attacked.least):
+            found.append(f"the attack did too little: {', '.join(lacks)}")
+        if breaches := attacked.work.counts.get("breaches", 0):
+            found.append(f"{breaches} answers that a bound of the node must prevent")
     if attacked.ended:
         found.append(f"ended: nodes {', '.join(map(str, attacked.ended))}")
     if attacked.elections:
         found.append(f"the metadata quorum elected {attacked.elections} times")
     if attacked.internal_errors:
         found.append(f"{attacked.internal_errors} answers of status 500")
-    pauses_max = math.ceil(P99_FACTOR_MAX * calm.loop_pauses * attacked.seconds / calm.seconds)
-    if attacked.loop_pauses > pauses_max:
+    calm_holds = calm.loop_holds * attacked.seconds / calm.seconds
+    holds_max = HOLDS_SPARE + math.ceil(P99_FACTOR_MAX * calm_holds)
+    if attacked.loop_holds > holds_max:
         found.append(
-            f"event loops were held for over {LOOP_HELD_S_MAX * 1000:.0f} ms "
-            f"{attacked.loop_pauses} times; the machine's own pauses explain {pauses_max}"
+            f"event loops were held for over {LOOP_HELD_S_MAX * 1000:.0f} ms of processor time "
+            f"{attacked.loop_holds} times; without an attack {holds_max} would be"
         )
     if attacked.rss_bytes > RSS_BYTES_MAX:
         found.append(f"a node took {attacked.rss_bytes >> 20} MiB of memory")

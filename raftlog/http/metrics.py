@@ -11,6 +11,7 @@ broker/metrics.py. `ServerMetrics` has the counters of requests; `service_metric
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -135,30 +136,56 @@ class ServerMetrics(Collector):
 
 
 class LoopLag:
-    """How late the event loop runs a timer that is due: its longest pauses, as a histogram."""
+    """How late the event loop runs a timer that is due, and the loop's own part in that.
 
-    def __init__(self, clock: Clock) -> None:
+    A delay is the time of the steps before the timer, or a wait for a processor that other threads
+    and processes have. The processor time of the loop's thread tells the two apart.
+    """
+
+    def __init__(self, clock: Clock, thread_time: Callable[[], float] = time.thread_time) -> None:
+        """`thread_time`: processor time of the event loop's thread, in seconds."""
         self._clock = clock
-        self._buckets = [0] * (len(BUCKETS_S) + 1)
-        self._seconds = 0.0
+        self._thread_time = thread_time
+        self._lags = _Histogram()
+        self._holds = _Histogram()
 
     async def measure(self) -> None:
         """Measure until cancelled. A pause shorter than the interval may pass unseen."""
         clock = self._clock
         while True:
-            due = clock.monotonic() + LAG_INTERVAL_S
+            due, busy_s = clock.monotonic() + LAG_INTERVAL_S, self._thread_time()
             await clock.sleep(LAG_INTERVAL_S)
             lag_s = max(clock.monotonic() - due, 0.0)
-            self._buckets[bisect_left(BUCKETS_S, lag_s)] += 1
-            self._seconds += lag_s
+            self._lags.add(lag_s)
+            self._holds.add(min(lag_s, self._thread_time() - busy_s))
 
     def metrics(self) -> Iterator[Metric]:
-        """The family of the histogram."""
-        yield HistogramMetricFamily(
+        """The families of the histograms."""
+        yield self._lags.family(
             "raftlog_event_loop_lag_seconds",
-            "Delay of the event loop's timers: how long one step of other work held the loop.",
-            buckets=_cumulative(self._buckets),
-            sum_value=self._seconds,
+            "Delay of the event loop's timers: how long other work, or a machine without a free "
+            "processor, held the loop.",
+        )
+        yield self._holds.family(
+            "raftlog_event_loop_hold_seconds",
+            "Processor time of the event loop within that delay: how long its own work held it.",
+        )
+
+
+class _Histogram:
+    """Counts of durations by bucket."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BUCKETS_S) + 1)
+        self._seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(BUCKETS_S, seconds)] += 1
+        self._seconds += seconds
+
+    def family(self, name: str, text: str) -> Metric:
+        return HistogramMetricFamily(
+            name, text, buckets=_cumulative(self._counts), sum_value=self._seconds
         )
 
 

@@ -148,7 +148,7 @@ async def test_changes_of_in_sync_sets_are_counted_by_their_leader() -> None:
     await node.close()
 
 
-async def test_lag_of_the_event_loop_is_its_timers_delay() -> None:
+async def test_lag_of_the_event_loop_is_its_timers_delay_and_the_loops_own_work_in_it() -> None:
     class LateClock(SystemClock):
         """Its sleeps take as long as the test says, at once."""
 
@@ -158,23 +158,31 @@ async def test_lag_of_the_event_loop_is_its_timers_delay() -> None:
             return self.now
 
         async def sleep(self, seconds: float) -> None:
-            self.now += seconds + next(delays)
+            nonlocal thread_time_s
+            delay_s, worked_s = next(delays)
+            self.now += seconds + delay_s
+            thread_time_s += worked_s
             await asyncio.sleep(0)
 
-    delays = iter([0.0, 0.003, 0.07, 3.0])
-    lag = LoopLag(LateClock())
+    thread_time_s = 0.0
+    # Delay, and processor time of the loop's thread meanwhile: in the last two, the machine had no
+    # processor for the loop; in the first the loop worked before the timer was due.
+    delays = iter([(0.0, 0.02), (0.003, 0.02), (0.07, 0.08), (0.3, 0.004), (3.0, 0.02)])
+    lag = LoopLag(LateClock(), lambda: thread_time_s)
     with pytest.raises(RuntimeError):  # the iterator's end
         await lag.measure()
-    (family,) = lag.metrics()
     found = {
-        (sample.name.removeprefix("raftlog_event_loop_lag_seconds"), sample.labels.get("le")): (
-            sample.value
-        )
+        (sample.name.removeprefix("raftlog_event_loop_"), sample.labels.get("le")): sample.value
+        for family in lag.metrics()
         for sample in family.samples
     }
-    assert found["_bucket", "0.005"] == 2
-    assert found["_bucket", "0.05"] == 2
-    assert found["_bucket", "0.1"] == 3
-    assert found["_bucket", "2.5"] == 3
-    assert found["_bucket", "+Inf"] == found["_count", None] == 4
-    assert found["_sum", None] == pytest.approx(3.073)
+    assert found["lag_seconds_bucket", "0.005"] == 2
+    assert found["lag_seconds_bucket", "0.05"] == 2
+    assert found["lag_seconds_bucket", "0.1"] == 3
+    assert found["lag_seconds_bucket", "2.5"] == 4
+    assert found["lag_seconds_bucket", "+Inf"] == found["lag_seconds_count", None] == 5
+    assert found["lag_seconds_sum", None] == pytest.approx(3.373)
+    assert found["hold_seconds_bucket", "0.0005"] == 1
+    assert found["hold_seconds_bucket", "0.05"] == 4
+    assert found["hold_seconds_bucket", "0.1"] == found["hold_seconds_count", None] == 5
+    assert found["hold_seconds_sum", None] == pytest.approx(0.003 + 0.07 + 0.004 + 0.02)
