@@ -183,7 +183,7 @@ def _row(observed: Observed, note: str) -> str:
 
 
 def _recreate(node: MeasuredNode) -> None:
-    """Make the attacked topic anew: an attack may have filled, changed or deleted it."""
+    """Make the attacked topic again: an attack may have filled, changed or deleted it."""
     with suppress(HTTPError):
         node.delete_topic(TOPIC)
     node.create_topic(TOPIC, len(PARTITIONS))
