@@ -167,7 +167,7 @@ async def _inflate(
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise LogError(
             UNSUPPORTED_MEDIA_TYPE,
-            f"The content encoding {encoding[:40]!r} is not understood; gzip and deflate are.",
+            f"The Content-Encoding {encoding[:40]!r} is not understood; gzip and deflate are.",
         )
     bytes_max = context.limits.decompressed_bytes_max
     inflater = None
