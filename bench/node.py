@@ -113,8 +113,7 @@ class MeasuredNode(ABC):
 
     def cpu_times(self) -> tuple[float, float]:
         """Processor time used so far: user, system."""
-        times = psutil.Process(self.pid).cpu_times()
-        return float(times.user), float(times.system)
+        return cpu_times(self.pid)
 
 
 class LoneNode(MeasuredNode):
@@ -245,6 +244,12 @@ def running_node(flush: str) -> Iterator[LoneNode]:
             yield node
         finally:
             node.stop()
+
+
+def cpu_times(pid: int) -> tuple[float, float]:
+    """Processor time that a process has used so far: user, system."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user), float(times.system)
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""REST json produce: requests a second over kept connections, by a driver of our own.
+"""REST produce over kept connections, by a driver of our own: requests a second; cost of a MB.
 
 The driver speaks just enough HTTP/1.1 over an asyncio protocol to keep each connection busy with
 one request at a time, so that the node is the bottleneck, not the driver.
@@ -19,11 +19,18 @@ from typing import cast
 
 import uvloop
 
-from bench.node import LoneNode, free_port
+from bench.node import LoneNode, cpu_times, data_directory, free_port
 from bench.report import Latencies, Result
-from bench.throughput import PARTITIONS
+from bench.throughput import PARTITIONS, payload
+from raftlog.record.codec import BatchBuilder
+from raftlog.record.frames import BATCHES_MEDIA_TYPE, ProduceFrame, encode_produce_frames
+from raftlog.record.types import PartitionId
 
 CONNECTIONS = 32
+RAW_BYTES = 1_000_000
+RAW_RECORD_BYTES = 1_000
+RAW_SECONDS = 1.0
+"""Some hundred MB, so that the page cache takes memory that earlier runs have freed."""
 BARE_START_TIMEOUT_S = 10.0
 
 
@@ -81,19 +88,39 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
 
-async def drive(port: int, topic: str, records: int, seconds: float) -> list[_Connection]:
-    """Keep every connection busy with requests of `records` records for `seconds`."""
+def json_request(port: int, topic: str, records: int) -> bytes:
+    """A v2 produce request of `records` records."""
     rows = [{"key": f"k{i}", "value": {"id": i, "text": "hello raftlog"}} for i in range(records)]
     body = json.dumps({"records": rows}, separators=(",", ":")).encode()
-    request = (
-        f"POST /topics/{topic} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
-        f"Content-Type: application/vnd.kafka.json.v2+json\r\nContent-Length: {len(body)}\r\n\r\n"
-    ).encode() + body
+    return _request(port, f"/topics/{topic}", "application/vnd.kafka.json.v2+json", body)
+
+
+def raw_request(port: int, topic: str) -> bytes:
+    """A v1 produce request of one record batch of 1 MB."""
+    builder = BatchBuilder(size_bytes_max=2 * RAW_BYTES)
+    for _ in range(RAW_BYTES // RAW_RECORD_BYTES):
+        builder.append(0, None, payload(RAW_RECORD_BYTES))
+    body = encode_produce_frames([ProduceFrame(topic, PartitionId(0), bytes(builder.build()))])
+    return _request(port, "/v1/produce?acks=all", BATCHES_MEDIA_TYPE, body)
+
+
+def _request(port: int, path: str, media_type: str, body: bytes) -> bytes:
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        f"Content-Type: {media_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def drive(
+    port: int, request: bytes, seconds: float, count: int = CONNECTIONS
+) -> list[_Connection]:
+    """Keep `count` connections busy with one request after the other for `seconds`."""
     loop = asyncio.get_running_loop()
     deadline = time.perf_counter() + seconds
     finished = []
     connections = []
-    for _ in range(CONNECTIONS):
+    for _ in range(count):
         done: asyncio.Future[None] = loop.create_future()
         _, connection = await loop.create_connection(
             partial(_Connection, request, deadline, done), "127.0.0.1", port
@@ -105,10 +132,10 @@ async def drive(port: int, topic: str, records: int, seconds: float) -> list[_Co
 
 
 @contextmanager
-def bare_server() -> Iterator[int]:
-    """Run the bare aiohttp server (bench/bare_http.py); yield its port."""
+def bare_server(*arguments: str) -> Iterator[tuple[int, int]]:
+    """Run a bare server (bench/bare_http.py); yield its port and process id."""
     port = free_port()
-    process = subprocess.Popen([sys.executable, "-m", "bench.bare_http", str(port)])
+    process = subprocess.Popen([sys.executable, "-m", "bench.bare_http", str(port), *arguments])
     try:
         deadline = time.perf_counter() + BARE_START_TIMEOUT_S
         while True:
@@ -119,7 +146,7 @@ def bare_server() -> Iterator[int]:
                 if time.perf_counter() > deadline or process.poll() is not None:
                     raise
                 time.sleep(0.01)
-        yield port
+        yield port, process.pid
     finally:
         process.terminate()
         process.wait()
@@ -135,11 +162,12 @@ def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
     for run_number in range(runs):
         topic = f"rest-{run_number}"
         node.create_topic(topic, PARTITIONS)
-        with bare_server() as port:
-            connections = uvloop.run(drive(port, topic, 1, seconds))
+        with bare_server() as (port, _):
+            connections = uvloop.run(drive(port, json_request(port, topic, 1), seconds))
             bare.runs.append(sum(len(c.latencies) for c in connections) / seconds)
         for result, records in ((single, 1), (bulk, 500)):
-            connections = uvloop.run(drive(node.port, topic, records, seconds))
+            request = json_request(node.port, topic, records)
+            connections = uvloop.run(drive(node.port, request, seconds))
             latencies = [latency for c in connections for latency in c.latencies]
             result.runs.append(len(latencies) * records / seconds)
             result.details[f"run {run_number}"] = {
@@ -147,4 +175,34 @@ def run(node: LoneNode, *, runs: int, scale: float) -> list[Result]:
                 "errors": sum(connection.errors for connection in connections),
             }
         node.delete_topic(topic)
-    return [bare, single, bulk]
+    return [bare, single, bulk, *raw_cost(node, runs=runs)]
+
+
+def raw_cost(node: LoneNode, *, runs: int) -> list[Result]:
+    """Processor time of a raw produce request of 1 MB, beside that of a bare listener.
+
+    Both append to a file: on a virtual machine most of the time can be the first touch of memory
+    for the page cache (suite `limits`), which no server avoids.
+    """
+    parameters = {"connections": 1, "seconds": RAW_SECONDS, "bytes": RAW_BYTES}
+    bare = Result("limit: bare listener, 1 MB: CPU", "ms", [], None, True, parameters)
+    raw = Result("raw produce 1 MB: CPU of the node", "ms", [], 1.6, True, parameters)
+    for run_number in range(runs):
+        topic = f"raw-{run_number}"
+        node.create_topic(topic, 1)
+        with (
+            data_directory(str(node.data_dir.parent)) as path,
+            bare_server(str(path)) as (port, pid),
+        ):
+            bare.runs.append(_cpu_ms(port, pid, raw_request(port, topic)))
+        raw.runs.append(_cpu_ms(node.port, node.pid, raw_request(node.port, topic)))
+        node.delete_topic(topic)
+    return [bare, raw]
+
+
+def _cpu_ms(port: int, pid: int, request: bytes) -> float:
+    """Processor time of the server for one request."""
+    before = sum(cpu_times(pid))
+    (connection,) = uvloop.run(drive(port, request, RAW_SECONDS, 1))
+    assert not connection.errors, f"{connection.errors} requests failed"
+    return (sum(cpu_times(pid)) - before) * 1000 / len(connection.latencies)

@@ -31,6 +31,9 @@ from raftlog.record.errors import (
 
 T = TypeVar("T")
 
+READ_AHEAD_BYTES_MAX: Final = 512 * 1024
+"""Up to twice as many bytes of a body arrive before the reader takes them, yet at most twice as
+many as the request holds: the budget of bytes in flight bounds those that it does not count yet."""
 INFLATE_STEP_BYTES: Final = 256 * 1024
 """Bytes inflated in one turn of the event loop: 1 ms."""
 STREAM_STEP_BYTES: Final = 32 * 1024
@@ -68,6 +71,8 @@ async def read_body(request: Request, context: ServerContext) -> bytes:
     while chunk := await reader.read():
         context.hold(request, len(chunk))
         chunks.append(chunk)
+        # At the usual limit, each read from the socket would pause and resume the reading.
+        content.set_read_chunk_size(min(request.bytes_held, READ_AHEAD_BYTES_MAX))
     return b"".join(chunks)
 
 
@@ -109,13 +114,19 @@ class _Chunks:
 
         Raises LogError BODY_TOO_LARGE, REQUEST_TIMEOUT and BAD_REQUEST.
         """
-        request, loop = self._request, asyncio.get_running_loop()
+        request, content = self._request, self._request.content
         if not self._size:
             await invite_body(request)
-        started = loop.time()
+        waited_s = 0.0
         try:
-            async with asyncio.timeout(self._guard.patience_s):
-                chunk = await request.content.readany()
+            if content.total_bytes > self._size or content.is_eof():
+                chunk = await self._next()
+            else:
+                loop = asyncio.get_running_loop()
+                started = loop.time()
+                async with asyncio.timeout(self._guard.patience_s):
+                    chunk = await self._next()
+                waited_s = loop.time() - started
         except TimeoutError:
             request.must_close = True
             raise LogError(
@@ -124,10 +135,18 @@ class _Chunks:
         except web.RequestPayloadError as error:
             request.must_close = True
             raise LogError(BAD_REQUEST, f"The body's framing is broken: {error}") from None
-        self._guard.moved(len(chunk), loop.time() - started)
+        self._guard.moved(len(chunk), waited_s)
         self._size += len(chunk)
         if self._size > self._bytes_max:
             raise too_large(self._bytes_max)
+        return chunk
+
+    async def _next(self) -> bytes:
+        content = self._request.content
+        if self._request.content_length is None:
+            return await content.readany()
+        # `readany` joins what has arrived: one more copy of a large body.
+        chunk, _ = await content.readchunk()
         return chunk
 
 
@@ -148,7 +167,7 @@ async def _inflate(
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise LogError(
             UNSUPPORTED_MEDIA_TYPE,
-            f"The content encoding {encoding[:40]!r} is not understood; gzip and deflate are.",
+            f"The Content-Encoding {encoding[:40]!r} is not understood; gzip and deflate are.",
         )
     bytes_max = context.limits.decompressed_bytes_max
     inflater = None

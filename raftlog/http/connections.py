@@ -31,6 +31,7 @@ from aiohttp.web_protocol import _ErrInfo
 from prometheus_client.core import Metric
 
 from raftlog.broker.limits import ADDRESS_SHARE, RateGuard, address_group
+from raftlog.http.malformed import malformed_text, too_large_text, too_long_text
 from raftlog.http.metrics import counter, gauge
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import error_response, raw_error
@@ -169,7 +170,7 @@ class Connection(web.RequestHandler):
         if len(self._messages) > 1:
             self._bound_queue()
         if self._request_count != count:
-            self._head_arrived(self._request_count - count, len(data))
+            self._head_arrived(self._request_count - count, data, in_body=in_body)
         elif not in_body and data:
             if self._head_since is None:
                 self._head_since = self._server.now
@@ -213,11 +214,10 @@ class Connection(web.RequestHandler):
             logger.error("request from %s failed outside its handler", self.address, exc_info=exc)
             response = error_response(INTERNAL)
         elif isinstance(exc, LineTooLong):
-            response = error_response(HEADERS_TOO_LARGE)
+            response = error_response(HEADERS_TOO_LARGE, message)
         else:
             logger.debug("malformed HTTP from %s: %s", self.address, message)
-            first_line = (message or BAD_REQUEST.message).strip().partition("\n")[0]
-            response = error_response(BAD_REQUEST, first_line[:200])
+            response = error_response(BAD_REQUEST, malformed_text(message or ""))
         response.force_close()
         self._linger_after_answer = True
         return response
@@ -323,19 +323,27 @@ class Connection(web.RequestHandler):
         is_first = not self._request_count and not self._head_bytes
         return not is_first or data.startswith(NODE_REQUEST)
 
-    def _head_arrived(self, heads: int, data_bytes: int) -> None:
-        limit = self._server.limits.header_bytes_max
+    def _head_arrived(self, heads: int, data: bytes, *, in_body: bool) -> None:
+        limits = self._server.limits
+        limit = limits.header_bytes_max
         previous = self._newest_body
-        self._newest_body = self._messages[-1][1]
-        if isinstance(self._messages[-1][0], _ErrInfo) and not previous.is_eof():
+        newest, self._newest_body = self._messages[-1]
+        if isinstance(newest, _ErrInfo) and isinstance(newest.exc, LineTooLong):
+            begins = bool(data) and not in_body and not self._head_bytes
+            text = too_long_text(data, limits.header_field_bytes_max, is_whole=begins)
+            newest = _ErrInfo(newest.status, newest.exc, text)
+            self._messages[-1] = (newest, EMPTY_PAYLOAD)
+        if isinstance(newest, _ErrInfo) and not previous.is_eof():
             # The parser failed inside a body, and reported the next request instead of the body.
             previous.set_exception(web.RequestPayloadError("malformed chunk"))
             previous.feed_eof()
-        elif self._head_bytes + data_bytes > limit:
+        elif self._head_bytes + len(data) > limit:
             for index in range(-heads, 0):
-                if _head_size(self._messages[index][0]) > limit:
+                message = self._messages[index][0]
+                if _head_size(message) > limit:
                     error = LineTooLong(b"", limit)
-                    self._messages[index] = (_ErrInfo(431, error, str(error)), EMPTY_PAYLOAD)
+                    text = too_large_text(message, limit)
+                    self._messages[index] = (_ErrInfo(431, error, text), EMPTY_PAYLOAD)
         self._head_since = None
         self._head_bytes = 0
 

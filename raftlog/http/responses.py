@@ -62,6 +62,10 @@ class Answer(web.StreamResponse):
         self, status: int, content_type: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(status=status)
+        is_small = len(body) < WRITE_SLICE_BYTES
+        if is_small and content_type.endswith("json") and not body.endswith(b"\n"):
+            # At a terminal, the prompt then has a line of its own. Not worth a large copy.
+            body += b"\n"
         self.content = body
         self._media = content_type
         self._extra = _header_lines(headers) if headers else ""
@@ -201,7 +205,7 @@ def error_response(
 
 def raw_error(entry: ErrorEntry, message: str | None = None) -> bytes:
     """The whole answer for an error outside of any request; the connection ends with it."""
-    body = error_body(entry, message)
+    body = error_body(entry, message) + b"\n"
     head = _head_start(entry.http_status, JSON, True, False)
     if entry in _RETRY_LATER:
         head += f"Retry-After: {RETRY_AFTER_S}\r\n"
@@ -276,7 +280,7 @@ def require_media_type(request: web.BaseRequest, understood: Sequence[str]) -> s
         wanted = " or ".join(understood)
         raise LogError(
             UNSUPPORTED_MEDIA_TYPE,
-            f"The content type {value[:100]!r} is not understood here; send {wanted}.",
+            f"The Content-Type {value[:100]!r} is not understood here; send {wanted}.",
         )
     return value
 
@@ -291,7 +295,9 @@ def negotiate(request: web.BaseRequest, offered: tuple[str, ...]) -> str:
         return offered[0]
     chosen = _choose(header, offered)
     if chosen is None:
-        raise LogError(UNSUPPORTED_FORMAT, f"Can answer as {' or '.join(offered)} only.")
+        raise LogError(
+            UNSUPPORTED_FORMAT, f"The Accept header allows none of {', '.join(offered)}."
+        )
     return chosen
 
 

@@ -224,7 +224,7 @@ async def _produce(
     if record_format is None:
         raise LogError(
             UNSUPPORTED_MEDIA_TYPE,
-            f"The content type {media_type(request)[:100]!r} is not understood here; send "
+            f"The Content-Type {media_type(request)[:100]!r} is not understood here; send "
             f"{', '.join(RECORD_MEDIA_TYPES)}.",
         )
     broker = context.broker

@@ -12,12 +12,13 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.http.body import read_body, read_json
+from raftlog.http.body import READ_AHEAD_BYTES_MAX, read_body, read_json
+from raftlog.http.connections import Connection
 from raftlog.http.json_check import check_json
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import bytes_response, json_response
 from raftlog.http.routing import Route
-from raftlog.http.settings import MIB, ServerLimits
+from raftlog.http.settings import KIB, MIB, ServerLimits
 from raftlog.record.errors import LogError
 
 from .http_peers import PATIENCE_S, RawPeer, eventually, serving
@@ -63,6 +64,37 @@ async def test_body_arrives_whole_and_is_held_until_answered(size: int) -> None:
         reply = await peer.request("POST", "/size", bytes(size))
         assert reply.body == b"%d %d" % (size, size)
         assert server.context.broker.bytes_in_flight.used == 0
+
+
+async def test_large_body_is_read_with_few_pauses_and_ahead_only_of_what_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size, receive_buffer_bytes, one_read_bytes = 8 * MIB, 64 * KIB, 256 * KIB
+    running: list[Request] = []
+    pauses: list[tuple[int, int]] = []
+    pause = Connection.pause_reading
+
+    def count_pause(self: Connection) -> None:
+        if running:
+            request = running[0]
+            pauses.append((request.bytes_held, request.content.total_bytes - request.bytes_held))
+        pause(self)
+
+    async def watched(request: Request, context: ServerContext) -> web.StreamResponse:
+        running.append(request)
+        return await size_of(request, context)
+
+    monkeypatch.setattr(Connection, "pause_reading", count_pause)
+    routes = [Route("POST", "/size", watched, "Size")]
+    bounds = limits(receive_buffer_bytes=receive_buffer_bytes)
+    async with serving(routes, bounds) as server, RawPeer.connected(server.port) as peer:
+        reply = await peer.request("POST", "/size", bytes(size))
+    assert reply.body == b"%d %d" % (size, size)
+    # The first pauses come at small limits; then one for each two READ_AHEAD_BYTES_MAX at most.
+    assert len(pauses) <= 3 + size // (2 * READ_AHEAD_BYTES_MAX)
+    for held, unread in pauses:
+        ahead = min(max(held, receive_buffer_bytes), READ_AHEAD_BYTES_MAX)
+        assert unread <= 2 * ahead + one_read_bytes
 
 
 async def test_chunked_body_arrives_whole() -> None:
@@ -285,7 +317,7 @@ async def test_broken_compression_is_refused(body: bytes) -> None:
 async def test_bad_json_is_answered_422(body: bytes) -> None:
     async with serving(ROUTES) as server, RawPeer.connected(server.port) as peer:
         assert (await peer.request("POST", "/point", body)).error_code == 42201
-        assert (await peer.request("POST", "/point", b'{"x":7}')).body == b"7"
+        assert (await peer.request("POST", "/point", b'{"x":7}')).json == 7
 
 
 @pytest.mark.parametrize(
@@ -294,7 +326,7 @@ async def test_bad_json_is_answered_422(body: bytes) -> None:
 async def test_json_is_understood_as_curl_sends_it(content_type: str) -> None:
     async with serving(ROUTES) as server, RawPeer.connected(server.port) as peer:
         reply = await peer.request("POST", "/point", b'{"x":7}', Content_Type=content_type)
-        assert reply.body == b"7"
+        assert reply.json == 7
 
 
 async def test_foreign_content_type_is_refused() -> None:

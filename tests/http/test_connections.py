@@ -268,6 +268,53 @@ async def test_malformed_http_is_answered_400_and_closed(data: bytes) -> None:
         assert await peer.is_closed()
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (b"Content-Length: abc\r\n", "Invalid character in Content-Length."),
+        (
+            b"Transfer-Encoding: chunked, gzip\r\n",
+            "Invalid `Transfer-Encoding` header value.",
+        ),
+        (b"Accept: a\x00b\r\n", "Invalid header value char, in Accept."),
+        (b"no colon\r\n", "Invalid header token."),
+        (b"X-Long: " + b"a" * 9_000 + b"\r\n", "The header X-Long is larger than 8192 bytes."),
+        (b"Accept: " + b"a" * 90_000 + b"\r\n", "The header Accept is larger than 8192 bytes."),
+        (b"a" * 9_000 + b": x\r\n", "A header is larger than 8192 bytes."),
+        (
+            b"".join(b"X-%d: %s\r\n" % (n, b"v" * 500 * (n + 1)) for n in range(15)),
+            "The request headers are larger than 32768 bytes; the largest is X-14.",
+        ),
+    ],
+)
+async def test_errors_of_headers_name_the_header(fields: bytes, message: str) -> None:
+    async with serving([GET], limits()) as server, RawPeer.connected(server.port) as peer:
+        await peer.send(REQUEST[:-2] + fields + b"\r\n")
+        assert (await peer.reply()).json["message"] == message
+
+
+async def test_errors_of_request_lines_say_so() -> None:
+    async with serving([GET], limits()) as server:
+        async with RawPeer.connected(server.port) as peer:
+            await peer.send(b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            message = (await peer.reply()).json["message"]
+            assert message == "The request line is larger than 8192 bytes."
+        async with RawPeer.connected(server.port) as peer:
+            await peer.send(b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n")
+            assert (await peer.reply()).json["message"] == "Invalid HTTP version."
+
+
+async def test_a_long_header_that_began_in_an_earlier_piece_is_not_taken_for_the_request_line() -> (
+    None
+):
+    async with serving([GET], limits()) as server, RawPeer.connected(server.port) as peer:
+        await peer.send(REQUEST[:-2] + b"X-Long: a")
+        await eventually(lambda: any(one._head_bytes for one in server.connections._open))
+        await peer.send(b"b" * 9_000)
+        message = (await peer.reply()).json["message"]
+        assert message == "A header is larger than 8192 bytes."
+
+
 async def test_too_many_headers_are_refused() -> None:
     async with (
         serving([GET], limits(header_count_max=8)) as server,

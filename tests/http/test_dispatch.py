@@ -115,7 +115,7 @@ async def test_head_has_the_headers_of_get_and_no_body() -> None:
         full = await peer.request("GET", "/plain")
         head = await peer.request("HEAD", "/plain")
         assert head.status == 200
-        assert head.headers["content-length"] == full.headers["content-length"] == "7"
+        assert head.headers["content-length"] == full.headers["content-length"] == "8"
         assert (await peer.request("HEAD", "/missing")).status == 404
         assert (await peer.request("GET", "/plain")).body == full.body
 
