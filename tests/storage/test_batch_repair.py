@@ -123,7 +123,7 @@ async def test_the_damaged_bytes_are_kept(segment: int) -> None:
     await find_damage(log)
     assert await log.repair(copies_of(good))
     (name,) = disk.list_directory(DAMAGED)
-    position = int(name.rpartition("-")[2])
+    position = int(name.split("-")[1])
     kept = disk.contents(f"{DAMAGED}/{name}")
     assert kept == before[position : position + len(kept)]
     after = disk.contents(path)
