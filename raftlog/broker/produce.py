@@ -10,9 +10,9 @@ Different partitions are appended at the same time and may fare differently: a p
 is a value, offsets or LogError.
 
 Ordering: an append takes its place in the log before its first suspension (`Partition.append`),
-and `append_batches` does not suspend before it, unless the topic has to be created, or a frame has
-more than BATCHES_PER_STEP_MAX batches. A listener that handles several requests of one connection
-at a time relies on that.
+and `append_batches` does not suspend before it, unless the topic has to be created, a frame has
+more than BATCHES_PER_STEP_MAX batches, or its producer id is newer than this node's metadata. A
+listener that handles several requests of one connection at a time relies on that.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ RecordTuple: TypeAlias = tuple[int | None, Buffer | None, Buffer | None, Headers
 _NO_HEADERS: Final[Headers] = []
 RECORD_OBJECT_BYTES: Final = 128
 """About the memory of a decoded record besides its key and value."""
+ITERATED_BYTES: Final = 64 << 10
+"""Records decoded ahead by `iterate_records`."""
 _PADDING: Final = bytes(64)
 """Bytes after the records that the decoder may read. The decoder checks the beginning of each field
 against its buffer, but reads a varint of up to ten bytes from there; in a malformed batch ending in
@@ -294,26 +296,12 @@ def iterate_records(batch: RecordBatch, *, decompressed_bytes_max: int) -> Itera
     """Like `decode`, one record at a time, with little memory: for a loop in a thread.
 
     `decode` does not let other threads run before its last record. Raises LogError as `decode`
-    does; records before the error have been yielded.
+    does; records before the damage have been yielded.
     """
-    if batch.header.is_control:
-        return
-    records = iter(
-        DefaultRecordBatch(decompress_batch(batch, decompressed_bytes_max=decompressed_bytes_max))
-    )
-    first = last = None
-    count = 0
-    while True:
-        try:
-            record = cast("Record | None", next(records, None))
-        except Exception as error:  # see `decode`
-            raise _corrupt(batch, str(error) or type(error).__name__) from error
-        if record is None:
-            break
-        yield record
-        first, last, count = first or record, record, count + 1
-    if first is not None and last is not None:
-        _check_offsets(batch, first.offset, last.offset, count)
+    if not batch.header.is_control:
+        plain = decompress_batch(batch, decompressed_bytes_max=decompressed_bytes_max)
+        for group, _ in decode_groups(batch, plain, group_bytes=ITERATED_BYTES):
+            yield from group
 
 
 def decode_groups(

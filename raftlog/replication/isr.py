@@ -35,6 +35,8 @@ from raftlog.world import Clock
 
 CHECK_INTERVAL_S: Final = 0.5
 """Between two checks of all led partitions; less than any allowed lag."""
+CHECKED_PER_TURN_MAX: Final = 1_000
+"""Most led partitions checked in one turn of the event loop: 5 to 7 ms."""
 PROPOSALS_MAX: Final = 128
 """Most proposals in flight at once."""
 RETRY_S: Final = 0.1
@@ -77,9 +79,11 @@ class IsrKeeper:
         while True:
             await self._clock.sleep(CHECK_INTERVAL_S)
             led = list(self._led())
-            for partition in led:
+            for number, partition in enumerate(led, start=1):
                 self.maybe_propose(partition)
                 self._maybe_hand_over(partition)
+                if number % CHECKED_PER_TURN_MAX == 0:
+                    await asyncio.sleep(0)
             keys = {(partition.topic_id, partition.partition) for partition in led}
             self._handovers.retain(keys, self._clock.monotonic())
 

@@ -155,13 +155,13 @@ class LeaderRole:
         """
         if len(batches) > BATCHES_MAX:
             raise too_many_batches()
-        if acks is Acks.ALL:
-            self._require_enough_in_sync()
-            self._commits.require_room()
         if not self._are_issued(batches):
             # Another node may have issued the id just now, ahead of this one.
             await self._replica.host.confirm()
             self._require_issued(batches)
+        if acks is Acks.ALL:
+            self._require_enough_in_sync()
+            self._commits.require_room()
         try:
             results = await self._log.appender.append(
                 batches, self.state.row.leader_epoch, guard=self._require_lead

@@ -152,7 +152,9 @@ class _Rewrite:
                 return False
 
     async def _take_copy(self, file: File, copies: Copies) -> bool:
-        async for data in copies(self._expected):
+        # Other replicas answer from the log start on, with the whole batch that holds it.
+        start = max(self._expected, self._core.segments.log_start_offset)
+        async for data in copies(start):
             if await self._core.run(self._take, file, data):
                 return True
         return False

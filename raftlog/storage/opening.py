@@ -153,6 +153,8 @@ def open_log(
         else:
             active = opened.segments[-1]
             active.hold(files.lease(active.path))
+            # A first append without room leaves an empty file, of which no sync has taken the name.
+            active.is_name_durable = active.size_bytes > 0
     return opened
 
 

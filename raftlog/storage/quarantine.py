@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from crc32c import crc32c
+
 from raftlog.record.types import PartitionId, TopicId
 from raftlog.world import Disk, DiskError
 
@@ -78,6 +80,8 @@ def quarantine_replica(disk: Disk, topic_id: TopicId, partition: PartitionId, nu
 def keep_bytes(disk: Disk, directory: str, name: str, content: bytes) -> bool:
     """Keep damaged bytes of a replica's file; False if as many are kept as may be."""
     kept = f"{DAMAGED}/{directory.removeprefix(f'{REPLICAS}/')}-{BATCHES}"
+    # The same place may be damaged again, in another way.
+    name = f"{name}-{crc32c(content):08x}"
     names = disk.list_directory(kept)
     if name in names:
         # An attempt before, cut short by a crash.

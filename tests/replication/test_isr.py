@@ -17,7 +17,7 @@ from raftlog.raft import Applied, Outcome, Refused, Unknown
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication import isr
-from raftlog.replication.isr import CHECK_INTERVAL_S, IsrKeeper
+from raftlog.replication.isr import CHECK_INTERVAL_S, CHECKED_PER_TURN_MAX, IsrKeeper
 from raftlog.replication.leader_state import LeaderState
 from raftlog.replication.partition import Acks, Partition
 from tests.replication.one_node import JumpingClock
@@ -343,3 +343,26 @@ def test_several_looks_fit_into_the_lag() -> None:
     shortest = BROKER_CONFIG_TABLE[REPLICA_LAG].lower
     assert shortest is not None
     assert shortest / 1000 >= 2 * CHECK_INTERVAL_S
+
+
+async def test_a_check_of_many_partitions_takes_turns_with_other_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    w = await world(1, 2, 3)
+    many = 10 * CHECKED_PER_TURN_MAX
+    checked = 0
+
+    def check(_partition: Partition) -> None:
+        nonlocal checked
+        checked += 1
+
+    monkeypatch.setattr(w.keeper, "_led", lambda: [w.partition] * many)
+    monkeypatch.setattr(w.keeper, "maybe_propose", check)
+    task = asyncio.create_task(w.keeper.run())
+    most = 0
+    while checked < many:
+        before = checked
+        await asyncio.sleep(0)
+        most = max(most, checked - before)
+    task.cancel()
+    assert 0 < most <= CHECKED_PER_TURN_MAX

@@ -11,6 +11,7 @@ from raftlog.record.errors import (
     CORRUPT_BATCH,
     INVALID_PRODUCER_ID,
     NO_LEADER,
+    NOT_ENOUGH_REPLICAS,
     OUT_OF_ORDER_SEQUENCE,
     LogError,
 )
@@ -174,3 +175,23 @@ async def test_producer_ids_that_the_cluster_has_not_issued_are_refused() -> Non
     assert node.partition.log_end_offset == 2
     issued = 0
     await send(7, 1)  # a known producer goes on, whatever the metadata says
+
+
+async def test_the_minimum_in_sync_is_checked_after_the_wait_for_a_producer_id() -> None:
+    node = nodes(1, 2)[0]
+    issued = 0
+
+    async def confirm() -> None:
+        nonlocal issued
+        issued = 8
+        node.partition.update(row(1, 1, isr=(1,), partition_epoch=11), 2)
+
+    await node.open(row(1, 1))
+    node.partition.host = replace(
+        node.partition.host, confirm=confirm, next_producer_id=lambda: issued
+    )
+    one = batch([b"v"], producer_id=ProducerId(7), producer_epoch=ProducerEpoch(0), sequence=0)
+    with pytest.raises(LogError) as refused:
+        await node.partition.append([one], acks=Acks.ALL, timeout_s=0.1)
+    assert refused.value.entry is NOT_ENOUGH_REPLICAS
+    assert node.partition.log_end_offset == 0

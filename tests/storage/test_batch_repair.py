@@ -123,7 +123,7 @@ async def test_the_damaged_bytes_are_kept(segment: int) -> None:
     await find_damage(log)
     assert await log.repair(copies_of(good))
     (name,) = disk.list_directory(DAMAGED)
-    position = int(name.rpartition("-")[2])
+    position = int(name.split("-")[1])
     kept = disk.contents(f"{DAMAGED}/{name}")
     assert kept == before[position : position + len(kept)]
     after = disk.contents(path)
@@ -250,3 +250,23 @@ async def test_a_crash_at_any_step_of_a_repair_leaves_the_old_or_the_new(power: 
         if ended:
             return
     raise AssertionError("the repair never ended")
+
+
+async def test_the_batch_that_holds_the_log_start_has_copies_too() -> None:
+    disk, logs = SimulatedDisk(), []
+    for each in (disk, SimulatedDisk()):
+        log = new_log(each, LogConfig())
+        for number in range(4):
+            await log.appender.append([batch([b"%d" % number, b"x", b"y"])], EPOCH)
+        await log.flush()
+        log.high_watermark = log.flushed_offset
+        await log.operations.delete_records_before(Offset(4))
+        logs.append(log)
+    log, good = logs
+    (path,) = log_files(disk)
+    # The second batch holds the offsets 3 to 5.
+    disk.flip_bit(path, 8 * (len(disk.contents(path)) * 3 // 8))
+    await find_damage(log)
+    assert log.damage_found is not None
+    assert await log.repair(copies_of(good))
+    assert await read_all(log) == await read_all(good)

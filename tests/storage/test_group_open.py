@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from raftlog.record.errors import STORAGE_FAILED, LogError
+from raftlog.record.errors import DISK_FULL, STORAGE_FAILED, LogError
 from raftlog.record.types import Offset, PartitionId, TopicId
 from raftlog.storage.checkpoint_file import CHECKPOINT_NAME
 from raftlog.storage.checkpoints import NodeCheckpoint, decode_checkpoint
@@ -245,3 +245,25 @@ async def test_a_failed_write_leaves_its_logs_due(monkeypatch: pytest.MonkeyPatc
     assert known(disk).replicas[f"{TOPIC}/0"] == msgspec.structs.replace(
         log.current_checkpoint(), boot_id=disk.boot_id()
     )
+
+
+async def test_a_file_whose_first_append_found_no_room_gets_a_durable_name_later() -> None:
+    for seed in range(20):
+        disk = SimulatedDisk(seed)
+        manager = await start(disk)
+        log = await manager.open_replica(TOPIC, PartitionId(0), CONFIG, create=True)
+        disk.capacity_bytes = disk.used_bytes()
+        with pytest.raises(LogError) as full:
+            await log.appender.append([batch([b"a"])], EPOCH)
+        assert full.value.entry is DISK_FULL
+        assert log.segments.active.path in disk.paths()
+        disk.capacity_bytes = None
+        await manager.close()
+        # A start after a clean stop syncs no names.
+        log = await (await start(disk)).open_replica(TOPIC, PartitionId(0), CONFIG, create=False)
+        await log.appender.append([batch([b"a"])], EPOCH)
+        await log.flush()
+        disk.crash(power=True)
+        log = await (await start(disk)).open_replica(TOPIC, PartitionId(0), CONFIG, create=False)
+        assert log.state is LogState.ONLINE
+        assert await read_all(log) == [b"a"]

@@ -17,7 +17,7 @@ from raftlog.record.types import Offset, PartitionId, TopicId
 from raftlog.storage.checkpoints import StartKind, start_kind
 from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
-from raftlog.storage.quarantine import DAMAGED_KEPT_MAX, free_number
+from raftlog.storage.quarantine import DAMAGED_KEPT_MAX, REPLICAS, free_number, keep_bytes
 from raftlog.storage.types import FlushMode, LogConfig, LogState, PossibleLoss
 from raftlog.world import DiskError, DiskFullError
 from tests.simulation.clock import ManualClock
@@ -441,3 +441,12 @@ async def test_a_loss_is_forgotten_only_if_the_file_that_was_written_last_says_s
     disk.crash(power=False)
     log = await open_log(await start(disk), config)
     assert log.possible_loss is None
+
+
+def test_damage_at_a_place_that_was_damaged_before_is_kept_too() -> None:
+    disk = SimulatedDisk()
+    for content in (b"first", b"second", b"first"):
+        assert keep_bytes(disk, f"{REPLICAS}/{TOPIC}/0", "00000000000000000000.log-79", content)
+    kept = f"damaged/{TOPIC}/0-batches"
+    names = disk.list_directory(kept)
+    assert sorted(disk.contents(f"{kept}/{name}") for name in names) == [b"first", b"second"]
