@@ -230,9 +230,10 @@ def plan_replica_failures(
 def may_retire_replica(image: MetadataImage, key: PartitionKey, broker_id: BrokerId) -> bool:
     """Whether the broker's replica may leave ISR and ELR to be replaced.
 
-    Only while another living member has all committed records, or if the topic allows unclean
-    elections: a restart may bring the last log back, and an operator can still elect another
-    replica while its broker is down. The apply decides; this spares the proposal.
+    Only while another living member has all committed records, or if the topic allows the unclean
+    election of another living replica: a restart may bring the last log back, and an operator can
+    still elect another replica while its broker is down. The apply decides; this spares the
+    proposal.
     """
     topic = image.topics_by_id[key[0]]
     row = topic.partitions[key[1]]
@@ -242,6 +243,7 @@ def may_retire_replica(image: MetadataImage, key: PartitionKey, broker_id: Broke
         elr=[member for member in row.elr if member != broker_id],
     ):
         return True
-    return len(row.replicas) > 1 and is_unclean_election_enabled(
-        topic.configs, image.cluster_settings
+    can_another_lead = any(
+        image.brokers[replica].is_available for replica in row.replicas if replica != broker_id
     )
+    return can_another_lead and is_unclean_election_enabled(topic.configs, image.cluster_settings)

@@ -189,12 +189,20 @@ class ReplicaLifecycle:
                     self.lost.add((topic.topic_id, row.partition))
 
     async def _note_known(self) -> None:
-        """End a start without a checkpoint file, once no replica is without its files."""
-        if not self.lost:
+        """End a start without a checkpoint file, once every replica is in the new file."""
+        if not self.lost and not self._is_any_unopened():
             try:
                 await self._logs.all_known()
             except DiskError as error:
                 logger.warning("the next start looks for lost replicas again: %s", error)
+
+    def _is_any_unopened(self) -> bool:
+        """Whether a replica could not be opened at all; a damaged one is open, and known."""
+        topics = self._image.topics_by_name
+        return any(
+            name in topics and self._logs.find(topics[name].topic_id, PartitionId(number)) is None
+            for name, number in self._offline
+        )
 
     def _assigned_topic(self, topic_id: TopicId, number: PartitionId) -> TopicImage | None:
         """The topic, if the newest metadata assigns a replica of the partition to this node."""

@@ -38,8 +38,8 @@ class OpenRequest:
     checkpoint: ReplicaCheckpoint | None
     start: StartKind
     is_unlisted: bool
-    """The last run's checkpoint file is known and does not name the replica, which thus never took
-    an append."""
+    """The last run's checkpoint file names all replicas but this one, which thus never took an
+    append."""
     create: bool
     """Begin the log if the replica is unknown and has no directory; an error otherwise."""
 

@@ -424,16 +424,22 @@ class LogCore:
         logger.error("%s", failure.message)
         self.shared.file_is_behind = True
         self.end_service(failure, LogState.DAMAGED)
-        self.start_shielded(self._mark_damaged(reason))
+        self.start_shielded(self.mark())
 
-    async def _mark_damaged(self, reason: str) -> None:
+    async def mark(self) -> None:
+        """Make known what an unreadable checkpoint file must not hide. Raises LogError.
+
+        Deletions of records do not hold `arrange_lock`, so several may come at once: one after the
+        other writes what holds then.
+        """
         async with self.derived_lock:
-            if not self.is_discarded:
-                await self.write_marks(Marks(self.segments.log_start_offset, reason))
+            await self.write_marks()
 
-    async def write_marks(self, marks: Marks) -> None:
-        """Make known what an unreadable checkpoint file must not hide. Raises LogError."""
-        await self.run(write_marks, self.shared.disk, self.directory, marks)
+    async def write_marks(self) -> None:
+        """Like `mark`. The caller holds `derived_lock`."""
+        if not self.is_discarded:
+            marks = Marks(self.segments.log_start_offset, self.damage)
+            await self.run(write_marks, self.shared.disk, self.directory, marks)
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` to its end, even if the caller stops waiting in the middle."""

@@ -33,7 +33,6 @@ from raftlog.storage.derived_state import (
     EPOCHS_NAME,
     RESTART_NAME,
     Cut,
-    Marks,
     find_cut,
     rebuild_producers,
     remove_snapshots,
@@ -213,7 +212,7 @@ class LogOperations:
             # A start drops the segments below without reading their producers.
             await self.advance_recovery_point()
         segments.log_start_offset = max(segments.log_start_offset, offset)
-        await core.write_marks(Marks(segments.log_start_offset))
+        await core.mark()
         await core.publish()
         await self._apply_retention(None, by_start_only=True)
         return segments.log_start_offset
@@ -273,7 +272,7 @@ class LogOperations:
         )
         segments.log_start_offset = max(segments.log_start_offset, segments.all[drops].base_offset)
         core.leader_epochs.truncate_from_start(segments.log_start_offset)
-        await core.write_marks(Marks(segments.log_start_offset))
+        await core.mark()
         await core.publish()
         segments.replace(0, drops, [])
         await core.run(self._remove, dropped)
@@ -509,7 +508,7 @@ class LogOperations:
             snapshot = core.producers.to_bytes(base, now_ms=core.shared.monotonic_ms())
         new = await core.run(self._empty_directory, old, base, snapshot)
         if base < offset:
-            await core.write_marks(Marks(offset))
+            await core.write_marks()
         segments.replace(0, 1, [new])
         if snapshot is not None:
             core.recovery = msgspec.structs.replace(core.recovery, recovery_point=base)

@@ -105,6 +105,8 @@ class LogManager:
         self._disk = disk
         self._is_incomplete = is_incomplete
         """The checkpoint file does not name all replicas: see `note_missing`."""
+        self._names_all_found: Final = not is_incomplete
+        """Whether the last run's file names all replicas."""
         self._names_found = frozenset(names)
         self._settings = settings
         self._shared = LogShared(disk, clock, OpenFiles(disk))
@@ -252,7 +254,11 @@ class LogManager:
             config=config,
             checkpoint=checkpoint,
             start=start_kind(self._found, name, self._boot_id),
-            is_unlisted=self._found is not None and name not in self._found.replicas,
+            is_unlisted=(
+                self._found is not None
+                and self._names_all_found
+                and name not in self._found.replicas
+            ),
             create=create,
         )
         try:

@@ -115,6 +115,24 @@ def test_fenced_or_stopping_members_do_not_count() -> None:
         assert (1 in {*row.isr, *row.elr}) is not may
 
 
+def test_unclean_election_spares_no_refused_proposal() -> None:
+    """A repair asks again and again: what the apply would refuse must not enter the log."""
+    for others, may in [((), True), ((2,), True), ((2, 3), False)]:
+        image = MetadataImage()
+        for number in (1, 2, 3):
+            register(image, number)
+        unclean = {"unclean.leader.election.enable": "true"}
+        create(image, "t", 0, (1, 2, 3), configs=unclean)
+        set_row(image, "t", isr=ids(1), elr=(), leader=1)
+        for number in others:
+            fence(image, number)
+        (key,) = keys_of(image)
+        assert may_retire_replica(image, key, BrokerId(1)) is may
+        (command,) = decided(plan_replica_failures(image, BrokerId(1), [key], lost=False))
+        result = apply(image, image.applied_index + 1, command)
+        assert bool(result.partitions().applied) is may
+
+
 def test_reported_loss_leaves_even_as_the_last_but_takes_no_other_along() -> None:
     image = three(isr=(1, 2))
     fence(image, 2)

@@ -60,7 +60,8 @@ async def test_connections_of_users_cannot_starve_nodes() -> None:
 @on_both_loops
 async def test_reserve_for_nodes_serves_nobody_else() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connections, "NODES_RESERVED_MAX", 2)
+        # Two places for each address.
+        patch.setattr(connections, "NODES_RESERVED_MAX", 2 * connections.ADDRESS_SHARE)
         limits: dict[str, Any] = {
             "connections_per_address_max": 1,
             "header_receive_s": 0.2,
@@ -73,9 +74,10 @@ async def test_reserve_for_nodes_serves_nobody_else() -> None:
 
             first = await peer()
             assert (await first.request("GET", "/nowhere")).status == 404
-            user, stranger, silent = await peer(), await peer(), await peer()
-            # Those two take the reserve: this one is refused at once.
+            silent, stranger, user = await peer(), await peer(), await peer()
+            # The two places of the address are taken: the oldest of them goes.
             assert (await silent.reply()).error_code == 42901
+            assert await silent.is_closed()
             assert (await user.request("GET", "/healthy")).error_code == 42901
             assert await user.is_closed()
             # A node asks for its nonce first. A caller without a proof then has had its time.

@@ -9,9 +9,10 @@ import pytest
 
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.record.errors import NO_LEADER, NOT_READY, UNKNOWN_TOPIC, LogError
-from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.record.types import LeaderEpoch, Offset, PartitionId
 from raftlog.replication.divergence import Diverging
 from raftlog.replication.partition import Acks, Partition
+from raftlog.storage.checkpoint_file import CHECKPOINT_NAME
 from raftlog.world import DiskError, DiskFullError
 from tests.replication.one_node import OneNode, topic_id
 from tests.replication.pair import one
@@ -330,3 +331,22 @@ async def test_files_of_a_large_deleted_topic_are_removed_little_by_little(node:
         assert node.disk.operations["remove"] - before <= 16 + 256 + 1
         assert ticks < 100
     assert ticks > 3
+
+
+async def test_a_start_without_a_checkpoint_file_lasts_until_every_replica_is_opened(
+    node: OneNode,
+) -> None:
+    node.create(1)
+    await node.settled()
+    await put(node.here(), b"a")
+    await node.close()
+    node.disk.flip_bit(CHECKPOINT_NAME, 8 * 40)
+    node.disk.fail_next("sync_directory", topic_id(0))
+    await node.open()
+    assert node.replica() is None
+    node.disk.crash(power=True)
+    # The new checkpoint file does not name the replica, which must not count as a new one now.
+    node.disk.remove_tree(f"replicas/{topic_id(0)}")
+    await node.open()
+    assert node.replica() is None
+    assert node.replicas.is_lost(topic_id(0), PartitionId(0))

@@ -174,6 +174,17 @@ class SimulatedDisk:
         inode = Inode.durable(content)
         directory.entries[name] = directory.durable[name] = inode
 
+    def lose(self, path: str) -> None:
+        """Remove a file or a directory with all below, for good, as if it had never been."""
+        directory, name = self._parent(path)
+        directory.entries.pop(name, None)
+        directory.durable.pop(name, None)
+        self._name_changes = [
+            change
+            for change in self._name_changes
+            if not any(part[0] is directory and part[1] == name for part in change)
+        ]
+
     def paths(self) -> list[str]:
         """Names of all files, sorted."""
         return sorted(paths_of(self._root, ""))

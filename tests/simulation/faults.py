@@ -23,6 +23,11 @@ SLOW_LINK_S_MAX: Final = 3.0
 SLOW_DISK_S_MAX: Final = 3.0
 STUCK_S_MAX: Final = 2.0
 JUMP_S_MAX: Final = 3600.0
+WRONG_S: Final = (2 * 86_400.0, 20 * 86_400.0)
+"""By how much a wrong clock is ahead, or behind."""
+LINKS: Final = (0.15, 0.3, 0.5)
+"""Share of the links that are cut at once."""
+LINKS_S_MEANS: Final = (1.2, 4.0)
 FUSE_S_MAX: Final = 1.0
 """Time after which a crash waiting for some point happens anyhow."""
 FUSE_CALLBACKS_MAX: Final = 200
@@ -52,6 +57,12 @@ class FaultRates:
     slow_disk_per_s: float = 0.0
     stuck_disk_per_s: float = 0.0
     clock_jump_per_s: float = 0.0
+    links_per_s: float = 0.0
+    """Some of the links are cut, whatever the others do: who hears whom is not transitive. Not
+    drawn: an ingredient."""
+    wrong_clock_per_s: float = 0.0
+    """The wall clock of one certain node becomes wrong by days, or right again; half of the time
+    while the node is down. Not drawn: an ingredient."""
     failed_sync_per_s: float = 0.0
     """A node is expected to end after such a failure. Not drawn: set explicitly."""
     latency_s: float = 0.001
@@ -104,6 +115,9 @@ class Nemesis:
         self._focus = focus
         self._tasks: list[asyncio.Task[None]] = []
         self._restarting: set[int] = set()
+        self._wrong: int | None = None
+        """The node with the wrong clock: only one, as the others' clocks are believed."""
+        self._wrong_s = 0.0
         world.network.latency_s = self.rates.latency_s
         world.network.half_open = self.rates.half_open
 
@@ -122,6 +136,8 @@ class Nemesis:
             (rates.slow_disk_per_s, self._slow_disk),
             (rates.stuck_disk_per_s, self._stuck_disk),
             (rates.clock_jump_per_s, self._clock_jump),
+            (rates.links_per_s, self._cut_links),
+            (rates.wrong_clock_per_s, self._wrong_clock),
             (rates.failed_sync_per_s, self._failed_sync),
         ):
             if per_s:
@@ -226,6 +242,38 @@ class Nemesis:
             for target in other:
                 self.world.network.unblock(source, target)
                 self.world.network.unblock(target, source)
+
+    def _cut_links(self) -> None:
+        share = self.random.choice(LINKS)
+        both_ways = self.random.random() < 0.6
+        cut = [
+            (source, target)
+            for source in self.node_ids
+            for target in self.node_ids
+            if source != target and self.random.random() < share
+        ]
+        for source, target in cut:
+            self.world.network.partition([source], [target], one_way=not both_ways)
+        seconds = self.random.expovariate(1 / self.random.choice(LINKS_S_MEANS))
+        self._later(seconds, self._join_links, cut)
+
+    def _join_links(self, cut: list[tuple[int, int]]) -> None:
+        for source, target in cut:
+            self.world.network.unblock(source, target)
+            self.world.network.unblock(target, source)
+
+    def _wrong_clock(self) -> None:
+        if self._wrong is None:
+            self._wrong = self.random.choice(self.node_ids)
+        victim = self._wrong
+        if self.random.random() < 0.5 and self.world.is_up(victim):
+            # It starts with its clock.
+            self.world.crash(victim)
+        before, self._wrong_s = self._wrong_s, 0.0
+        if not before:
+            self._wrong_s = self.random.uniform(*WRONG_S) * self.random.choice((1, 1, -1))
+        self.world.trace(f"clock {victim} is wrong by {self._wrong_s:.6f}")
+        self.world.clock(victim).jump(self._wrong_s - before)
 
     def _reset(self) -> None:
         if len(self.node_ids) > 1:

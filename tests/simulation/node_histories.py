@@ -18,6 +18,8 @@ from raftlog.raft.interface import MemberSettings
 from raftlog.record.errors import LogError
 from raftlog.replication.partition import Acks
 from tests.simulation import runner
+from tests.simulation.data import ingredients
+from tests.simulation.data.ingredients import Ingredient
 from tests.simulation.faults import FaultRates, Nemesis
 from tests.simulation.life import NodeDiedError
 from tests.simulation.node_world import POLL_S, SNAPSHOTS, UNTIL_S, NodeWorld
@@ -31,6 +33,8 @@ PRODUCERS: Final = 2
 TOPICS_MAX: Final = 12
 SMALL_SEGMENTS: Final = {"segment.bytes": "1024", "index.interval.bytes": "128"}
 SETTING: Final = "retention.ms"
+LINKS_PER_S: Final = 0.4
+WRONG_CLOCK_PER_S: Final = 0.2
 MIN_ISR: Final = 2
 """The default of topics with three replicas."""
 
@@ -44,18 +48,23 @@ class Cast:
     snapshots: bool
     changes: bool
     stops: bool
+    links_per_s: float
+    wrong_clock_per_s: float
 
     @classmethod
     def draw(cls, seed: int) -> Cast:
         """About every tenth seed of each important combination."""
         chance = random.Random(f"cast {seed}")
         nodes, voters = chance.choice(((3, 3), (3, 3), (4, 3), (5, 3), (5, 5), (3, 1)))
+        picked = ingredients.draw(seed, ingredients.drawn())
         return cls(
             nodes=nodes,
             voters=voters,
             snapshots=chance.random() < 0.5,
             changes=chance.random() < 0.3,
             stops=chance.random() < 0.3,
+            links_per_s=LINKS_PER_S if Ingredient.LINKS in picked else 0.0,
+            wrong_clock_per_s=WRONG_CLOCK_PER_S if Ingredient.CLOCKS in picked else 0.0,
         )
 
 
@@ -98,7 +107,11 @@ class History:
     async def play(self) -> float:
         """Run the history. Returns the cluster's recovery time after healing."""
         world, nodes = self.world, self.nodes
-        rates = FaultRates.draw(world.random("rates"))
+        rates = FaultRates.draw(
+            world.random("rates"),
+            links_per_s=self.cast.links_per_s,
+            wrong_clock_per_s=self.cast.wrong_clock_per_s,
+        )
         nodes.checker.on_fenced = self._count_fencing
         nemesis = Nemesis(world, nodes.node_ids, nodes.start, rates, focus=nodes.controller)
         nemesis.start()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import pytest
 
 from raftlog.record.batch import iterate_batches
 from raftlog.record.errors import (
     OFFSET_OUT_OF_RANGE,
+    STORAGE_FAILED,
     LogError,
 )
 from raftlog.record.types import LeaderEpoch, Offset, ProducerEpoch, ProducerId
 from raftlog.storage.checkpoints import StartKind
-from raftlog.storage.derived_state import snapshot_offsets
+from raftlog.storage.derived_state import Marks, read_marks, snapshot_offsets, write_marks
 from raftlog.storage.segments import FIRST_APPENDS_MAX
 from raftlog.storage.types import LogConfig
 from tests.simulation.clock import ManualClock
@@ -22,6 +27,8 @@ from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import EPOCH, batch, new_log, numbered, read_all, sent
 
 SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100)
+T = TypeVar("T")
+TURNS_MAX = 1000
 
 
 async def test_deleted_records_stay_deleted_and_their_segments_go() -> None:
@@ -266,3 +273,79 @@ async def test_a_flipped_bit_in_a_time_index_makes_no_segment_old(bit: int) -> N
     assert [segment.max_timestamp_ms for segment in log.segments.all] == [now_ms] * len(
         log.segments
     )
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(TURNS_MAX):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("the condition does not come true")
+
+
+class _HeldDisk(SimulatedDisk):
+    """Holds the first write of a replica's marks on its thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: asyncio.Event | None = None
+        self.writers: Counter[str] = Counter()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        if not isinstance(work, partial) or work.func is not write_marks:
+            return await super().run(work)
+        _disk, directory, _marks = work.args
+        self.writers[directory] += 1
+        assert self.writers[directory] == 1, "two threads write one file"
+        if self.held is not None:
+            held, self.held = self.held, None
+            await held.wait()
+        try:
+            return await super().run(work)
+        finally:
+            self.writers[directory] -= 1
+
+
+@pytest.mark.parametrize("later", ["another request", "damage"])
+async def test_marks_are_written_one_after_the_other_and_never_go_back(later: str) -> None:
+    disk = _HeldDisk()
+    log = new_log(disk, SMALL)
+    for number in range(40):
+        await log.appender.append([batch([b"%02d" % number])], EPOCH)
+    await log.flush()
+    log.high_watermark = log.flushed_offset
+    disk.held = held = asyncio.Event()
+    first = asyncio.create_task(log.operations.delete_records_before(Offset(10)))
+    await until(lambda: disk.writers["replica"] == 1)
+    second: asyncio.Task[Offset] | None = None
+    if later == "damage":
+        log.declare_damaged("rot")
+    else:
+        second = asyncio.create_task(log.operations.delete_records_before(Offset(20)))
+        await until(lambda: log.log_start_offset == 20)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    held.set()
+    await asyncio.gather(*filter(None, (first, second)), return_exceptions=True)
+    await until(lambda: not disk.writers["replica"])
+    marks = read_marks(disk, "replica")
+    assert marks == (Marks(Offset(10), "rot") if second is None else Marks(Offset(20)))
+
+
+async def test_marks_are_not_written_into_the_directory_of_the_next_log() -> None:
+    disk = _HeldDisk()
+    log = new_log(disk, SMALL)
+    for number in range(40):
+        await log.appender.append([batch([b"%02d" % number])], EPOCH)
+    await log.flush()
+    log.high_watermark = log.flushed_offset
+    disk.held = held = asyncio.Event()
+    deletion = asyncio.create_task(log.operations.delete_records_before(Offset(10)))
+    await until(lambda: disk.writers["replica"] == 1)
+    retired = asyncio.create_task(log.retire(LogError(STORAGE_FAILED, "It is renewed.")))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not retired.done()
+    held.set()
+    await asyncio.gather(deletion, return_exceptions=True)
+    await retired

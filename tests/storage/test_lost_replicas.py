@@ -9,7 +9,7 @@ import pytest
 from raftlog.record.types import PartitionId
 from raftlog.storage.checkpoint_file import CHECKPOINT_NAME, MISSING_NAME, UNREADABLE_NAME
 from raftlog.storage.manager import LogManager
-from raftlog.storage.types import LogConfig
+from raftlog.storage.types import FlushMode, LogConfig
 from raftlog.world import DiskFullError
 from tests.simulation.clock import ManualClock
 from tests.simulation.disk import SimulatedDisk
@@ -105,3 +105,29 @@ async def test_full_disk_does_not_keep_a_node_from_its_start() -> None:
         disk.capacity_bytes = None
         manager = await LogManager.open(disk, ManualClock())
     assert manager.is_lost(TOPIC, PARTITION)
+
+
+@pytest.mark.parametrize("starts_before", [0, 1])
+async def test_unlisted_replica_is_not_new_while_the_checkpoint_file_is_incomplete(
+    starts_before: int,
+) -> None:
+    config = LogConfig(flush=FlushMode.ASYNC)
+    empty = 0
+    for seed in range(20):
+        disk = SimulatedDisk(seed)
+        manager = await LogManager.open(disk, ManualClock())
+        await manager.all_known()
+        log = await manager.open_replica(TOPIC, PARTITION, config, create=True)
+        await log.appender.append([batch([b"a"])], EPOCH)
+        assert log.flush_mode is FlushMode.ASYNC
+        disk.crash(power=True)
+        empty += not disk.list_directory(log.directory)
+        spoil_checkpoints(disk)
+        for _ in range(starts_before):
+            # Writes a file that does not name the replica, and ends before it is opened.
+            await LogManager.open(disk, ManualClock())
+            disk.crash(power=False)
+        manager = await LogManager.open(disk, ManualClock())
+        log = await manager.open_replica(TOPIC, PARTITION, config, create=True)
+        assert log.possible_loss is not None
+    assert empty

@@ -15,6 +15,13 @@
 | UNSEEN | acknowledged with acks=all, and in no final read |
 | END_WENT_BACK | an end offset is below an earlier acknowledgement or end offset |
 | SHORT_START | a replica begins above offset 0, without a request to delete records |
+| UNDELETED | a replica keeps records below an acknowledged deletion |
+| LOOKUP_WRONG | the record found for a time is older than the time, or has another timestamp |
+| LOOKUP_PASSED | a lookup by time passed a record that was known before it began |
+| ZOMBIE | a batch of an older producer epoch is behind one of a newer epoch |
+
+A record of a compacted partition is not missed where a later record, below the end of what was
+compacted, has its key.
 
 Reported losses (promise 2) cancel all knowledge of the partition from `Loss.offset` on, before
 `Loss.step`.
@@ -38,9 +45,11 @@ from tests.verification.log_history import (
     ACKS_ALL,
     DECODER,
     Assign,
+    Compacted,
     Deletion,
     End,
     FinalRead,
+    Lookup,
     Loss,
     Operation,
     Poll,
@@ -66,6 +75,10 @@ class Kind(StrEnum):
     UNSEEN = "unseen"
     END_WENT_BACK = "end went back"
     SHORT_START = "short start"
+    UNDELETED = "undeleted"
+    LOOKUP_WRONG = "lookup wrong"
+    LOOKUP_PASSED = "lookup passed"
+    ZOMBIE = "zombie"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +140,14 @@ class _Partition:
     ends: list[End] = field(default_factory=list)
     finals: list[FinalRead] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
     deleted_before: int = 0
+    """By any request, whatever its answer."""
+    gone_before: int = 0
+    """By an acknowledged request."""
+    compacted_end: int = 0
+    last_of_key: dict[str, int] = field(default_factory=dict)
+    """The last known offset below `compacted_end` with the key."""
     writers: dict[str, Send] = field(default_factory=dict)
     known: dict[int, _Known] = field(default_factory=dict)
     offsets: list[int] = field(default_factory=list)
@@ -149,16 +169,25 @@ class _Partition:
                 self.losses.append(operation)
             case Deletion():
                 self.deleted_before = max(self.deleted_before, operation.before)
+                if operation.completed is not None:
+                    self.gone_before = max(self.gone_before, operation.before)
+            case Lookup():
+                self.lookups.append(operation)
+            case Compacted():
+                self.compacted_end = max(self.compacted_end, operation.end)
 
     def anomalies(self) -> Iterator[Anomaly]:
         self.sends.sort(key=lambda send: send.invoked)
         yield from self._collect()
         self.offsets = sorted(self.known)
+        self._find_last_of_keys()
         yield from self._check_walks()
         yield from self._check_finals()
         yield from self._check_producers()
         yield from self._check_real_time()
         yield from self._check_ends()
+        yield from self._check_lookups()
+        yield from self._check_epochs()
 
     def _found(self, kind: Kind, detail: str) -> Anomaly:
         return Anomaly(kind, self.name, detail)
@@ -166,6 +195,35 @@ class _Partition:
     def _is_lost(self, offset: int, step: int) -> bool:
         """Whether a reported loss covers an offset known at that step."""
         return any(loss.offset <= offset and loss.step >= step for loss in self.losses)
+
+    # Keys and times
+
+    def _key(self, value: str) -> str | None:
+        writer = self.writers.get(value)
+        if writer is None or not writer.keys:
+            return None
+        return writer.keys[writer.values.index(value)]
+
+    def _time(self, value: str) -> int | None:
+        writer = self.writers.get(value)
+        if writer is None or not writer.times:
+            return None
+        return writer.times[writer.values.index(value)]
+
+    def _find_last_of_keys(self) -> None:
+        if not self.compacted_end:
+            return
+        for offset in self.offsets:
+            key = self._key(self.known[offset].value) if offset < self.compacted_end else None
+            if key is not None:
+                self.last_of_key[key] = offset
+
+    def _is_superseded(self, offset: int, value: str) -> bool:
+        """Whether compaction may have removed the record."""
+        if offset >= self.compacted_end:
+            return False
+        key = self._key(value)
+        return key is not None and self.last_of_key.get(key, -1) > offset
 
     # Values and offsets
 
@@ -266,6 +324,8 @@ class _Partition:
             if offset in given:
                 continue
             known = self.known[offset]
+            if self._is_superseded(offset, known.value):
+                continue
             what = f"{consumer} on {poll.node or '?'} went past {offset} ({known.value!r})"
             if known.acked_at is not None:
                 yield self._found(Kind.LOST_WRITE, what)
@@ -292,12 +352,19 @@ class _Partition:
                 Kind.SHORT_START,
                 f"{final.node} begins at {final.start}, without a request to delete",
             )
+        if final.start < self.gone_before:
+            yield self._found(
+                Kind.UNDELETED,
+                f"{final.node} begins at {final.start}; all below {self.gone_before} was deleted",
+            )
         offsets = [offset for offset, _ in final.records]
         if offsets != sorted(set(offsets)):
             yield self._found(Kind.NON_MONOTONIC_POLL, f"the final read of {final.node}")
         for offset in self.offsets:
             known = self.known[offset]
             if offset < min(final.start, self.deleted_before) or offset in given:
+                continue
+            if self._is_superseded(offset, known.value):
                 continue
             what = f"{final.node}, {final.start} to {final.end}, lacks {offset} ({known.value!r})"
             if known.acked_at is not None:
@@ -315,10 +382,16 @@ class _Partition:
             for position, value in enumerate(send.values):
                 if value in seen:
                     continue
-                if send.offset is not None:
-                    offset = send.offset + position
-                    if offset < self.deleted_before or self._is_lost(offset, send.completed):
-                        continue
+                offset = self.places.get(value) if send.offset is None else send.offset + position
+                if offset is None and self.losses:
+                    # Acknowledged as a repetition: perhaps of a record lost since.
+                    continue
+                if offset is not None and (
+                    offset < self.deleted_before
+                    or self._is_lost(offset, send.completed)
+                    or self._is_superseded(offset, value)
+                ):
+                    continue
                 yield self._found(Kind.UNSEEN, f"{value!r} (at {send.offset})")
 
     # Order
@@ -395,6 +468,65 @@ class _Partition:
                     Kind.END_WENT_BACK,
                     f"{end.node or '?'} answered {end.offset} as the end after {highest}: {reason}",
                 )
+
+    def _check_lookups(self) -> Iterator[Anomaly]:
+        for lookup in self.lookups:
+            what = f"{lookup.node or '?'} answered {lookup.offset} for {lookup.time_ms}"
+            if lookup.offset is not None and not self._is_lost(lookup.offset, lookup.completed):
+                found = self.known.get(lookup.offset)
+                found_ms = None if found is None else self._time(found.value)
+                is_early = lookup.found_ms is not None and lookup.found_ms < lookup.time_ms
+                if is_early or found_ms not in (None, lookup.found_ms):
+                    yield self._found(
+                        Kind.LOOKUP_WRONG,
+                        f"{what}, with {lookup.found_ms}; that record has {found_ms}",
+                    )
+            passed = self._passed(lookup)
+            if passed is not None:
+                value = self.known[passed].value
+                yield self._found(
+                    Kind.LOOKUP_PASSED, f"{what}, past {value!r} (at {passed}, {self._time(value)})"
+                )
+
+    def _passed(self, lookup: Lookup) -> int | None:
+        """A record known before the lookup began, and before its answer, that fits its time."""
+        for offset in self.offsets:
+            if lookup.offset is not None and offset >= lookup.offset:
+                return None
+            known = self.known[offset]
+            steps = [step for step in (known.acked_at, known.read_at) if step is not None]
+            time_ms = self._time(known.value)
+            if (
+                steps
+                and min(steps) < lookup.invoked
+                and time_ms is not None
+                and time_ms >= lookup.time_ms
+                and offset >= self.deleted_before
+                and not self._is_superseded(offset, known.value)
+            ):
+                return offset
+        return None
+
+    def _check_epochs(self) -> Iterator[Anomaly]:
+        """The log has the batches of one producer id in the order of its epochs."""
+        placed = [
+            (place, send)
+            for send in self.sends
+            if send.identity is not None and (place := self._place(send)) is not None
+        ]
+        newest: dict[int, tuple[int, Send]] = {}
+        for place, send in sorted(placed, key=lambda each: each[0]):
+            assert send.identity is not None
+            producer_id, epoch = send.identity
+            known = newest.get(producer_id)
+            if known is not None and epoch < known[0]:
+                yield self._found(
+                    Kind.ZOMBIE,
+                    f"{send.values[0]!r} of epoch {epoch} (at {place[0]}) is behind "
+                    f"{known[1].values[0]!r} of epoch {known[0]}",
+                )
+            elif known is None or epoch > known[0]:
+                newest[producer_id] = (epoch, send)
 
 
 def main(paths: Sequence[str]) -> int:

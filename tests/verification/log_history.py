@@ -12,7 +12,9 @@ monotonic nanoseconds, or a count. Only their order matters; equal steps count a
 | End | any client | a leader answered with the partition's end offset for readers |
 | FinalRead | the checker's caller | the faults are over; once per readable replica |
 | Loss | the checker's caller | the partition reported that records may be lost (promise 2) |
-| Deletion | the client of the deletion | before the request to delete records is sent |
+| Deletion | the client of the deletion | before the request is sent, and again when acknowledged |
+| Lookup | any client | a leader answered which record is the first at or after a time |
+| Compacted | the checker's caller | the faults are over; once per compacted partition |
 """
 
 from __future__ import annotations
@@ -53,6 +55,12 @@ class Send(_Operation, frozen=True, tag="send"):
     """Its batches carry sequences: no duplicates, no reordering."""
     repeated: bool = False
     """Sent more than once."""
+    keys: tuple[str, ...] = ()
+    """One for each value, in compacted topics."""
+    times: tuple[int, ...] = ()
+    """The timestamp of each value, where times are looked up."""
+    identity: tuple[int, int] | None = None
+    """Producer id and epoch of its batches, where epochs are judged."""
 
 
 class Assign(_Operation, frozen=True, tag="assign"):
@@ -104,9 +112,29 @@ class Deletion(_Operation, frozen=True, tag="deletion"):
     """A request to delete records below `before`."""
 
     before: int
+    completed: int | None = None
+    """When it was acknowledged: from then on no record below `before` comes back."""
 
 
-Operation: TypeAlias = Send | Assign | Poll | End | FinalRead | Loss | Deletion
+class Lookup(_Operation, frozen=True, tag="lookup"):
+    """A leader answered with the first record at or after `time_ms`; None: there is no such one."""
+
+    invoked: int
+    completed: int
+    time_ms: int
+    offset: int | None
+    found_ms: int | None = None
+    """The answered record's timestamp."""
+    node: str = ""
+
+
+class Compacted(_Operation, frozen=True, tag="compacted"):
+    """Below `end`, a record may be gone if a later one below `end` has its key."""
+
+    end: int
+
+
+Operation: TypeAlias = Send | Assign | Poll | End | FinalRead | Loss | Deletion | Lookup | Compacted
 
 
 DECODER: Final[msgspec.json.Decoder[Operation]] = msgspec.json.Decoder(Operation)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from tests.verification.log_checker import HistoryError, Kind, check, require_sound
 from tests.verification.log_history import (
     Assign,
+    Compacted,
     Deletion,
     End,
     FinalRead,
+    Lookup,
     Loss,
     Operation,
     Outcome,
@@ -323,6 +326,62 @@ LOST_ALL_THE_SAME: dict[str, Case] = {
     "above what was deleted": Case(
         Kind.LOST_WRITE, [AB, Deletion(partition=P, before=1), final("", start=1)]
     ),
+}
+
+
+def keyed(values: str, keys: str, offset: int, at: tuple[int, int] = (0, 1)) -> Send:
+    return replace(send(values, offset, at), keys=tuple(keys))
+
+
+def timed(values: str, times: tuple[int, ...], offset: int) -> Send:
+    return replace(send(values, offset), times=times)
+
+
+def of_epoch(values: str, offset: int, epoch: int, producer: str) -> Send:
+    return replace(send(values, offset, producer=producer), identity=(7, epoch))
+
+
+def lookup(time_ms: int, offset: int | None, found_ms: int | None, at: int = 2) -> Lookup:
+    return Lookup(
+        partition=P, invoked=at, completed=at + 1, time_ms=time_ms, offset=offset, found_ms=found_ms
+    )
+
+
+KEYED: list[Operation] = [keyed("ab", "xy", 0), keyed("c", "x", 2, (2, 3))]
+TIMED: list[Operation] = [timed("abc", (10, 30, 20), 0), final("abc")]
+DELETED: list[Operation] = [send("abc", 0), Deletion(partition=P, before=2)]
+EPOCHS: list[Operation] = [of_epoch("a", 0, 0, "p"), of_epoch("b", 1, 1, "q")]
+ZOMBIE = of_epoch("c", 2, 0, "z")
+COMPACTED = Compacted(partition=P, end=3)
+ACKNOWLEDGED = Deletion(partition=P, before=2, completed=3)
+
+WRONG |= {
+    "a superseded record, without compaction": Case(Kind.LOST_WRITE, [*KEYED, final(".bc")]),
+    "the newest record of a key": Case(Kind.LOST_WRITE, [*KEYED, final("ab."), COMPACTED]),
+    "superseded above the compacted end only": Case(
+        Kind.LOST_WRITE, [*KEYED, final(".bc"), Compacted(partition=P, end=2)]
+    ),
+    "back after a deletion": Case(Kind.UNDELETED, [*DELETED, ACKNOWLEDGED, final("bc", 1)]),
+    "a later record for a time": Case(Kind.LOOKUP_PASSED, [*TIMED, lookup(11, 2, 20)]),
+    "no record for a time": Case(Kind.LOOKUP_PASSED, [*TIMED, lookup(11, None, None)]),
+    "an older record for a time": Case(Kind.LOOKUP_WRONG, [*TIMED, lookup(11, 0, 10)]),
+    "another timestamp": Case(Kind.LOOKUP_WRONG, [*TIMED, lookup(11, 1, 31)]),
+    "behind its next epoch": Case(Kind.ZOMBIE, [*EPOCHS, ZOMBIE, final("abc")]),
+}
+SOUND |= {
+    "superseded and compacted": [*KEYED, final(".bc"), COMPACTED],
+    "a poll past superseded records": [*KEYED, poll(".bc"), final(".bc"), COMPACTED],
+    "deleted, not known to be": [*DELETED, final("abc")],
+    "deleted and acknowledged": [*DELETED, ACKNOWLEDGED, final("c", 2)],
+    "times": [*TIMED, lookup(5, 0, 10), lookup(11, 1, 30), lookup(31, None, None)],
+    "a lookup before any record was known": [*TIMED, lookup(5, None, None, at=0)],
+    "a lookup past deleted records": [*TIMED, Deletion(partition=P, before=2), lookup(11, 2, 20)],
+    "epochs in their order": [*EPOCHS, final("ab")],
+    "an older epoch of another producer": [
+        *EPOCHS,
+        replace(ZOMBIE, identity=(8, 0)),
+        final("abc"),
+    ],
 }
 
 

@@ -9,9 +9,11 @@ from tests.verification.log_checker import main
 from tests.verification.log_history import (
     DECODER,
     Assign,
+    Compacted,
     Deletion,
     End,
     FinalRead,
+    Lookup,
     Loss,
     Operation,
     Poll,
@@ -28,6 +30,8 @@ HISTORY: list[Operation] = [
          records=((0, "a"), (1, "b")), node="n1"),
     End(partition=P, invoked=6, completed=7, offset=2),
     FinalRead(partition=P, node="n1", start=0, end=2, records=((0, "a"), (1, "b"))),
+    Lookup(partition=P, invoked=6, completed=7, time_ms=5, offset=0, found_ms=5),
+    Compacted(partition=P, end=2),
     Loss(partition="other", step=8, offset=3),
     Deletion(partition="other", before=3),
 ]  # fmt: skip

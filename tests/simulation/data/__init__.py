@@ -10,8 +10,11 @@ clients' history). Modules:
 - `final_checks`: the checks at the end of a history
 - `nemesis`: faults of data, beside those of `tests.simulation.faults`
 - `operators`: lost disks replaced, records and topics deleted, brokers put in maintenance
+- `ingredients`: kinds of faults and operations that a history has, or has not; those kept out
+- `storage_faults`: files that are lost, rot, or cannot be written
 - `histories`: random histories, `python -m tests.simulation.data.histories 0:200`
-- `planted_bugs`: the ten mistakes of docs/decisions/ten-mistakes.md, planted one at a time
+- `planted_bugs`: the ten mistakes of docs/decisions/ten-mistakes.md and a list of blind spots,
+  planted one at a time; `planted_runs` counts the seeds that find one
 
 `test_rows_*` hold a directed scenario for each row of FAULTS.md, `test_planted_bugs` shows the
 finding of each mistake, `test_histories` runs many seeds.

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from raftlog.node.assembly import NodeCore
-from raftlog.record.batch import RecordBatch, split_batches
+from raftlog.record.batch import RecordBatch, iterate_batches, split_batches
 from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.compression import Compression
 from raftlog.record.errors import (
@@ -50,6 +50,15 @@ TIME_MS: Final = 1_700_000_000_000
 """Base of record timestamps: the simulated clocks' start, so that retention deletes none."""
 
 
+KEYS: Final = tuple(f"k{number}" for number in range(8))
+"""Of the records of compacted topics: few, so that most records are superseded."""
+LATE_S: Final = 4.0
+"""Most by which a record's timestamp is older than the time of its send."""
+BUMPS: Final = 0.06
+"""Share of the sends after which a producer begins its next epoch without need."""
+ZOMBIE_S: Final = (0.05, 3.0)
+"""From the next epoch until the zombie of the epoch before writes."""
+
 _Told: TypeAlias = tuple[Outcome, int | None, int]
 """The outcome of a send: its offset, if known, and the number of attempts."""
 
@@ -76,6 +85,9 @@ def encode(
     values: Sequence[str],
     identity: tuple[ProducerId, ProducerEpoch] | None = None,
     sequence: int = NO_SEQUENCE,
+    *,
+    keys: Sequence[str] = (),
+    times: Sequence[int] = (),
 ) -> list[RecordBatch]:
     """One batch of these values."""
     producer_id, producer_epoch = identity or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
@@ -86,8 +98,9 @@ def encode(
         producer_epoch=producer_epoch,
         base_sequence=sequence,
     )
-    for value in values:
-        assert builder.append(TIME_MS, None, value.encode(), [])
+    for number, value in enumerate(values):
+        key = keys[number].encode() if keys else None
+        assert builder.append(times[number] if times else TIME_MS, key, value.encode(), [])
     return split_batches(bytes(builder.build()), max_message_bytes=BATCH_BYTES_MAX)
 
 
@@ -96,7 +109,10 @@ def decode_all(data: bytes | memoryview, start: int) -> Pairs:
     if not data:
         return ()
     pairs: list[tuple[int, str]] = []
-    for batch in split_batches(bytes(data), max_message_bytes=BATCH_BYTES_MAX):
+    for batch in iterate_batches(bytes(data)):
+        if not batch.header.record_count:
+            # Emptied by compaction.
+            continue
         for record in decode(batch, decompressed_bytes_max=BATCH_BYTES_MAX):
             assert record.value is not None
             if record.offset >= start:
@@ -134,6 +150,27 @@ class _Request:
         """There is nothing to close."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What the values of one batch carry, beside themselves."""
+
+    keys: tuple[str, ...]
+    times: tuple[int, ...]
+    identity: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Old:
+    """What is left of a producer epoch that is over."""
+
+    identity: Any
+    part: Part
+    sequence: int
+    """The next one."""
+    repeated: tuple[RecordBatch, ...] = ()
+    """A batch of unknown outcome, to be sent again."""
+
+
 @dataclass
 class Producer:
     """Writes to any partition, one batch of a partition after the other."""
@@ -148,9 +185,12 @@ class Producer:
     """Share of sends to any node, which forwards them."""
     stale: float = 0.2
     """Share of refusals after which the producer stays with the known leader."""
+    epochs: bool = False
+    """Continues with the next epoch of its id, where it would begin with another id."""
     acknowledged: int = 0
     _identity: tuple[ProducerId, ProducerEpoch] | None = None
     _session: int = 0
+    _zombies: int = 0
     _sequences: dict[Part, int] = field(default_factory=dict)
     _leaders: dict[Part, int] = field(default_factory=dict)
     _sent: int = 0
@@ -182,19 +222,35 @@ class Producer:
             self._sent += 1
             values.append(f"{self.name}/{self._sent}")
         sequence = self._sequences.get(part, 0) if self.idempotent else NO_SEQUENCE
-        batches = encode(values, self._identity, sequence)
+        load = self._load(part, values)
+        batches = encode(values, self._identity, sequence, keys=load.keys, times=load.times)
         invoked, deadline = self.data.step(), self.data.world.loop.now + within_s
         told: _Told = ("unknown", None, 1)
         try:
             told = await self._deliver(part, batches, deadline, node)
         finally:
             # Also records sends interrupted by the end of the history.
-            send = self._note(part, values, invoked, told)
+            send = self._note(part, values, load, invoked, told)
         if send.outcome == "ok" and self.acks is Acks.ALL:
             self.acknowledged += 1
+            if self.epochs and self._chance.random() < BUMPS:
+                self._end_session(_Old(self._identity, part, sequence + count))
+        elif self.epochs and send.outcome == "unknown":
+            # A network may deliver the batch once more, after the next epoch has begun.
+            self._start_zombie(_Old(load.identity, part, sequence, tuple(batches)))
         return send
 
-    def _note(self, part: Part, values: list[str], invoked: int, told: _Told) -> Send:
+    def _load(self, part: Part, values: list[str]) -> _Load:
+        keys: tuple[str, ...] = ()
+        times: tuple[int, ...] = ()
+        if part.topic in self.data.compacted:
+            keys = tuple(self._chance.choice(KEYS) for _ in values)
+        if self.data.lateness_s is not None:
+            now_ms, late_s = self.data.time_ms(), self.data.lateness_s
+            times = tuple(now_ms - int(1000 * self._chance.uniform(0, late_s)) for _ in values)
+        return _Load(keys, times, self._identity if self.epochs else None)
+
+    def _note(self, part: Part, values: list[str], load: _Load, invoked: int, told: _Told) -> Send:
         outcome, offset, tries = told
         if outcome != "ok" and self.idempotent:
             # The next sequence may follow only a batch known to be written.
@@ -203,6 +259,9 @@ class Producer:
             name = self._session_name
             self._sequences[part] = self._sequences.get(part, 0) + len(values)
         send = Send(
+            keys=load.keys,
+            times=load.times,
+            identity=load.identity,
             partition=str(part),
             producer=name,
             values=tuple(values),
@@ -221,12 +280,62 @@ class Producer:
     def _session_name(self) -> str:
         return f"{self.name}.{self._session}"
 
-    def _end_session(self) -> str:
+    def _end_session(self, old: _Old | None = None) -> str:
+        """Continue under another name, with the next epoch or another producer id."""
         name = self._session_name
-        self._identity = None
+        if self.epochs and self._identity is not None:
+            producer_id, epoch = self._identity
+            self._identity = producer_id, ProducerEpoch(epoch + 1)
+            if old is not None:
+                self._start_zombie(old)
+        else:
+            self._identity = None
         self._session += 1
         self._sequences.clear()
         return name
+
+    def _start_zombie(self, old: _Old) -> None:
+        """Something of the epoch before is still alive, and writes later on."""
+        self._zombies += 1
+        task = self.data.world.loop.create_task(self._haunt(f"{self.name}.z{self._zombies}", old))
+        self.data.zombies.add(task)
+        task.add_done_callback(self.data.zombies.discard)
+
+    async def _haunt(self, name: str, old: _Old) -> None:
+        """One batch of the epoch before, sent to any node: the repetition of one that is known in
+        the history already, or another one."""
+        await asyncio.sleep(self._chance.uniform(*ZOMBIE_S))
+        values = [] if old.repeated else [f"{name}/1"]
+        load = replace(self._load(old.part, values), identity=old.identity)
+        batches = old.repeated or encode(
+            values, old.identity, old.sequence, keys=load.keys, times=load.times
+        )
+        invoked, outcome, offset = self.data.step(), "unknown", None
+        node_id = self._chance.choice(self.data.nodes.node_ids)
+        try:
+            offset = await self._append(old.part, list(batches), node_id, APPEND_S, routed=True)
+            outcome = "ok"
+        except (NodeDiedError, TimeoutError):
+            pass
+        except LogError as error:
+            outcome = "unknown" if error.entry.outcome_unknown else "refused"
+        finally:
+            if values:
+                self.data.history.append(
+                    Send(
+                        partition=str(old.part),
+                        producer=name,
+                        values=tuple(values),
+                        invoked=invoked,
+                        completed=self.data.step(),
+                        outcome=outcome,  # type: ignore[arg-type]
+                        offset=offset,
+                        acks=int(self.acks),
+                        keys=load.keys,
+                        times=load.times,
+                        identity=old.identity,
+                    )
+                )
 
     async def _begin_session(self, node: int | None) -> bool:
         asked = node or self._chance.choice(self.data.nodes.node_ids)
@@ -257,7 +366,11 @@ class Producer:
             except LogError as error:
                 if error.entry is DUPLICATE_SEQUENCE:
                     return "ok", None, tries
-                if error.entry is OUT_OF_ORDER_SEQUENCE and self.acks is Acks.ALL:
+                if (
+                    error.entry is OUT_OF_ORDER_SEQUENCE
+                    and self.acks is Acks.ALL
+                    and not self.data.has_losses
+                ):
                     # All earlier sends were acknowledged.
                     self.data.complain(f"{part}: {self._session_name} was forgotten: {error}")
                 outcome_unknown_error = outcome_unknown_error or error.entry.outcome_unknown

@@ -12,12 +12,14 @@ from raftlog.record.errors import OFFSET_OUT_OF_RANGE, LogError
 from raftlog.record.types import Offset
 from tests.simulation.data.clients import Part, ask, decode_all
 from tests.simulation.life import NodeDiedError
-from tests.verification.log_history import Assign, End, Pairs, Poll
+from tests.verification.log_history import Assign, End, Lookup, Pairs, Poll
 
 if TYPE_CHECKING:
     from tests.simulation.data.data_world import DataWorld
 
 READ_BYTES: Final = 2_000
+LOOKUPS: Final = 0.3
+"""Share of the reads before which a time is looked up."""
 
 
 @dataclass
@@ -30,6 +32,8 @@ class Consumer:
     near: float = 0.5
     """Share of reads served by a follower."""
     seeks: float = 0.03
+    looks_up: bool = False
+    """Looks times up during the faults, too."""
     position: int = 0
     polls: int = 0
     _chance: random.Random = field(init=False)
@@ -47,6 +51,8 @@ class Consumer:
             node_id = self._chance.choice(self.data.nodes.node_ids)
             if self._chance.random() < 0.2:
                 await self.ask_end(node_id)
+            if self.looks_up and self._chance.random() < LOOKUPS:
+                await self.look_up(node_id, self.data.time_ms() - self._chance.randint(0, 8_000))
             await self.poll(node_id, near=self._chance.random() < self.near)
 
     def seek(self, offset: int) -> None:
@@ -104,6 +110,7 @@ class Consumer:
             start: int = await ask(self.data, node_id, work)
         except (NodeDiedError, TimeoutError, LogError):
             return
+        self.data.note_start(self.part, start)
         if start > self.position:
             self.seek(start)
 
@@ -130,3 +137,31 @@ class Consumer:
             )
         )
         return offset
+
+    async def look_up(self, node_id: int, time_ms: int) -> bool:
+        """Query the leader for the first record at or after a time; return whether it answered."""
+
+        async def work(core: NodeCore) -> Any:
+            found = core.services.partitions.find(self.part.topic, self.part.number)
+            self.part.require(found.topic_id)
+            return await found.offset_for_timestamp(time_ms)
+
+        invoked = self.data.step()
+        try:
+            answer: tuple[int, int] | None = await ask(self.data, node_id, work)
+        except (NodeDiedError, TimeoutError, LogError) as error:
+            self.data.world.trace(f"{self.part} looked up in vain: {error!r}")
+            return False
+        offset, found_ms = (None, None) if answer is None else (int(answer[0]), int(answer[1]))
+        self.data.history.append(
+            Lookup(
+                partition=str(self.part),
+                node=f"n{node_id}",
+                invoked=invoked,
+                completed=self.data.step(),
+                time_ms=time_ms,
+                offset=offset,
+                found_ms=found_ms,
+            )
+        )
+        return True

@@ -31,7 +31,7 @@ from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication.cluster_metadata import propose
 from raftlog.replication.partition import Partition
 from tests.simulation.data import final_checks
-from tests.simulation.data.clients import PAUSE_S, Part, Producer, ask
+from tests.simulation.data.clients import PAUSE_S, TIME_MS, Part, Producer, ask
 from tests.simulation.data.invariants import ReplicaChecker, watching
 from tests.simulation.life import NodeDiedError
 from tests.simulation.node_world import NodeWorld
@@ -66,16 +66,27 @@ class DataWorld:
     """Parts of deleted topics."""
     complaints: list[str] = field(default_factory=list)
     """Wrong answers to clients."""
+    compacted: set[str] = field(default_factory=set)
+    """Topics with keyed records."""
+    lateness_s: float | None = None
+    """Most by which a record is older than its send; None: no record has a time of its own."""
+    has_losses: bool = False
+    """Partitions may lose records, as they say: unclean elections are allowed."""
+    zombies: set[asyncio.Task[None]] = field(default_factory=set)
+    """Producers of epochs that are over, still about to write."""
     out_of_range: int = 0
     resume_s: float = 0.0
     settle_s: float = 0.0
     replicas: ReplicaChecker = field(init=False)
     _steps: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     topic_ids: random.Random = field(init=False)
+    _begun_s: float = field(init=False)
     _prober: Producer = field(init=False)
 
     def __post_init__(self) -> None:
         self.replicas = ReplicaChecker(self.nodes)
+        self.replicas.on_loss = self._lost
+        self._begun_s = self.world.loop.now
         self.topic_ids = self.world.random("topic ids")
         self._prober = Producer(self, "probe", idempotent=False, repeats=True, stale=0.0)
 
@@ -87,6 +98,14 @@ class DataWorld:
     def step(self) -> int:
         """The history's clock."""
         return next(self._steps)
+
+    def time_ms(self) -> int:
+        """True time, whatever the nodes' wall clocks say: they begin right."""
+        return TIME_MS + int(1000 * (self.world.loop.now - self._begun_s))
+
+    def note_start(self, part: Part, start: int) -> None:
+        """A client was told that the partition begins there: records may have become too old."""
+        final_checks.note_expired(self, part, start)
 
     def complain(self, what: str) -> None:
         """Record a wrong answer to a client."""
@@ -237,18 +256,31 @@ class DataWorld:
     def rot(self, node_id: int, part: Part, *, segment: int = 0, at: float = 0.5) -> str:
         """Flip a bit in a segment of a replica, counted from the oldest; return the file's path."""
         path = self.paths(node_id, part)[segment]
+        size = len(self.world.disk(node_id).contents(path))
+        self.flip(node_id, part, path, int(8 * size * at))
+        return path
+
+    def flip(self, node_id: int, part: Part, path: str, bit: int) -> None:
+        """Flip this bit in a segment of a replica."""
         disk = self.world.disk(node_id)
-        bit = int(8 * len(disk.contents(path)) * at)
         self.world.trace(f"rot {path} on {node_id}")
         disk.flip_bit(path, bit)
         self.replicas.damaged(node_id, self.key(part))
         self.replicas.replicas[node_id, self.key(part)].flips.append((disk._inode(path), bit))
-        return path
 
     def lose(self, part: Part, from_offset: int) -> None:
         """The partition has reported a possible loss from that offset on."""
         self.history.append(Loss(partition=str(part), step=self.step(), offset=from_offset))
         self.replicas.forgive(self.key(part), from_offset)
+
+    def _lost(self, key: tuple[str, int], from_offset: int) -> None:
+        for part in (*self.parts, *self.gone):
+            if self.replicas.newest is not None and (
+                part.topic_id == key[0] if part.topic_id is not None else self.key(part) == key
+            ):
+                self.lose(part, from_offset)
+                return
+        self.replicas.forgive(key, from_offset)
 
     def paths(self, node_id: int, part: Part) -> list[str]:
         """The segment files of a replica, oldest first."""

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Final
 from raftlog.record.header import parse_header
 from raftlog.record.types import Offset
 from tests.simulation.data.clients import Part, decode_all
-from tests.simulation.data.consumers import READ_BYTES
+from tests.simulation.data.consumers import READ_BYTES, Consumer
 from tests.verification.log_checker import Kind, check, require_none
-from tests.verification.log_history import Deletion, FinalRead
+from tests.verification.log_history import ACKS_ALL, Compacted, Deletion, FinalRead, Send
 
 if TYPE_CHECKING:
     from tests.simulation.data.data_world import DataWorld
 
 CUT_BYTES_MAX: Final = 4_000
 """Most uncommitted bytes that a truncation may remove after retention has left enough."""
+CLOCKS_MS: Final = 200
+"""Between true time and a node's clock, where no clock jumps."""
+LOOKUPS: Final = 8
+"""Times looked up in each partition at the end."""
 
 
 async def judge(data: DataWorld) -> None:
@@ -23,6 +27,10 @@ async def judge(data: DataWorld) -> None:
     for part in data.parts:
         _note_retention(data, part)
         await _read_all(data, part)
+        if data.lateness_s is not None:
+            await _look_up(data, part)
+            # More may have become too old meanwhile.
+            _note_retention(data, part)
     assert not data.complaints, data.complaints
     gone = {str(part) for part in data.gone}
     # Deleted topics cannot be read to the end.
@@ -35,6 +43,10 @@ async def judge(data: DataWorld) -> None:
 
 def _note_retention(data: DataWorld, part: Part) -> None:
     """Records deleted for lack of space count as deleted on request, up to that amount."""
+    for member in map(int, data.row(part).replicas):
+        replica = data.replica(member, part)
+        assert replica is not None
+        note_expired(data, part, int(replica.log_start_offset))
     asked = int(data.topic(part.topic).configs.get("retention.bytes", -1))
     if asked < 0:
         return
@@ -47,6 +59,47 @@ def _note_retention(data: DataWorld, part: Part) -> None:
                 f"{part} on {member} keeps {replica.log.size_bytes} bytes of {asked}"
             )
             data.history.append(Deletion(partition=str(part), before=start))
+
+
+def note_expired(data: DataWorld, part: Part, start: int) -> None:
+    """Records deleted by age count as deleted on request, if they were old enough."""
+    kept_ms = int(data.topic(part.topic).configs.get("retention.ms", -1))
+    if data.lateness_s is None or kept_ms < 0 or start <= _deleted_before(data, part):
+        return
+    name = str(part)
+    for send in data.history:
+        if not isinstance(send, Send) or send.partition != name or send.offset is None:
+            continue
+        if send.acks != ACKS_ALL:
+            # Another record may have taken its place.
+            continue
+        for position, time_ms in enumerate(send.times):
+            age_ms = data.time_ms() - time_ms
+            assert send.offset + position >= start or age_ms >= kept_ms - CLOCKS_MS, (
+                f"{part} begins at {start}: {send.values[position]!r} is gone after {age_ms} ms, "
+                f"with retention.ms={kept_ms}"
+            )
+    data.history.append(Deletion(partition=name, before=start))
+
+
+async def _look_up(data: DataWorld, part: Part) -> None:
+    """Look times up, now that every answer must be right."""
+    times = [
+        time_ms
+        for send in data.history
+        if isinstance(send, Send) and send.partition == str(part)
+        for time_ms in send.times
+    ]
+    if not times:
+        return
+    chance = data.world.random(f"lookups {part}")
+    client = Consumer(data, "lookups", part)
+    for _ in range(LOOKUPS):
+        wanted = chance.choice(times) + chance.choice((0, 0, 1, -1, 500, 60_000))
+        ready = [node_id for node_id in data.nodes.node_ids if data.nodes.is_ready(node_id)]
+        assert await client.look_up(chance.choice(ready), wanted), (
+            f"{part}: no answer to which record is the first after {wanted}"
+        )
 
 
 def _deleted_before(data: DataWorld, part: Part) -> int:
@@ -63,6 +116,15 @@ async def _read_all(data: DataWorld, part: Part) -> None:
         replica = data.replica(member, part)
         assert replica is not None
         start = max(start, int(replica.log_start_offset))
+    if part.topic in data.compacted:
+        # Each replica compacts by itself, below its active segment.
+        ends = [
+            int(replica.log.segments.active.base_offset)
+            for member in map(int, data.row(part).replicas)
+            if (replica := data.replica(member, part)) is not None
+        ]
+        data.history.append(Compacted(partition=str(part), end=max(ends)))
+        return
     # Where old segments are deleted, a replica may keep more than it must.
     contents = {
         member: _content(data, member, part, start) for member in map(int, data.row(part).replicas)

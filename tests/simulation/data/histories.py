@@ -1,6 +1,7 @@
 """One random history of replicated partitions, made of a seed.
 
-Run by tests/simulation/runner.py: `scripts/simulate data 486`, or `0:20000`.
+Run by tests/simulation/runner.py: `scripts/simulate data 486`, or `0:20000`. `--with`, `--without`
+and `--only` choose ingredients (ingredients.py).
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from raftlog.replication.partition import Acks
 from raftlog.storage import manager
 from raftlog.storage.types import StorageSettings
 from tests.simulation import runner
-from tests.simulation.data.clients import Part, Producer
+from tests.simulation.data import ingredients
+from tests.simulation.data.clients import LATE_S, Part, Producer
 from tests.simulation.data.consumers import Consumer
 from tests.simulation.data.data_world import DataWorld
-from tests.simulation.data.invariants import watching
+from tests.simulation.data.ingredients import Ingredient, Ingredients
+from tests.simulation.data.invariants import CHURN_S, watching
 from tests.simulation.data.nemesis import DataNemesis, DataRates
 from tests.simulation.data.operators import OperatorRates, Operators
+from tests.simulation.data.storage_faults import StorageFaults
 from tests.simulation.faults import FaultRates, Nemesis
 from tests.simulation.node_world import SNAPSHOTS, NodeWorld
 from tests.simulation.world import World, run
@@ -37,6 +41,13 @@ FAULTS_S: Final = 30.0
 WRITE_S_MEAN: Final = 0.12
 READ_S_MEAN: Final = 0.3
 RETENTION_MS: Final = 3_000
+KEPT_MS: Final = 6_000
+"""`retention.ms` of a topic with this ingredient."""
+DAY_MS: Final = 86_400_000
+LINKS_PER_S: Final = 0.4
+WRONG_CLOCK_PER_S: Final = 0.2
+COMPACTED: Final = "compacted"
+SINGLE: Final = "single"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,12 @@ class TopicCast:
 
     assignments: tuple[tuple[int, ...], ...]
     configs: dict[str, str]
+    name: str = ""
+    """If not named by its number."""
+
+
+def _with(topic: TopicCast, configs: dict[str, str]) -> TopicCast:
+    return replace(topic, configs={**topic.configs, **configs})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +77,81 @@ class Cast:
     rates: OperatorRates
     throttle: int
     """Bytes per second for replicas in addition; 0: no bound."""
+    ingredients: Ingredients = frozenset()
 
     @classmethod
-    def draw(cls, seed: int) -> Cast:
+    def draw(cls, seed: int, picked: Ingredients = frozenset()) -> Cast:
         """Every seed differs in more than its faults."""
+        return cls._draw(seed)._seasoned(seed, picked)
+
+    def _seasoned(self, seed: int, picked: Ingredients) -> Cast:
+        """With these ingredients, as far as they go with the rest."""
+        chance = random.Random(f"data ingredients {seed}")
+        topics = list(self.topics)
+        faults, data_faults, rates = self.faults, self.data_faults, self.rates
+        if any(topic.configs["flush"] == "async" for topic in topics):
+            # Its losses are promised away by the number of replicas without power.
+            picked -= ingredients.ASYNC_EXCLUDES
+        flush = topics[0].configs["flush"]
+        if any(each.needs_storage for each in picked):
+            data_faults = replace(
+                data_faults, rot_per_s=0.0, failed_sync_per_s=0.0, async_power_per_s=0.0
+            )
+            rates = replace(rates, wipe_per_s=0.0)
+        if picked & ingredients.STORAGE_LOSSES:
+            # The replicas of that topic are not watched.
+            rates = replace(rates, recreate_per_s=0.0)
+        if Ingredient.LINKS in picked:
+            faults = replace(faults, links_per_s=LINKS_PER_S)
+        if Ingredient.CLOCKS in picked:
+            faults = replace(faults, wrong_clock_per_s=WRONG_CLOCK_PER_S)
+            topics = [_with(topic, {"retention.ms": str(DAY_MS)}) for topic in topics]
+        if Ingredient.RETENTION in picked:
+            faults = replace(faults, clock_jump_per_s=0.0)
+            # A limit by size would delete younger records.
+            kept = {"retention.ms": str(KEPT_MS), "retention.bytes": "-1"}
+            topics = [_with(topic, kept) for topic in topics]
+        if Ingredient.STUTTER in picked:
+            data_faults = replace(data_faults, stutter_per_s=1.0)
+        if Ingredient.FAILOVERS in picked:
+            data_faults = replace(data_faults, failovers_per_s=0.3)
+        if Ingredient.DELETIONS in picked:
+            rates = replace(rates, delete_records_per_s=1.0)
+        if Ingredient.UNCLEAN in picked:
+            data_faults = replace(data_faults, stranded_per_s=0.25)
+            topics = [
+                _with(
+                    topic,
+                    {
+                        "unclean.leader.election.enable": str(chance.random() < 0.7).lower(),
+                        "min.insync.replicas": "1",
+                    },
+                )
+                for topic in topics
+            ]
+        if Ingredient.SINGLE_REPLICA in picked:
+            one = ((chance.randint(1, self.nodes),),)
+            topics.append(TopicCast(one, {"flush": flush}, SINGLE))
+        if Ingredient.COMPACTION in picked:
+            assignment = tuple(chance.sample(range(1, self.nodes + 1), 3))
+            configs = {
+                "flush": flush,
+                "cleanup.policy": "compact",
+                "min.cleanable.dirty.ratio": "0.01",
+                "segment.bytes": str(chance.choice((400, 800, 1600))),
+            }
+            topics.append(TopicCast((assignment,), configs, COMPACTED))
+        return replace(
+            self,
+            topics=tuple(topics),
+            faults=faults,
+            data_faults=data_faults,
+            rates=rates,
+            ingredients=picked,
+        )
+
+    @classmethod
+    def _draw(cls, seed: int) -> Cast:
         chance = random.Random(f"data cast {seed}")
         nodes, voters = chance.choice(((3, 3), (3, 3), (4, 3), (5, 3), (5, 5)))
         faults = replace(FaultRates.draw(chance), crash_per_s=chance.choice((0.0, 0.15, 0.4)))
@@ -123,6 +211,9 @@ class Report:
     """From the healing until every partition took a write."""
     settle_s: float
     """Until every replica was in sync and equal."""
+    churn: int
+    """Most changes of a partition's metadata within `CHURN_S`, without an operator's cause."""
+    ingredients: tuple[str, ...]
 
 
 @dataclass
@@ -132,12 +223,25 @@ class History:
     data: DataWorld
     cast: Cast
     producers: list[Producer] = field(default_factory=list)
+    end_s: float = 0.0
+    _readers: list[asyncio.Task[None]] = field(default_factory=list)
     data_nemesis: DataNemesis = field(init=False)
+    storage_faults: StorageFaults = field(init=False)
     operators: Operators = field(init=False)
 
     def __post_init__(self) -> None:
+        picked = self.cast.ingredients
         self.data_nemesis = DataNemesis(self.data, self.cast.data_faults)
-        self.operators = Operators(self.data, self.cast.rates, self.data_nemesis)
+        self.storage_faults = StorageFaults(self.data, picked, self.data_nemesis)
+        self.operators = Operators(self.data, self.cast.rates, self.data_nemesis, picked)
+        self.operators.on_new_part = self._read_new_part
+        self.data.has_losses = Ingredient.UNCLEAN in picked
+        if Ingredient.COMPACTION in picked:
+            self.data.compacted.add(COMPACTED)
+        if picked & {Ingredient.TIMES, Ingredient.EARLY_LOOKUPS}:
+            self.data.lateness_s = LATE_S
+        elif Ingredient.RETENTION in picked:
+            self.data.lateness_s = 0.0
 
     @property
     def world(self) -> World:
@@ -151,7 +255,8 @@ class History:
         nodes.start_all()
         await nodes.ready()
         for number, topic in enumerate(self.cast.topics):
-            await self.data.create(f"t{number}", topic.assignments, topic.configs)
+            name = topic.name or f"t{number}"
+            await self.data.create(name, topic.assignments, topic.configs)
         if self.cast.throttle:
             values = {THROTTLED_RATE: str(self.cast.throttle)}
             await self.data.propose(AlterClusterSettings(values=values))
@@ -160,14 +265,17 @@ class History:
         )
         nemesis.start()
         self.data_nemesis.start()
+        self.storage_faults.start()
         self.operators.start()
-        end_s = self.world.loop.now + FAULTS_S
-        await asyncio.gather(*self._clients(end_s))
+        self.end_s = self.world.loop.now + FAULTS_S
+        await asyncio.gather(*self._clients(self.end_s))
         self.data_nemesis.stop()
+        self.storage_faults.stop()
         self.operators.stop()
         nemesis.heal_all()
         with self.data.supervised():
             await self.operators.finish()
+            await asyncio.gather(*self._readers, *self.data.zombies)
         await self.data.judge()
 
     def _focus(self) -> int | None:
@@ -186,16 +294,31 @@ class History:
         loop = self.world.loop
         tasks = []
         for name, acks, idempotent in kinds:
+            has_epochs = idempotent and Ingredient.PRODUCER_EPOCHS in self.cast.ingredients
             producer = self.data.producer(
-                name, acks=acks, idempotent=idempotent, repeats=acks is Acks.ALL
+                name,
+                acks=acks,
+                idempotent=idempotent,
+                repeats=acks is Acks.ALL,
+                epochs=has_epochs,
             )
             self.producers.append(producer)
             mean_s = WRITE_S_MEAN if acks is Acks.ALL else 4 * WRITE_S_MEAN
             tasks.append(loop.create_task(producer.run(end_s, mean_s)))
         for number, part in enumerate(self._read_parts()):
-            consumer = Consumer(self.data, f"c{number}", part)
+            consumer = self._consumer(f"c{number}", part)
             tasks.append(loop.create_task(consumer.run(end_s, READ_S_MEAN)))
         return tasks
+
+    def _consumer(self, name: str, part: Part) -> Consumer:
+        # A follower shows lost records until it has followed the election.
+        near = 0.0 if self.data.has_losses else 0.5
+        looks_up = Ingredient.EARLY_LOOKUPS in self.cast.ingredients
+        return Consumer(self.data, name, part, near=near, looks_up=looks_up)
+
+    def _read_new_part(self, part: Part) -> None:
+        reading = self._consumer(f"c-{part}", part).run(self.end_s, READ_S_MEAN)
+        self._readers.append(self.world.loop.create_task(reading))
 
     def _read_parts(self) -> list[Part]:
         """Each partition once, and the first twice: readers of one partition are compared."""
@@ -214,16 +337,34 @@ class History:
             outcomes["refused"],
             sum(len(each.records) for each in data.history if isinstance(each, Poll)),
             sum(len(shared.leaders) for shared in data.replicas.shared.values()),
-            tuple(sorted((self.data_nemesis.counts | self.operators.counts).items())),
+            tuple(
+                sorted(
+                    (
+                        self.data_nemesis.counts
+                        | self.storage_faults.counts
+                        | self.operators.counts
+                    ).items()
+                )
+            ),
             self.operators.unexpected_endings(),
             data.resume_s,
             data.settle_s,
+            data.replicas.churn.highest,
+            tuple(ingredients.listed(self.cast.ingredients)),
         )
 
 
-def replay(seed: int) -> Report:
-    """Run one seed's history. Raises AssertionError after a violation."""
-    cast = Cast.draw(seed)
+def replay(
+    seed: int, *, allowed: Ingredients | None = None, exactly: Ingredients | None = None
+) -> Report:
+    """Run one seed's history. Raises AssertionError after a violation.
+
+    Its ingredients are drawn from the allowed ones (by default those of the checks), or are exactly
+    these.
+    """
+    if exactly is None:
+        exactly = ingredients.draw(seed, ingredients.drawn() if allowed is None else allowed)
+    cast = Cast.draw(seed, ingredients.compatible(exactly))
 
     async def main(world: World) -> History:
         nodes = NodeWorld(
@@ -257,9 +398,29 @@ def summary(reports: Sequence[Report]) -> str:
         f"{sum(len(report.endings) for report in reports)} nodes ended by themselves, writes "
         f"resumed in {max((report.resume_s for report in reports), default=0):.1f} s at most, "
         f"all in sync in {max((report.settle_s for report in reports), default=0):.1f} s, "
+        f"at most {max((report.churn for report in reports), default=0)} changes of a partition "
+        f"within {CHURN_S:g} s, "
+        f"{dict(sorted(Counter(name for each in reports for name in each.ingredients).items()))}, "
         f"{sum(report.steps for report in reports)} events"
     )
 
 
+def main(arguments: Sequence[str]) -> int:
+    """See the runner, and ingredients.py for `--with`, `--without` and `--only`."""
+    rest: list[str] = []
+    allowed, exactly = ingredients.drawn(), None
+    given = iter(arguments)
+    for argument in given:
+        if argument == "--with":
+            allowed |= ingredients.parse(next(given))
+        elif argument == "--without":
+            allowed -= ingredients.parse(next(given))
+        elif argument == "--only":
+            exactly = ingredients.parse(next(given))
+        else:
+            rest.append(argument)
+    return runner.main(partial(replay, allowed=allowed, exactly=exactly), summary, rest)
+
+
 if __name__ == "__main__":
-    sys.exit(runner.main(replay, summary, sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -11,8 +11,23 @@
    A replica with losses on its disk is excused until the next start of its node is unfenced: before
    that the metadata may name it, but it cannot act as a leader.
 
+6. A node appends as a leader only within one session timeout of its last touch with the quorum: a
+   heartbeat taken by a controller, less the time for which that controller could not prove to be
+   the only one (promise 7).
+7. The metadata of a partition changes at most `CHURN_MAX` times within `CHURN_S`, whatever fails.
+8. What a leader counts as durable at a follower, the counted incarnation of the follower has
+   acknowledged, and has had durably itself; and a replica that enters the ISR has acknowledged to
+   the leader that proposed it, in the incarnation that the metadata names (KIP-903).
+9. After a truncation no producer is remembered by a batch that is gone: its repetition would be
+   acknowledged, and written nowhere.
+10. No partition is without a leader for `OFFLINE_S` while a replica that may be elected is
+   available, and the metadata moves.
+
+The batches of compacted topics change: of these, only ends are checked (1, 2, 5), and the content
+by the history of the clients.
+
 Metadata with a recorded loss (an unclean election, a loss reported with flush=async) excuses the
-consequences: `forgive`.
+consequences: `forgive`. After an unclean election, these are the records that the new leader lacks.
 
 Only replicas with a change are checked: hooks in the storage report the changes.
 """
@@ -20,18 +35,27 @@ Only replicas with a change are checked: hooks in the storage report the changes
 from __future__ import annotations
 
 import contextlib
+import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 from unittest import mock
 
-from raftlog.metadata.image import MetadataImage, PartitionImage
+from raftlog.controller.active import ActiveController
+from raftlog.controller.messages import Heartbeat, HeartbeatAnswer
+from raftlog.metadata.broker_configs import session_timeout_s
+from raftlog.metadata.image import NO_LEADER_ID, MetadataImage, PartitionImage
 from raftlog.node.assembly import NodeCore
 from raftlog.record.types import PartitionId, TopicId
+from raftlog.replication.leader_state import LeaderState
+from raftlog.replication.partition import Partition
+from raftlog.replication.replica_fetcher import ReplicaFetcher
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.types import LogState
+from tests.simulation.data.ingredients import UNCHECKED
 from tests.simulation.data.replicas import UNKNOWN, Batch, Key, Replica
 from tests.simulation.life import Life
 from tests.simulation.node_checker import InvariantError
@@ -39,6 +63,18 @@ from tests.simulation.node_world import NodeWorld
 
 MOVED: list[LogCore] = []
 """Logs with a change in the present event."""
+CUT: list[LogCore] = []
+"""Logs with a truncation or a restart that has ended in the present event."""
+ACKED: list[tuple[Partition, int]] = []
+"""Followers with an acknowledgement in the present event, and its durable end."""
+TOUCHED: list[tuple[int, float]] = []
+"""Brokers with a heartbeat taken in the present event, and the unproven time of the controller."""
+CHURN_S: Final = 5.0
+CHURN_MAX: Final = 60
+"""Some changes follow each death, cut or operator: nearly all random histories stay below 30, those
+with many failovers below 50. A partition that changes by itself has hundreds."""
+OFFLINE_S: Final = 3.0
+"""More than a controller's failover and one election."""
 
 
 @contextlib.contextmanager
@@ -62,8 +98,31 @@ def watching() -> Iterator[None]:
                 return await original(self, *arguments, **named)
             finally:
                 MOVED.append(self._core)
+                CUT.append(self._core)
 
         return mock.patch.object(LogOperations, name, noted)
+
+    subscription, next_ack = ReplicaFetcher.subscription, ReplicaFetcher.next_ack
+
+    def noted_subscription(self: ReplicaFetcher, handle: int) -> Any:
+        found = subscription(self, handle)
+        if found is not None:
+            ACKED.append((self.partition, int(found.durable_end)))
+        return found
+
+    def noted_ack(self: ReplicaFetcher) -> Any:
+        ack = next_ack(self)
+        if ack is not None:
+            ACKED.append((self.partition, ack[1]))
+        return ack
+
+    handle_heartbeat = ActiveController.handle_heartbeat
+
+    def noted_heartbeat(self: ActiveController, heartbeat: Heartbeat) -> Any:
+        reply = handle_heartbeat(self, heartbeat)
+        if isinstance(reply, HeartbeatAnswer) and not reply.fenced:
+            TOUCHED.append((int(heartbeat.broker_id), reply.confirmed_age_s))
+        return reply
 
     def set_and_note(self: Log, offset: Any) -> None:
         MOVED.append(self)
@@ -71,7 +130,13 @@ def watching() -> Iterator[None]:
 
     noted_property = property(lambda self: vars(self)["high_watermark"], set_and_note)
     MOVED.clear()
+    TOUCHED.clear()
+    ACKED.clear()
+    CUT.clear()
     with (
+        mock.patch.object(ReplicaFetcher, "subscription", noted_subscription),
+        mock.patch.object(ReplicaFetcher, "next_ack", noted_ack),
+        mock.patch.object(ActiveController, "handle_heartbeat", noted_heartbeat),
         noting("note_append"),
         noting("end_sync"),
         noting("end_service"),
@@ -82,6 +147,27 @@ def watching() -> Iterator[None]:
     ):
         yield
     MOVED.clear()
+    TOUCHED.clear()
+    ACKED.clear()
+    CUT.clear()
+
+
+class Churn:
+    """How often the metadata of each partition changes."""
+
+    def __init__(self) -> None:
+        self.bound: int | None = None if "churn" in UNCHECKED else CHURN_MAX
+        self.highest = 0
+        self._changes: dict[Key, deque[float]] = {}
+
+    def changed(self, key: Key, count: int, now: float) -> int:
+        """So many changes came; return how many within the last `CHURN_S`."""
+        times = self._changes.setdefault(key, deque())
+        times.extend([now] * count)
+        while times and times[0] < now - CHURN_S:
+            times.popleft()
+        self.highest = max(self.highest, len(times))
+        return len(times)
 
 
 @dataclass
@@ -101,6 +187,12 @@ class Shared:
     row: PartitionImage | None = None
     """Of the newest metadata."""
     unclean_epoch: int = -1
+    begun_unclean: int = -1
+    """The newest unclean leader epoch in which its leader has acted."""
+    lost: set[bytes] = field(default_factory=set)
+    """The links of committed batches that an unclean election has given up."""
+    offline_since: float | None = None
+    """Without a leader since then, though a replica may be elected."""
 
 
 class ReplicaChecker:
@@ -117,8 +209,14 @@ class ReplicaChecker:
         self.newest: MetadataImage | None = None
         self.fenced: dict[int, bool] = {}
         self.broker_epochs: dict[int, int] = {}
+        self.on_loss: Callable[[Key, int], None] = self.forgive
+        """Called with the offset from which on an unclean election has lost records."""
+        self.churn = Churn()
+        self.touched: dict[int, float] = {}
+        """When each node was last in touch with the quorum."""
+        self.acked: dict[tuple[Key, int, int], int] = {}
+        """The highest end that a follower has told any leader, in each broker epoch of its node."""
         self.looks = 0
-        self._indexes: dict[int, int] = {}
         self._after = self.world.loop.after_event
         self.world.loop.after_event = self._after_event
 
@@ -134,7 +232,9 @@ class ReplicaChecker:
         """The partition has reported a possible loss of records from there on."""
         shared = self.shared.setdefault(key, Shared())
         for base_offset in [each for each in shared.committed if each >= from_offset]:
-            shared.links.pop(shared.committed.pop(base_offset).next_offset, None)
+            batch = shared.committed.pop(base_offset)
+            shared.links.pop(batch.next_offset, None)
+            shared.lost.add(batch.link)
         shared.committed_end = min(shared.committed_end, from_offset)
         last = max(shared.committed, default=None)
         shared.committed_link = b"" if last is None else shared.committed[last].link
@@ -155,22 +255,46 @@ class ReplicaChecker:
     def _after_event(self, life: Life) -> None:
         if self._after is not None:
             self._after(life)
+        if TOUCHED:
+            for node_id, age_s in TOUCHED:
+                self.touched[node_id] = max(
+                    self.touched.get(node_id, -math.inf), self.world.loop.now - age_s
+                )
+            TOUCHED.clear()
         newest_index = self.nodes.checker.newest[0]
         if newest_index != self.newest_index:
             self.newest_index = newest_index
             self._take_metadata(self.nodes.cores[life.node_id].services.metadata.image)
+        core = self.nodes.cores.get(life.node_id)
+        if ACKED:
+            for partition, end in ACKED:
+                self._acks(partition, end, life, core)
+            ACKED.clear()
         if MOVED:
             moved = dict.fromkeys(MOVED)
+            cut = set(CUT)
             MOVED.clear()
-            core = self.nodes.cores.get(life.node_id)
+            CUT.clear()
             if core is None:
                 # Logs are opened before the node: they are checked after their first change.
                 return
             for log in moved:
                 self._look(life, core, log)
+                if log in cut:
+                    self._check_producers(life, log)
+
+    def _acks(self, partition: Partition, end: int, life: Life, core: NodeCore | None) -> None:
+        """A follower tells its leader that it has everything below `end` durably."""
+        key = (str(partition.topic_id), int(partition.partition))
+        if end > partition.durable_end:
+            self._fail(f"{life} acknowledges {end} of {key}, and has {partition.durable_end}")
+        if core is not None and core.controller.broker_epoch is not None:
+            place = (key, life.node_id, int(core.controller.broker_epoch))
+            self.acked[place] = max(self.acked.get(place, 0), end)
 
     def _take_metadata(self, image: MetadataImage) -> None:
         self.newest = image
+        epochs_before = dict(self.broker_epochs)
         for broker_id, broker in image.brokers.items():
             node_id, epoch = int(broker_id), int(broker.broker_epoch)
             if self.broker_epochs.get(node_id, epoch) != epoch:
@@ -190,14 +314,75 @@ class ReplicaChecker:
             for row in topic.partitions:
                 shared = self.shared.setdefault((topic_id, row.partition), Shared())
                 before = shared.row
+                key = (topic_id, int(row.partition))
+                self._check_online(key, shared, row, image)
                 if before is row and not unfenced.intersection(row.replicas):
                     continue
                 shared.row = row
-                key = (topic_id, int(row.partition))
+                changes = 0 if before is None else row.partition_epoch - before.partition_epoch
+                recent, bound = (
+                    self.churn.changed(key, changes, self.world.loop.now),
+                    self.churn.bound,
+                )
+                if bound is not None and recent > bound:
+                    self._fail(f"{key}: the metadata does not come to rest: {row}")
                 if row.unclean_epoch != shared.unclean_epoch:
                     shared.unclean_epoch = row.unclean_epoch
-                    self.forgive(key)
+                    self._note_loss(key, shared, row)
+                if before is not None and set(row.isr) - set(before.isr):
+                    self._check_entry(key, before, row, epochs_before)
                 self._check_electable(key)
+
+    def _check_entry(
+        self, key: Key, before: PartitionImage, row: PartitionImage, epochs_before: dict[int, int]
+    ) -> None:
+        if row.leader_epoch != before.leader_epoch or row.partition_epoch != (
+            before.partition_epoch + 1
+        ):
+            # By an election, or by several changes in one.
+            return
+        core = self.nodes.cores.get(int(row.leader))
+        partition = core and core.services.replicas.replica(TopicId(key[0]), PartitionId(key[1]))
+        role = partition.leader_role if partition else None
+        if role is None or role.state.row.leader_epoch != row.leader_epoch:
+            # The leader that proposed it is gone.
+            return
+        for member in sorted(set(row.isr) - set(before.isr)):
+            follower = role.state.followers.get(member)
+            epoch = self.broker_epochs[int(member)]
+            # The broker may have been registered again right after, in the same event.
+            if follower is None or follower.broker_epoch not in (epoch, epochs_before.get(member)):
+                self._fail(
+                    f"{key}: broker {member} enters the ISR in broker epoch {epoch}, and has "
+                    f"acknowledged in {None if follower is None else follower.broker_epoch}"
+                )
+
+    def _check_online(
+        self, key: Key, shared: Shared, row: PartitionImage, image: MetadataImage
+    ) -> None:
+        candidates = row.isr or row.elr
+        if row.leader != NO_LEADER_ID or not any(
+            image.brokers[member].is_available for member in candidates if member in image.brokers
+        ):
+            shared.offline_since = None
+            return
+        now = self.world.loop.now
+        if shared.offline_since is None:
+            shared.offline_since = now
+        elif now - shared.offline_since > OFFLINE_S:
+            self._fail(f"{key} has had no leader for {now - shared.offline_since:.1f} s: {row}")
+
+    def _note_loss(self, key: Key, shared: Shared, row: PartitionImage) -> None:
+        """The leader of an unclean election lacks committed batches from some offset on."""
+        replica = self._present(int(row.leader), key)
+        if replica is None or replica.is_compacted or not replica.is_rooted:
+            self.on_loss(key, 0)
+            return
+        for base_offset, batch in sorted(shared.committed.items()):
+            holding = replica.holding(base_offset)
+            if base_offset >= replica.start and (holding is None or holding.link != batch.link):
+                self.on_loss(key, base_offset)
+                return
 
     def _look(self, life: Life, core: NodeCore, log: LogCore) -> None:
         """Something has moved in a log of the node in which the event was."""
@@ -211,6 +396,8 @@ class ReplicaChecker:
         if found is None or found is not log:
             # The replica is in opening, or was given up.
             return
+        known = self.replicas.get((life.node_id, key))
+        end_before = None if known is None or known.log is not log else known.end
         replica = self._follow(life.node_id, key, log)
         shared = self.shared.setdefault(key, Shared())
         if replica.end < shared.committed_end:
@@ -218,9 +405,16 @@ class ReplicaChecker:
         partition = core.services.replicas.replica(TopicId(key[0]), PartitionId(key[1]))
         if partition is None:
             return
+        if partition.leader_role is not None:
+            self._check_knowledge(key, partition.leader_role.state, life)
         is_leader, epoch = partition.is_leader, int(partition.image.leader_epoch)
         high_watermark = int(partition.high_watermark)
-        if epoch == replica.epoch and high_watermark < replica.high_watermark:
+        truncates_losses = shared.unclean_epoch >= 0 and not is_leader
+        if (
+            epoch == replica.epoch
+            and high_watermark < replica.high_watermark
+            and not truncates_losses
+        ):
             self._fail(
                 f"the high watermark of {key} on {life} fell from {replica.high_watermark} to "
                 f"{high_watermark} in leader epoch {epoch}"
@@ -229,7 +423,14 @@ class ReplicaChecker:
         if is_leader and core.controller.broker_epoch is not None:
             # Without space to register, a node only lets the records of its last metadata be read.
             self._acts(key, shared, epoch, life)
-        if high_watermark > replica.checked_to:
+            if epoch == shared.unclean_epoch > shared.begun_unclean:
+                # A truncation may have been under way when the leader was elected.
+                shared.begun_unclean = epoch
+                assert shared.row is not None
+                self._note_loss(key, shared, shared.row)
+            if end_before is not None and replica.end > end_before:
+                self._appends(key, life, core)
+        if high_watermark > replica.checked_to and not replica.is_compacted:
             self._check_committed(key, shared, replica)
         if is_leader and high_watermark > shared.committed_end:
             last = replica.before(high_watermark)
@@ -292,6 +493,35 @@ class ReplicaChecker:
         if known != repr(life):
             self._fail(f"{key} has the leaders {known} and {life} in epoch {epoch}")
 
+    def _check_producers(self, life: Life, log: LogCore) -> None:
+        end = log.segments.end_offset
+        ahead = {each: last for each, last in log.producers.last_offsets().items() if last >= end}
+        if ahead and log.failure is None:
+            self._fail(f"{life}: {log.directory} ends at {end}, and remembers producers to {ahead}")
+
+    def _check_knowledge(self, key: Key, state: LeaderState, life: Life) -> None:
+        for member, follower in state.followers.items():
+            epoch = int(follower.broker_epoch)
+            acked = self.acked.get((key, int(member), epoch), 0)
+            if follower.durable_end > acked:
+                self._fail(
+                    f"{life} counts {follower.durable_end} of {key} as durable on broker {member}, "
+                    f"which has acknowledged {acked} in broker epoch {epoch}"
+                )
+
+    def _appends(self, key: Key, life: Life, core: NodeCore) -> None:
+        if core.quorum.is_active and core.quorum.voters.ids == {life.node_id}:
+            # A lone voter is in touch with the quorum: no other node could take its lead.
+            return
+        assert self.newest is not None
+        bound_s = session_timeout_s(self.newest.cluster_settings)
+        silent_s = self.world.loop.now - self.touched.get(life.node_id, -math.inf)
+        if silent_s > bound_s:
+            self._fail(
+                f"{life} appends to {key} as its leader, {silent_s:.3f} s after its last touch "
+                "with the quorum"
+            )
+
     def _check_link(self, key: Key, batch: Batch, replica: Replica) -> None:
         if not replica.is_rooted:
             return
@@ -309,6 +539,8 @@ class ReplicaChecker:
         # Deleted records cannot be read any more.
         start = max(replica.checked_to, replica.start)
         for batch in replica.between(start, replica.high_watermark):
+            if batch.link in shared.lost:
+                continue
             known = committed.setdefault(batch.base_offset, batch)
             if replica.is_rooted:
                 shared.links[batch.next_offset] = batch.link
@@ -340,6 +572,8 @@ class ReplicaChecker:
                     f"{key}: broker {member} may be elected, and has {replica.durable_end} of "
                     f"{end} durably ({row})"
                 )
+            if replica.is_compacted:
+                continue
             if holding is None or (
                 shared.committed_link != UNKNOWN
                 and replica.is_rooted

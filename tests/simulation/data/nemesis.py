@@ -12,12 +12,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftlog.record.errors import LogError
+from raftlog.replication.partition import Acks
 from tests.simulation.data.clients import ask
 from tests.simulation.data.data_world import DataWorld, Part
 from tests.simulation.data.recurring import Recurring
 from tests.simulation.life import NodeDiedError
 
 ALONE_S_MAX: Final = 4.0
+ALONE_POLL_S: Final = 0.02
+STRANDED_S: Final = 3.0
+"""For a leader to be the only one in sync."""
+STUTTERS: Final = (3, 8)
+STUTTER_S_MAX: Final = 1.2
+"""From a start of a stuttering node until its next death."""
+FAILOVERS: Final = (4, 10)
+FAILOVERS_S_MAX: Final = 0.6
+"""Between the deaths of two leaders in a row."""
 FAILOVER_S: Final = (0.2, 2.5)
 """Between the two deaths of a double failover."""
 HURTS_MAX: Final = 3
@@ -48,6 +58,11 @@ class DataRates:
     stop_per_s: float = 0.0
     voters_per_s: float = 0.0
     """A node gets or loses its vote, or the quorum another leader."""
+    stranded_per_s: float = 0.0
+    """All followers of a partition die, and its leader after them. Not drawn: an ingredient."""
+    stutter_per_s: float = 0.0
+    failovers_per_s: float = 0.0
+    """Not drawn: ingredients."""
 
     @classmethod
     def draw(cls, chance: random.Random) -> DataRates:
@@ -72,8 +87,9 @@ class DataNemesis(Recurring):
     def __init__(self, data: DataWorld, rates: DataRates) -> None:
         super().__init__(data, "data nemesis")
         self.rates = rates
-        self._rotten: dict[Part, tuple[int, str, bytes]] = {}
-        """A damaged segment of a replica, and its bytes since."""
+        self._rotten: dict[Part, list[tuple[int, str, bytes]]] = {}
+        """Damaged segments of replicas, and their bytes since."""
+        self._writers = 0
         self._hurts: dict[Part, int] = {}
 
     def start(self) -> None:
@@ -91,6 +107,9 @@ class DataNemesis(Recurring):
                 (rates.reassignment_per_s, self._reassign),
                 (rates.stop_per_s, self._stop),
                 (rates.voters_per_s, self._change_voters),
+                (rates.stranded_per_s, self._strand),
+                (rates.stutter_per_s, self._stutter),
+                (rates.failovers_per_s, self._failovers),
             )
         )
 
@@ -103,15 +122,24 @@ class DataNemesis(Recurring):
         """Whether a replica may lose its storage: no other one has, not even unnoticed."""
         if not self.is_calm() or len(self.data.row(part).replicas) < 3:
             return False
-        rotten = self._rotten.get(part)
-        if rotten is None:
-            return True
-        node_id, path, content = rotten
-        disk = self.data.world.disk(node_id)
-        return path not in disk.paths() or disk.contents(path) != content
+        return not any(self._is_still_there(*each) for each in self._rotten.get(part, ()))
 
-    def _may_hurt(self, part: Part) -> bool:
+    def _is_still_there(self, node_id: int, path: str, content: bytes) -> bool:
+        disk = self.data.world.disk(node_id)
+        return path in disk.paths() and disk.contents(path) == content
+
+    def may_hurt(self, part: Part) -> bool:
+        """Whether a replica may be damaged, and has a failure left."""
         return self._hurts.get(part, 0) < HURTS_MAX and self.may_lose_one(part)
+
+    def hurt(self, part: Part) -> None:
+        """Some replica was damaged."""
+        self._hurts[part] = self._hurts.get(part, 0) + 1
+
+    def rotten(self, part: Part, node_id: int, path: str) -> None:
+        """A segment was damaged: until it is replaced, no other replica may lose anything."""
+        content = self.data.world.disk(node_id).contents(path)
+        self._rotten.setdefault(part, []).append((node_id, path, content))
 
     # The faults
 
@@ -144,24 +172,24 @@ class DataNemesis(Recurring):
 
     async def _rot(self) -> bool:
         part = self.part()
-        if not self._may_hurt(part):
+        if not self.may_hurt(part):
             return False
         victim = int(self.random.choice(self.data.row(part).replicas))
         segments = self.data.paths(victim, part)
         if len(segments) < 2:
             return False
         number = self.random.randrange(len(segments) - 1)
-        self._hurts[part] = self._hurts.get(part, 0) + 1
+        self.hurt(part)
         path = self.data.rot(victim, part, segment=number, at=self.random.random())
-        self._rotten[part] = (victim, path, self.data.world.disk(victim).contents(path))
+        self.rotten(part, victim, path)
         return True
 
     async def _failed_sync(self) -> bool:
         part = self.part()
-        if not self._may_hurt(part):
+        if not self.may_hurt(part):
             return False
         victim = int(self.random.choice(self.data.row(part).replicas))
-        self._hurts[part] = self._hurts.get(part, 0) + 1
+        self.hurt(part)
         path = self.data.paths(victim, part)[-1]
         self.data.world.trace(f"disk {victim} fails its next sync of {path}")
         disk = self.data.world.disk(victim)
@@ -230,4 +258,73 @@ class DataNemesis(Recurring):
             await ask(self.data, asked, lambda core: getattr(core.quorum, kind)(node_id))
         except (LogError, NodeDiedError, TimeoutError):
             return False
+        return True
+
+    async def _stutter(self) -> bool:
+        part = self.part()
+        leader = self.data.leader(part)
+        followers = [int(each) for each in self.data.row(part).replicas if each != leader]
+        if leader is None or not followers:
+            return False
+        victim = self.random.choice(followers)
+        network = self.data.world.network
+        kind = self.random.choice(("to the leader", "from the leader", "both"))
+        slowed = []
+        if kind != "from the leader":
+            slowed.append((victim, leader, self.random.uniform(0.3, 2.0)))
+        if kind != "to the leader":
+            slowed += [
+                (leader, other, self.random.uniform(0.4, 1.2))
+                for other in self.data.nodes.others(leader)
+                if other != victim
+            ]
+        for source, target, extra_s in slowed:
+            network.slow(source, target, extra_s)
+        try:
+            for _ in range(self.random.randint(*STUTTERS)):
+                if self.data.world.is_up(victim):
+                    self.data.world.crash(victim, power=self._may_cut_power())
+                await asyncio.sleep(self.random.uniform(0.0, 0.1))
+                if not self.data.world.is_up(victim):
+                    self.data.nodes.start(victim)
+                await asyncio.sleep(self.random.uniform(0.1, STUTTER_S_MAX))
+        finally:
+            for source, target, _ in slowed:
+                network.slow(source, target, 0.0)
+        return True
+
+    async def _failovers(self) -> bool:
+        """Leaders that die before they are followed leave logs that differ epoch by epoch."""
+        part = self.part()
+        self._writers += 1
+        writer = self.data.producer(
+            f"failovers-{self._writers}", acks=Acks.LEADER, idempotent=False, repeats=False
+        )
+        for _ in range(self.random.randint(*FAILOVERS)):
+            leader = self.data.leader(part)
+            if leader is not None and self.data.world.is_up(leader):
+                for _ in range(self.random.randint(1, 3)):
+                    await writer.send(part, self.random.randint(1, 3), node=leader, within_s=0.1)
+                if self.data.world.is_up(leader):
+                    self.data.world.crash(leader)
+            await asyncio.sleep(self.random.uniform(0.02, FAILOVERS_S_MAX))
+        return True
+
+    async def _strand(self) -> bool:
+        """The last replica in sync dies with records that no other replica has."""
+        part = self.part()
+        leader = self.data.leader(part)
+        if leader is None:
+            return False
+        for node_id in self.data.row(part).replicas:
+            if node_id != leader and self.data.world.is_up(node_id):
+                self.data.world.crash(node_id)
+        deadline = self.data.world.loop.now + STRANDED_S
+        while set(self.data.row(part).isr) != {leader}:
+            if self.data.world.loop.now > deadline:
+                return False
+            await asyncio.sleep(ALONE_POLL_S)
+        await asyncio.sleep(self.random.uniform(0.0, 0.5))
+        if self.data.world.is_up(leader):
+            self.data.world.crash(leader)
         return True

@@ -22,8 +22,10 @@ from raftlog.replication.cluster_metadata import propose
 from tests.simulation.data.clients import Part, ask
 from tests.simulation.data.consumers import Consumer
 from tests.simulation.data.data_world import SMALL_SEGMENTS, DataWorld
+from tests.simulation.data.ingredients import Ingredient, Ingredients
 from tests.simulation.data.nemesis import DataNemesis
-from tests.simulation.data.recurring import Recurring
+from tests.simulation.data.recurring import Happening, Recurring
+from tests.simulation.data.storage_faults import ORDERED
 from tests.simulation.life import NodeDiedError
 from tests.verification.log_history import Deletion
 
@@ -36,6 +38,12 @@ DECOMMISSION_S: Final = (1.0, 8.0)
 REPEATED: Final = "recreated"
 """The topic that is deleted and created again."""
 REPEATED_SENDS: Final = 6
+MIN_ISR: Final = "min.insync.replicas"
+DELETIONS_ALONE: Final = 0.2
+"""Share of the judged deletions in which the leader is cut off from all other nodes."""
+ALONE_S: Final = (0.2, 4.0)
+PARTITIONS_MAX: Final = 4
+"""Most partitions of a topic that grows."""
 WIPED_REASONS: Final = ("another data directory", "is not registered in this cluster any more")
 
 
@@ -67,9 +75,18 @@ class OperatorRates:
 class Operators(Recurring):
     """Run all operations until `stop`, and complete them in `finish`."""
 
-    def __init__(self, data: DataWorld, rates: OperatorRates, nemesis: DataNemesis) -> None:
+    def __init__(
+        self,
+        data: DataWorld,
+        rates: OperatorRates,
+        nemesis: DataNemesis,
+        ingredients: Ingredients = frozenset(),
+    ) -> None:
         super().__init__(data, "operators")
         self.rates = rates
+        self.on_new_part: Callable[[Part], None] = lambda _: None
+        """Called for each partition that a topic gets in addition."""
+        self._ingredients = ingredients
         self._nemesis = nemesis
         self._wiped: int | None = None
         """The broker to be removed and added again."""
@@ -97,11 +114,19 @@ class Operators(Recurring):
                 (rates.recreate_per_s, self._recreate),
             )
         )
+        kinds: tuple[tuple[float, Ingredient, Happening], ...] = (
+            (0.7, Ingredient.MIN_ISR, self._flip_min),
+            (0.15, Ingredient.MIN_ISR, self._flip_cluster_min),
+            (0.3, Ingredient.MORE_PARTITIONS, self._grow),
+            (1.0, Ingredient.UNCLEAN, self._elect_unclean),
+        )
+        self.begin([(rate, work) for rate, each, work in kinds if each in self._ingredients])
 
     async def finish(self) -> None:
         """Complete unfinished work. The cluster is healed."""
         await self._await_unknown_outcomes()
         await self._clear_wishes()
+        self._take_new_parts()
         if self._ending is not None:
             # First: without reassignment of this topic, a wiped broker with a replica cannot leave.
             await self._end_life()
@@ -121,16 +146,21 @@ class Operators(Recurring):
         return tuple(
             ending.reason
             for ending in self.data.nodes.endings
-            if ending.node_id not in self._ever_wiped
-            or not any(reason in ending.reason for reason in WIPED_REASONS)
+            if (
+                ending.node_id not in self._ever_wiped
+                or not any(reason in ending.reason for reason in WIPED_REASONS)
+            )
+            and ORDERED not in ending.reason
         )
 
     # Helpers
 
-    async def _ask(self, work: Callable[[NodeCore], Awaitable[Any]]) -> bool:
-        """Run an operation on any node; return whether it succeeded."""
+    async def _ask(
+        self, work: Callable[[NodeCore], Awaitable[Any]], node_id: int | None = None
+    ) -> bool:
+        """Run an operation on that node, or on any; return whether it succeeded."""
         try:
-            await ask(self.data, self.random.choice(self.data.nodes.node_ids), work)
+            await ask(self.data, node_id or self.random.choice(self.data.nodes.node_ids), work)
         except (LogError, NodeDiedError, TimeoutError) as error:
             self.data.world.trace(f"an operator was told {error!r}")
             self._has_unknown_outcome = True
@@ -272,6 +302,7 @@ class Operators(Recurring):
         )
 
     async def _take_out(self, victim: int) -> None:
+        self._take_new_parts()
         others = self.data.nodes.others(victim)
         held = [*self.data.parts, *([self._repeated] if self._repeated else [])]
         for part in held:
@@ -308,7 +339,82 @@ class Operators(Recurring):
             found = core.services.partitions.find(part.topic, part.number)
             await found.delete_records(Offset(before))
 
-        return await self._ask(work)
+        is_judged = Ingredient.DELETIONS in self._ingredients
+        if is_judged and self.random.random() < DELETIONS_ALONE:
+            is_deleted = await self._ask_alone(part, work)
+        else:
+            is_deleted = await self._ask(work)
+        if is_deleted and is_judged:
+            self.data.history.append(
+                Deletion(partition=str(part), before=before, completed=self.data.step())
+            )
+        return is_deleted
+
+    async def _ask_alone(self, part: Part, work: Callable[[NodeCore], Awaitable[Any]]) -> bool:
+        """Run an operation on the leader, which no other node hears for a while."""
+        leader = self.data.leader(part)
+        if leader is None:
+            return False
+        network, others = self.data.world.network, self.data.nodes.others(leader)
+        self.data.nodes.cut_off(leader)
+        try:
+            return await self._ask(work, leader)
+        finally:
+            await asyncio.sleep(self.random.uniform(*ALONE_S))
+            for other in others:
+                network.unblock(leader, other)
+                network.unblock(other, leader)
+
+    # Settings and partitions of topics
+
+    async def _flip_min(self) -> bool:
+        part = self.part()
+        row = self.data.row(part)
+        replicas = min(
+            len(set(row.replicas) - set(row.adding)), len(set(row.replicas) - set(row.removing))
+        )
+        value = str(min(replicas, self.random.choice((1, 1, 2, 2, 3))))
+        return await self._ask(
+            lambda core: core.services.metadata.alter_configs(part.topic, {MIN_ISR: value})
+        )
+
+    async def _flip_cluster_min(self) -> bool:
+        if any(len(self.data.row(part).replicas) == 1 for part in self.data.parts):
+            return False
+        value = self.random.choice(("1", "2"))
+        return await self._ask(
+            lambda core: core.services.metadata.alter_cluster_settings({MIN_ISR: value})
+        )
+
+    async def _grow(self) -> bool:
+        topic = self.part().topic
+        count = len(self.data.topic(topic).partitions)
+        if topic == REPEATED or count >= PARTITIONS_MAX:
+            return False
+        is_grown = await self._ask(
+            lambda core: core.services.metadata.add_partitions(topic, count + 1)
+        )
+        self._take_new_parts()
+        return is_grown
+
+    def _take_new_parts(self) -> None:
+        """Judge the partitions that topics have got, perhaps by a request of unknown outcome."""
+        if Ingredient.MORE_PARTITIONS not in self._ingredients:
+            return
+        for topic in sorted({part.topic for part in self.data.parts} - {REPEATED}):
+            for row in self.data.topic(topic).partitions:
+                part = Part(topic, row.partition)
+                if part not in self.data.parts:
+                    self.data.parts.append(part)
+                    self.on_new_part(part)
+
+    async def _elect_unclean(self) -> bool:
+        part = self.part()
+        return self.data.leader(part) is None and await self._ask(
+            lambda core: core.services.metadata.operations.transfer_leader(
+                part.topic, part.number, None, unclean=True
+            )
+        )
 
     def _is_there(self, part: Part) -> bool:
         assert self.data.replicas.newest is not None

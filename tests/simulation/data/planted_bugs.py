@@ -1,7 +1,13 @@
-"""The ten mistakes of docs/decisions/ten-mistakes.md, each planted in one place.
+"""Planted bugs: the ten mistakes of docs/decisions/ten-mistakes.md, and a second list.
 
 They exist in tests only: `planted` patches one into the shipped code for the duration of the block.
 The checkers must find every one: see test_planted_bugs.py.
+
+`MISTAKES` was made together with the checkers. `BLIND_SPOTS` was made against them, by a reader of
+the code who looked for rules that no history would miss. Random histories alone must find each:
+
+    scripts/simulate planted zombie-epoch-not-fenced 0:200     how many seeds find it, and how
+    scripts/simulate planted all 1000:1200                     each, over 200 fresh seeds
 """
 
 from __future__ import annotations
@@ -9,21 +15,30 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from dataclasses import replace as replace_feed
 from typing import Any, Final
 from unittest import mock
 
-from raftlog.metadata import apply_cluster
+from msgspec.structs import replace
+
+from raftlog.metadata import apply, apply_cluster, apply_partitions
+from raftlog.metadata.commands import AlterIsr
+from raftlog.metadata.image import MetadataImage
 from raftlog.record.types import TopicId
 from raftlog.replication import divergence
 from raftlog.replication.divergence import BelowStart, Diverging
 from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.leader_state import LeaderState
+from raftlog.replication.leader_streams import LeaderStreams
 from raftlog.replication.lifecycle import ReplicaLifecycle
+from raftlog.replication.partition import Partition
 from raftlog.replication.possible_loss import LossGate
-from raftlog.replication.replica import Replica
+from raftlog.replication.replica import Fetched, Replica
+from raftlog.storage import log_operations, opening, producer_state
+from raftlog.storage.compaction_rewrite import CompactionPass
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.manager import LogManager
-from raftlog.storage.producer_state import ProducerStates
+from raftlog.storage.producer_state import APPEND, ProducerStates, Truncation
 
 
 @dataclass(frozen=True)
@@ -180,3 +195,235 @@ MISTAKES: Final = (
         lambda _image, _broker_id: (),
     ),
 )
+
+
+@dataclass(frozen=True)
+class BlindSpot:
+    """A bug that random histories have to find by themselves."""
+
+    name: str
+    what: str
+    """What the code does wrong, and the promise or KIP that it breaks."""
+    patches: tuple[tuple[Any, str, Any], ...]
+    """Class or module, name, and what takes its place."""
+    seed: int
+    ingredients: str = "none"
+    """A seed that finds it with exactly these ingredients, whatever the checks draw today."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @contextlib.contextmanager
+    def planted(self) -> Iterator[None]:
+        """The shipped code has the bug within the block."""
+        with contextlib.ExitStack() as stack:
+            for owner, name, wrong in self.patches:
+                stack.enter_context(mock.patch.object(owner, name, wrong))
+            yield
+
+
+def _committed_below_the_minimum(
+    self: LeaderState, own_durable_end: Any, *, min_insync_replicas: int
+) -> Any:
+    ends = [self._followers[member].durable_end for member in self._effective_isr]
+    end = min([own_durable_end, *ends])
+    return None if end < 0 else end
+
+
+def _without_name_sync(right: Callable[..., Any]) -> Any:
+    def create_segment(disk: Any, *arguments: Any) -> Any:
+        with mock.patch.object(disk, "sync_directory", lambda _path: None):
+            return right(disk, *arguments)
+
+    return create_segment
+
+
+def _with_present_epochs(right: Callable[..., Any]) -> Any:
+    def alter_isr(image: MetadataImage, command: AlterIsr) -> Any:
+        members = tuple(
+            (member, image.brokers[member].broker_epoch if member in image.brokers else epoch)
+            for member, epoch in command.isr
+        )
+        return right(image, replace(command, isr=members))
+
+    return alter_isr
+
+
+def _without_fencing(right: Callable[..., Any]) -> Any:
+    def judge(known: Any, header: Any) -> Any:
+        if known is not None and header.producer_epoch < known.epoch:
+            return APPEND
+        return right(known, header)
+
+    return judge
+
+
+def _committing_all_at_once(right: Callable[..., None]) -> Any:
+    def init(self: LeaderRole, replica: Replica) -> None:
+        right(self, replica)
+        if replica.log.log_end_offset > replica.high_watermark:
+            replica.move_high_watermark(replica.log.log_end_offset)
+
+    return init
+
+
+async def _no_such_time(_self: Partition, _timestamp_ms: int) -> None:
+    return None
+
+
+def _with_the_lost(right: Callable[..., Any]) -> Any:
+    def next_elr(row: Any, *, not_eligible: Any = (), **named: Any) -> Any:
+        return right(row, **named)
+
+    return next_elr
+
+
+def _cut_where_told(_history: Any, *, log_start: Any, log_end: Any, diverging: Any) -> Any:
+    return min(max(diverging.end_offset, log_start), log_end)
+
+
+def _reading_to_the_end(right: Callable[..., Any]) -> Any:
+    async def read(
+        self: Partition,
+        offset: Any,
+        *,
+        max_bytes: int,
+        end_offset: Any = None,
+        any_replica: bool = False,
+    ) -> Any:
+        start, end = self.log.log_start_offset, self.log.log_end_offset
+        if not any_replica or self.is_closed or not start <= offset < end:
+            return await right(
+                self, offset, max_bytes=max_bytes, end_offset=end_offset, any_replica=any_replica
+            )
+        result = await self.log.reader.read(offset, end=end, max_bytes=max_bytes)
+        return Fetched(result.data, result.next_offset, end, start)
+
+    return read
+
+
+def _acked_by_any_incarnation(right: Callable[..., None]) -> Any:
+    def acked(self: LeaderRole, feed: Any, durable_end: Any, log_start_offset: Any) -> None:
+        broker = self._replica.host.brokers().get(feed.broker_id)
+        if broker is None or self._feeds.get(feed.broker_id) is not feed:
+            return
+        present = replace_feed(feed, broker_epoch=broker.broker_epoch)
+        self._feeds[feed.broker_id] = present
+        try:
+            right(self, present, durable_end, log_start_offset)
+        finally:
+            if self._feeds.get(feed.broker_id) is present:
+                self._feeds[feed.broker_id] = feed
+
+    return acked
+
+
+BLIND_SPOTS: Final = (
+    BlindSpot(
+        "commits-below-minimum",
+        "Records are committed while fewer than min.insync.replicas are in sync (KIP-966).",
+        ((LeaderState, "committed_end", _committed_below_the_minimum),),
+        2,
+    ),
+    BlindSpot(
+        "cut-keeps-producers",
+        "After a truncation the producers' lost batches still count as written (promise 4).",
+        ((ProducerStates, "truncate_to", lambda _self, _offset: Truncation.EXACT),),
+        0,
+        "failovers",
+    ),
+    BlindSpot(
+        "segment-name-not-synced",
+        "The name of a new segment may be lost in a power cut, with all its records.",
+        (
+            (log_operations, "create_segment", _without_name_sync(opening.create_segment)),
+            (opening, "create_segment", _without_name_sync(opening.create_segment)),
+        ),
+        1,
+    ),
+    BlindSpot(
+        "isr-of-any-incarnation",
+        "AlterIsr ignores the members' broker epochs (KIP-903).",
+        ((apply, "alter_isr", _with_present_epochs(apply_partitions.alter_isr)),),
+        6,
+        "stutter",
+    ),
+    BlindSpot(
+        "deletion-answered-early",
+        "delete-records answers before the in-sync followers have followed.",
+        ((LeaderState, "all_begin_at", lambda _self, _offset: True),),
+        27,
+        "deletions,more-partitions,producer-epochs,stutter,times",
+    ),
+    BlindSpot(
+        "compaction-drops-newest",
+        "Compaction drops the newest record of each key, too.",
+        (
+            (
+                CompactionPass,
+                "_retained",
+                lambda _self, records: [record.key is None for record in records],
+            ),
+        ),
+        0,
+        "compaction",
+    ),
+    BlindSpot(
+        "zombie-epoch-not-fenced",
+        "A batch of an older producer epoch is appended (KIP-98).",
+        ((producer_state, "_judge", _without_fencing(producer_state._judge)),),
+        0,
+        "producer-epochs",
+    ),
+    BlindSpot(
+        "new-leader-commits-all",
+        "A new leader takes all that it has for committed.",
+        ((LeaderRole, "__init__", _committing_all_at_once(LeaderRole.__init__)),),
+        0,
+    ),
+    BlindSpot(
+        "times-never-found",
+        "No record is ever found for a time.",
+        ((Partition, "offset_for_timestamp", _no_such_time),),
+        0,
+        "times",
+    ),
+    BlindSpot(
+        "lost-replica-stays-eligible",
+        "A replica that lost its records stays in the ELR (KIP-966).",
+        ((apply_partitions, "next_elr", _with_the_lost(apply_partitions.next_elr)),),
+        5,
+        "failovers",
+    ),
+    BlindSpot(
+        "truncates-where-told",
+        "A follower truncates where the leader says, whatever its own epochs are (KIP-279).",
+        ((divergence, "truncation_point", _cut_where_told),),
+        1,
+        "failovers",
+    ),
+    BlindSpot(
+        "dirty-reads-at-followers",
+        "Readers at a follower are shown what is not committed (promise 5).",
+        ((Partition, "read", _reading_to_the_end(Partition.read)),),
+        4,
+        "failovers",
+    ),
+    BlindSpot(
+        "acks-of-any-incarnation",
+        "An acknowledgement of another incarnation of the follower counts (KIP-903). Two guards "
+        "hold this, and each alone would do: both are off.",
+        (
+            (LeaderRole, "acked", _acked_by_any_incarnation(LeaderRole.acked)),
+            (LeaderStreams, "broker_changed", lambda _self, _broker_id: None),
+        ),
+        6,
+        "stutter",
+    ),
+)
+
+
+def blind_spot(name: str) -> BlindSpot:
+    """The bug of this name."""
+    (found,) = (each for each in BLIND_SPOTS if each.name == name)
+    return found

@@ -59,6 +59,8 @@ class Replica:
     durable_end: int = 0
     """The durable end of the last process, by the flush mode."""
     is_sync: bool = True
+    is_compacted: bool = False
+    """Its batches may change: they are not followed."""
     is_lost: bool = False
     """The disk may have lost durable records: power cut with flush=async, wiped, or damaged."""
     lost_epoch: int = 0
@@ -112,6 +114,9 @@ class Replica:
             self.durable_end = self.end = self.start
             return
         self.durable_end = log.flushed_offset if self.is_sync else self.end
+        self.is_compacted = log.config.compacts
+        if self.is_compacted:
+            return
         if self._generation != log.segments.generation:
             # Files were cut, removed or swapped.
             self._begin_at(log, keeps=True)

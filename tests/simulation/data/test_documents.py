@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.data.ingredients import Ingredient
 from tests.simulation.data.planted_bugs import MISTAKES
 
 ROOT = Path(__file__).parents[3]
@@ -49,3 +50,9 @@ def test_every_row_has_a_test_or_says_not_yet() -> None:
     assert [int(number) for number, _ in rows] == list(range(1, 28))
     for _, tests in rows:
         assert "test_" in tests or "not yet" in tests
+
+
+def test_every_ingredient_is_on_the_page() -> None:
+    table = re.findall(r"^\| (`.*`) \|", FAULTS.read_text(encoding="utf-8"), re.MULTILINE)
+    named = {name for cell in table for name in re.findall(r"`([^`]+)`", cell)}
+    assert named == {each.value for each in Ingredient}

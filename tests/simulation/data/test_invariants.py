@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from unittest import mock
+
 import pytest
 
+from raftlog.metadata.commands import AlterClusterSettings
+from raftlog.metadata.elections import Elections
 from raftlog.record.batch import stamped
 from raftlog.record.types import LeaderEpoch, Offset
+from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.partition import Acks
 from tests.simulation.data.clients import encode
 from tests.simulation.data.consumers import Consumer
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
+from tests.simulation.data.invariants import CHURN_S, OFFLINE_S, Churn
 from tests.simulation.node_checker import InvariantError
 from tests.verification.log_checker import HistoryError
 
@@ -115,3 +122,69 @@ def test_a_reader_who_is_given_what_is_not_committed_is_noticed() -> None:
 
     with pytest.raises(HistoryError, match="inconsistent offset"):
         simulate_data(test)
+
+
+def test_an_append_of_a_leader_without_touch_with_the_quorum_is_noticed() -> None:
+    async def test(data: DataWorld) -> None:
+        await begin(data)
+        data.world.pause(1)
+        await data.led(T, 2, 3)
+        writer = data.producer("p", acks=Acks.LEADER, idempotent=False, repeats=False)
+        sending = asyncio.ensure_future(writer.send(T, node=1))
+        await asyncio.sleep(0.1)
+        data.world.resume(1)
+        await sending
+
+    with (
+        mock.patch.object(LeaderRole, "_require_lead", lambda _self: None),
+        pytest.raises(InvariantError, match=r"n1\.1 appends to .* after its last touch"),
+    ):
+        simulate_data(test)
+
+
+def test_an_acknowledgement_that_no_follower_sent_is_noticed() -> None:
+    async def test(data: DataWorld) -> None:
+        await begin(data)
+
+        async def count(_: object) -> None:
+            replica = data.replica(1, T)
+            assert replica is not None
+            replica.require_leader().state.followers[2].durable_end = Offset(99)  # type: ignore[index]
+
+        data.nodes.cut_off(2)
+        await data.nodes.call(1, count)
+        await data.producer("p", acks=Acks.LEADER, idempotent=False).send(T, node=1)
+
+    with pytest.raises(InvariantError, match=r"n1\.1 counts 99 of .* which has acknowledged 4"):
+        simulate_data(test)
+
+
+def test_a_partition_without_a_leader_and_without_a_cause_is_noticed() -> None:
+    async def test(data: DataWorld) -> None:
+        await begin(data)
+        leader = 1 if await data.nodes.until(data.nodes.controller) != 1 else 2
+        await data.nodes.call(
+            1,
+            lambda core: core.services.metadata.operations.transfer_leader("t", 0, leader),  # type: ignore[arg-type]
+        )
+        await data.led(T, leader)
+        with mock.patch.object(Elections, "elect", lambda *_, **__: None):
+            data.nodes.kill(leader)
+            for _ in range(int(2 * OFFLINE_S)):
+                await asyncio.sleep(1.0)
+                await data.propose(AlterClusterSettings(values={}))
+
+    with pytest.raises(InvariantError, match="has had no leader for"):
+        simulate_data(test)
+
+
+def test_changes_of_a_partition_are_counted_over_a_while() -> None:
+    churn = Churn()
+    assert [churn.changed(("t", 0), 3, now) for now in (0.0, 1.0, CHURN_S, CHURN_S + 0.5)] == [
+        3,
+        6,
+        9,
+        9,
+    ]
+    assert churn.changed(("t", 1), 1, 0.0) == 1
+    assert churn.highest == 9
