@@ -18,7 +18,7 @@ from raftlog.api.records import (
     ProduceResults,
 )
 from raftlog.broker.fetch import FETCH_CHUNK_BYTES, Fetched, PartitionFetch
-from raftlog.broker.produce import FRAMES_PER_TURN
+from raftlog.broker.produce import FRAMES_PER_TURN, BatchesAppended
 from raftlog.broker.service import Broker
 from raftlog.http.body import read_body, read_json
 from raftlog.http.request import Request, ServerContext
@@ -41,6 +41,7 @@ from raftlog.record.errors import (
 from raftlog.record.frames import (
     BATCHES_MEDIA_TYPE,
     FetchFrame,
+    ProduceFrame,
     encode_fetch_frame,
     parse_produce_frames,
 )
@@ -48,7 +49,7 @@ from raftlog.record.types import Buffer, PartitionId
 from raftlog.rest.produce_options import QUERY, produce_options
 
 PARTITIONS_PER_TURN: Final = 256
-"""Partitions of a fetch that are looked up, or answered, in one turn: 2 ms if all are errors."""
+"""Partitions looked up, or answered, in one turn: 2 ms if all are errors."""
 
 _fetch_decoder = msgspec.json.Decoder(FetchRequest)
 
@@ -60,28 +61,29 @@ async def produce_batches(request: Request, context: ServerContext) -> web.Strea
     body = await read_body(request, context)
     frames = parse_produce_frames(body, frames_max=context.limits.partitions_per_request_max)
     broker = context.broker
-    is_long = len(frames) > FRAMES_PER_TURN
-    if is_long:
+    if len(frames) > FRAMES_PER_TURN:
         await broker.turns.wait()
     outcomes = await broker.produce.append_batches(request.principal, frames, options)
-    if is_long:
-        await broker.turns.wait()
-    return json_response(
-        ProduceResults(
-            [
-                _failed(frame.topic, frame.partition, outcome, broker)
-                if isinstance(outcome, LogError)
-                else ProduceResult(
-                    frame.topic,
-                    frame.partition,
-                    outcome.base_offset,
-                    outcome.last_offset,
-                    outcome.log_append_time_ms,
-                    outcome.log_start_offset,
-                )
-                for frame, outcome in zip(frames, outcomes, strict=True)
-            ]
-        )
+    results = []
+    for index, (frame, outcome) in enumerate(zip(frames, outcomes, strict=True), start=1):
+        if index % PARTITIONS_PER_TURN == 0:
+            await broker.turns.wait()
+        results.append(_result(frame, outcome, broker))
+    return json_response(ProduceResults(results))
+
+
+def _result(
+    frame: ProduceFrame, outcome: BatchesAppended | LogError, broker: Broker
+) -> ProduceResult:
+    if isinstance(outcome, LogError):
+        return _failed(frame.topic, frame.partition, outcome, broker)
+    return ProduceResult(
+        frame.topic,
+        frame.partition,
+        outcome.base_offset,
+        outcome.last_offset,
+        outcome.log_append_time_ms,
+        outcome.log_start_offset,
     )
 
 
