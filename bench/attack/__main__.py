@@ -8,10 +8,9 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 from urllib.error import HTTPError
 
@@ -20,7 +19,7 @@ import msgspec
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.attack.attacks import ATTACKS, NICENESS, READY, SECRET_VARIABLE
+from bench.attack.attacks import ATTACKS, CALM, READY, SECRET_VARIABLE
 from bench.attack.inputs import PARTITIONS, TOPIC
 from bench.attack.verdict import LOOP_HELD_S_MAX, Observed, Work, findings, parse
 from bench.cluster_processes import ClusterProcesses
@@ -31,11 +30,7 @@ CALM_SHARE: Final = 0.15
 SETTLE_S: Final = 1.0
 """After an attack, before the next: its connections close."""
 SAMPLE_S: Final = 0.1
-PEACEFUL: Final = ("warm-up", "calm")
-"""Phases without an attack."""
 VICTIMS_TOPIC: Final = "others"
-BURN: Final = f"import os\nos.nice({NICENESS})\nprint('{READY}', flush=True)\nwhile True: pass"
-"""Keeps a processor as busy as an attacker does."""
 _HOLDS_IN_BOUNDS: Final = ("raftlog_event_loop_hold_seconds_bucket", str(LOOP_HELD_S_MAX))
 PREPARED_S_MAX: Final = 60.0
 """For the inputs of an attack."""
@@ -102,19 +97,22 @@ class Observer:
 class Phases:
     """Runs phases of a length, each observed."""
 
-    def __init__(self, observer: Observer, operations: Path) -> None:
+    def __init__(self, observer: Observer, operations: Path, target: str, seed: int) -> None:
         self._observer = observer
         self._operations = operations
+        self._target = target
+        self._seed = seed
 
     def run(
         self,
         name: str,
-        command: Sequence[str],
         seconds: float,
-        least: Mapping[str, int] = MappingProxyType({}),
     ) -> Observed:
-        """Run a hostile program for so long, once it is ready; return the observations."""
-        with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as one:
+        """Run an attack for so long, once it is ready; return the observations."""
+        command = [sys.executable, "-m", "bench.attack.attacks", name, self._target, str(seconds)]
+        with subprocess.Popen(
+            [*command, str(self._seed)], stdout=subprocess.PIPE, text=True
+        ) as one:
             try:
                 self._wait_ready(name, one)
                 before = self._observer.metrics()
@@ -122,7 +120,7 @@ class Phases:
                 begun = time.monotonic()
                 ended = begun + seconds
                 time.sleep(seconds)
-                work = None if name in PEACEFUL else _summary(one)
+                work = _summary(one)
             finally:
                 one.kill()
         after = self._observer.metrics()
@@ -138,7 +136,7 @@ class Phases:
             self._observer.ended(),
             int(after["term"] - before["term"]),
             work,
-            least,
+            ATTACKS[name].least,
         )
 
     def _wait_ready(self, name: str, process: subprocess.Popen[str]) -> None:
@@ -182,6 +180,9 @@ def _row(observed: Observed, note: str) -> str:
     )
 
 
+HOSTILE: Final = tuple(name for name in ATTACKS if name != CALM)
+
+
 def _recreate(node: MeasuredNode) -> None:
     """Make the attacked topic again: an attack may have filled, changed or deleted it."""
     with suppress(HTTPError):
@@ -191,7 +192,7 @@ def _recreate(node: MeasuredNode) -> None:
 
 @click.command()
 @click.option("--minutes", default=10.0, show_default=True, help="Length of all attacks together.")
-@click.option("--only", multiple=True, type=click.Choice(list(ATTACKS)), help="Only these attacks.")
+@click.option("--only", multiple=True, type=click.Choice(HOSTILE), help="Only these attacks.")
 @click.option("--nodes", default=3, show_default=True, help="Size of the cluster.")
 @click.option("--seed", default=1, show_default=True, help="Of the random inputs.")
 def main(minutes: float, only: tuple[str, ...], nodes: int, seed: int) -> None:
@@ -199,7 +200,7 @@ def main(minutes: float, only: tuple[str, ...], nodes: int, seed: int) -> None:
 
     Exit code 1: a bound was broken.
     """
-    names = only or tuple(ATTACKS)
+    names = only or HOSTILE
     calm_s = minutes * 60 * CALM_SHARE
     each_s = (minutes * 60 - calm_s) / len(names)
     failed = False
@@ -216,15 +217,15 @@ def main(minutes: float, only: tuple[str, ...], nodes: int, seed: int) -> None:
         servers = ",".join(node.address for node in cluster.nodes.values())
         operations = directory / "operations"
         stack.enter_context(_victims(servers, operations))
-        phases = Phases(observer, operations)
+        phases = Phases(observer, operations, target.address, seed)
         print(f"{'attack':14} {'others':>7} {'failed':>7} {'p99 ms':>8} {'holds':>6} {'MiB':>6}")
-        phases.run("warm-up", ["-c", BURN], min(3.0, calm_s))
-        calm = phases.run("calm", ["-c", BURN], calm_s)
-        print(_row(calm, ""), flush=True)
+        phases.run(CALM, min(3.0, calm_s))
+        calm = phases.run(CALM, calm_s)
+        print(_row(calm, "the measure of the others"), flush=True)
+        print(f"{'':14} {calm.work}", flush=True)
         for name in names:
-            command = ["-m", "bench.attack.attacks", name, target.address, str(each_s), str(seed)]
             _recreate(target)
-            observed = phases.run(name, command, each_s, ATTACKS[name].least)
+            observed = phases.run(name, each_s)
             found = findings(calm, observed)
             failed = failed or bool(found)
             print(_row(observed, "; ".join(found) or "held"), flush=True)

@@ -48,6 +48,7 @@ from bench.attack.inputs import (
 from bench.attack.verdict import Work
 from raftlog.peer.auth import NONCE_BYTES, Caller, derive_key
 from raftlog.peer.opening import KEY_BYTES, NONCE_HEADER, request_head
+from raftlog.record.frames import BATCHES_MEDIA_TYPE
 
 NICENESS: Final = 15
 """The processor is for the node and for the other clients first."""
@@ -182,6 +183,23 @@ async def _drop(reader: asyncio.StreamReader, head: bytes) -> None:
         length -= len(chunk)
 
 
+async def honest(attack: Attack) -> None:
+    """No attack: as many clients as most attacks have, with small requests as fast as may be.
+
+    The measure of the others: it has the machine, and as much load as an attack may be.
+    """
+    body = json.dumps({"records": [{"value": "x" * 1000}]}).encode()
+    requests = (
+        Request("GET", "/topics"),
+        Request("POST", f"/topics/{TOPIC}", body, {"Content-Type": JSON_TYPE}),
+    )
+
+    async def work(number: int) -> None:
+        await attack.send(requests[number % 2])
+
+    await attack.repeat(work, 8)
+
+
 async def slow_heads(attack: Attack) -> None:
     """Request heads, a byte at a time."""
 
@@ -202,7 +220,7 @@ async def slow_bodies(attack: Attack) -> None:
 
     async def work(number: int) -> None:
         path = (f"/topics/{TOPIC}", "/v1/produce", f"/v3/clusters/-/topics/{TOPIC}/records")
-        kind = "application/octet-stream" if number % 3 == 1 else JSON_TYPE
+        kind = BATCHES_MEDIA_TYPE if number % 3 == 1 else JSON_TYPE
         headers = {"Content-Type": kind, "Content-Length": str(32 * MIB)}
         head = Request("POST", path[number % 3], b"", headers).head()
         if number % 3 == 2:
@@ -468,7 +486,9 @@ class Kind:
     least: Mapping[str, int]
 
 
+CALM: Final = "calm"
 ATTACKS: Final[dict[str, Kind]] = {
+    CALM: Kind(honest, {"200": 100}),
     "slow-heads": Kind(slow_heads, {"open": 300}),
     "slow-bodies": Kind(slow_bodies, {"open": 100}),
     "slow-readers": Kind(slow_readers, {"open": 30, "200": 30}),

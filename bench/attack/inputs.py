@@ -98,14 +98,14 @@ def batch_bomb(compression: Compression, size: int, record_bytes: int) -> bytes:
     """A sound batch of zeros: `size` bytes in records, a thousandth of it in transit."""
     builder = BatchBuilder(compression, 512 * MIB)
     for _ in range(size // record_bytes):
-        builder.append(1, None, bytes(record_bytes), [])
+        builder.append(None, None, bytes(record_bytes), [])
     return bytes(builder.build())
 
 
 def lying_batch(compression: Compression, inflated: int) -> bytes:
     """A batch with a correct CRC and zeros instead of compressed records."""
     builder = BatchBuilder()
-    builder.append(1, None, b"x", [])
+    builder.append(None, None, b"x", [])
     plain = bytes(builder.build())
     header = parse_header(plain)
     data = bytearray(HEADER_SIZE) + compress(compression, memoryview(bytes(inflated)))
@@ -183,7 +183,7 @@ def many_partitions() -> Iterator[Request]:
 
 def _small_batch() -> bytes:
     builder = BatchBuilder()
-    builder.append(1, None, b"x", [])
+    builder.append(None, None, b"x", [])
     return bytes(builder.build())
 
 

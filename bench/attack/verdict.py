@@ -16,7 +16,7 @@ HOLDS_SPARE: Final = 1
 RSS_BYTES_MAX: Final = 640 * (1 << 20)
 """Of a node: its own memory, and some times `bytes_in_flight_max` for batches in decoding."""
 P99_FACTOR_MAX: Final = 3.0
-"""The other clients' p99 under attack, in those of a busy machine without one."""
+"""The other clients' p99 under attack, in those beside honest clients as busy as an attacker."""
 P99_FLOOR_S: Final = 0.05
 """Below this, a p99 is good in any case: the scheduler's turns are milliseconds."""
 

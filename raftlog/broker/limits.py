@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from ipaddress import IPv6Address
 from typing import Final
 
 from raftlog.record.errors import INVALID_BODY, OVERLOADED, QUOTA_EXCEEDED, LogError
@@ -72,6 +71,9 @@ class AddressBudget:
 
         Raises LogError OVERLOADED over the total, and QUOTA_EXCEEDED over the address's share.
         """
+        if not size:
+            # An entry of 0 would stay: no `give` follows.
+            return
         held = self._by_address.get(address, 0)
         if held + size > self.share_max:
             self.refused += 1
@@ -147,19 +149,3 @@ class RateGuard:
         else:
             self._bytes_left = self._bytes_min
             self.patience_s = self._window_s
-
-
-def address_group(address: str) -> str:
-    """The address as budgets count it: IPv6 by its /64 network, and IPv4 within IPv6 as IPv4.
-
-    An IPv6 client commonly owns a whole /64, and may use any address of it.
-    """
-    if ":" not in address:
-        return address
-    try:
-        parsed = IPv6Address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return f"{IPv6Address(int(parsed) >> 64 << 64)}/64"

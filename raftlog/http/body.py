@@ -218,7 +218,7 @@ class BodyStream:
         self._request = request
         self._context = context
         object_bytes_max = min(context.limits.body_bytes_max, ELEMENT_BYTES_MAX)
-        self._splitter = JsonSplitter(object_bytes_max)
+        self._splitter = JsonSplitter(object_bytes_max, context.limits.json_depth_max)
         self._guard = self._fresh_guard()
         self._unsplit = memoryview(b"")
         """Bytes that have arrived, and are to be taken apart in further turns."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from raftlog.http.json_check import too_deep
 from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, LogError
 
 _MARK = re.compile(rb'["{}\[\]]')
@@ -32,10 +33,19 @@ backtracking: linear in any input."""
 class JsonSplitter:
     """Finds the bounds of a stream's objects. Holds at most one unfinished object."""
 
-    __slots__ = ("_buffer", "_depth", "_in_string", "_object_bytes_max", "_scanned", "_start")
+    __slots__ = (
+        "_buffer",
+        "_depth",
+        "_depth_max",
+        "_in_string",
+        "_object_bytes_max",
+        "_scanned",
+        "_start",
+    )
 
-    def __init__(self, object_bytes_max: int) -> None:
+    def __init__(self, object_bytes_max: int, depth_max: int) -> None:
         self._object_bytes_max = object_bytes_max
+        self._depth_max = depth_max
         self._buffer = bytearray()
         self._start = -1
         """Start of the unfinished object in the buffer; -1 between objects."""
@@ -52,7 +62,8 @@ class JsonSplitter:
         """Add the objects that `chunk` completes to `objects`.
 
         Returns the error that ends the stream, if any: INVALID_BODY for anything but whitespace
-        between objects, BODY_TOO_LARGE for an object over the limit.
+        between objects and for brackets nested deeper than the limit, BODY_TOO_LARGE for an object
+        over the limit.
         """
         buffer = self._buffer
         buffer += chunk
@@ -85,14 +96,16 @@ class JsonSplitter:
         del buffer[:kept_from]
         self._scanned -= kept_from
         self._start = -1 if self._start < 0 else 0
-        if error is None and len(buffer) > self._object_bytes_max:
+        if self._depth > self._depth_max:
+            error = LogError(INVALID_BODY, too_deep(self._depth_max))
+        elif error is None and len(buffer) > self._object_bytes_max:
             error = LogError(
                 BODY_TOO_LARGE, f"A record has more than {self._object_bytes_max} bytes."
             )
         return error
 
     def _find_end(self) -> int:
-        """End of the unfinished object; -1 if it has not arrived."""
+        """End of the unfinished object; -1 if it has not arrived, or is nested too deep."""
         buffer = self._buffer
         position = self._scanned
         size = len(buffer)
@@ -112,6 +125,8 @@ class JsonSplitter:
                 position += 1
             elif mark in _OPENING:
                 self._depth += 1
+                if self._depth > self._depth_max:
+                    return -1
             else:
                 self._depth -= 1
                 if self._depth <= 0:

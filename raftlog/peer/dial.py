@@ -41,6 +41,22 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def address_group(address: str) -> str:
+    """The address as limits count it: IPv6 by its /64 network, and IPv4 within IPv6 as IPv4.
+
+    An IPv6 client commonly owns a whole /64, and may use any address of it.
+    """
+    if ":" not in address:
+        return address
+    try:
+        parsed = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return f"{ipaddress.IPv6Address(int(parsed) >> 64 << 64)}/64"
+
+
 async def dial(host: str, port: int) -> socket.socket:
     """A connected socket, without delay of small writes. The caller bounds the time.
 

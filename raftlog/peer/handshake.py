@@ -8,7 +8,6 @@ request; both hold at most one message of the handshake.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
@@ -128,22 +127,6 @@ def _end_oldest_unproven(sides: Iterable[CalleeSide]) -> bool:
             side.give_way()
             return True
     return False
-
-
-def address_place(host: str) -> str:
-    """The holder of places at `host`: an IPv4 address, or the /64 of an IPv6 one.
-
-    A customer of any provider has at least a /64, and so any number of IPv6 addresses.
-    """
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Network((address, 64), strict=False))
 
 
 class _Side(asyncio.Protocol):

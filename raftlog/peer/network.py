@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from raftlog.peer.auth import KEYS_MAX, AuthError, Callee, check_hello
-from raftlog.peer.dial import dial, parse_address
+from raftlog.peer.dial import address_group, dial, parse_address
 from raftlog.peer.handshake import (
     SAME_SECRET,
     CalleeSide,
     CallerSide,
     Openings,
-    address_place,
 )
 from raftlog.peer.nonces import OpeningNonces
 from raftlog.peer.opening import (
@@ -189,7 +188,7 @@ class HttpNetwork:
             raise LogError(BAD_REQUEST, "This is not the request of a node.")
         if self._openings.is_closed:
             raise LogError(NOT_READY, "The node is stopping.")
-        openings, place = self._openings, address_place(address)
+        openings, place = self._openings, address_group(address)
         if len(openings.sockets) >= CONNECTIONS_MAX or not openings.make_room(place):
             raise LogError(OVERLOADED, "Too many connections between nodes are being opened.")
         response = response_head(token(headers, "Sec-WebSocket-Key"), callee.challenge())

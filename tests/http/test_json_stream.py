@@ -14,8 +14,10 @@ TEXT = st.text('ab{}[]"\\\n é', max_size=8)
 OBJECTS = st.dictionaries(TEXT, st.recursive(TEXT | st.integers(), st.lists, max_leaves=4))
 
 
-def split(*chunks: bytes, limit: int = 1000) -> tuple[list[bytes], LogError | None, int]:
-    splitter = JsonSplitter(limit)
+def split(
+    *chunks: bytes, limit: int = 1000, depth_max: int = 64
+) -> tuple[list[bytes], LogError | None, int]:
+    splitter = JsonSplitter(limit, depth_max)
     objects: list[bytes] = []
     for chunk in chunks:
         error = splitter.take(chunk, objects)
@@ -95,8 +97,23 @@ def test_object_over_the_limit_is_refused_before_its_end() -> None:
     assert pending < 200
 
 
+@pytest.mark.parametrize("opening", [b'{"a":', b'{"a":[', b'{"a":[{"b":"}]",'])
+def test_nesting_over_the_limit_is_refused_at_its_bracket_and_not_at_the_end(
+    opening: bytes,
+) -> None:
+    brackets = opening.count(b"{") + opening.count(b"[")
+    stream = b'{"first":1}' + opening + b"[" * 1_000
+    found, error, _ = split(stream, limit=9_999, depth_max=brackets + 1_000)
+    assert (found, error) == ([b'{"first":1}'], None)
+    found, error, _ = split(stream, limit=9_999, depth_max=brackets + 999)
+    assert found == [b'{"first":1}']
+    assert error is not None
+    assert error.entry is INVALID_BODY
+    assert "nested deeper" in error.message
+
+
 def test_work_is_linear_in_a_long_string_that_comes_in_small_pieces() -> None:
-    splitter = JsonSplitter(1 << 30)
+    splitter = JsonSplitter(1 << 30, 64)
     objects: list[bytes] = []
     splitter.take(b'{"a":"', objects)
     for _ in range(20_000):

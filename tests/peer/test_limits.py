@@ -10,7 +10,7 @@ import pytest
 
 from raftlog.http import connections
 from raftlog.peer import handshake, nonces
-from raftlog.peer.handshake import address_place
+from raftlog.peer.dial import address_group
 from raftlog.peer.network import HttpNetwork
 from raftlog.peer.nonces import OpeningNonces
 from raftlog.world.network import NetworkError
@@ -157,18 +157,21 @@ async def test_opening_of_a_proven_caller_gives_no_place_away() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "place"),
+    ("address", "group"),
     [
-        ("10.0.0.1", "10.0.0.1"),
+        ("10.1.2.3", "10.1.2.3"),
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::ffff", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::/64"),
         ("fe80::1%eth0", "fe80::/64"),
-        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("::1", "::/64"),
         ("", ""),
+        ("a:b", "a:b"),
     ],
 )
-def test_places_are_counted_by_address_and_by_network_of_ipv6(host: str, place: str) -> None:
-    assert address_place(host) == place
+def test_address_counts_by_the_network_of_one_client(address: str, group: str) -> None:
+    assert address_group(address) == group
 
 
 def test_used_nonces_are_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftlog.broker.limits import WorkTurns
 from raftlog.record.batch import iterate_batches, iterate_headers
 from raftlog.record.codec import BatchBuilder, decode
 from raftlog.record.errors import DISK_FULL, NO_LEADER, STORAGE_FAILED, LogError
@@ -19,7 +20,7 @@ from raftlog.record.frames import (
     encode_produce_frames,
 )
 from raftlog.record.types import PartitionId, ProducerEpoch, ProducerId
-from raftlog.rest.v1_batches import FETCH_CHUNK_BYTES
+from raftlog.rest.v1_batches import FETCH_CHUNK_BYTES, PARTITIONS_PER_TURN
 from tests.broker.data_fakes import contents, waiting_readers
 from tests.http.http_peers import RawPeer, Reply, eventually
 
@@ -313,6 +314,25 @@ async def test_fetch_waits_for_the_first_of_many_partitions() -> None:
         found = parsed((await asked).body)
         assert [len(frame.data) > 0 for frame in found] == [n == 3 for n in range(6)]
         assert not waiting_readers(partition)
+
+
+async def test_fetch_of_many_partitions_lets_others_run_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns = 0
+
+    class CountedTurns(WorkTurns):
+        async def wait(self) -> None:
+            nonlocal turns
+            turns += 1
+            await super().wait()
+
+    monkeypatch.setattr("raftlog.broker.service.WorkTurns", CountedTurns)
+    count = 4 * PARTITIONS_PER_TURN
+    async with data_node() as one:
+        assert len(await fetch(one, *(want(f"none-{n}", 0) for n in range(count)))) == count
+    # Each is looked up, and then answered.
+    assert turns == 2 * 4
 
 
 async def test_fetch_does_not_wait_when_a_partition_has_an_error() -> None:
