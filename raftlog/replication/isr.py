@@ -80,6 +80,9 @@ class IsrKeeper:
             for partition in led:
                 self.maybe_propose(partition)
                 self._maybe_hand_over(partition)
+                if partition.leader_role is not None:
+                    # A lease may end and return between two heartbeats, without a notification.
+                    partition.leader_role.advance()
             keys = {(partition.topic_id, partition.partition) for partition in led}
             self._handovers.retain(keys, self._clock.monotonic())
 

@@ -209,10 +209,13 @@ class Partition(Replica):
         """Refuse all appends with `error`, which is the node's, not the partition's; None: accept.
 
         Waiting readers wake, and learn from their next read whether the node still serves records.
+        A leader that may act again commits at once.
         """
         self.write_refusal = error
         if error is not None:
             self.readers.wake_all()
+        elif self.leader_role is not None:
+            self.leader_role.advance()
 
     async def append(
         self, batches: Sequence[RecordBatch], *, acks: Acks, timeout_s: float
