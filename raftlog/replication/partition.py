@@ -102,6 +102,7 @@ class Partition(Replica):
         LogError NO_LEADER while this replica leads."""
         self._opened_in_epoch = image.leader_epoch
         log.listeners.flushed.append(self._on_flushed)
+        log.listeners.log_start_durable.append(self._on_log_start_durable)
         log.listeners.failed.append(self.close)
         log.listeners.appended.append(self._on_appended)
         self._take_role()
@@ -194,6 +195,12 @@ class Partition(Replica):
         if self.leader_role is not None:
             self.leader_role.advance()
         elif self.follower_role.on_durable is not None:
+            self.follower_role.on_durable()
+
+    def _on_log_start_durable(self) -> None:
+        # By a deletion of this node's own retention too, and perhaps long after the last record:
+        # the leader takes a follower into the ISR only with its log start.
+        if self.follower_role.on_durable is not None:
             self.follower_role.on_durable()
 
     def _on_appended(
