@@ -151,8 +151,6 @@ class FollowerRole:
                     done = target
         finally:
             self._trim = None
-        if self.on_durable is not None:
-            self.on_durable()
 
     async def truncate_for(self, diverging: Diverging, *, leader_epoch: LeaderEpoch) -> None:
         """Truncate to the point where the log diverges from that epoch's leader, by its answer.

@@ -293,12 +293,16 @@ class LeaderRole:
             feed.on_appended(base, following, buffers, size_bytes)
 
     def advance(self) -> None:
-        """Move the high watermark, after a durable end or the effective ISR has changed."""
+        """Move the high watermark, after a durable end, the effective ISR or the lease has changed.
+
+        Without the lease nothing is committed: after an unclean election the last ISR known here
+        may be this replica alone, and another leader commits (promise 7). Waiting writers wait on.
+        """
         replica = self._replica
         end = self.state.committed_end(
             replica.durable_end, min_insync_replicas=replica.min_insync_replicas
         )
-        if end is None or end <= replica.high_watermark:
+        if end is None or end <= replica.high_watermark or not replica.host.may_act():
             return
         replica.move_high_watermark(end)
         self._commits.committed(end)

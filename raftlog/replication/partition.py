@@ -102,6 +102,7 @@ class Partition(Replica):
         LogError NO_LEADER while this replica leads."""
         self._opened_in_epoch = image.leader_epoch
         log.listeners.flushed.append(self._on_flushed)
+        log.listeners.log_start_durable.append(self._on_log_start_durable)
         log.listeners.failed.append(self.close)
         log.listeners.appended.append(self._on_appended)
         self._take_role()
@@ -196,6 +197,12 @@ class Partition(Replica):
         elif self.follower_role.on_durable is not None:
             self.follower_role.on_durable()
 
+    def _on_log_start_durable(self) -> None:
+        # By a deletion of this node's own retention too, and perhaps long after the last record:
+        # the leader takes a follower into the ISR only with its log start.
+        if self.follower_role.on_durable is not None:
+            self.follower_role.on_durable()
+
     def _on_appended(
         self, base: Offset, following: Offset, buffers: Sequence[Buffer], size_bytes: int
     ) -> None:
@@ -209,10 +216,13 @@ class Partition(Replica):
         """Refuse all appends with `error`, which is the node's, not the partition's; None: accept.
 
         Waiting readers wake, and learn from their next read whether the node still serves records.
+        A leader that may act again commits at once.
         """
         self.write_refusal = error
         if error is not None:
             self.readers.wake_all()
+        elif self.leader_role is not None:
+            self.leader_role.advance()
 
     async def append(
         self, batches: Sequence[RecordBatch], *, acks: Acks, timeout_s: float

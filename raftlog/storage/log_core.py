@@ -114,6 +114,8 @@ class Listeners:
         """Called at most once, when the log fails for good."""
         self.appended: list[Appended] = []
         """Called right after each leader's append (not `append_fetched`) was written."""
+        self.log_start_durable: list[Callable[[], None]] = []
+        """Called whenever `durable_log_start` has risen."""
         self.damaged: list[Callable[[str], None]] = []
         """Called with the reason when a reader or the scrubber first meets damage.
 
@@ -314,9 +316,13 @@ class LogCore:
 
     def published(self, checkpoint: ReplicaCheckpoint) -> None:
         """The node's checkpoint file says this of the log now."""
+        start_before = self.durable_log_start
         self.published_recovery_point = checkpoint.recovery_point
         self._published_log_start = checkpoint.log_start_offset
         self.effective_flush.published(checkpoint.flush)
+        if self.durable_log_start > start_before:
+            for listener in self.listeners.log_start_durable:
+                listener()
 
     @property
     def durable_log_start(self) -> Offset:

@@ -177,6 +177,19 @@ async def test_it_tells_no_log_start_before_that_is_written_down() -> None:
     assert told[1] == 0, "it has begun there for a while, and not said so"
 
 
+async def test_a_log_start_by_its_own_retention_is_told_once_it_is_written_down() -> None:
+    """An idle leader sends nothing more, and waits for this log start before the ISR takes it."""
+    _, follower = await cluster()
+    told: list[Offset] = []
+    follower.partition.follower_role.on_durable = lambda: told.append(
+        follower.partition.follower_role.position().log_start_offset
+    )
+    log = follower.partition.log
+    log.configure(LogConfig(retention_bytes=0))
+    assert await log.operations.apply_retention(None) == 1
+    assert told == [2]
+
+
 async def test_an_epoch_that_wrote_nothing_is_not_in_the_way_of_an_older_one() -> None:
     first, second = await cluster()
     await put(first, b"c")

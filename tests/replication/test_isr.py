@@ -151,6 +151,18 @@ async def test_who_has_caught_up_is_proposed_and_counts_at_once() -> None:
     assert w.partition.high_watermark == 2
 
 
+async def test_what_a_lease_withheld_is_committed_by_the_next_check() -> None:
+    w = await world(1, 2, 3)
+    w.leader.may_act = False
+    w.ack(2, 2)
+    assert w.partition.high_watermark == 0
+    # Between two heartbeats: nothing tells of the return.
+    w.leader.may_act = True
+    checking = asyncio.ensure_future(w.keeper.run())
+    await until(lambda: w.partition.high_watermark == 2)
+    checking.cancel()
+
+
 async def test_who_is_late_counts_until_it_has_left() -> None:
     w = await world(1, 2, 3)
     w.ack(2, 1)

@@ -117,6 +117,41 @@ async def test_below_the_minimum_acks_all_is_refused_and_nothing_is_committed() 
     assert leader.partition.high_watermark == 0
 
 
+async def test_without_the_lease_nothing_is_committed_and_with_it_the_rest_is() -> None:
+    leader, follower = await pair()
+    feed = attach(leader, follower)
+    append = await begin(leader, b"a")
+    await send(leader, follower)
+    leader.may_act = False
+    ack(leader, follower, feed)
+    # The last ISR known here is this replica alone: elsewhere a loss may be accepted by now.
+    leader.partition.update(row(1, 1, isr=(1,), partition_epoch=11), 1)
+    await asyncio.sleep(0)
+    assert leader.partition.high_watermark == 0
+    assert feed.marks == 0
+    assert not append.done()
+    leader.may_act = True
+    leader.partition.refuse_writes(None)
+    await append
+    assert leader.partition.high_watermark == 1
+
+
+async def test_a_leader_that_begins_without_the_lease_commits_nothing() -> None:
+    leader, _ = nodes(1, 2)
+    await leader.open(row(2, 1))
+    leader.partition.update(row(1, 2), 1)
+    await leader.partition.append(one(b"a"), acks=Acks.LEADER, timeout_s=60)
+    await leader.partition.log.flush()
+    assert leader.partition.high_watermark == 0
+    leader.partition.update(row(2, 3, isr=(1,)), 1)
+    leader.may_act = False
+    leader.partition.update(row(1, 4, isr=(1,)), 1)
+    assert leader.partition.is_leader
+    assert leader.partition.high_watermark == 0
+    leader.partition.update(row(2, 5), 1)
+    assert leader.partition.high_watermark == 0
+
+
 async def test_an_epoch_that_ends_tells_its_writers_that_nobody_knows() -> None:
     leader, follower = await pair()
     feed = attach(leader, follower)
