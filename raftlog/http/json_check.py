@@ -119,8 +119,8 @@ def too_deep(depth_max: int) -> str:
 
 
 def _peak(brackets: bytes) -> int:
-    """The highest depth within `brackets`, counted from their start."""
-    return max(accumulate(memoryview(brackets.translate(_STEPS)).cast("b")), default=0)
+    """The highest depth from before `brackets` to their end, counted from their start."""
+    return max(accumulate(memoryview(brackets.translate(_STEPS)).cast("b"), initial=0))
 
 
 def check_json(body: bytes, depth_max: int) -> None:

@@ -14,6 +14,7 @@ RETRY_S_MAX at most. An append with an unknown outcome keeps it, whatever a retr
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -62,12 +63,18 @@ from raftlog.storage.types import AppendResult
 if TYPE_CHECKING:
     from raftlog.routing.forwarding import Forwarder
 
+logger = logging.getLogger(__name__)
+
 RETRY_S_MAX: Final = 5.0
 """Longest time of a request for retries."""
 PAUSE_S_MIN: Final = 0.02
 PAUSE_S_MAX: Final = 0.25
 READ_S_MAX: Final = 10.0
 """Timeout of a call that needs no waiting at the leader."""
+WAIT_LOGGED_S: Final = 2.0
+"""A request that waits longer for a leader has the reason logged."""
+WAIT_LOG_INTERVAL_S: Final = 10.0
+"""Shortest time between two such log lines of a node."""
 ALL_RECORDS: Final = -1
 """The `before` of `delete_records` for all committed records."""
 
@@ -255,8 +262,9 @@ class PartitionHandle:
         """
         loop = asyncio.get_running_loop()
         router = self._router
-        deadline = loop.time() + timeout_s
-        retry_until = min(deadline, loop.time() + RETRY_S_MAX)
+        started = loop.time()
+        deadline = started + timeout_s
+        retry_until = min(deadline, started + RETRY_S_MAX)
         unknown_error: LogError | None = None
         pause_s = PAUSE_S_MIN
         while True:
@@ -282,6 +290,7 @@ class PartitionHandle:
             if was_here and seen.leader != router.broker_id:
                 # The present leader was not called yet.
                 continue
+            router.log_wait(self, loop.time() - started, error)
             await router.wait_moved(self, seen, min(pause_s, remaining_s))
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
@@ -406,6 +415,7 @@ class PartitionRouter:
         self.max_message_bytes = max_message_bytes
         # A few per request in flight; requests are bounded by the listeners.
         self._watches: dict[_Watch, None] = {}
+        self._next_wait_log = 0.0
 
     def find(self, topic: str, partition: int, *, any_replica: bool = False) -> PartitionHandle:
         """A handle on the partition, for one request. LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION.
@@ -568,6 +578,14 @@ class PartitionRouter:
             if is_over:
                 self.unwatch(watch)
                 watch.callback()
+
+    def log_wait(self, handle: PartitionHandle, waited_s: float, error: LogError) -> None:
+        """Log why a request waits, if it waits for long; one line for many requests."""
+        now = asyncio.get_running_loop().time()
+        if waited_s >= WAIT_LOGGED_S and now >= self._next_wait_log:
+            self._next_wait_log = now + WAIT_LOG_INTERVAL_S
+            name = f"{handle.topic}-{handle.partition}"
+            logger.info("requests to %s wait for its leader: %s", name, error.message)
 
     async def wait_moved(self, handle: PartitionHandle, seen: Leadership, timeout_s: float) -> None:
         """Return once leader or epoch differ from `seen`, or the time is up."""

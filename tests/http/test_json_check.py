@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from raftlog.broker.limits import WorkTurns
@@ -54,6 +54,7 @@ def is_accepted(body: bytes, cuts: list[int], depth_max: int) -> bool:
     cuts=st.lists(st.integers(0, 300), max_size=8),
     is_ascii=st.booleans(),
 )
+@example(value=[[[[[]]]]], depth_max=4, cuts=[1], is_ascii=True)
 def test_slices_give_the_depth_that_counting_gives(
     value: object, depth_max: int, cuts: list[int], is_ascii: bool
 ) -> None:

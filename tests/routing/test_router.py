@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import BrokerId, Offset
 from raftlog.replication.partition import Acks
-from raftlog.routing.router import RETRY_S_MAX
+from raftlog.routing.router import RETRY_S_MAX, WAIT_LOG_INTERVAL_S
 
 from .forwarding_world import MAX_MESSAGE_BYTES, TOPIC_ID, Cluster, Node, batch, simulate
 
@@ -128,6 +129,27 @@ def test_a_request_waits_for_the_leader_to_be_elected_and_goes_to_it_at_once() -
         # By the metadata: the pauses between retries have grown to a quarter of a second.
         assert now() - began < 0.05
         assert cluster.nodes[3].mine.calls == ["append ALL 4.0"]
+
+    simulate(test)
+
+
+def test_long_waits_for_a_leader_are_logged_with_the_reason_and_not_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "raftlog.routing.router")
+
+    async def test(cluster: Cluster) -> None:
+        cluster.lead(-1, 2)
+        await refusal_of(cluster.nodes[2], timeout_s=1.0)
+        assert not caplog.messages
+        waits = [refusal_of(cluster.nodes[2], timeout_s=4.0) for _ in range(3)]
+        error, *_ = await asyncio.gather(*waits)
+        (line,) = caplog.messages
+        assert error.message in line
+        assert line.startswith("requests to t-0 wait for its leader: ")
+        await asyncio.sleep(WAIT_LOG_INTERVAL_S)
+        await refusal_of(cluster.nodes[2], timeout_s=4.0)
+        assert len(caplog.messages) == 2
 
     simulate(test)
 
