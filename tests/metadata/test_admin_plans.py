@@ -251,14 +251,16 @@ def test_assigned_replicas_are_taken_as_they_are_if_enough_can_begin() -> None:
     assigned = tuple(tuple(map(BrokerId, one)) for one in ((3, 1, 2), (1, 2, 3)))
 
     def command() -> CreateTopic:
-        return plan_topic(
-            image,
-            name="t",
-            partitions=1,
-            replication_factor=None,
-            configs={},
-            topic_id=NEW_ID,
-            assignments=assigned,
+        return complete(
+            plan_topic(
+                image,
+                name="t",
+                partitions=1,
+                replication_factor=None,
+                configs={},
+                topic_id=NEW_ID,
+                assignments=assigned,
+            )
         )
 
     assert command().assignments == assigned
