@@ -103,6 +103,8 @@ class Repairs:
         self._read_replica = read_replica
         self._on_fatal = on_fatal
         self._tasks: dict[ReplicaKey, asyncio.Task[None]] = {}
+        self._failed_again: set[ReplicaKey] = set()
+        """Reported again during their repair: examined once more after it."""
         self._reports: dict[ReplicaKey, asyncio.Task[None]] = {}
         self._renewed: dict[ReplicaKey, deque[float]] = {}
         self._last_logged: dict[ReplicaKey, str] = {}
@@ -191,7 +193,12 @@ class Repairs:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _failed(self, topic_id: TopicId, number: PartitionId) -> None:
-        self._spawn(self._tasks, (topic_id, number), self._repair((topic_id, number)))
+        key = (topic_id, number)
+        if key in self._tasks:
+            # The task may have done its work already, and a log reports once.
+            self._failed_again.add(key)
+        else:
+            self._spawn(self._tasks, key, self._repair(key))
 
     def _spawn(
         self,
@@ -209,6 +216,9 @@ class Repairs:
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.critical("repairing %s-%d failed", *key, exc_info=error)
                 self._on_fatal(f"Repairing {key[0]}-{key[1]} failed: {error!r}")
+            if tasks is self._tasks and key in self._failed_again:
+                self._failed_again.discard(key)
+                self._failed(*key)
 
         task = tasks[key] = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
@@ -280,6 +281,31 @@ class TestBatches:
         assert not node.failed, "it stays in sync"
         assert {broker for broker, _ in node.asked} == {2, 3}
         await put(before, b"c")
+
+    async def test_damage_found_while_a_repair_ends_is_repaired_by_the_next(
+        self, node: OneNode
+    ) -> None:
+        """Readers that waited for the repair read on at once, and may meet damage elsewhere."""
+        before, good = await self.damaged(node)
+
+        async def copy(_offset: Offset) -> bytes:
+            return good
+
+        async def read(offset: int) -> None:
+            with suppress(LogError):
+                await before.log.reader.read(Offset(offset), end=Offset(2), max_bytes=1000)
+
+        async def read_on() -> None:
+            assert await before.log.wait_repaired(60)
+            node.disk.flip_bit(LOG, 8 * 65)
+            await read(0)
+
+        node.copy = copy
+        await read(0)
+        assert before.log.damage_found is not None
+        await read_on()
+        await node.until(lambda: before.log.damage_found is None and not node.repairs.under_way)
+        assert await self.read(before) == [b"a", b"b"]
 
     async def test_nothing_is_replaced_before_every_replica_has_answered(
         self, node: OneNode
