@@ -51,7 +51,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
-class Position:
+class TailPosition:
     """Progress of the tail in one partition."""
 
     partition: PartitionHandle
@@ -62,12 +62,12 @@ class Position:
 class EventWriter:
     """Writes records as Server-Sent Events."""
 
-    def __init__(self, positions: Sequence[Position]) -> None:
+    def __init__(self, positions: Sequence[TailPosition]) -> None:
         self._positions = positions
         self._before = self._after = ""
         self.idle = b": idle\n\n"
 
-    def turn_to(self, position: Position) -> None:
+    def turn_to(self, position: TailPosition) -> None:
         """Let the next records be of this partition; the other positions stay meanwhile.
 
         An id names up to TAIL_PARTITIONS_MAX partitions: made whole for each record, it would cost
@@ -79,15 +79,15 @@ class EventWriter:
         after = "".join(f",{one}" for one in others[index + 1 :])
         self._after = f"{after}@{position.partition.topic_id}"
 
-    def record(self, document: bytes, position: Position) -> bytes:
+    def record(self, document: bytes, position: TailPosition) -> bytes:
         """An event, with the position after it as its id."""
         return b"id: %b\ndata: %b\n\n" % (self._event_id(position), document)
 
-    def error(self, document: bytes, position: Position) -> bytes:
+    def error(self, document: bytes, position: TailPosition) -> bytes:
         """An error event."""
         return b"event: error\nid: %b\ndata: %b\n\n" % (self._event_id(position), document)
 
-    def _event_id(self, position: Position) -> bytes:
+    def _event_id(self, position: TailPosition) -> bytes:
         return f"{self._before}{position.offset}{self._after}".encode()
 
 
@@ -96,14 +96,14 @@ class LineWriter:
 
     idle = b"\n"
 
-    def turn_to(self, position: Position) -> None:
+    def turn_to(self, position: TailPosition) -> None:
         """Each line names its own partition."""
 
-    def record(self, document: bytes, position: Position) -> bytes:
+    def record(self, document: bytes, position: TailPosition) -> bytes:
         """A line."""
         return document + b"\n"
 
-    def error(self, document: bytes, position: Position) -> bytes:
+    def error(self, document: bytes, position: TailPosition) -> bytes:
         """A line, distinct from a record by its `error_code`."""
         return document + b"\n"
 
@@ -146,7 +146,7 @@ async def tail_topic(request: Request, context: ServerContext) -> web.StreamResp
 
 
 async def _idle(
-    positions: Sequence[Position],
+    positions: Sequence[TailPosition],
     writer: _Writer,
     response: web.StreamResponse,
     context: ServerContext,
@@ -179,7 +179,7 @@ class _Forwarder:
         self._context = context
         self._reader = BatchReader(request, context)
 
-    async def forward(self, position: Position) -> int:
+    async def forward(self, position: TailPosition) -> int:
         """Send the next records of one partition; return the number of bytes sent."""
         fetched = await position.partition.read(position.offset, max_bytes=TAIL_READ_BYTES)
         total = 0
@@ -192,7 +192,7 @@ class _Forwarder:
         position.offset = max(position.offset, fetched.next_offset)
         return total
 
-    async def _send(self, group: Sequence[Record], position: Position) -> int:
+    async def _send(self, group: Sequence[Record], position: TailPosition) -> int:
         """Send a group of records. The reader's bytes are held until it has taken them."""
         before = position.offset
         piece = b"".join(self._documents(group, position))
@@ -208,7 +208,7 @@ class _Forwarder:
             self._context.free(self._request, len(piece))
         return len(piece)
 
-    def _documents(self, group: Sequence[Record], position: Position) -> Iterator[bytes]:
+    def _documents(self, group: Sequence[Record], position: TailPosition) -> Iterator[bytes]:
         """The encoded records from the position on; advances the position."""
         topic, writer = position.partition.topic, self._writer
         writer.turn_to(position)
@@ -229,7 +229,7 @@ class _Forwarder:
                 yield writer.record(document, position)
 
 
-async def _positions(request: Request, context: ServerContext) -> list[Position]:
+async def _positions(request: Request, context: ServerContext) -> list[TailPosition]:
     """The start positions: from `partition` and `offset` of the query, or from Last-Event-ID."""
     parameters = request.query_parameters
     chosen = parameters.get("partition")
@@ -252,13 +252,13 @@ async def _positions(request: Request, context: ServerContext) -> list[Position]
         resumed = parse_event_id(seen)
         # A partition that the id does not name was added later: all its records are new.
         return [
-            Position(one, one.partition, resumed[one.partition])
+            TailPosition(one, one.partition, resumed[one.partition])
             if one.partition in resumed
-            else Position(one, one.partition, (await one.bounds())[0])
+            else TailPosition(one, one.partition, (await one.bounds())[0])
             for one in partitions
         ]
     start = parameters.get("offset", NamedOffset.LATEST)
-    return [Position(one, one.partition, await parse_offset(start, one)) for one in partitions]
+    return [TailPosition(one, one.partition, await parse_offset(start, one)) for one in partitions]
 
 
 def _check_count(partitions: Sized) -> None:

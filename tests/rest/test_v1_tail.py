@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from raftlog.broker.fetch import PartitionHandle
 from raftlog.record.errors import BAD_REQUEST, STORAGE_FAILED, LogError
 from raftlog.record.types import Offset, PartitionId
-from raftlog.rest.v1_tail import TAIL_PARTITIONS_MAX, EventWriter, Position, parse_event_id
+from raftlog.rest.v1_tail import TAIL_PARTITIONS_MAX, EventWriter, TailPosition, parse_event_id
 from tests.broker.data_fakes import waiting_readers
 from tests.http.http_peers import RawPeer, eventually
 
@@ -222,16 +222,16 @@ async def test_failure_while_tailing_is_told_and_ends_it() -> None:
 
 
 def test_ids_of_many_partitions_cost_each_record_little() -> None:
-    class Counted(list[Position]):
+    class Counted(list[TailPosition]):
         passes = 0
 
-        def __iter__(self) -> Iterator[Position]:
+        def __iter__(self) -> Iterator[TailPosition]:
             self.passes += 1
             return super().__iter__()
 
     handle = cast(PartitionHandle, SimpleNamespace(topic_id="T"))
     positions = Counted(
-        Position(handle, PartitionId(n), Offset(10 * n)) for n in range(TAIL_PARTITIONS_MAX)
+        TailPosition(handle, PartitionId(n), Offset(10 * n)) for n in range(TAIL_PARTITIONS_MAX)
     )
     writer = EventWriter(positions)
     for number in (0, 100, TAIL_PARTITIONS_MAX - 1):
