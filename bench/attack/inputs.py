@@ -133,11 +133,12 @@ def batch_bombs() -> Iterator[Request]:
 
 
 def batch_reads() -> Sequence[Request]:
-    """Reads of the batches of `batch_bombs` as JSON, as large as may be."""
+    """Reads of the batches of `batch_bombs`, as large as may be."""
     return [
         Request(
             "GET",
             f"/topics/{TOPIC}/partitions/{partition}/records?offset=0&max_bytes={32 * MIB}",
+            headers={"Accept": "application/vnd.kafka.binary.v2+json"},
         )
         for partition in PARTITIONS
     ]

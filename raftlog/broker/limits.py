@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
@@ -110,18 +112,47 @@ class AddressBudget:
 class WorkTurns:
     """Turns of long synchronous work: at most one piece of it per iteration of the event loop.
 
-    Each piece is bounded (about 10 ms), but many requests bring many pieces: run one after another
-    in one iteration, they would hold the loop for their sum.
+    Each piece is bounded (about 3 ms), but many requests bring many pieces: run one after another
+    in one iteration, they would hold the loop for their sum. Client addresses take turns, so the
+    many requests of one do not delay the few of another.
     """
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
+        self._address = ContextVar("address", default="")
+        """The client address that the running task works for; tasks that it creates inherit it."""
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """Waits by address, in the order of the addresses' turns; bounded by requests in flight."""
+        self._is_due = False
+        """Whether the next turn is scheduled."""
+
+    def work_for(self, address: str) -> None:
+        """Let further waits of the running task be those of a client address."""
+        self._address.set(address)
 
     async def wait(self) -> None:
         """Wait for a turn; do the piece of work right after it, without suspension."""
-        async with self._lock:
-            # The loop polls its sockets and timers before the next piece, of any request.
-            await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.setdefault(self._address.get(), deque()).append(turn)
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._next)
+        await turn
+
+    def _next(self) -> None:
+        """Give one turn: the loop polls its sockets and timers before the next."""
+        while self._waiting:
+            address = next(iter(self._waiting))
+            turns = self._waiting.pop(address)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[address] = turns
+            if not turn.done():  # else its wait was cancelled
+                turn.set_result(None)
+                break
+        self._is_due = bool(self._waiting)
+        if self._is_due:
+            asyncio.get_running_loop().call_soon(self._next)
 
 
 class RateGuard:

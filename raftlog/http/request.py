@@ -163,6 +163,7 @@ class ServerContext:
         """Count `request` as in flight until its answer; LogError OVERLOADED, QUOTA_EXCEEDED."""
         self.broker.requests_in_flight.take(1, request.address_group)
         request.is_admitted = True
+        self.broker.turns.work_for(request.address_group)
 
     def hold(self, request: Request, size: int) -> None:
         """Count `size` bytes as held by `request` until its answer.

@@ -396,20 +396,28 @@ class BatchReader:
     async def groups(self, batch: RecordBatch) -> AsyncGenerator[list[Record], None]:
         """The records of a batch in groups, each to be written out before the next.
 
-        Other requests run between groups. The decompressed batch counts as bytes in flight. Raises
+        Other requests run between groups. A compressed batch counts as bytes in flight: as stored
+        until it is decompressed. Raises
         LogError RECORD_TOO_LARGE, CORRUPT_BATCH, OVERLOADED, QUOTA_EXCEEDED.
         """
-        context, held = self._context, 0
-        bytes_max = context.limits.batch_decompressed_bytes_max
-        if batch.header.compression is Compression.NONE:
-            plain = decompress_batch(batch, decompressed_bytes_max=bytes_max)
-        else:
-            plain = await context.broker.decompression.run(
-                partial(decompress_batch, batch, decompressed_bytes_max=bytes_max)
-            )
-            context.hold(self._request, len(plain))
-            held = len(plain)
+        context = self._context
+        decompressed = partial(
+            decompress_batch,
+            batch,
+            decompressed_bytes_max=context.limits.batch_decompressed_bytes_max,
+        )
+        is_compressed = batch.header.compression is not Compression.NONE
+        # Many requests may wait for a thread, each with a batch.
+        held = batch.header.size_bytes if is_compressed else 0
+        context.hold(self._request, held)
         try:
+            if is_compressed:
+                plain = await context.broker.decompression.run(decompressed)
+                if len(plain) > held:
+                    context.hold(self._request, len(plain) - held)
+                    held = len(plain)
+            else:
+                plain = decompressed()
             for group, size in decode_groups(batch, plain, group_bytes=GROUP_BYTES):
                 yield group
                 self._work_bytes += size + len(group) * ANSWERED_RECORD_BYTES
@@ -417,8 +425,7 @@ class BatchReader:
                     self._work_bytes = 0
                     await context.broker.turns.wait()
         finally:
-            if held:
-                context.free(self._request, held)
+            context.free(self._request, held)
 
 
 def record_answer(

@@ -51,7 +51,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
-class _Position:
+class TailPosition:
     """Progress of the tail in one partition."""
 
     partition: PartitionHandle
@@ -59,41 +59,56 @@ class _Position:
     offset: Offset
 
 
-class _Events:
+class EventWriter:
     """Writes records as Server-Sent Events."""
 
-    def __init__(self, positions: Sequence[_Position]) -> None:
+    def __init__(self, positions: Sequence[TailPosition]) -> None:
         self._positions = positions
+        self._before = self._after = ""
         self.idle = b": idle\n\n"
 
-    def record(self, document: bytes) -> bytes:
+    def turn_to(self, position: TailPosition) -> None:
+        """Let the next records be of this partition; the other positions stay meanwhile.
+
+        An id names up to TAIL_PARTITIONS_MAX partitions: made whole for each record, it would cost
+        more than the record.
+        """
+        index = next(i for i, one in enumerate(self._positions) if one is position)
+        others = [f"{one.number}:{one.offset}" for one in self._positions]
+        self._before = "".join(f"{one}," for one in others[:index]) + f"{position.number}:"
+        after = "".join(f",{one}" for one in others[index + 1 :])
+        self._after = f"{after}@{position.partition.topic_id}"
+
+    def record(self, document: bytes, position: TailPosition) -> bytes:
         """An event, with the position after it as its id."""
-        return b"id: %b\ndata: %b\n\n" % (self._event_id(), document)
+        return b"id: %b\ndata: %b\n\n" % (self._event_id(position), document)
 
-    def error(self, document: bytes) -> bytes:
+    def error(self, document: bytes, position: TailPosition) -> bytes:
         """An error event."""
-        return b"event: error\nid: %b\ndata: %b\n\n" % (self._event_id(), document)
+        return b"event: error\nid: %b\ndata: %b\n\n" % (self._event_id(position), document)
 
-    def _event_id(self) -> bytes:
-        offsets = ",".join(f"{one.number}:{one.offset}" for one in self._positions)
-        return f"{offsets}@{self._positions[0].partition.topic_id}".encode()
+    def _event_id(self, position: TailPosition) -> bytes:
+        return f"{self._before}{position.offset}{self._after}".encode()
 
 
-class _Lines:
+class LineWriter:
     """Writes records as lines of JSON."""
 
     idle = b"\n"
 
-    def record(self, document: bytes) -> bytes:
+    def turn_to(self, position: TailPosition) -> None:
+        """Each line names its own partition."""
+
+    def record(self, document: bytes, position: TailPosition) -> bytes:
         """A line."""
         return document + b"\n"
 
-    def error(self, document: bytes) -> bytes:
+    def error(self, document: bytes, position: TailPosition) -> bytes:
         """A line, distinct from a record by its `error_code`."""
         return document + b"\n"
 
 
-_Writer = _Events | _Lines
+_Writer = EventWriter | LineWriter
 
 
 async def tail_topic(request: Request, context: ServerContext) -> web.StreamResponse:
@@ -106,7 +121,7 @@ async def tail_topic(request: Request, context: ServerContext) -> web.StreamResp
     for position in positions:
         # An offset out of range is the answer's status, so look before the answer begins.
         await position.partition.read(position.offset, max_bytes=1)
-    writer = _Events(positions) if content_type == SSE else _Lines()
+    writer = EventWriter(positions) if content_type == SSE else LineWriter()
     counters = context.broker.topics.topic(request.path_parameters["topic"])
     counters.fetch_requests += 1
     response = stream_response(request, content_type)
@@ -125,12 +140,13 @@ async def tail_topic(request: Request, context: ServerContext) -> web.StreamResp
     except LogError as error:
         counters.failed_fetch_requests += 1
         document = _encode(TailError(error.entry.code, error.message))
-        await response.write(writer.error(document))
+        writer.turn_to(positions[0])
+        await response.write(writer.error(document, positions[0]))
     return response
 
 
 async def _idle(
-    positions: Sequence[_Position],
+    positions: Sequence[TailPosition],
     writer: _Writer,
     response: web.StreamResponse,
     context: ServerContext,
@@ -163,7 +179,7 @@ class _Forwarder:
         self._context = context
         self._reader = BatchReader(request, context)
 
-    async def forward(self, position: _Position) -> int:
+    async def forward(self, position: TailPosition) -> int:
         """Send the next records of one partition; return the number of bytes sent."""
         fetched = await position.partition.read(position.offset, max_bytes=TAIL_READ_BYTES)
         total = 0
@@ -176,7 +192,7 @@ class _Forwarder:
         position.offset = max(position.offset, fetched.next_offset)
         return total
 
-    async def _send(self, group: Sequence[Record], position: _Position) -> int:
+    async def _send(self, group: Sequence[Record], position: TailPosition) -> int:
         """Send a group of records. The reader's bytes are held until it has taken them."""
         before = position.offset
         piece = b"".join(self._documents(group, position))
@@ -192,9 +208,10 @@ class _Forwarder:
             self._context.free(self._request, len(piece))
         return len(piece)
 
-    def _documents(self, group: Sequence[Record], position: _Position) -> Iterator[bytes]:
+    def _documents(self, group: Sequence[Record], position: TailPosition) -> Iterator[bytes]:
         """The encoded records from the position on; advances the position."""
         topic, writer = position.partition.topic, self._writer
+        writer.turn_to(position)
         for record in group:
             offset = Offset(record.offset)
             if offset < position.offset:
@@ -204,15 +221,15 @@ class _Forwarder:
                 document = _encode(record_answer(record, topic, position.number, self._format))
             except LogError as error:
                 refusal = TailError(error.entry.code, error.message, position.number, offset)
-                yield writer.error(_encode(refusal))
+                yield writer.error(_encode(refusal), position)
             else:
                 if b"\n" in document or b"\r" in document:
                     # In JSON these are only blanks between tokens; in the stream they end a line.
                     document = document.replace(b"\n", b" ").replace(b"\r", b" ")
-                yield writer.record(document)
+                yield writer.record(document, position)
 
 
-async def _positions(request: Request, context: ServerContext) -> list[_Position]:
+async def _positions(request: Request, context: ServerContext) -> list[TailPosition]:
     """The start positions: from `partition` and `offset` of the query, or from Last-Event-ID."""
     parameters = request.query_parameters
     chosen = parameters.get("partition")
@@ -235,13 +252,13 @@ async def _positions(request: Request, context: ServerContext) -> list[_Position
         resumed = parse_event_id(seen)
         # A partition that the id does not name was added later: all its records are new.
         return [
-            _Position(one, one.partition, resumed[one.partition])
+            TailPosition(one, one.partition, resumed[one.partition])
             if one.partition in resumed
-            else _Position(one, one.partition, (await one.bounds())[0])
+            else TailPosition(one, one.partition, (await one.bounds())[0])
             for one in partitions
         ]
     start = parameters.get("offset", NamedOffset.LATEST)
-    return [_Position(one, one.partition, await parse_offset(start, one)) for one in partitions]
+    return [TailPosition(one, one.partition, await parse_offset(start, one)) for one in partitions]
 
 
 def _check_count(partitions: Sized) -> None:

@@ -35,6 +35,7 @@ from bench.attack.verdict import (
     Operation,
     Work,
     findings,
+    may_be_the_machine,
     p99,
     parse,
 )
@@ -88,6 +89,13 @@ def test_a_machine_that_is_slow_without_an_attack_excuses_as_much_under_one() ->
     assert findings(calm, replace(HELD, operations=operations(1.1), loop_holds=3)) == []
     attacked = replace(HELD, operations=operations(1.3), loop_holds=20, seconds=10.0)
     assert len(findings(calm, attacked)) == 2
+
+
+def test_only_findings_of_time_may_be_the_machines() -> None:
+    slow = replace(HELD, operations=operations(3.1 * P99_FLOOR_S), elections=1, work=Work({}))
+    assert may_be_the_machine(findings(CALM, slow))
+    for broken in ({"internal_errors": 1}, {"loop_holds": 9}, {"rss_bytes": RSS_BYTES_MAX + 1}):
+        assert not may_be_the_machine(findings(CALM, replace(slow, **broken)))
 
 
 def test_every_attack_names_the_least_of_its_work() -> None:

@@ -119,6 +119,41 @@ async def test_cancelled_wait_for_a_turn_lets_the_others_go_on() -> None:
     await asyncio.wait_for(waiting[2], 5)
 
 
+async def test_addresses_take_turns_however_many_requests_one_has() -> None:
+    turns = WorkTurns()
+    order: list[str] = []
+
+    async def request(address: str) -> None:
+        turns.work_for(address)
+        for _ in range(3):
+            await turns.wait()
+            order.append(address)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(100):
+            group.create_task(request("many"))
+        for address in ("one", "two"):
+            group.create_task(request(address))
+    assert len(order) == 306
+    assert max(index for index, address in enumerate(order) if address != "many") < 12
+
+
+async def test_tasks_of_a_request_wait_for_its_address() -> None:
+    turns = WorkTurns()
+    order: list[str] = []
+
+    async def piece(name: str) -> None:
+        await turns.wait()
+        order.append(name)
+
+    async def request(address: str, count: int) -> None:
+        turns.work_for(address)
+        await asyncio.gather(*(piece(address) for _ in range(count)))
+
+    await asyncio.gather(request("many", 50), request("one", 1))
+    assert order.index("one") == 1
+
+
 def test_bytes_of_an_earlier_window_earn_no_time() -> None:
     guard = RateGuard(100, 10.0)
     guard.moved(1_000_000, 1.0)

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog.broker.fetch import PartitionHandle
 from raftlog.record.errors import BAD_REQUEST, STORAGE_FAILED, LogError
-from raftlog.rest.v1_tail import parse_event_id
+from raftlog.record.types import Offset, PartitionId
+from raftlog.rest.v1_tail import TAIL_PARTITIONS_MAX, EventWriter, TailPosition, parse_event_id
 from tests.broker.data_fakes import waiting_readers
 from tests.http.http_peers import RawPeer, eventually
 
@@ -216,6 +219,30 @@ async def test_failure_while_tailing_is_told_and_ends_it() -> None:
                 assert found == {"error_code": 50303, "message": "damaged"}
                 assert await tail.line() is None
             one.node.log("six", 2).read_error = None
+
+
+def test_ids_of_many_partitions_cost_each_record_little() -> None:
+    class Counted(list[TailPosition]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[TailPosition]:
+            self.passes += 1
+            return super().__iter__()
+
+    handle = cast(PartitionHandle, SimpleNamespace(topic_id="T"))
+    positions = Counted(
+        TailPosition(handle, PartitionId(n), Offset(10 * n)) for n in range(TAIL_PARTITIONS_MAX)
+    )
+    writer = EventWriter(positions)
+    for number in (0, 100, TAIL_PARTITIONS_MAX - 1):
+        position = positions[number]
+        writer.turn_to(position)
+        for _ in range(1_000):
+            position.offset = Offset(position.offset + 1)
+            event = writer.record(b"1", position)
+        expected = ",".join(f"{one.number}:{one.offset}" for one in positions) + "@T"
+        assert event == f"id: {expected}\ndata: 1\n\n".encode()
+    assert positions.passes < 20
 
 
 async def test_large_backlog_is_sent_whole_and_in_order() -> None:

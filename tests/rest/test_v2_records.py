@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import threading
+from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import quote
 
@@ -286,6 +289,33 @@ async def test_max_bytes_counts_what_is_answered(compression: Compression) -> No
             offset = next_offset(reply)
         reply = await read(one, "max_bytes=1", Accept=BINARY)
         assert next_offset(reply) == 1
+
+
+async def test_batches_of_reads_that_wait_for_a_thread_are_counted_and_given_back() -> None:
+    async with data_node(few(bytes_in_flight_max=4_000_000)) as one:
+        stored = batch_of([random.Random(1).randbytes(250_000) + bytes(50_000)])
+        assert stored.header.compression is Compression.GZIP
+        await append(one, stored)
+        broker = one.server.context.broker
+        may_go = threading.Event()
+        busy = [asyncio.ensure_future(broker.decompression.run(may_go.wait)) for _ in range(2)]
+        async with AsyncExitStack() as stack:
+            peers = [
+                await stack.enter_async_context(RawPeer.connected(one.server.port))
+                for _ in range(5)
+            ]
+            reads = [
+                asyncio.ensure_future(peer.request("GET", RECORDS, b"", Accept=BINARY))
+                for peer in peers
+            ]
+            # A quarter of the bytes, for this address: three batches.
+            await eventually(lambda: sum(each.done() for each in reads) == 2)
+            assert broker.bytes_in_flight.used == 3 * stored.header.size_bytes
+            refused = [await each for each in reads if each.done()]
+            assert [reply.error_code for reply in refused] == [42901] * 2
+            may_go.set()
+            await asyncio.gather(*busy, *reads)
+        assert broker.bytes_in_flight.used == 0
 
 
 @pytest.mark.parametrize("compression", [each for each in Compression if each])
