@@ -126,6 +126,7 @@ def plan_compaction(
     history: CompactionHistory,
     *,
     now_ms: int,
+    latest_ms: int,
     high_watermark: Offset,
     segment_ms: int,
     min_compaction_lag_ms: int,
@@ -141,6 +142,7 @@ def plan_compaction(
     cleanable = _cleanable(
         segments,
         now_ms=now_ms,
+        latest_ms=latest_ms,
         high_watermark=high_watermark,
         segment_ms=segment_ms,
         min_compaction_lag_ms=min_compaction_lag_ms,
@@ -164,11 +166,12 @@ def _cleanable(
     segments: Sequence[SegmentInfo],
     *,
     now_ms: int,
+    latest_ms: int,
     high_watermark: Offset,
     segment_ms: int,
     min_compaction_lag_ms: int,
 ) -> Sequence[SegmentInfo]:
-    times = newest_record_times(segments, now_ms=now_ms, segment_ms=segment_ms)
+    times = newest_record_times(segments, now_ms=now_ms, latest_ms=latest_ms, segment_ms=segment_ms)
     for index, segment in enumerate(segments):
         if (
             index == len(segments) - 1

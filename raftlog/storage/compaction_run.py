@@ -87,6 +87,7 @@ class _Compaction:
             infos,
             core.compaction,
             now_ms=self._now_ms,
+            latest_ms=core.shared.latest_ms,
             high_watermark=min(core.high_watermark, core.flushed_offset),
             segment_ms=config.segment_ms,
             min_compaction_lag_ms=config.min_compaction_lag_ms,

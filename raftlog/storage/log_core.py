@@ -73,6 +73,8 @@ class LogShared:
         self.flusher = Flusher(disk, clock)
         self.cold_reads = asyncio.Semaphore(COLD_READS_MAX)
         self.decodes = asyncio.Semaphore(DECODES_MAX)
+        self.latest_ms = 0
+        """The latest credible time of a record, when retention or compaction last began."""
         self.room_bytes = UNKNOWN_ROOM_BYTES
         """Room on the disk beyond its reserve when last measured, minus the bytes appended since.
         Appends that do not fit are refused: the reserve belongs to the metadata and checkpoints."""

@@ -240,6 +240,7 @@ class LogOperations:
         plan = plan_retention(
             infos,
             now_ms=0 if now_ms is None else now_ms,
+            latest_ms=core.shared.latest_ms,
             retention_ms=UNLIMITED if now_ms is None else config.retention_ms,
             retention_bytes=config.retention_bytes,
             segment_ms=config.segment_ms,

@@ -214,8 +214,10 @@ class Maintenance:
             await self._retain(log, now_ms)
 
     def _now_ms(self) -> int | None:
-        shared = self._shared
-        return self.retention_clock.now_ms(shared.clock.time_ms(), shared.monotonic_ms())
+        shared, clock = self._shared, self.retention_clock
+        wall_ms, monotonic_ms = shared.clock.time_ms(), shared.monotonic_ms()
+        shared.latest_ms = clock.latest_ms(wall_ms, monotonic_ms)
+        return clock.now_ms(wall_ms, monotonic_ms)
 
     async def _retain(self, log: Log, now_ms: int | None) -> None:
         try:

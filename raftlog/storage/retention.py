@@ -160,17 +160,28 @@ class RetentionClock:
             )
         return None
 
+    def latest_ms(self, wall_ms: int, monotonic_ms: int) -> int:
+        """The latest time that is not the future by any known clock."""
+        if self._cluster_ahead_ms is None:
+            return wall_ms
+        return max(wall_ms, self._cluster_ahead_ms + monotonic_ms)
+
 
 def newest_record_times(
-    segments: Sequence[SegmentInfo], *, now_ms: int, segment_ms: int
+    segments: Sequence[SegmentInfo], *, now_ms: int, latest_ms: int, segment_ms: int
 ) -> list[int]:
-    """For each segment the time of its newest record, as far as credible."""
+    """For each segment the time of its newest record, as far as credible.
+
+    A time is credible up to `latest_ms`, see `RetentionClock.latest_ms`: with a clock that is
+    behind, records of right times seem to come from the future, and creations to be old.
+    """
+    latest_ms = max(latest_ms, now_ms)
     times: list[int] = []
     begun_ms: int | None = None
     for index, segment in enumerate(segments):
         if segment.created_ms <= now_ms:
             begun_ms = max(begun_ms or segment.created_ms, segment.created_ms)
-        if 0 <= segment.max_timestamp_ms <= now_ms:
+        if 0 <= segment.max_timestamp_ms <= latest_ms:
             times.append(segment.max_timestamp_ms)
             continue
         if segment.max_timestamp_ms < 0:
@@ -189,6 +200,7 @@ def plan_retention(
     segments: Sequence[SegmentInfo],
     *,
     now_ms: int,
+    latest_ms: int,
     retention_ms: int,
     retention_bytes: int,
     segment_ms: int,
@@ -206,7 +218,11 @@ def plan_retention(
     if deletes and retention_bytes != UNLIMITED:
         excess_bytes = sum(segment.size_bytes for segment in segments) - retention_bytes
     by_age = deletes and retention_ms != UNLIMITED
-    times = newest_record_times(segments, now_ms=now_ms, segment_ms=segment_ms) if by_age else ()
+    times: Sequence[int] = ()
+    if by_age:
+        times = newest_record_times(
+            segments, now_ms=now_ms, latest_ms=latest_ms, segment_ms=segment_ms
+        )
     for index, segment in enumerate(segments):
         is_active = index == len(segments) - 1
         if segment.next_offset > high_watermark:

@@ -53,6 +53,7 @@ def plan(
         log,
         history or CompactionHistory(),
         now_ms=now,
+        latest_ms=now,
         high_watermark=Offset(high_watermark),
         segment_ms=7 * DAY,
         min_compaction_lag_ms=lag_ms,

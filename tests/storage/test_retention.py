@@ -34,6 +34,7 @@ def plan(
     segments: list[SegmentInfo],
     *,
     now: int = NOW,
+    latest: int = 0,
     retention_ms: int = UNLIMITED,
     retention_bytes: int = UNLIMITED,
     log_start: int = 0,
@@ -43,6 +44,7 @@ def plan(
     return plan_retention(
         segments,
         now_ms=now,
+        latest_ms=latest,
         retention_ms=retention_ms,
         retention_bytes=retention_bytes,
         segment_ms=7 * DAY,
@@ -172,7 +174,10 @@ def test_a_segment_begun_while_the_clock_stood_in_1970_does_not_age_its_neighbou
         segment(10, 20, newest=5000, created=1000),
         segment(20, 30),
     ]
-    assert newest_record_times(segments, now_ms=NOW, segment_ms=7 * DAY)[0] == NOW - HOUR
+    assert (
+        newest_record_times(segments, now_ms=NOW, latest_ms=NOW, segment_ms=7 * DAY)[0]
+        == NOW - HOUR
+    )
     assert not plan(segments, retention_ms=DAY).drops
 
 
@@ -196,6 +201,29 @@ def test_a_jump_forward_that_lasts_is_believed_in_the_end() -> None:
     for minute in range(61):
         now = clock.now_ms(NOW + HOUR + 60_000 * minute, 60_000 * minute)
     assert now == NOW + HOUR + 60 * 60_000
+
+
+def test_a_clock_that_is_behind_takes_no_record_for_one_of_the_future() -> None:
+    """The segment was created by a clock 18 days behind; by now the clock is two days behind."""
+    segments = [segment(0, 10, newest=NOW - HOUR, created=NOW - 18 * DAY)]
+    clock = RetentionClock(NOW - 2 * DAY, 0)
+    clock.note_cluster_time(NOW, wall_ms=NOW - 2 * DAY, monotonic_ms=0)
+    now, latest = (each(NOW - 2 * DAY, 0) for each in (clock.now_ms, clock.latest_ms))
+    assert (now, latest) == (NOW - 2 * DAY, NOW)
+    assert plan(segments, now=NOW - 2 * DAY, retention_ms=7 * DAY).drops
+    assert not plan(segments, now=NOW - 2 * DAY, latest=latest, retention_ms=7 * DAY).drops
+
+
+def test_a_steady_clock_behind_its_own_wall_clock_does_neither() -> None:
+    """A machine that starts in 1970, and learns the time later."""
+    clock = RetentionClock(0, 0)
+    segments = [segment(0, 10, newest=NOW - HOUR, created=0)]
+    now = clock.now_ms(NOW, 30 * DAY)
+    assert now is not None
+    assert now < NOW
+    assert not plan(
+        segments, now=now, latest=clock.latest_ms(NOW, 30 * DAY), retention_ms=7 * DAY
+    ).drops
 
 
 @st.composite
@@ -249,7 +277,7 @@ def test_whatever_the_facts_only_a_due_prefix_goes(
     assert all(s.next_offset <= high_watermark for s in segments[:count])
     assert chosen.log_start_offset >= log_start
     assert chosen.roll_first == (count == len(segments))
-    times = newest_record_times(segments, now_ms=NOW, segment_ms=7 * DAY)
+    times = newest_record_times(segments, now_ms=NOW, latest_ms=NOW, segment_ms=7 * DAY)
     left = sum(s.size_bytes for s in segments)
     for s, time, drop in zip(segments, times, chosen.drops, strict=False):
         assert time <= NOW

@@ -243,3 +243,21 @@ async def test_files_that_keep_changing_under_a_reader_are_no_damage(
         await log.reader.read(Offset(0), end=Offset(1), max_bytes=1)
     assert caught.value.entry is OVERLOADED
     assert node.reported == []
+
+
+async def test_a_wrong_epoch_of_a_deleted_record_is_no_damage_of_its_neighbours() -> None:
+    """No history tells which epoch a deleted record has, so no repair could mend it."""
+    node, log = await node_with_log()
+    segment = log.segments.all[0]
+    log.high_watermark = log.log_end_offset
+    await log.operations.delete_records_before(Offset(2))
+    await node.manager.close()
+    await node.start()
+    log = await node.log(batches=0)
+    assert log.segments.all[0].path == segment.path
+    assert log.leader_epochs.epoch_for(Offset(0)) is None
+    # The leader epoch is no part of what the CRC covers.
+    node.disk.flip_bit(segment.path, 8 * 15 + 1)
+    for _ in range(5):
+        await node.tick(INTERVAL_S)
+    assert not node.reported
