@@ -61,6 +61,8 @@ READY: Final = "ready"
 SECRET_VARIABLE: Final = "RAFTLOG_ATTACK_SECRET"
 """The cluster's secret: `replays` records one true opening with it."""
 FILES_WANTED: Final = 8_192
+BEGUN_AT_ONCE: Final = 50
+"""Loops of an attack that begin in one turn."""
 UPGRADED: Final = 101
 
 
@@ -163,7 +165,12 @@ class Attack:
                 await asyncio.sleep(0.001)
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(loop(number)) for number in range(count)]
+            tasks = []
+            for number in range(count):
+                tasks.append(group.create_task(loop(number)))
+                if number % BEGUN_AT_ONCE == BEGUN_AT_ONCE - 1:
+                    # All at once, thousands would be half begun for the whole attack.
+                    await asyncio.sleep(0.001)
             await asyncio.sleep(max(0.0, self.deadline - time.monotonic()))
             for task in tasks:
                 task.cancel()
