@@ -70,6 +70,8 @@ class DataWorld:
     """Topics with keyed records."""
     lateness_s: float | None = None
     """Most by which a record is older than its send; None: no record has a time of its own."""
+    has_tombstones: bool = False
+    """Some records of compacted topics have no value."""
     has_losses: bool = False
     """Partitions may lose records, as they say: unclean elections are allowed."""
     zombies: set[asyncio.Task[None]] = field(default_factory=set)
