@@ -195,6 +195,17 @@ class DataWorld:
             return None
         return None if leader == NO_LEADER_ID else int(leader)
 
+    def has_newest_epoch(self, node_id: int, part: Part) -> bool:
+        """Whether that node knows the newest leader epoch of the partition."""
+        core = self.nodes.cores.get(node_id)
+        if core is None:
+            return False
+        try:
+            row = core.services.metadata.image.partition(part.topic, part.number)
+        except LogError:
+            return False
+        return row.leader_epoch == self.row(part).leader_epoch
+
     def replica(self, node_id: int, part: Part) -> Partition | None:
         """The node's replica of a partition, if the node is up and has one."""
         core = self.nodes.cores.get(node_id)
