@@ -15,13 +15,13 @@
 | UNSEEN | acknowledged with acks=all, and in no final read |
 | END_WENT_BACK | an end offset is below an earlier acknowledgement or end offset |
 | SHORT_START | a replica begins above offset 0, without a request to delete records |
-| UNDELETED | a replica keeps records below an acknowledged deletion |
+| UNDELETED | a replica keeps records below an acknowledged deletion, or before a tombstone gone |
 | LOOKUP_WRONG | the record found for a time is older than the time, or has another timestamp |
 | LOOKUP_PASSED | a lookup by time passed a record that was known before it began |
 | ZOMBIE | a batch of an older producer epoch is behind one of a newer epoch |
 
 A record of a compacted partition is not missed where a later record, below the end of what was
-compacted, has its key.
+compacted, has its key; nor a tombstone there, but for a replica that keeps what it deletes.
 
 Reported losses (promise 2) cancel all knowledge of the partition from `Loss.offset` on, before
 `Loss.step`.
@@ -54,6 +54,7 @@ from tests.verification.log_history import (
     Operation,
     Poll,
     Send,
+    is_tombstone,
 )
 
 SHOWN_MAX: Final = 20
@@ -223,7 +224,7 @@ class _Partition:
         if offset >= self.compacted_end:
             return False
         key = self._key(value)
-        return key is not None and self.last_of_key.get(key, -1) > offset
+        return key is not None and (is_tombstone(value) or self.last_of_key.get(key, -1) > offset)
 
     # Values and offsets
 
@@ -360,6 +361,7 @@ class _Partition:
         offsets = [offset for offset, _ in final.records]
         if offsets != sorted(set(offsets)):
             yield self._found(Kind.NON_MONOTONIC_POLL, f"the final read of {final.node}")
+        yield from self._check_tombstones(final)
         for offset in self.offsets:
             known = self.known[offset]
             if offset < min(final.start, self.deleted_before) or offset in given:
@@ -373,6 +375,23 @@ class _Partition:
                 yield self._found(Kind.WITHDRAWN_READ, what)
             elif offset < final.end:
                 yield self._found(Kind.SKIPPED_POLL, what)
+
+    def _check_tombstones(self, final: FinalRead) -> Iterator[Anomaly]:
+        """A tombstone goes only after all earlier records of its key."""
+        kept = {offset for offset, _ in final.records}
+        oldest: dict[str, int] = {}
+        for offset, value in final.records:
+            if (key := self._key(value)) is not None:
+                oldest.setdefault(key, offset)
+        for offset in self.offsets:
+            value = self.known[offset].value
+            if is_tombstone(value) and offset not in kept and offset >= final.start:
+                before = oldest.get(self._key(value) or "", offset)
+                if before < offset:
+                    yield self._found(
+                        Kind.UNDELETED,
+                        f"{final.node} lacks the tombstone at {offset}, and keeps {before}",
+                    )
 
     def _check_unseen(self, seen: set[str]) -> Iterator[Anomaly]:
         for send in self.sends:

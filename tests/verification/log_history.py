@@ -25,9 +25,17 @@ import msgspec
 
 ACKS_ALL: Final = -1
 
+TOMBSTONE: Final = "/tombstone"
+"""Ending of the value that stands for a record with a key and without a value."""
+
 Outcome: TypeAlias = Literal["ok", "refused", "unknown"]
 Pairs: TypeAlias = tuple[tuple[int, str], ...]
 """Offsets and values of read records."""
+
+
+def is_tombstone(value: str) -> bool:
+    """Whether the record has no value: compaction may remove it, with all before of its key."""
+    return value.endswith(TOMBSTONE)
 
 
 class _Operation(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from tests.verification.log_checker import HistoryError, Kind, check, require_sound
 from tests.verification.log_history import (
+    TOMBSTONE,
     Assign,
     Compacted,
     Deletion,
@@ -333,6 +334,11 @@ def keyed(values: str, keys: str, offset: int, at: tuple[int, int] = (0, 1)) -> 
     return replace(send(values, offset, at), keys=tuple(keys))
 
 
+def final_of(*records: tuple[int, str]) -> FinalRead:
+    """A replica of four offsets with these records."""
+    return FinalRead(partition=P, node="n1", start=0, end=4, records=records)
+
+
 def timed(values: str, times: tuple[int, ...], offset: int) -> Send:
     return replace(send(values, offset), times=times)
 
@@ -348,6 +354,11 @@ def lookup(time_ms: int, offset: int | None, found_ms: int | None, at: int = 2) 
 
 
 KEYED: list[Operation] = [keyed("ab", "xy", 0), keyed("c", "x", 2, (2, 3))]
+BURIED: list[Operation] = [
+    keyed("a", "x", 0),
+    replace(keyed("b", "x", 1, (2, 3)), values=(f"b{TOMBSTONE}",)),
+    keyed("cd", "yy", 2, (4, 5)),
+]
 TIMED: list[Operation] = [timed("abc", (10, 30, 20), 0), final("abc")]
 DELETED: list[Operation] = [send("abc", 0), Deletion(partition=P, before=2)]
 EPOCHS: list[Operation] = [of_epoch("a", 0, 0, "p"), of_epoch("b", 1, 1, "q")]
@@ -358,6 +369,10 @@ ACKNOWLEDGED = Deletion(partition=P, before=2, completed=3)
 WRONG |= {
     "a superseded record, without compaction": Case(Kind.LOST_WRITE, [*KEYED, final(".bc")]),
     "the newest record of a key": Case(Kind.LOST_WRITE, [*KEYED, final("ab."), COMPACTED]),
+    "a key whose tombstone is gone": Case(
+        Kind.UNDELETED, [*BURIED, Compacted(partition=P, end=4), final_of((0, "a"), (3, "d"))]
+    ),
+    "a tombstone, without compaction": Case(Kind.LOST_WRITE, [*BURIED, final_of((3, "d"))]),
     "superseded above the compacted end only": Case(
         Kind.LOST_WRITE, [*KEYED, final(".bc"), Compacted(partition=P, end=2)]
     ),
@@ -369,6 +384,11 @@ WRONG |= {
     "behind its next epoch": Case(Kind.ZOMBIE, [*EPOCHS, ZOMBIE, final("abc")]),
 }
 SOUND |= {
+    "a tombstone and all before it": [
+        *BURIED,
+        Compacted(partition=P, end=4),
+        final_of((3, "d")),
+    ],
     "superseded and compacted": [*KEYED, final(".bc"), COMPACTED],
     "a poll past superseded records": [*KEYED, poll(".bc"), final(".bc"), COMPACTED],
     "deleted, not known to be": [*DELETED, final("abc")],

@@ -32,7 +32,7 @@ from raftlog.record.types import (
 )
 from raftlog.replication.partition import Acks
 from tests.simulation.life import NodeDiedError
-from tests.verification.log_history import Outcome, Pairs, Send
+from tests.verification.log_history import TOMBSTONE, Outcome, Pairs, Send, is_tombstone
 
 if TYPE_CHECKING:
     from tests.simulation.data.data_world import DataWorld
@@ -52,6 +52,10 @@ TIME_MS: Final = 1_700_000_000_000
 
 KEYS: Final = tuple(f"k{number}" for number in range(8))
 """Of the records of compacted topics: few, so that most records are superseded."""
+TOMBSTONES: Final = 0.3
+"""Share of the records of compacted topics without a value, where there are such ones."""
+NAME: Final = "name"
+"""Header of a record without a value."""
 LATE_S: Final = 4.0
 """Most by which a record's timestamp is older than the time of its send."""
 BUMPS: Final = 0.06
@@ -100,7 +104,10 @@ def encode(
     )
     for number, value in enumerate(values):
         key = keys[number].encode() if keys else None
-        assert builder.append(times[number] if times else TIME_MS, key, value.encode(), [])
+        time_ms = times[number] if times else TIME_MS
+        # A tombstone has no value: its name is in a header.
+        named = (None, [(NAME, value.encode())]) if is_tombstone(value) else (value.encode(), [])
+        assert builder.append(time_ms, key, *named)
     return split_batches(bytes(builder.build()), max_message_bytes=BATCH_BYTES_MAX)
 
 
@@ -114,9 +121,10 @@ def decode_all(data: bytes | memoryview, start: int) -> Pairs:
             # Emptied by compaction.
             continue
         for record in decode(batch, decompressed_bytes_max=BATCH_BYTES_MAX):
-            assert record.value is not None
+            value = dict(record.headers)[NAME] if record.value is None else record.value
+            assert value is not None
             if record.offset >= start:
-                pairs.append((record.offset, record.value.decode()))
+                pairs.append((record.offset, value.decode()))
     return tuple(pairs)
 
 
@@ -220,7 +228,7 @@ class Producer:
         values = []
         for _ in range(count):
             self._sent += 1
-            values.append(f"{self.name}/{self._sent}")
+            values.append(f"{self.name}/{self._sent}{self._ending(part)}")
         sequence = self._sequences.get(part, 0) if self.idempotent else NO_SEQUENCE
         load = self._load(part, values)
         batches = encode(values, self._identity, sequence, keys=load.keys, times=load.times)
@@ -239,6 +247,10 @@ class Producer:
             # A network may deliver the batch once more, after the next epoch has begun.
             self._start_zombie(_Old(load.identity, part, sequence, tuple(batches)))
         return send
+
+    def _ending(self, part: Part) -> str:
+        has_some = self.data.has_tombstones and part.topic in self.data.compacted
+        return TOMBSTONE if has_some and self._chance.random() < TOMBSTONES else ""
 
     def _load(self, part: Part, values: list[str]) -> _Load:
         keys: tuple[str, ...] = ()

@@ -72,6 +72,8 @@ class Consumer:
             return await found.read(Offset(self.position), max_bytes=READ_BYTES)
 
         start, invoked = self.position, self.data.step()
+        if self._may_be_shown_losses(node_id):
+            return None
         try:
             fetched = await ask(self.data, node_id, work)
         except (NodeDiedError, TimeoutError):
@@ -81,6 +83,8 @@ class Consumer:
                 # A follower may be behind this consumer, or the records are deleted.
                 self.data.out_of_range += 1
                 await self._skip_deleted(node_id)
+            return None
+        if self._may_be_shown_losses(node_id):
             return None
         records = decode_all(fetched.data, start)
         if fetched.next_offset > start:
@@ -99,6 +103,10 @@ class Consumer:
                 )
             )
         return records
+
+    def _may_be_shown_losses(self, node_id: int) -> bool:
+        """A deposed leader shows what an unclean election has given up, until it has followed."""
+        return self.data.has_losses and not self.data.has_newest_epoch(node_id, self.part)
 
     async def _skip_deleted(self, node_id: int) -> None:
         async def work(core: NodeCore) -> int:

@@ -70,6 +70,8 @@ class DataWorld:
     """Topics with keyed records."""
     lateness_s: float | None = None
     """Most by which a record is older than its send; None: no record has a time of its own."""
+    has_tombstones: bool = False
+    """Some records of compacted topics have no value."""
     has_losses: bool = False
     """Partitions may lose records, as they say: unclean elections are allowed."""
     zombies: set[asyncio.Task[None]] = field(default_factory=set)
@@ -192,6 +194,17 @@ class DataWorld:
         except LogError:
             return None
         return None if leader == NO_LEADER_ID else int(leader)
+
+    def has_newest_epoch(self, node_id: int, part: Part) -> bool:
+        """Whether that node knows the newest leader epoch of the partition."""
+        core = self.nodes.cores.get(node_id)
+        if core is None:
+            return False
+        try:
+            row = core.services.metadata.image.partition(part.topic, part.number)
+        except LogError:
+            return False
+        return row.leader_epoch == self.row(part).leader_epoch
 
     def replica(self, node_id: int, part: Part) -> Partition | None:
         """The node's replica of a partition, if the node is up and has one."""

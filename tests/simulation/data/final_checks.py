@@ -63,7 +63,11 @@ def _note_retention(data: DataWorld, part: Part) -> None:
 
 def note_expired(data: DataWorld, part: Part, start: int) -> None:
     """Records deleted by age count as deleted on request, if they were old enough."""
-    kept_ms = int(data.topic(part.topic).configs.get("retention.ms", -1))
+    configs = data.topic(part.topic).configs
+    kept_ms = int(configs.get("retention.ms", -1))
+    if int(configs.get("retention.bytes", -1)) >= 0:
+        # By size, perhaps: `_note_retention` judges.
+        return
     if data.lateness_s is None or kept_ms < 0 or start <= _deleted_before(data, part):
         return
     name = str(part)

@@ -21,6 +21,7 @@ from raftlog.metadata.configs import THROTTLED_RATE
 from raftlog.raft.interface import MemberSettings
 from raftlog.replication.partition import Acks
 from raftlog.storage import manager
+from raftlog.storage.producer_state import PRODUCERS_MAX, ProducerStates
 from raftlog.storage.types import StorageSettings
 from tests.simulation import runner
 from tests.simulation.data import ingredients
@@ -30,7 +31,7 @@ from tests.simulation.data.data_world import DataWorld
 from tests.simulation.data.ingredients import Ingredient, Ingredients
 from tests.simulation.data.invariants import CHURN_S, watching
 from tests.simulation.data.nemesis import DataNemesis, DataRates
-from tests.simulation.data.operators import OperatorRates, Operators
+from tests.simulation.data.operators import LONE, OperatorRates, Operators
 from tests.simulation.data.storage_faults import StorageFaults
 from tests.simulation.faults import FaultRates, Nemesis
 from tests.simulation.node_world import SNAPSHOTS, NodeWorld
@@ -44,6 +45,13 @@ RETENTION_MS: Final = 3_000
 KEPT_MS: Final = 6_000
 """`retention.ms` of a topic with this ingredient."""
 DAY_MS: Final = 86_400_000
+TOMBSTONES_MS: Final = 2_000
+STUTTER_PER_S: Final = 1.0
+FAILOVERS_PER_S: Final = 0.3
+SUSPEND_PER_S: Final = 0.15
+LONE_POWER_PER_S: Final = 0.15
+PRODUCERS_FEW: Final = 40
+"""Remembered by a partition in histories with many producers."""
 LINKS_PER_S: Final = 0.4
 WRONG_CLOCK_PER_S: Final = 0.2
 COMPACTED: Final = "compacted"
@@ -101,8 +109,11 @@ class Cast:
         if picked & ingredients.STORAGE_LOSSES:
             # The replicas of that topic are not watched.
             rates = replace(rates, recreate_per_s=0.0)
-        if Ingredient.LINKS in picked:
-            faults = replace(faults, links_per_s=LINKS_PER_S)
+        faults = replace(
+            faults,
+            links_per_s=LINKS_PER_S * (Ingredient.LINKS in picked),
+            suspend_per_s=SUSPEND_PER_S * (Ingredient.SUSPENSIONS in picked),
+        )
         if Ingredient.CLOCKS in picked:
             faults = replace(faults, wrong_clock_per_s=WRONG_CLOCK_PER_S)
             topics = [_with(topic, {"retention.ms": str(DAY_MS)}) for topic in topics]
@@ -111,10 +122,12 @@ class Cast:
             # A limit by size would delete younger records.
             kept = {"retention.ms": str(KEPT_MS), "retention.bytes": "-1"}
             topics = [_with(topic, kept) for topic in topics]
-        if Ingredient.STUTTER in picked:
-            data_faults = replace(data_faults, stutter_per_s=1.0)
-        if Ingredient.FAILOVERS in picked:
-            data_faults = replace(data_faults, failovers_per_s=0.3)
+        data_faults = replace(
+            data_faults,
+            stutter_per_s=STUTTER_PER_S * (Ingredient.STUTTER in picked),
+            failovers_per_s=FAILOVERS_PER_S * (Ingredient.FAILOVERS in picked),
+            lone_power_per_s=LONE_POWER_PER_S * (Ingredient.LONE_ASYNC in picked),
+        )
         if Ingredient.DELETIONS in picked:
             rates = replace(rates, delete_records_per_s=1.0)
         if Ingredient.UNCLEAN in picked:
@@ -129,6 +142,21 @@ class Cast:
                 )
                 for topic in topics
             ]
+        topics += self._more_topics(picked, chance, flush)
+        return replace(
+            self,
+            topics=tuple(topics),
+            faults=faults,
+            data_faults=data_faults,
+            rates=rates,
+            ingredients=picked,
+        )
+
+    def _more_topics(
+        self, picked: Ingredients, chance: random.Random, flush: str
+    ) -> list[TopicCast]:
+        """The topics that ingredients add."""
+        topics = []
         if Ingredient.SINGLE_REPLICA in picked:
             one = ((chance.randint(1, self.nodes),),)
             topics.append(TopicCast(one, {"flush": flush}, SINGLE))
@@ -140,15 +168,13 @@ class Cast:
                 "min.cleanable.dirty.ratio": "0.01",
                 "segment.bytes": str(chance.choice((400, 800, 1600))),
             }
+            if Ingredient.TOMBSTONES in picked:
+                configs["delete.retention.ms"] = str(TOMBSTONES_MS)
             topics.append(TopicCast((assignment,), configs, COMPACTED))
-        return replace(
-            self,
-            topics=tuple(topics),
-            faults=faults,
-            data_faults=data_faults,
-            rates=rates,
-            ingredients=picked,
-        )
+        if Ingredient.LONE_ASYNC in picked:
+            one = ((chance.randint(1, self.nodes),),)
+            topics.append(TopicCast(one, {"flush": "async"}, LONE.topic))
+        return topics
 
     @classmethod
     def _draw(cls, seed: int) -> Cast:
@@ -235,7 +261,8 @@ class History:
         self.storage_faults = StorageFaults(self.data, picked, self.data_nemesis)
         self.operators = Operators(self.data, self.cast.rates, self.data_nemesis, picked)
         self.operators.on_new_part = self._read_new_part
-        self.data.has_losses = Ingredient.UNCLEAN in picked
+        self.data.has_losses = bool(picked & ingredients.LOSSES)
+        self.data.has_tombstones = Ingredient.TOMBSTONES in picked
         if Ingredient.COMPACTION in picked:
             self.data.compacted.add(COMPACTED)
         if picked & {Ingredient.TIMES, Ingredient.EARLY_LOOKUPS}:
@@ -379,7 +406,15 @@ def replay(
 
     # As much of retention in half a minute as otherwise in five.
     often = partial(StorageSettings, retention_interval_ms=RETENTION_MS)
-    with watching(), mock.patch.object(manager, "StorageSettings", often):
+    producers_max = (
+        PRODUCERS_FEW if Ingredient.MANY_PRODUCERS in cast.ingredients else PRODUCERS_MAX
+    )
+    limits = {"producers_max": producers_max}
+    with (
+        watching(),
+        mock.patch.object(manager, "StorageSettings", often),
+        mock.patch.dict(ProducerStates.__init__.__kwdefaults__, limits),
+    ):
         return run(seed, main).report(seed)
 
 
@@ -407,6 +442,9 @@ def summary(reports: Sequence[Report]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """See the runner, and ingredients.py for `--with`, `--without` and `--only`."""
+    if "--help" in arguments:
+        sys.stdout.write("\n    ".join((ingredients.__doc__, *ingredients.listed(ingredients.ALL))))
+        return 0
     rest: list[str] = []
     allowed, exactly = ingredients.drawn(), None
     given = iter(arguments)

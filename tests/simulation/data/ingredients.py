@@ -28,10 +28,17 @@ class Ingredient(StrEnum):
     """A topic of one replica."""
     MORE_PARTITIONS = "more-partitions"
     """Topics grow while their partitions are written."""
+    LONE_ASYNC = "lone-async"
+    """A topic of one replica with flush=async, the power of its node is cut, and an operator
+    accepts the loss."""
+    MANY_PRODUCERS = "many-producers"
+    """More producers than a partition remembers: no active one is forgotten for another."""
     LINKS = "links"
     """Single links are cut, one way or both: connectivity is not transitive."""
     CLOCKS = "clocks"
     """The wall clock of one node is wrong by hours to days, by jumps and at its starts."""
+    SUSPENSIONS = "suspensions"
+    """Machines sleep: the monotonic clock of their processes goes on, and their timers do not."""
     PARTIAL_WIPES = "partial-wipes"
     """A node loses files of its data, and keeps its metadata: one replica, all, checkpoints."""
     ROT_MANY = "rot-many"
@@ -49,6 +56,8 @@ class Ingredient(StrEnum):
     all is well again."""
     EARLY_LOOKUPS = "early-lookups"
     """Times are looked up during the faults, too: wants `TIMES`."""
+    TOMBSTONES = "tombstones"
+    """Some records of the compacted topic have no value, and go for good: wants `COMPACTION`."""
     DELETIONS = "deletions"
     """Records deleted on request stay deleted once the request was acknowledged."""
     RETENTION = "retention"
@@ -74,20 +83,8 @@ Ingredients = frozenset[Ingredient]
 
 ALL: Final = frozenset(Ingredient)
 KEPT_OUT: Final[dict[Ingredient, str]] = {
-    # 2 --only clocks
-    Ingredient.CLOCKS: "a node that starts with its clock ahead deletes records, on all replicas",
-    Ingredient.ROT_TIME_INDEX: "retention believes a time index with a flipped bit",
-    # 15 --only partial-wipes
-    Ingredient.PARTIAL_WIPES: "a replica that lost its files counts as the complete one it was",
-    # 9 --only rot-many
-    Ingredient.ROT_MANY: "repair sets whole replicas aside until no whole one is left",
-    # 21 --only times,early-lookups
-    Ingredient.EARLY_LOOKUPS: "a new or deposed leader denies committed records to lookups",
-    # 100 --with deletions
-    Ingredient.DELETIONS: "delete-records answered by a deposed leader: the records are back",
-    # 23 --only unclean
-    Ingredient.UNCLEAN: "a deposed leader that applies old metadata late commits by its last ISR, "
-    "without a lease, after the unclean election",
+    # 102022 --with tombstones
+    Ingredient.TOMBSTONES: "a replica lacks a tombstone, and keeps an earlier record of its key",
 }
 """Ingredients that the checks do not draw yet, because of a defect that they find, with a seed."""
 STORAGE_LOSSES: Final = frozenset(
@@ -100,16 +97,14 @@ STORAGE_LOSSES: Final = frozenset(
         Ingredient.CHECKPOINT_ERRORS,
     }
 )
-ASYNC_EXCLUDES: Final = frozenset({*STORAGE_LOSSES, Ingredient.UNCLEAN, Ingredient.MIN_ISR})
+ASYNC_EXCLUDES: Final = frozenset(
+    {*STORAGE_LOSSES, Ingredient.UNCLEAN, Ingredient.MIN_ISR, Ingredient.LONE_ASYNC}
+)
 """Not beside topics with flush=async: several replicas without power are as many as may be lost."""
+LOSSES: Final = frozenset({Ingredient.UNCLEAN, Ingredient.LONE_ASYNC})
+"""Partitions may lose records, as they say."""
 SHARES: Final = (0.0, 0.15, 0.3)
 """Share of the ingredients in a history: some histories have none, and none has all."""
-
-
-UNCHECKED: Final[dict[str, str]] = {
-    "churn": "below the minimum, silent followers enter the ISR at once and leave it again",
-}
-"""Invariants that the checks do not hold yet, because of a defect that they find."""
 
 
 def drawn() -> Ingredients:
@@ -134,7 +129,7 @@ def compatible(picked: Ingredients) -> Ingredients:
     if Ingredient.RETENTION in picked:
         # What a time limit deletes cannot be told from what a wrong clock deletes.
         picked -= {Ingredient.CLOCKS}
-    if Ingredient.UNCLEAN in picked:
+    if picked & LOSSES:
         # The records that a loss takes with it are not known by key or time.
         picked -= {Ingredient.COMPACTION, Ingredient.DELETIONS, Ingredient.PRODUCER_EPOCHS}
     return picked

@@ -11,9 +11,9 @@
    A replica with losses on its disk is excused until the next start of its node is unfenced: before
    that the metadata may name it, but it cannot act as a leader.
 
-6. A node appends as a leader only within one session timeout of its last touch with the quorum: a
-   heartbeat taken by a controller, less the time for which that controller could not prove to be
-   the only one (promise 7).
+6. A node appends and commits as a leader only within one session timeout of its last touch with
+   the quorum: a heartbeat taken by a controller, less the time for which that controller could not
+   prove to be the only one (promise 7).
 7. The metadata of a partition changes at most `CHURN_MAX` times within `CHURN_S`, whatever fails.
 8. What a leader counts as durable at a follower, the counted incarnation of the follower has
    acknowledged, and has had durably itself; and a replica that enters the ISR has acknowledged to
@@ -22,6 +22,9 @@
    acknowledged, and written nowhere.
 10. No partition is without a leader for `OFFLINE_S` while a replica that may be elected is
    available, and the metadata moves.
+
+11. Every electable replica begins at or after each acknowledged deletion of records, or has losses
+   on its disk.
 
 The batches of compacted topics change: of these, only ends are checked (1, 2, 5), and the content
 by the history of the clients.
@@ -55,7 +58,6 @@ from raftlog.storage.log import Log
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.log_operations import LogOperations
 from raftlog.storage.types import LogState
-from tests.simulation.data.ingredients import UNCHECKED
 from tests.simulation.data.replicas import UNKNOWN, Batch, Key, Replica
 from tests.simulation.life import Life
 from tests.simulation.node_checker import InvariantError
@@ -156,7 +158,7 @@ class Churn:
     """How often the metadata of each partition changes."""
 
     def __init__(self) -> None:
-        self.bound: int | None = None if "churn" in UNCHECKED else CHURN_MAX
+        self.bound = CHURN_MAX
         self.highest = 0
         self._changes: dict[Key, deque[float]] = {}
 
@@ -189,6 +191,8 @@ class Shared:
     unclean_epoch: int = -1
     begun_unclean: int = -1
     """The newest unclean leader epoch in which its leader has acted."""
+    deleted_before: int = 0
+    """An acknowledged deletion: no electable replica begins below."""
     lost: set[bytes] = field(default_factory=set)
     """The links of committed batches that an unclean election has given up."""
     offline_since: float | None = None
@@ -216,6 +220,8 @@ class ReplicaChecker:
         """When each node was last in touch with the quorum."""
         self.acked: dict[tuple[Key, int, int], int] = {}
         """The highest end that a follower has told any leader, in each broker epoch of its node."""
+        self.deletions: list[Key] = []
+        """Partitions with an acknowledged deletion in the present event."""
         self.looks = 0
         self._after = self.world.loop.after_event
         self.world.loop.after_event = self._after_event
@@ -227,6 +233,13 @@ class ReplicaChecker:
         replica = self.replicas[node_id, key]
         replica.is_lost, replica.lost_epoch = True, self.broker_epochs.get(node_id, 0)
         replica.damaged_log = replica.log
+
+    def deleted(self, key: Key, before: int) -> None:
+        """A client was told that all records below are deleted."""
+        shared = self.shared.setdefault(key, Shared())
+        shared.deleted_before = max(shared.deleted_before, before)
+        # Checked after the event: only the world's own loop ends the run.
+        self.deletions.append(key)
 
     def forgive(self, key: Key, from_offset: int = 0) -> None:
         """The partition has reported a possible loss of records from there on."""
@@ -266,6 +279,8 @@ class ReplicaChecker:
             self.newest_index = newest_index
             self._take_metadata(self.nodes.cores[life.node_id].services.metadata.image)
         core = self.nodes.cores.get(life.node_id)
+        while self.deletions:
+            self._check_electable(self.deletions.pop())
         if ACKED:
             for partition, end in ACKED:
                 self._acks(partition, end, life, core)
@@ -320,11 +335,8 @@ class ReplicaChecker:
                     continue
                 shared.row = row
                 changes = 0 if before is None else row.partition_epoch - before.partition_epoch
-                recent, bound = (
-                    self.churn.changed(key, changes, self.world.loop.now),
-                    self.churn.bound,
-                )
-                if bound is not None and recent > bound:
+                recent = self.churn.changed(key, changes, self.world.loop.now)
+                if recent > self.churn.bound:
                     self._fail(f"{key}: the metadata does not come to rest: {row}")
                 if row.unclean_epoch != shared.unclean_epoch:
                     shared.unclean_epoch = row.unclean_epoch
@@ -378,6 +390,8 @@ class ReplicaChecker:
         if replica is None or replica.is_compacted or not replica.is_rooted:
             self.on_loss(key, 0)
             return
+        # What an election before has given up may be back: this leader's log is right.
+        shared.lost.difference_update(batch.link for batch in replica.batches)
         for base_offset, batch in sorted(shared.committed.items()):
             holding = replica.holding(base_offset)
             if base_offset >= replica.start and (holding is None or holding.link != batch.link):
@@ -397,7 +411,9 @@ class ReplicaChecker:
             # The replica is in opening, or was given up.
             return
         known = self.replicas.get((life.node_id, key))
-        end_before = None if known is None or known.log is not log else known.end
+        is_same = known is not None and known.log is log
+        end_before = known.end if known is not None and is_same else None
+        mark_before = known.high_watermark if known is not None and is_same else None
         replica = self._follow(life.node_id, key, log)
         shared = self.shared.setdefault(key, Shared())
         if replica.end < shared.committed_end:
@@ -409,7 +425,9 @@ class ReplicaChecker:
             self._check_knowledge(key, partition.leader_role.state, life)
         is_leader, epoch = partition.is_leader, int(partition.image.leader_epoch)
         high_watermark = int(partition.high_watermark)
-        truncates_losses = shared.unclean_epoch >= 0 and not is_leader
+        # A truncation may end after the next unclean election, and the replica then leads at once.
+        begins_unclean = epoch == shared.unclean_epoch > shared.begun_unclean
+        truncates_losses = shared.unclean_epoch >= 0 and (begins_unclean or not is_leader)
         if (
             epoch == replica.epoch
             and high_watermark < replica.high_watermark
@@ -429,7 +447,9 @@ class ReplicaChecker:
                 assert shared.row is not None
                 self._note_loss(key, shared, shared.row)
             if end_before is not None and replica.end > end_before:
-                self._appends(key, life, core)
+                self._check_touch(key, life, core, "appends to")
+            if mark_before is not None and high_watermark > mark_before:
+                self._check_touch(key, life, core, "commits in")
         if high_watermark > replica.checked_to and not replica.is_compacted:
             self._check_committed(key, shared, replica)
         if is_leader and high_watermark > shared.committed_end:
@@ -509,7 +529,7 @@ class ReplicaChecker:
                     f"which has acknowledged {acked} in broker epoch {epoch}"
                 )
 
-    def _appends(self, key: Key, life: Life, core: NodeCore) -> None:
+    def _check_touch(self, key: Key, life: Life, core: NodeCore, does: str) -> None:
         if core.quorum.is_active and core.quorum.voters.ids == {life.node_id}:
             # A lone voter is in touch with the quorum: no other node could take its lead.
             return
@@ -518,7 +538,7 @@ class ReplicaChecker:
         silent_s = self.world.loop.now - self.touched.get(life.node_id, -math.inf)
         if silent_s > bound_s:
             self._fail(
-                f"{life} appends to {key} as its leader, {silent_s:.3f} s after its last touch "
+                f"{life} {does} {key} as its leader, {silent_s:.3f} s after its last touch "
                 "with the quorum"
             )
 
@@ -556,6 +576,7 @@ class ReplicaChecker:
         row, end = shared.row, shared.committed_end
         if row is None or end == 0:
             return
+        deleted_before = shared.deleted_before
         for member in (*row.isr, *row.elr):
             replica = self._present(int(member), key)
             if replica is None:
@@ -563,6 +584,11 @@ class ReplicaChecker:
             if self._is_excused(replica):
                 continue
             replica.is_lost, replica.damaged_log = False, None
+            if replica.start < deleted_before:
+                self._fail(
+                    f"{key}: broker {member} may be elected, and begins at {replica.start}: all "
+                    f"below {deleted_before} is deleted"
+                )
             if replica.start >= end:
                 # All records were deleted on request: see the history.
                 continue

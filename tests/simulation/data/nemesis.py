@@ -62,6 +62,7 @@ class DataRates:
     """All followers of a partition die, and its leader after them. Not drawn: an ingredient."""
     stutter_per_s: float = 0.0
     failovers_per_s: float = 0.0
+    lone_power_per_s: float = 0.0
     """Not drawn: ingredients."""
 
     @classmethod
@@ -110,6 +111,7 @@ class DataNemesis(Recurring):
                 (rates.stranded_per_s, self._strand),
                 (rates.stutter_per_s, self._stutter),
                 (rates.failovers_per_s, self._failovers),
+                (rates.lone_power_per_s, self._lone_power),
             )
         )
 
@@ -214,6 +216,15 @@ class DataNemesis(Recurring):
                 victims.append(node_id)
         self.data.cut_power(*victims)
         return bool(victims)
+
+    async def _lone_power(self) -> bool:
+        """The only replica of a topic with flush=async may lose its newest records."""
+        (part,) = (each for each in self.data.parts if each.topic == "lone")
+        (victim, *_others) = self.data.row(part).replicas
+        if not self.data.world.is_up(int(victim)):
+            return False
+        self.data.cut_power(int(victim))
+        return True
 
     async def _full_disk(self) -> bool:
         victim = self.data.leader(self.part()) if self.random.random() < 0.5 else None

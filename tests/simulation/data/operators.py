@@ -35,6 +35,9 @@ WISH_S: Final = 0.1
 """Between two attempts."""
 MAINTENANCE_S: Final = (0.5, 5.0)
 DECOMMISSION_S: Final = (1.0, 8.0)
+LONE: Final = Part("lone", 0)
+"""The topic of one replica with flush=async, if drawn."""
+FLOOD: Final = 8
 REPEATED: Final = "recreated"
 """The topic that is deleted and created again."""
 REPEATED_SENDS: Final = 6
@@ -95,6 +98,7 @@ class Operators(Recurring):
         self._had_vote = False
         self._ever_wiped: set[int] = set()
         self._lives = 0
+        self._floods = 0
         self._has_unknown_outcome = False
         self._repeated: Part | None = None
         """The present topic of the name, as far as created."""
@@ -119,6 +123,8 @@ class Operators(Recurring):
             (0.15, Ingredient.MIN_ISR, self._flip_cluster_min),
             (0.3, Ingredient.MORE_PARTITIONS, self._grow),
             (1.0, Ingredient.UNCLEAN, self._elect_unclean),
+            (0.5, Ingredient.LONE_ASYNC, self._accept_loss),
+            (0.7, Ingredient.MANY_PRODUCERS, self._flood),
         )
         self.begin([(rate, work) for rate, each, work in kinds if each in self._ingredients])
 
@@ -132,6 +138,8 @@ class Operators(Recurring):
             await self._end_life()
         if self._wiped is not None:
             await self._replace(self._wiped)
+        if Ingredient.LONE_ASYNC in self._ingredients:
+            await self._until(self._accept_loss, lambda: self.data.leader(LONE) is not None)
         if self._repeated is not None:
             # The last of its name is judged with all others.
             part = self._repeated
@@ -338,17 +346,19 @@ class Operators(Recurring):
         async def work(core: NodeCore) -> None:
             found = core.services.partitions.find(part.topic, part.number)
             await found.delete_records(Offset(before))
+            self._note_deleted(part, before)
 
-        is_judged = Ingredient.DELETIONS in self._ingredients
-        if is_judged and self.random.random() < DELETIONS_ALONE:
-            is_deleted = await self._ask_alone(part, work)
-        else:
-            is_deleted = await self._ask(work)
-        if is_deleted and is_judged:
+        may_cut = Ingredient.DELETIONS in self._ingredients
+        if may_cut and self.random.random() < DELETIONS_ALONE:
+            return await self._ask_alone(part, work)
+        return await self._ask(work)
+
+    def _note_deleted(self, part: Part, before: int) -> None:
+        if not self.data.has_losses:
             self.data.history.append(
                 Deletion(partition=str(part), before=before, completed=self.data.step())
             )
-        return is_deleted
+            self.data.replicas.deleted(self.data.key(part), before)
 
     async def _ask_alone(self, part: Part, work: Callable[[NodeCore], Awaitable[Any]]) -> bool:
         """Run an operation on the leader, which no other node hears for a while."""
@@ -415,6 +425,27 @@ class Operators(Recurring):
                 part.topic, part.number, None, unclean=True
             )
         )
+
+    async def _accept_loss(self) -> bool:
+        """A topic of one replica waits for this after a power cut with flush=async."""
+        row = self.data.row(LONE)
+        if self.data.leader(LONE) is not None or row.isr or row.elr:
+            return False
+        return await self._ask(
+            lambda core: core.services.metadata.operations.transfer_leader(
+                LONE.topic, LONE.number, None, unclean=True
+            )
+        )
+
+    async def _flood(self) -> bool:
+        """Clients with a producer each, and one batch."""
+        part = self.part()
+        for _ in range(FLOOD):
+            self._floods += 1
+            await self.data.producer(f"flood-{self._floods}", repeats=False).send(
+                part, within_s=0.3
+            )
+        return True
 
     def _is_there(self, part: Part) -> bool:
         assert self.data.replicas.newest is not None

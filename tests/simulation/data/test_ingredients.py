@@ -6,7 +6,14 @@ import pytest
 
 from tests.simulation.data import ingredients
 from tests.simulation.data.histories import Cast
-from tests.simulation.data.ingredients import ALL, KEPT_OUT, STORAGE_LOSSES, Ingredient, draw
+from tests.simulation.data.ingredients import (
+    ALL,
+    KEPT_OUT,
+    LOSSES,
+    STORAGE_LOSSES,
+    Ingredient,
+    draw,
+)
 
 SEEDS = range(200)
 
@@ -19,7 +26,7 @@ def test_what_is_kept_out_is_not_drawn_by_the_checks() -> None:
 def test_an_ingredient_does_not_change_the_draw_of_the_others() -> None:
     for seed in SEEDS:
         for each in Ingredient:
-            if not each.needs_storage and each not in (Ingredient.RETENTION, Ingredient.UNCLEAN):
+            if each not in {Ingredient.RETENTION, Ingredient.MIN_ISR, *LOSSES}:
                 assert draw(seed, ALL - {each}) == draw(seed, ALL) - {each}
 
 
