@@ -245,7 +245,7 @@ class MultiFetch:
                 one.partition = self._follower(one)
                 one.is_follower_read = True
             if one.partition is None:
-                one.error = error
+                one.error = error.as_outcome()
         else:
             service.topics.topic(topic).fetch_requests += 1
 
@@ -310,7 +310,7 @@ class MultiFetch:
                     any_replica=one.is_follower_read,
                 )
             except LogError as error:
-                one.error = error
+                one.error = error.as_outcome()
                 self._service.topics.topic(partition.topic).failed_fetch_requests += 1
             else:
                 one.offset = fetched.next_offset
@@ -324,7 +324,7 @@ class MultiFetch:
         try:
             self._service.authorize(self._principal, Operation.READ, topic_resource(topic))
         except LogError as error:
-            self._refusals[topic] = error
+            self._refusals[topic] = error.as_outcome()
 
     def _check_topic_id(self, name: str, topic_id: str) -> None:
         """Raise LogError UNKNOWN_TOPIC_ID unless the topic of that name has that id."""

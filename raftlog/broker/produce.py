@@ -192,7 +192,7 @@ class ProduceService:
             try:
                 found.append(await self.topic(principal, name))
             except LogError as error:
-                found.append(error)
+                found.append(error.as_outcome())
         return found
 
     async def allocate_producer_id(self, principal: Principal) -> tuple[ProducerId, ProducerEpoch]:
@@ -251,7 +251,7 @@ class ProduceService:
                     _raise_unknown_partition(topic, number)
                 _check_record(record, config)
             except LogError as error:
-                errors[index] = error
+                errors[index] = error.as_outcome()
         return errors
 
     async def append_batches(
@@ -358,7 +358,7 @@ class ProduceService:
             try:
                 partition = self._partitions.find(topic.name, number)
             except LogError as error:
-                writes.append(PartitionWrite(number, None, indexes, outcome=error))
+                writes.append(PartitionWrite(number, None, indexes, outcome=error.as_outcome()))
                 continue
             own = records if len(indexes) == len(records) else [records[index] for index in indexes]
             size_max = partition.max_message_bytes
@@ -390,7 +390,7 @@ class ProduceService:
                 return
             results = await partition.append(one.batches, acks=acks, timeout_s=timeout_s)
         except LogError as error:
-            one.outcome = error
+            one.outcome = error.as_outcome()
             return
         one.log_append_time_ms = results[0].log_append_time_ms
         one.outcome = list(
@@ -437,7 +437,7 @@ class ProduceService:
                 counters = self._topics.topic(topic)
                 counters.produce_requests += 1
                 counters.failed_produce_requests += 1
-            return error
+            return error.as_outcome()
         counters = self._topics.topic(topic)
         counters.produce_requests += 1
         counters.bytes_in += len(data)

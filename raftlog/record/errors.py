@@ -11,7 +11,7 @@ Advice to operators, shared by several layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,15 @@ class LogError(Exception):
     def message(self) -> str:
         """The cause, and where helpful, the next step."""
         return str(self.args[0])
+
+    def as_outcome(self) -> Self:
+        """This error, to be kept as the outcome of one part of a request.
+
+        Without its traceback, whose frames would refer to the outcomes: such a circle waits for a
+        full collection, and a request of 10,000 parts makes 10,000 of them.
+        """
+        self.__context__ = None
+        return self.with_traceback(None)
 
 
 QUOTED_CHARACTERS_MAX: Final = 80

@@ -194,7 +194,7 @@ async def produce_record_batch(request: Request, context: ServerContext) -> web.
                 raise entry
             records.append(stored_record_v3(entry, now_ms))
         except LogError as error:
-            outcomes.append(error)
+            outcomes.append(error.as_outcome())
         else:
             outcomes.append(None)
             good.append(entry)
@@ -294,7 +294,7 @@ async def _produce_objects(
             record = parse_record_v3(text)
             stored = stored_record_v3(record, now_ms)
         except LogError as error:
-            outcomes.append(error)
+            outcomes.append(error.as_outcome())
             if isinstance(error, MalformedJsonError):
                 stream_error = None
                 break

@@ -109,7 +109,7 @@ async def local_bounds(
             partition = find()
             rows.append(_known_bounds(partition))
         except LogError as error:
-            rows.append(error)
+            rows.append(error.as_outcome())
             continue
         if partition.may_be_led_elsewhere:
             doubted.append(index)
@@ -120,12 +120,12 @@ async def local_bounds(
     try:
         await to_ask.confirm()
     except LogError as error:
-        refusal = error
+        refusal = error.as_outcome()
     for index in doubted:
         try:
             rows[index] = refusal or _known_bounds(wanted[index]())
         except LogError as error:
-            rows[index] = error
+            rows[index] = error.as_outcome()
     return rows
 
 
@@ -177,7 +177,7 @@ async def _search_all(
         try:
             return await find().known_offset_for_timestamp(time_ms)
         except LogError as error:
-            return error
+            return error.as_outcome()
 
     found: list[_Known | LogError] = []
     for start in range(0, len(wanted), SEARCHES_AT_ONCE_MAX):
@@ -219,7 +219,7 @@ async def _call_leaders(
             if leader == NO_LEADER_ID:
                 raise router.not_led_error(one)
         except LogError as error:
-            outcomes[index] = error
+            outcomes[index] = error.as_outcome()
         else:
             (mine if leader == router.broker_id else theirs.setdefault(leader, [])).append(index)
 
