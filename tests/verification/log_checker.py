@@ -377,21 +377,21 @@ class _Partition:
                 yield self._found(Kind.SKIPPED_POLL, what)
 
     def _check_tombstones(self, final: FinalRead) -> Iterator[Anomaly]:
-        """A tombstone goes only after all earlier records of its key."""
-        kept = {offset for offset, _ in final.records}
-        oldest: dict[str, int] = {}
+        """A tombstone goes only after all earlier records of its key: no value of it is back."""
+        last: dict[str, tuple[int, str]] = {}
         for offset, value in final.records:
             if (key := self._key(value)) is not None:
-                oldest.setdefault(key, offset)
+                last[key] = offset, value
         for offset in self.offsets:
             value = self.known[offset].value
-            if is_tombstone(value) and offset not in kept and offset >= final.start:
-                before = oldest.get(self._key(value) or "", offset)
-                if before < offset:
-                    yield self._found(
-                        Kind.UNDELETED,
-                        f"{final.node} lacks the tombstone at {offset}, and keeps {before}",
-                    )
+            known = last.get(self._key(value) or "")
+            if known is None or not is_tombstone(value) or offset < final.start:
+                continue
+            if known[0] < offset and not is_tombstone(known[1]):
+                yield self._found(
+                    Kind.UNDELETED,
+                    f"{final.node} lacks the tombstone at {offset}, and keeps {known[0]}",
+                )
 
     def _check_unseen(self, seen: set[str]) -> Iterator[Anomaly]:
         for send in self.sends:

@@ -82,10 +82,7 @@ class Ingredient(StrEnum):
 Ingredients = frozenset[Ingredient]
 
 ALL: Final = frozenset(Ingredient)
-KEPT_OUT: Final[dict[Ingredient, str]] = {
-    # 102022 --with tombstones
-    Ingredient.TOMBSTONES: "a replica lacks a tombstone, and keeps an earlier record of its key",
-}
+KEPT_OUT: Final[dict[Ingredient, str]] = {}
 """Ingredients that the checks do not draw yet, because of a defect that they find, with a seed."""
 STORAGE_LOSSES: Final = frozenset(
     {

@@ -399,7 +399,7 @@ class Operators(Recurring):
     async def _grow(self) -> bool:
         topic = self.part().topic
         count = len(self.data.topic(topic).partitions)
-        if topic == REPEATED or count >= PARTITIONS_MAX:
+        if topic in (REPEATED, LONE.topic) or count >= PARTITIONS_MAX:
             return False
         is_grown = await self._ask(
             lambda core: core.services.metadata.add_partitions(topic, count + 1)
