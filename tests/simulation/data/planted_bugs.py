@@ -238,6 +238,11 @@ def _without_name_sync(right: Callable[..., Any]) -> Any:
     return create_segment
 
 
+def _syncs_no_name(_self: LogCore, segment: Any, file: Any) -> None:
+    file.sync()
+    segment.is_name_durable = True
+
+
 def _with_present_epochs(right: Callable[..., Any]) -> Any:
     def alter_isr(image: MetadataImage, command: AlterIsr) -> Any:
         members = tuple(
@@ -338,6 +343,7 @@ BLIND_SPOTS: Final = (
         (
             (log_operations, "create_segment", _without_name_sync(opening.create_segment)),
             (opening, "create_segment", _without_name_sync(opening.create_segment)),
+            (LogCore, "_sync_with_name", _syncs_no_name),
         ),
         2,
     ),
