@@ -345,7 +345,7 @@ BLIND_SPOTS: Final = (
             (opening, "create_segment", _without_name_sync(opening.create_segment)),
             (LogCore, "_sync_with_name", _syncs_no_name),
         ),
-        2,
+        1,
     ),
     BlindSpot(
         "isr-of-any-incarnation",
