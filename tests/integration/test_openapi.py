@@ -22,6 +22,10 @@ CHECKS = """
 [checks.positive_data_acceptance]
 enabled = false
 
+[checks.negative_data_rejection]
+# 207: the entries of records:batch are judged one by one.
+expected-statuses = ["4xx", 207]
+
 [checks.not_a_server_error]
 expected-statuses = ["2xx", "3xx", "4xx", 501, 503, 504]
 """

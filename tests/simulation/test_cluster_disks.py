@@ -127,6 +127,10 @@ def test_a_full_disk_stops_the_writes_of_its_node_alone_and_not_the_reads() -> N
     simulate_cluster(test, may_end=True)
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="open: a start on a full disk does not end",
+)
 def test_a_node_with_a_full_disk_serves_reads_after_a_restart() -> None:
     async def test(nodes: NodeWorld) -> None:
         controller = await nodes.until(nodes.controller)

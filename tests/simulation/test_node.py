@@ -84,8 +84,15 @@ class Lives:
             ordered()
         await self.nodes.until(lambda: not process.alive or self.nodes.is_ready(1))
         if process.alive and TOPIC not in self.nodes.image(1).topics_by_name:
-            await self.nodes.create_topic(1, TOPIC, partitions=PARTITIONS)
+            # The loss of a power cut is accepted beforehand: it would wait for an operator.
+            accepted = {"unclean.leader.election.enable": str(self.flush == "async").lower()}
+            await self.nodes.create_topic(1, TOPIC, partitions=PARTITIONS, configs=accepted)
+        await self.nodes.until(lambda: not process.alive or self._is_led())
         await self.nodes.call(1, self._check)
+
+    def _is_led(self) -> bool:
+        rows = self.nodes.image(1).topics_by_name[TOPIC].partitions
+        return all(row.leader == 1 for row in rows)
 
     async def _check(self, core: NodeCore) -> None:
         count = len(core.services.metadata.image.topic(TOPIC).partitions)
