@@ -297,10 +297,7 @@ class BulkSend:
                 timestamp_ms = whole_timestamp_ms(timestamp_ms)
         else:
             key, value = None, item
-        if key is not None and (key.__class__ is not bytes or encoder.key_serializer is not None):
-            key = encoder.key(key)
-        if value.__class__ is not bytes or encoder.value_serializer is not None:
-            value = encoder.value(value)
+        key, value = encoder.key(key), encoder.value(value)
         size = encoder.size(key, value, header_list)
         queue = self._queue(partition, key, value)
         cost = size

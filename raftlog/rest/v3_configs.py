@@ -65,7 +65,7 @@ async def list_topic_configs(request: Request, context: ServerContext) -> web.St
         return await list_response(
             request, shaper, "TopicConfig", f"/topics/{ALL}/configs", objects
         )
-    topic, described = admin.describe_configs(request.principal, name)
+    topic, described = _described(request, context)
     return await list_response(
         request,
         shaper,

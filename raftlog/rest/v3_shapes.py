@@ -145,14 +145,7 @@ class Shaper:
             is_read_only=False,
             is_sensitive=False,
             source=_SOURCES[config.source],
-            synonyms=[
-                Synonym(
-                    name if source is ConfigSource.TOPIC else _BROKER_NAMES.get(name, name),
-                    value,
-                    _SOURCES[source],
-                )
-                for source, value in config.synonyms
-            ],
+            synonyms=_synonyms(config),
         )
 
     def cluster_config(self, config: ConfigDescription) -> ClusterConfig:
@@ -262,6 +255,12 @@ class Shaper:
 
 
 def _synonyms(config: ConfigDescription) -> list[Synonym]:
+    name = config.entry.name
     return [
-        Synonym(config.entry.name, value, _SOURCES[source]) for source, value in config.synonyms
+        Synonym(
+            name if source is ConfigSource.TOPIC else _BROKER_NAMES.get(name, name),
+            value,
+            _SOURCES[source],
+        )
+        for source, value in config.synonyms
     ]
