@@ -241,6 +241,18 @@ class DataWorld:
         """Wait until the in-sync set is these."""
         await self.nodes.until(lambda: set(self.row(part).isr) == set(members))
 
+    async def beside_controller(self) -> tuple[int, int, int, int]:
+        """Create topic `t`, whose replicas are apart from the active controller, with records.
+
+        Returns the controller, the leader and its two followers once all are in sync.
+        """
+        controller = await self.nodes.until(self.nodes.controller)
+        leader, one, two, *_ = self.nodes.others(controller)
+        await self.create("t", [[leader, one, two]])
+        await self.write(self.parts[0], 3)
+        await self.in_sync()
+        return controller, leader, one, two
+
     async def in_sync(self, *parts: Part) -> None:
         """Wait until all replicas are in sync, and know the same to be committed."""
         await self.nodes.until(lambda: all(map(self._is_part_settled, parts or self.parts)))

@@ -45,11 +45,7 @@ def test_slow_disks_of_both_followers() -> None:
     """The disks of both followers hang for 4 s; nodes and links are well."""
 
     async def test(data: DataWorld) -> None:
-        controller = await data.nodes.until(data.nodes.controller)
-        leader, one, two, _ = data.nodes.others(controller)
-        await data.create("t", [[leader, one, two]])
-        await data.write(T, 3)
-        await data.in_sync()
+        controller, leader, one, two = await data.beside_controller()
         index = applied_index(data, controller)
         data.world.times(one).stick(4.0)
         data.world.times(two).stick(4.0)
@@ -68,11 +64,7 @@ def test_disk_that_hangs_again_and_again_makes_its_replica_wait_longer() -> None
     """Each hang costs a removal and, once over, an entry; the entries come ever later."""
 
     async def test(data: DataWorld) -> None:
-        controller = await data.nodes.until(data.nodes.controller)
-        leader, one, two, _ = data.nodes.others(controller)
-        await data.create("t", [[leader, one, two]])
-        await data.write(T, 3)
-        await data.in_sync()
+        controller, _, one, _ = await data.beside_controller()
         index = applied_index(data, controller)
         for _ in range(20):
             data.world.times(one).stick(2.6)

@@ -17,11 +17,7 @@ def test_leader_cut_off_from_its_followers_hands_over(seed: int) -> None:
     """The leader reaches the controller; the followers reach all but the leader."""
 
     async def test(data: DataWorld) -> None:
-        controller = await data.nodes.until(data.nodes.controller)
-        leader, one, two, _ = data.nodes.others(controller)
-        await data.create("t", [[leader, one, two]])
-        await data.write(T, 3)
-        await data.in_sync()
+        _, leader, one, two = await data.beside_controller()
         data.world.network.partition([leader], [one, two])
         producer = data.producer("p")
         began = data.world.loop.now
@@ -63,11 +59,7 @@ def test_replica_that_reaches_another_one_is_found(good: int) -> None:
 
 def test_replicas_that_do_not_reach_each_other_change_seldom() -> None:
     async def test(data: DataWorld) -> None:
-        controller = await data.nodes.until(data.nodes.controller)
-        members = data.nodes.others(controller)[:3]
-        await data.create("t", [members])
-        await data.write(T, 3)
-        await data.in_sync()
+        _, *members = await data.beside_controller()
         for number, node_id in enumerate(members):
             data.world.network.partition([node_id], members[number + 1 :])
         producer = data.producer("p", idempotent=False, repeats=False)
@@ -87,11 +79,7 @@ def test_replicas_that_do_not_reach_each_other_change_seldom() -> None:
 
 def test_leader_stays_where_its_followers_are_dead_or_slow() -> None:
     async def test(data: DataWorld) -> None:
-        controller = await data.nodes.until(data.nodes.controller)
-        leader, one, two, _ = data.nodes.others(controller)
-        await data.create("t", [[leader, one, two]])
-        await data.write(T, 3)
-        await data.in_sync()
+        _, leader, one, two = await data.beside_controller()
         epoch = data.row(T).leader_epoch
         data.nodes.kill(one)
         data.world.times(two).stick(8.0)
