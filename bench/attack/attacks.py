@@ -250,7 +250,7 @@ async def slow_bodies(attack: Attack) -> None:
 
 
 def _chunked(head: bytes) -> bytes:
-    """The head of a request whose body comes in chunks."""
+    """The head of a request with a chunked body."""
     lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
     return b"\r\n".join([*lines[:-2], b"Transfer-Encoding: chunked", b"", b""])
 

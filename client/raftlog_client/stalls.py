@@ -1,4 +1,4 @@
-"""Partitions whose records wait: a log line says for what, before the user wonders.
+"""Partitions with waiting records: a log line gives the reason.
 
 A partition stalls while its oldest due batch has stayed without an outcome for `STALL_S`. Slow bulk
 work is no stall: its batches settle one after the other.

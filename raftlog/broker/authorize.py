@@ -17,7 +17,7 @@ listener answers with the typed error of its protocol.
 | topic configs; cluster settings | DESCRIBE_CONFIGS, ALTER_CONFIGS | TOPIC; CLUSTER |
 | nodes, quorum, reassignments: description; change | DESCRIBE; ALTER | CLUSTER |
 
-Topics whose names begin with `__` are internal: clients may read and describe them, and no right
+Topics with names in `__…` are internal: clients may read and describe them, and no right
 allows more (`guard_internal_topics`). Nodes use metadata and partitions without this package.
 
 The addresses of the brokers need no right, as in Kafka's Metadata and DescribeCluster: a client

@@ -67,7 +67,7 @@ RECORDS_PER_TURN: Final = 8_192
 RECORDS_CHECKED_PER_TURN: Final = 1_024
 """Records checked one by one in one turn: 10 ms, if each has to be encoded for it."""
 FRAMES_PER_TURN: Final = 128
-"""Frames of a long request whose appends begin in one turn."""
+"""Appends of a long request that begin in one turn."""
 BATCHES_PER_STEP_MAX: Final = 16
 """A frame with more batches takes a turn of its own: each batch takes 10 to 20 us. Idempotent
 producers have five in flight at most."""

@@ -177,7 +177,7 @@ class ServerContext:
     def hold_anyway(self, request: Request, size: int) -> None:
         """Have `request` hold at least `size` bytes, over the limits if need be.
 
-        For the answer to a request whose work is done.
+        For the answer to a completed request.
         """
         more = size - request.bytes_held
         if more > 0:

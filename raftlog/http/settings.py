@@ -131,7 +131,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     backlog: Annotated[int, Meta(ge=1, le=65_535)] = 1_024
     """Connections that the kernel queues before the server accepts them."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins (`https://host:port`) whose pages may use this node from a browser."""
+    """Origins (`https://host:port`) of pages that may use this node from a browser."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names of this node besides the advertised ones of the cluster."""
     auto_create_topics: bool = False

@@ -49,7 +49,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     health_port: Annotated[int, Meta(ge=-1, le=65_535)] = -1
     """Separate port for /healthy, /ready and /metrics; -1: none."""
     allowed_origins: str | None = None
-    """Origins whose pages may use this node from a browser, separated by commas:
+    """Origins of pages that may use this node from a browser, separated by commas:
     `https://example.com,http://host:port`. Pages of all other origins are refused (40302)."""
     allowed_hosts: str | None = None
     """Host names by which clients reach this node, separated by commas, besides IP addresses,

@@ -46,8 +46,8 @@ class LogError(Exception):
     def as_outcome(self) -> Self:
         """This error, to be kept as the outcome of one part of a request.
 
-        Without its traceback, whose frames would refer to the outcomes: such a circle waits for a
-        full collection, and a request of 10,000 parts makes 10,000 of them.
+        Without a traceback: its frames refer to the outcomes, and only a full collection frees such
+        a circle. A request of 10,000 parts would make 10,000.
         """
         self.__context__ = None
         return self.with_traceback(None)
