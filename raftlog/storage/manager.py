@@ -496,8 +496,8 @@ class LogManager:
         shared.unpublished.clear()
         self._collected = due
         async for log in _in_slices(due):
-            name = log.directory.removeprefix(f"{REPLICAS}/")
-            if self._logs.get(replica_key(name)) is log:
+            name = self._name_in_use(log)
+            if name is not None:
                 self._checkpoints[name] = msgspec.structs.replace(
                     log.current_checkpoint(), boot_id=self._boot_id, clean=False
                 )
@@ -514,10 +514,14 @@ class LogManager:
         """Notify each log of its content in the checkpoint file."""
         collected, self._collected = self._collected, {}
         for log in collected:
-            name = log.directory.removeprefix(f"{REPLICAS}/")
-            replica = checkpoint.replicas.get(name)
-            if replica is not None and self._logs.get(replica_key(name)) is log:
-                log.published(replica)
+            name = self._name_in_use(log)
+            if name is not None and name in checkpoint.replicas:
+                log.published(checkpoint.replicas[name])
+
+    def _name_in_use(self, log: LogCore) -> str | None:
+        """The replica's name; None if its log is another one by now, or closed."""
+        name = log.directory.removeprefix(f"{REPLICAS}/")
+        return name if self._logs.get(replica_key(name)) is log else None
 
 
 async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
