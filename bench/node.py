@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -26,11 +25,12 @@ from typing import Any, Final
 
 import psutil
 
-from raftlog.cluster.process import SERVE, clean_environment
+from raftlog.cluster.process import SERVE, clean_environment, free_ports
 
 READY_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0
 READY_POLL_S: Final = 0.005
+LOG_SHOWN_CHARACTERS: Final = 2_000
 
 
 class MeasuredNode(ABC):
@@ -73,14 +73,14 @@ class MeasuredNode(ABC):
         deadline = time.perf_counter() + timeout_s
         while time.perf_counter() < deadline:
             if self.has_ended:
-                raise RuntimeError(f"the node ended by itself; see {self.log}")
+                raise RuntimeError(f"the node ended by itself: {_end_of(self.log)}")
             try:
                 with urllib.request.urlopen(f"http://{self.address}/ready", timeout=5) as answer:
                     if answer.status == 200:
                         return
             except (OSError, HTTPException):
                 time.sleep(READY_POLL_S)
-        raise RuntimeError(f"the node was not ready within {timeout_s} s; see {self.log}")
+        raise RuntimeError(f"the node was not ready within {timeout_s} s: {_end_of(self.log)}")
 
     def request(self, method: str, path: str, body: Any = None, *, timeout_s: float = 60.0) -> Any:
         """Send one JSON request. Raises urllib.error.URLError, HTTPError for an error answer."""
@@ -253,12 +253,18 @@ def cpu_times(pid: int) -> tuple[float, float]:
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that was free a moment ago, and that no outgoing connection is given."""
+    return free_ports("127.0.0.1", 1)[0]
 
 
 def console_of(data_dir: Path) -> Path:
     """The socket of a node's console, beside its data directory."""
     return data_dir.with_name(f"{data_dir.name}.console")
+
+
+def _end_of(log: Path) -> str:
+    """The last lines of a node's output, for a message."""
+    try:
+        return log.read_text(errors="replace")[-LOG_SHOWN_CHARACTERS:]
+    except OSError as error:
+        return str(error)
