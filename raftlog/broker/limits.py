@@ -8,15 +8,27 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
 from raftlog.record.errors import INVALID_BODY, OVERLOADED, QUOTA_EXCEEDED, LogError
+from raftlog.world.time import Clock
 
 ADDRESS_SHARE: Final = 4
 """One address holds at most a quarter of a shared budget."""
+OTHERS_EXPECTED_S: Final = 0.1
+"""After a request, more of its address are expected for so long."""
+LONG_WORK_EXPECTED_S: Final = 1.0
+"""After long work, more of its address is expected for so long."""
+ADDRESSES_REMEMBERED_MAX: Final = 64
+"""Addresses with long work that are remembered."""
+PAUSE_S_MIN: Final = 0.002
+"""Shortest pause between turns: timers are a millisecond coarse."""
+PAUSE_S_MAX: Final = 0.05
+"""Longest pause, should a piece of work have been longer than it may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,19 +127,35 @@ class WorkTurns:
     Each piece is bounded (about 3 ms), but many requests bring many pieces: run one after another
     in one iteration, they would hold the loop for their sum. Client addresses take turns, so the
     many requests of one do not delay the few of another.
+
+    A short request takes several iterations: its read, its sync, its replication, its answer. While
+    requests of addresses without long work arrive, pieces leave half of the time to these.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._address = ContextVar("address", default="")
         """The client address that the running task works for; tasks that it creates inherit it."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """Waits by address, in the order of the addresses' turns; bounded by requests in flight."""
         self._is_due = False
         """Whether the next turn is scheduled."""
+        self._worked: dict[str, float] = {}
+        """Time of the last turn of each address with long work, the newest last; bounded."""
+        self._began = 0.0
+        """Begin of the last turn."""
+        self._since_pause_s = 0.0
+        """Sum of the turns since the last pause."""
+        self._others_until = 0.0
+        """Until when short requests of other addresses are expected."""
 
     def work_for(self, address: str) -> None:
-        """Let further waits of the running task be those of a client address."""
+        """Let further waits of the running task, a new request, be those of a client address."""
         self._address.set(address)
+        if self._is_due and address not in self._waiting:
+            now = self._clock.monotonic()
+            if now - self._worked.get(address, -math.inf) > LONG_WORK_EXPECTED_S:
+                self._others_until = now + OTHERS_EXPECTED_S
 
     async def wait(self) -> None:
         """Wait for a turn; do the piece of work right after it, without suspension."""
@@ -138,9 +166,11 @@ class WorkTurns:
             self._is_due = True
             loop.call_soon(self._next)
         await turn
+        self._began = self._clock.monotonic()
 
     def _next(self) -> None:
         """Give one turn: the loop polls its sockets and timers before the next."""
+        self._is_due = False
         while self._waiting:
             address = next(iter(self._waiting))
             turns = self._waiting.pop(address)
@@ -148,11 +178,34 @@ class WorkTurns:
             if turns:
                 self._waiting[address] = turns
             if not turn.done():  # else its wait was cancelled
+                self._is_due = True
+                self._remember(address)
+                self._began = math.inf
                 turn.set_result(None)
+                # Runs after the piece, in the same iteration.
+                asyncio.get_running_loop().call_soon(self._turn_ended)
                 break
-        self._is_due = bool(self._waiting)
-        if self._is_due:
-            asyncio.get_running_loop().call_soon(self._next)
+
+    def _remember(self, address: str) -> None:
+        """Note that `address` has long work."""
+        self._worked.pop(address, None)
+        self._worked[address] = self._clock.monotonic()
+        if len(self._worked) > ADDRESSES_REMEMBERED_MAX:
+            del self._worked[next(iter(self._worked))]
+
+    def _turn_ended(self) -> None:
+        """Schedule the next turn, after a pause if others need one."""
+        now = self._clock.monotonic()
+        self._since_pause_s += max(now - self._began, 0.0)
+        loop = asyncio.get_running_loop()
+        if now >= self._others_until:
+            self._since_pause_s = 0.0
+            loop.call_soon(self._next)
+        elif self._since_pause_s < PAUSE_S_MIN:
+            loop.call_soon(self._next)
+        else:
+            pause_s, self._since_pause_s = min(self._since_pause_s, PAUSE_S_MAX), 0.0
+            loop.call_later(pause_s, self._next)
 
 
 class RateGuard:

@@ -44,7 +44,7 @@ class Broker:
         self.requests_in_flight = AddressBudget(
             settings.requests_in_flight_max, "requests in flight"
         )
-        self.turns = WorkTurns()
+        self.turns = WorkTurns(services.clock)
         self.decompression = Threads(DECOMPRESSION_THREADS, "decompress")
         self.topics = TopicMetrics(settings.topic_labels_max)
         self.closing = asyncio.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 from collections import Counter
 
@@ -10,9 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.broker.limits import AddressBudget, RateGuard, WorkTurns
+from raftlog.broker.limits import (
+    ADDRESSES_REMEMBERED_MAX,
+    AddressBudget,
+    RateGuard,
+    WorkTurns,
+)
 from raftlog.record.errors import INVALID_BODY, OVERLOADED, QUOTA_EXCEEDED, LogError
+from raftlog.world.time import SystemClock
 from tests.broker.harness import broker_settings
+from tests.simulation.clock import ManualClock
 
 
 def test_amounts_over_the_total_are_refused_and_leave_no_trace() -> None:
@@ -86,7 +94,7 @@ def test_no_sequence_exceeds_total_or_share(steps: list[tuple[int, str, bool]]) 
 
 
 async def test_one_piece_of_long_work_runs_in_an_iteration_of_the_loop() -> None:
-    turns = WorkTurns()
+    turns = WorkTurns(SystemClock())
     iteration = 0
     pieces: Counter[int] = Counter()
     is_done = False
@@ -111,7 +119,7 @@ async def test_one_piece_of_long_work_runs_in_an_iteration_of_the_loop() -> None
 
 
 async def test_cancelled_wait_for_a_turn_lets_the_others_go_on() -> None:
-    turns = WorkTurns()
+    turns = WorkTurns(SystemClock())
     waiting = [asyncio.create_task(turns.wait()) for _ in range(3)]
     await asyncio.sleep(0)
     waiting[0].cancel()
@@ -120,7 +128,7 @@ async def test_cancelled_wait_for_a_turn_lets_the_others_go_on() -> None:
 
 
 async def test_addresses_take_turns_however_many_requests_one_has() -> None:
-    turns = WorkTurns()
+    turns = WorkTurns(SystemClock())
     order: list[str] = []
 
     async def request(address: str) -> None:
@@ -139,7 +147,7 @@ async def test_addresses_take_turns_however_many_requests_one_has() -> None:
 
 
 async def test_tasks_of_a_request_wait_for_its_address() -> None:
-    turns = WorkTurns()
+    turns = WorkTurns(SystemClock())
     order: list[str] = []
 
     async def piece(name: str) -> None:
@@ -152,6 +160,76 @@ async def test_tasks_of_a_request_wait_for_its_address() -> None:
 
     await asyncio.gather(request("many", 50), request("one", 1))
     assert order.index("one") == 1
+
+
+PIECE_S = 0.003
+
+
+class LongWork:
+    """Pieces of work of PIECE_S by a manual clock, with the loop's iterations between these."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.turns = WorkTurns(self.clock)
+        self.iterations = 0
+
+    async def gaps(self, address: str, count: int) -> list[int]:
+        """Iterations of the loop from each of `count` pieces to the next."""
+        self.turns.work_for(address)
+        at = []
+        for _ in range(count + 1):
+            await self.turns.wait()
+            at.append(self.iterations)
+            self.clock.advance(PIECE_S)
+        return [after - before for before, after in itertools.pairwise(at)]
+
+    async def count_iterations(self) -> None:
+        while True:
+            self.iterations += 1
+            await asyncio.sleep(0)
+
+
+async def gaps_beside(address: str | None, later_s: float = 0.0) -> list[int]:
+    """Gaps of long work of "many", after a request of `address` arrived during its turns."""
+    work = LongWork()
+    counting = asyncio.create_task(work.count_iterations())
+    many = asyncio.create_task(work.gaps("many", 1))
+    while not many.done():
+        if address is not None:
+            work.turns.work_for(address)
+        await asyncio.sleep(0)
+    work.clock.advance(later_s)
+    found = await work.gaps("many", 10)
+    counting.cancel()
+    return found
+
+
+async def test_long_work_leaves_half_of_the_time_to_short_requests_of_others() -> None:
+    assert min(await gaps_beside("few")) > 5
+
+
+@pytest.mark.parametrize(("address", "later_s"), [(None, 0.0), ("many", 0.0), ("few", 0.2)])
+async def test_long_work_goes_on_at_once_without_requests_of_others(
+    address: str | None, later_s: float
+) -> None:
+    assert max(await gaps_beside(address, later_s)) <= 3
+
+
+async def test_requests_with_long_work_are_not_waited_for() -> None:
+    work = LongWork()
+    counting = asyncio.create_task(work.count_iterations())
+    await asyncio.gather(work.gaps("one", 40), work.gaps("two", 40))
+    gaps = await asyncio.gather(work.gaps("one", 10), work.gaps("two", 10))
+    counting.cancel()
+    assert max(map(max, gaps)) <= 6
+
+
+async def test_addresses_with_long_work_are_remembered_within_a_bound() -> None:
+    turns = WorkTurns(SystemClock())
+    for number in range(200):
+        turns.work_for(f"2001:db8:0:{number:x}::/64")
+        await turns.wait()
+    assert len(turns._worked) == ADDRESSES_REMEMBERED_MAX
 
 
 def test_bytes_of_an_earlier_window_earn_no_time() -> None:

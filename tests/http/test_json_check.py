@@ -15,6 +15,7 @@ from raftlog.broker.limits import WorkTurns
 from raftlog.http import json_check
 from raftlog.http.json_check import JsonCheck, array_pieces, check_body
 from raftlog.record.errors import BODY_TOO_LARGE, INVALID_BODY, LogError
+from raftlog.world.time import SystemClock
 
 VALUES = st.recursive(
     st.none() | st.integers() | st.text('[]{}\\"é,: '),
@@ -96,7 +97,7 @@ class CountedTurns(WorkTurns):
     """Counts the waits."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(SystemClock())
         self.count = 0
 
     async def wait(self) -> None:
@@ -119,7 +120,9 @@ async def test_pieces_hold_the_elements_in_order(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(json_check, "SLICE_BYTES", slice_bytes)
         patched.setattr(json_check, "PIECE_BYTES", piece_bytes)
-        pieces = await array_pieces(body, len(head), len(body) - len(tail), 64, WorkTurns())
+        pieces = await array_pieces(
+            body, len(head), len(body) - len(tail), 64, WorkTurns(SystemClock())
+        )
     found: list[Any] = []
     for start, end in pieces:
         found += json.loads(b"[%b]" % body[start:end])
@@ -144,7 +147,7 @@ async def test_cutting_makes_no_valid_array_of_an_invalid_one(
         patched.setattr(json_check, "SLICE_BYTES", slice_bytes)
         patched.setattr(json_check, "PIECE_BYTES", piece_bytes)
         try:
-            pieces = await array_pieces(body, 12, len(body) - 2, 64, WorkTurns())
+            pieces = await array_pieces(body, 12, len(body) - 2, 64, WorkTurns(SystemClock()))
             found: list[Any] = []
             for start, end in pieces:
                 found += decoder.decode(b"[%b]" % body[start:end])
@@ -161,7 +164,7 @@ async def test_elements_that_end_with_every_slice_are_cut_too(size: int) -> None
     inner = (element * (4 * json_check.PIECE_BYTES // size))[:-1]
     for shift in range(3):
         body = b" " * shift + b"[" + inner + b"]"
-        pieces = await array_pieces(body, shift + 1, len(body) - 1, 64, WorkTurns())
+        pieces = await array_pieces(body, shift + 1, len(body) - 1, 64, WorkTurns(SystemClock()))
         assert len(pieces) >= 3
         assert max(end - start for start, end in pieces) < 2 * json_check.PIECE_BYTES
 
@@ -170,7 +173,7 @@ async def test_element_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(json_check, "ELEMENT_BYTES_MAX", 1_000_000)
     body = b'[{"value":"' + b"x" * 2_000_000 + b'"}]'
     with pytest.raises(LogError) as caught:
-        await array_pieces(body, 1, len(body) - 1, 64, WorkTurns())
+        await array_pieces(body, 1, len(body) - 1, 64, WorkTurns(SystemClock()))
     assert caught.value.entry is BODY_TOO_LARGE
 
 

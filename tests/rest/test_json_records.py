@@ -17,6 +17,7 @@ from raftlog.rest.json_records import (
     StoredRecord,
     parse_produce_body,
 )
+from raftlog.world.time import SystemClock
 
 JSON_VALUES = st.recursive(
     st.none()
@@ -34,7 +35,11 @@ def stored(
 ) -> list[StoredRecord]:
     data = body.encode() if isinstance(body, str) else body
     produced = ProducedRecords(1234, limits.get("records_max", 1000), lambda _size: None)
-    asyncio.run(parse_produce_body(data, record_format, produced, depth_max=64, turns=WorkTurns()))
+    asyncio.run(
+        parse_produce_body(
+            data, record_format, produced, depth_max=64, turns=WorkTurns(SystemClock())
+        )
+    )
     return produced.records
 
 
