@@ -2,7 +2,5 @@
 
 Hostile clients come from their own addresses (127.0.0.2 and following), in a process of their
 own (`attacks`, inputs from `inputs`); `victims` are the other clients; `verdict` has the bounds
-that must hold. `scripts/attack` runs all. The checks will run a minute once three attacks keep
-their bounds: `many-names` (memory of a node, latency of others), now and then `json-depth` and
-`bombs` (latency of others).
+that must hold. `scripts/attack` runs all; the checks run a minute of it.
 """

@@ -147,7 +147,8 @@ class OffsetService:
             for name, timestamps in wanted.items()
         }
 
-    def _topics(self, principal: Principal, names: Iterable[str]) -> dict[str, TopicImage]:
+    def _topics(self, principal: Principal, names: Collection[str]) -> dict[str, TopicImage]:
+        self._settings.check_partition_count(len(names))
         image = self._metadata.image
         topics: dict[str, TopicImage] = {}
         for name in names:

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.hdrs import CONTENT_ENCODING, EXPECT
 
 from raftlog.broker.limits import RateGuard
-from raftlog.http.json_check import ELEMENT_BYTES_MAX, check_body
+from raftlog.http.json_check import ELEMENT_BYTES_MAX, SLICE_BYTES, check_body
 from raftlog.http.json_stream import JsonSplitter
 from raftlog.http.request import Request, ServerContext
 from raftlog.http.responses import JSON, require_media_type
@@ -87,11 +87,18 @@ async def read_json(
     body = await read_body(request, context)
     if len(body) > JSON_BODY_BYTES_MAX:
         raise too_large(JSON_BODY_BYTES_MAX)
-    await check_body(body, context.limits.json_depth_max, context.broker.turns)
+    turns = context.broker.turns
+    await check_body(body, context.limits.json_depth_max, turns)
+    is_long = len(body) > SLICE_BYTES
+    if is_long:
+        await turns.wait()
     try:
-        return decoder.decode(body)
+        parsed = decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LogError(INVALID_BODY, f"The body is not valid: {error}") from None
+    if is_long:  # the handler's first step is long, too
+        await turns.wait()
+    return parsed
 
 
 def too_large(bytes_max: int) -> LogError:

@@ -21,7 +21,7 @@ may come first: the reader drops these.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from raftlog.record.errors import INVALID_BODY, LogError
@@ -70,32 +70,33 @@ def encode_produce_frames(frames: Iterable[ProduceFrame]) -> bytes:
     return b"".join(parts)
 
 
-def parse_produce_frames(body: Buffer, *, frames_max: int) -> list[ProduceFrame]:
+def parse_produce_frames(body: Buffer, *, frames_max: int) -> Iterator[ProduceFrame]:
     """Take a produce request's body apart. Data are views of `body`, and not looked into.
+
+    Lazy, so that the caller may pause between the many frames of a large body.
 
     Raises LogError(INVALID_BODY) for anything but 1 to `frames_max` whole frames.
     """
     view = memoryview(body)
-    frames: list[ProduceFrame] = []
-    position = 0
+    count = position = 0
     while position < view.nbytes:
-        if len(frames) == frames_max:
+        if count == frames_max:
             raise _invalid(f"There are more than {frames_max} frames")
         if view.nbytes - position < _PRODUCE_HEAD.size:
-            raise _invalid(f"Frame {len(frames)} is cut off in its head")
+            raise _invalid(f"Frame {count} is cut off in its head")
         topic_length, partition, data_length = _PRODUCE_HEAD.unpack_from(view, position)
         topic_start = position + _PRODUCE_HEAD.size
         data_start = topic_start + topic_length
         position = data_start + data_length
         if position > view.nbytes:
-            raise _invalid(f"Frame {len(frames)} is cut off: {position - view.nbytes} bytes miss")
+            raise _invalid(f"Frame {count} is cut off: {position - view.nbytes} bytes miss")
         topic = _topic(view[topic_start:data_start])
         if partition < 0:
-            raise _invalid(f"Frame {len(frames)} names partition {partition}")
-        frames.append(ProduceFrame(topic, PartitionId(partition), view[data_start:position]))
-    if not frames:
+            raise _invalid(f"Frame {count} names partition {partition}")
+        yield ProduceFrame(topic, PartitionId(partition), view[data_start:position])
+        count += 1
+    if not count:
         raise _invalid("There is no frame")
-    return frames
 
 
 def encode_fetch_frame(frame: FetchFrame) -> tuple[bytes, Buffer]:

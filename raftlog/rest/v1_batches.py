@@ -59,10 +59,12 @@ async def produce_batches(request: Request, context: ServerContext) -> web.Strea
     require_media_type(request, (BATCHES_MEDIA_TYPE,))
     options = produce_options(request, context.limits)
     body = await read_body(request, context)
-    frames = parse_produce_frames(body, frames_max=context.limits.partitions_per_request_max)
     broker = context.broker
-    if len(frames) > FRAMES_PER_TURN:
-        await broker.turns.wait()
+    frames: list[ProduceFrame] = []
+    for frame in parse_produce_frames(body, frames_max=context.limits.partitions_per_request_max):
+        frames.append(frame)
+        if len(frames) % FRAMES_PER_TURN == 0:
+            await broker.turns.wait()
     outcomes = await broker.produce.append_batches(request.principal, frames, options)
     results = []
     for index, (frame, outcome) in enumerate(zip(frames, outcomes, strict=True), start=1):

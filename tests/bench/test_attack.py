@@ -170,7 +170,7 @@ def test_made_up_producers_send_the_first_batch_of_a_new_one() -> None:
     rng = random.Random(1)
     ids = set()
     for _ in range(20):
-        (frame,) = parse_produce_frames(stranger_batch(rng).body, frames_max=1)
+        (frame,) = list(parse_produce_frames(stranger_batch(rng).body, frames_max=1))
         assert is_sound(frame.data)
         ids.add(parse_header(frame.data).producer_id)
     assert len(ids) == 20
@@ -183,4 +183,4 @@ def test_floods_and_foreign_pages_are_requests() -> None:
     bodies = [request.body for request in many_partitions()]
     assert max(map(len, bodies)) < 32 * MIB
     with pytest.raises(LogError):
-        parse_produce_frames(bodies[-2], frames_max=10_000)
+        list(parse_produce_frames(bodies[-2], frames_max=10_000))

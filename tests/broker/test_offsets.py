@@ -73,6 +73,7 @@ async def test_refusal_and_bounds_hold_for_every_call(any_node: bool) -> None:
         (offsets.bounds_of(ALICE, ["one"], any_node=any_node), FORBIDDEN),
         (offsets.at_times(ALICE, {"one": time}, any_node=any_node), FORBIDDEN),
         (offsets.bounds_of(ALICE, ["six"], any_node=any_node), INVALID_BODY),
+        (offsets.bounds_of(ALICE, ["one"] * 6, any_node=any_node), INVALID_BODY),
         (offsets.bounds_of(ALICE, {"six": [9]}, any_node=any_node), UNKNOWN_PARTITION),
     ):
         with pytest.raises(LogError) as caught:

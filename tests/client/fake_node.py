@@ -225,7 +225,7 @@ class FakeNode:
             raise LogError(ERROR_TABLE[41301])
         if self.cluster.produce_bodies is not None:
             self.cluster.produce_bodies.append(body)
-        frames = parse_produce_frames(body, frames_max=10_000)
+        frames = list(parse_produce_frames(body, frames_max=10_000))
         if len({frame[:2] for frame in frames}) != len(frames):
             raise LogError(INVALID_BODY, "Two frames are of one partition.")
         results = [

@@ -65,7 +65,7 @@ class TestProduceFrames:
     @given(frames=produce_frames)
     def test_round_trip(self, frames: list[ProduceFrame]) -> None:
         body = encode_produce_frames(frames)
-        found = parse_produce_frames(body, frames_max=len(frames))
+        found = list(parse_produce_frames(body, frames_max=len(frames)))
         assert [frame._replace(data=bytes(frame.data)) for frame in found] == frames
 
     def test_data_are_views(self) -> None:
@@ -88,26 +88,26 @@ class TestProduceFrames:
     )
     def test_malformed_bodies_are_refused(self, body: bytes, reason: str) -> None:
         with pytest.raises(LogError, match=reason) as raised:
-            parse_produce_frames(body, frames_max=10)
+            list(parse_produce_frames(body, frames_max=10))
         assert raised.value.entry is INVALID_BODY
 
     def test_every_truncation_is_refused(self) -> None:
         frame = encode_produce_frames([ProduceFrame("topic", PartitionId(3), b"data")])
         for size in range(1, len(frame)):
             with pytest.raises(LogError, match="cut off") as raised:
-                parse_produce_frames(frame + frame[:size], frames_max=10)
+                list(parse_produce_frames(frame + frame[:size], frames_max=10))
             assert raised.value.entry is INVALID_BODY
 
     def test_number_of_frames_is_bounded(self) -> None:
         body = encode_produce_frames([ProduceFrame("t", PartitionId(0), b"")] * 3)
-        assert len(parse_produce_frames(body, frames_max=3)) == 3
+        assert len(list(parse_produce_frames(body, frames_max=3))) == 3
         with pytest.raises(LogError, match="more than 2 frames"):
-            parse_produce_frames(body, frames_max=2)
+            list(parse_produce_frames(body, frames_max=2))
 
     @given(body=st.binary(max_size=80))
     def test_noise_is_parsed_or_refused(self, body: bytes) -> None:
         try:
-            frames = parse_produce_frames(body, frames_max=5)
+            frames = list(parse_produce_frames(body, frames_max=5))
         except LogError as error:
             assert error.entry is INVALID_BODY
         else:
