@@ -82,9 +82,6 @@ class IsrKeeper:
             for number, partition in enumerate(led, start=1):
                 self.maybe_propose(partition)
                 self._maybe_hand_over(partition)
-                if partition.leader_role is not None:
-                    # A lease may end and return between two heartbeats, without a notification.
-                    partition.leader_role.advance()
                 if number % CHECKED_PER_TURN_MAX == 0:
                     await asyncio.sleep(0)
             keys = {(partition.topic_id, partition.partition) for partition in led}
@@ -196,7 +193,7 @@ class IsrKeeper:
             )
         if is_only and not isinstance(outcome, Unknown):
             # No proposal on this partition epoch can be committed any more.
-            state.withdraw()
+            role.withdraw_proposals()
         return False
 
     async def _begin_leader_epoch(self, partition: Partition, state: LeaderState) -> bool | None:

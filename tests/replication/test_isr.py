@@ -151,18 +151,6 @@ async def test_who_has_caught_up_is_proposed_and_counts_at_once() -> None:
     assert w.partition.high_watermark == 2
 
 
-async def test_what_a_lease_withheld_is_committed_by_the_next_check() -> None:
-    w = await world(1, 2, 3)
-    w.leader.may_act = False
-    w.ack(2, 2)
-    assert w.partition.high_watermark == 0
-    # Between two heartbeats: nothing tells of the return.
-    w.leader.may_act = True
-    checking = asyncio.ensure_future(w.keeper.run())
-    await until(lambda: w.partition.high_watermark == 2)
-    checking.cancel()
-
-
 async def test_who_is_late_counts_until_it_has_left() -> None:
     w = await world(1, 2, 3)
     w.ack(2, 1)
@@ -205,6 +193,19 @@ async def test_what_was_refused_by_the_quorum_is_withdrawn_and_tried_again() -> 
     w.carry_out()
     await w.idle()
     assert w.partition.image.isr == (1, 2, 3)
+
+
+async def test_records_that_waited_for_a_withdrawn_member_are_committed_at_once() -> None:
+    w = await world(1, 2)
+    w.ack(1, 1)
+    w.keeper.maybe_propose(w.partition)
+    await w.proposed()
+    w.ack(2, 1)
+    assert w.partition.high_watermark == 1
+    # No later acknowledgement comes: replica 3 has stopped.
+    w.end(Refused(NO_CONTROLLER, "no leader"))
+    await w.idle()
+    assert w.partition.high_watermark == 2
 
 
 class TestUnknown:
