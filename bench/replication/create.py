@@ -45,7 +45,7 @@ def create(options: Options) -> list[Result]:
 async def _measure(cluster: Cluster, name: str, count: int) -> tuple[float, float, float]:
     started = time.perf_counter()
     body = {"topic_name": name, "partitions_count": count, "replication_factor": NODES}
-    await cluster.change("POST", "/v3/clusters/any/topics", body)
+    await cluster.change("POST", "/v3/clusters/-/topics", body)
     answered = time.perf_counter() - started
     while any([await _opening(cluster, node_id) for node_id in cluster.addresses]):
         if time.perf_counter() - started > OPENED_TIMEOUT_S:

@@ -119,6 +119,9 @@ class Heartbeats:
         """A reply to a heartbeat has come."""
         if reply.broker_epoch != self._broker_epoch:
             return
+        # The lease may have ended unnoticed while this process was busy. Without a notification,
+        # commits withheld since would wait for the next append.
+        self._notify_lease()
         if isinstance(reply, HeartbeatAnswer):
             if self._lease.answered(sender, reply):
                 self.unwritable = frozenset(reply.unwritable)

@@ -120,6 +120,8 @@ class WritePolicy:
         self._controller = controller
         self._clock = clock
         self._listeners: list[Callable[[LogError | None], None]] = []
+        self._has_withheld = False
+        """Whether `may_act` was False since the listeners were called last."""
 
     def on_changed(self, listener: Callable[[LogError | None], None]) -> None:
         """Call `listener` with the error for writes from now on, or None to accept writes."""
@@ -129,11 +131,18 @@ class WritePolicy:
     def may_act(self) -> bool:
         """Whether this node may act as the leader of its led partitions at this moment."""
         controller = self._controller
-        return not controller.is_cut_off and self._disk.may_lead(controller.known_index)
+        may_act = not controller.is_cut_off and self._disk.may_lead(controller.known_index)
+        self._has_withheld |= not may_act
+        return may_act
 
     def observe_disk(self) -> None:
-        """Look at the disk, and reject or accept writes accordingly."""
-        if self._disk.observe(self._controller.known_index):
+        """Look at the disk, and reject or accept writes accordingly.
+
+        A moment in which this node might not act passes without another event. The listeners are
+        called again after it: a commit withheld in that moment would wait for the next append.
+        """
+        has_changed = self._disk.observe(self._controller.known_index)
+        if has_changed or (self._has_withheld and self.may_act()):
             self.update()
 
     async def watch_disk(self) -> None:
@@ -144,6 +153,7 @@ class WritePolicy:
 
     def update(self) -> None:
         """Call the listeners with the present rejection, after each change of its cause."""
+        self._has_withheld = False
         rejection = self._rejection()
         for listener in self._listeners:
             listener(rejection)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
+from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
@@ -31,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 CLOSE_S: Final = 1.0
 """Time of a closed connection for its last messages."""
+DELIVERY_S: Final = 0.005
+"""Time for received messages in one turn of the event loop. The rest waits for the next turn, and
+the transport is not read meanwhile: one read may bring thousands of messages."""
 
 
 class _State(Enum):
@@ -69,6 +74,10 @@ class NodeSocket(asyncio.Protocol):
         self._on_broken_invariant = on_broken_invariant
         self._loop = asyncio.get_running_loop()
         self._receiver: Receiver | None = None
+        self._undelivered: deque[bytes] = deque()
+        """Messages read and not handed over yet: at most those of one read."""
+        self._is_paused = False
+        """The transport is not read until all messages are handed over."""
         self._state = _State.OFFERED
         self._pieces: list[bytes] = []
         self._pieces_bytes = 0
@@ -150,14 +159,30 @@ class NodeSocket(asyncio.Protocol):
         self.deliver(messages)
 
     def deliver(self, messages: list[bytes]) -> None:
-        """Hand over messages, until the connection ends."""
+        """Hand over messages, in this turn of the event loop and later ones."""
+        self._undelivered.extend(messages)
+        if not self._is_paused:
+            self._deliver_some()
+
+    def _deliver_some(self) -> None:
+        """Hand over messages for `DELIVERY_S`, or until the connection ends."""
+        undelivered = self._undelivered
         if self._receiver is None or self._state is not _OPEN:
+            undelivered.clear()
             return
         received = self._receiver.received
+        # Not the loop's time, which stands still within a turn of uvloop.
+        end_s = time.monotonic() + DELIVERY_S
         try:
-            for message in messages:
-                received(message)
+            while undelivered:
+                received(undelivered.popleft())
                 if self.is_ended:
+                    undelivered.clear()
+                    return
+                if undelivered and time.monotonic() >= end_s:
+                    self._is_paused = True
+                    self._transport.pause_reading()
+                    self._loop.call_soon(self._deliver_some)
                     return
         except Exception as error:
             logger.exception("the receiver of messages from %s failed", self.address)
@@ -166,6 +191,9 @@ class NodeSocket(asyncio.Protocol):
             return
         if self._reader.is_ended:
             self.close()
+        elif self._is_paused and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         """The peer has ended its half: close the transport."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
+from itertools import islice
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -35,8 +36,11 @@ from raftlog.world import Clock
 
 CHECK_INTERVAL_S: Final = 0.5
 """Between two checks of all led partitions; less than any allowed lag."""
-CHECKED_PER_TURN_MAX: Final = 1_000
-"""Most led partitions checked in one turn of the event loop: 5 to 7 ms."""
+CHECKED_PER_TURN_MAX: Final = 500
+"""Most led partitions checked in one turn of the event loop: about 3 ms."""
+STARTS_PER_TURN_MAX: Final = 64
+"""Most proposals begun in one turn of the event loop, 0.1 ms each: a follower that returns catches
+up with thousands of partitions at once."""
 PROPOSALS_MAX: Final = 128
 """Most proposals in flight at once."""
 RETRY_S: Final = 0.1
@@ -70,6 +74,9 @@ class IsrKeeper:
         self._on_failed = on_failed
         self._lag_max_s = lag_max_s
         self._busy: dict[tuple[TopicId, PartitionId], asyncio.Task[None]] = {}
+        self._due: dict[tuple[TopicId, PartitionId], Partition] = {}
+        """Led partitions to be examined again in the next turns, when proposals may begin."""
+        self._started_in_turn = 0
         self._gate = asyncio.Semaphore(PROPOSALS_MAX)
         self._handovers = Handovers()
         self._is_closed = False
@@ -82,9 +89,6 @@ class IsrKeeper:
             for number, partition in enumerate(led, start=1):
                 self.maybe_propose(partition)
                 self._maybe_hand_over(partition)
-                if partition.leader_role is not None:
-                    # A lease may end and return between two heartbeats, without a notification.
-                    partition.leader_role.advance()
                 if number % CHECKED_PER_TURN_MAX == 0:
                     await asyncio.sleep(0)
             keys = {(partition.topic_id, partition.partition) for partition in led}
@@ -99,7 +103,20 @@ class IsrKeeper:
             return
         if not role.state.has_pending_proposal and role.desired_isr(self._lag_max_s()) is None:
             return
+        if self._started_in_turn == STARTS_PER_TURN_MAX:
+            self._due[key] = partition
+            return
+        if not self._started_in_turn:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        self._started_in_turn += 1
         self._spawn(key, self._propose_all(partition))
+
+    def _begin_turn(self) -> None:
+        self._started_in_turn = 0
+        for key in list(islice(self._due, STARTS_PER_TURN_MAX)):
+            self.maybe_propose(self._due.pop(key))
+        if self._due and not self._started_in_turn:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
 
     def _maybe_hand_over(self, partition: Partition) -> None:
         """Hand the lead to another replica, if this one has not reached enough for long."""
@@ -196,7 +213,7 @@ class IsrKeeper:
             )
         if is_only and not isinstance(outcome, Unknown):
             # No proposal on this partition epoch can be committed any more.
-            state.withdraw()
+            role.withdraw_proposals()
         return False
 
     async def _begin_leader_epoch(self, partition: Partition, state: LeaderState) -> bool | None:

@@ -2,6 +2,7 @@
 
 `FollowerStream` is one open connection. It gathers messages for a turn of the event loop: one flush
 mostly makes batches of many partitions durable, and one change of metadata subscribes many of them.
+Each turn sends one message of each kind, however many partitions are due.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -64,7 +66,7 @@ class FollowerStream(Session):
         self._last_handle = 0
         self._restart: tuple[int, PieceBuffer] | None = None
         """Handle and producers of an incomplete `Restart`."""
-        # Due at the end of this turn, in the order of the calls.
+        # Due at the end of this turn, and of later ones, in the order of the calls.
         self._subscribe_due: dict[ReplicaFetcher, None] = {}
         self._acks_due: dict[ReplicaFetcher, None] = {}
         self._unsubscribe_due: list[int] = []
@@ -187,36 +189,45 @@ class FollowerStream(Session):
         self._is_flush_due = False
         if self.is_ended:
             return
-        unsubscribe_due, self._unsubscribe_due = self._unsubscribe_due, []
-        for start in range(0, len(unsubscribe_due), ENTRIES_MAX):
-            self._send(Unsubscribe(unsubscribe_due[start : start + ENTRIES_MAX]))
+        if self._unsubscribe_due:
+            self._send(Unsubscribe(self._unsubscribe_due[:ENTRIES_MAX]))
+            del self._unsubscribe_due[:ENTRIES_MAX]
         if self._acks_due:
-            acks_due, self._acks_due = self._acks_due, {}
-            acks = [ack for replica in acks_due if (ack := replica.next_ack()) is not None]
-            for start in range(0, len(acks), ENTRIES_MAX):
-                self._send(Acks(acks[start : start + ENTRIES_MAX]))
+            due = _taken(self._acks_due)
+            acks = [ack for replica in due if (ack := replica.next_ack()) is not None]
+            if acks:
+                self._send(Acks(acks))
         if self._subscribe_due:
-            subscribe_due, self._subscribe_due = self._subscribe_due, {}
-            self._subscribe(list(subscribe_due))
+            self._subscribe(_taken(self._subscribe_due))
+        if self._unsubscribe_due or self._acks_due or self._subscribe_due:
+            # One message of each kind a turn: a new leader has thousands of subscriptions.
+            self._flush_soon()
 
     def _subscribe(self, replicas: list[ReplicaFetcher]) -> None:
         if self._last_handle + len(replicas) > HANDLE_MAX:
             self.end("all handles are used up")
             return
-        for start in range(0, len(replicas), ENTRIES_MAX):
-            subscriptions = []
-            for replica in replicas[start : start + ENTRIES_MAX]:
-                subscription = replica.subscription(self._last_handle + 1)
-                if subscription is not None:
-                    self._last_handle = subscription.handle
-                    self._handles[subscription.handle] = replica
-                    subscriptions.append(subscription)
-            if subscriptions:
-                self._send(Subscribe(subscriptions))
+        subscriptions = []
+        for replica in replicas:
+            subscription = replica.subscription(self._last_handle + 1)
+            if subscription is not None:
+                self._last_handle = subscription.handle
+                self._handles[subscription.handle] = replica
+                subscriptions.append(subscription)
+        if subscriptions:
+            self._send(Subscribe(subscriptions))
 
     def _send(self, message: Message) -> None:
         self.has_sent = True
         self.connection.send(encode(message))
+
+
+def _taken(due: dict[ReplicaFetcher, None]) -> list[ReplicaFetcher]:
+    """The first replicas of `due`, removed from it: as many as fit into one message."""
+    taken = list(islice(due, ENTRIES_MAX))
+    for replica in taken:
+        del due[replica]
+    return taken
 
 
 logger = logging.getLogger(__name__)

@@ -170,8 +170,6 @@ class LeaderRole:
             if error.entry is OUT_OF_ORDER_SEQUENCE and self._replica.may_be_led_elsewhere:
                 await self._confirm_lead()
             raise
-        if self._log.flush_mode is FlushMode.ASYNC:
-            self.advance()
         if acks is Acks.ALL:
             # The append may have waited for a new segment while this epoch ended: a commit waiter
             # added now would never be woken.
@@ -287,10 +285,18 @@ class LeaderRole:
     def on_appended(
         self, base: Offset, following: Offset, buffers: Sequence[Buffer], size_bytes: int
     ) -> None:
-        """Send the new batches to the followers."""
+        """Send the new batches to the followers, and commit what is durable by being written."""
         self.state.appended(base, self._replica.host.clock.monotonic())
         for feed in self._feeds.values():
             feed.on_appended(base, following, buffers, size_bytes)
+        if self._log.flush_mode is FlushMode.ASYNC:
+            self.advance()
+
+    def withdraw_proposals(self) -> None:
+        """Drop all proposed ISRs, none of which can be committed any more."""
+        self.state.withdraw()
+        if self._ended is None:
+            self.advance()
 
     def advance(self) -> None:
         """Move the high watermark, after a durable end, the effective ISR or the lease has changed.

@@ -1,8 +1,10 @@
 """The replicas of this node, kept in step with the applied metadata.
 
-A metadata change takes effect here in two parts. At once, within the apply: new roles, epochs and
-configs reach the partitions, and a deleted topic stops being served. Later, in order, as the disk
-takes time: replicas are created, opened and removed (lifecycle.py).
+A metadata change takes effect here in three parts. At once, within the apply: new roles, epochs and
+min.insync.replicas reach the partitions, and a deleted topic stops being served. In the next turns
+of the event loop, as there may be thousands of them: logs get new configs, and partitions of a
+deleted topic close. Later, in order, as the disk takes time: replicas are created, opened and
+removed (lifecycle.py).
 
 A replica that cannot be opened, or fails, is offline alone: requests to its partition get the
 reason, and the repair begins (repair.py).
@@ -14,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 from raftlog.metadata.delta import MetadataDelta, TopicChange
@@ -34,8 +37,9 @@ from raftlog.storage.log import Log
 from raftlog.storage.manager import LogManager
 from raftlog.storage.types import LogState
 
-STOPS_PER_TURN_MAX: Final = 128
-"""Most partitions of a deleted topic closed in one turn of the event loop: some milliseconds."""
+PARTITIONS_PER_TURN_MAX: Final = 128
+"""Most partitions closed, configured or told of the lease in one turn of the event loop: some
+milliseconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +73,10 @@ class ReplicaManager:
             on_fatal=self._on_fatal,
         )
         self._write_refusal: LogError | None = None
+        self._configuring_count = 0
+        """Changes of configs that have not reached all logs."""
+        self._all_configured = asyncio.Event()
+        self._all_configured.set()
         self._closing = False
         self.isr_shrinks = 0
         """Applied changes that removed members from the ISR of a partition led here."""
@@ -95,8 +103,10 @@ class ReplicaManager:
     def refuse_writes(self, error: LogError | None) -> None:
         """Refuse all appends with `error` while reads go on; None: accept appends again."""
         self._write_refusal = error
-        for partition in self._by_id.values():
-            partition.refuse_writes(error)
+        served = list(self._by_id.values())
+        for partition in served:
+            partition.write_refusal = error
+        self._in_turns(served, lambda one: one.refuse_writes(self._write_refusal))
 
     async def start(self) -> None:
         """Open every replica that the metadata assigns to this node, then apply its changes."""
@@ -154,6 +164,22 @@ class ReplicaManager:
     async def settled(self, index: int) -> None:
         """Return once the metadata up to `index` has taken effect on this node's disk."""
         await self._lifecycle.settled(index)
+        await self._all_configured.wait()
+
+    def _in_turns(
+        self,
+        partitions: Sequence[Partition],
+        work: Callable[[Partition], None],
+        done: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call `work` for each partition, the first ones at once, the others in later turns."""
+        for partition in partitions[:PARTITIONS_PER_TURN_MAX]:
+            work(partition)
+        rest = partitions[PARTITIONS_PER_TURN_MAX:]
+        if rest:
+            asyncio.get_running_loop().call_soon(self._in_turns, rest, work, done)
+        else:
+            done()
 
     # Metadata
 
@@ -164,7 +190,7 @@ class ReplicaManager:
             for partition in dropped:
                 del self._by_id[topic.topic_id, partition.partition]
                 self._lifecycle.retire(partition)
-            self._stop_all(dropped, gone)
+            self._in_turns(dropped, partial(self._stop, error=gone))
         for change in delta.changed:
             self._apply_change(change)
         if delta.cluster_settings:
@@ -179,13 +205,11 @@ class ReplicaManager:
         if served is None:
             return
         min_insync_replicas = self._settings.min_insync_replicas(topic)
-        log_config = self._settings.log_config(topic) if change.configs_changed else None
         # min.insync.replicas may come from the topic's configs, or from its number of replicas.
         is_new_rule = change.configs_changed or (
             change.before.replication_factor != topic.replication_factor
         )
-        numbers = list(served) if is_new_rule else change.partitions
-        for number in numbers:
+        for number in change.partitions:
             partition = served.get(number)
             if partition is None:
                 continue
@@ -197,22 +221,52 @@ class ReplicaManager:
                 self._count_isr(partition.image, row)
             partition.update(row, min_insync_replicas)
             self._follow(partition)
-            if log_config is not None:
-                partition.log.configure(log_config)
+        if is_new_rule:
+            self._set_minimum(served.values(), min_insync_replicas)
+        if change.configs_changed:
+            self._configure_soon(list(served.values()))
+
+    def _set_minimum(self, partitions: Iterable[Partition], min_insync_replicas: int) -> None:
+        """Set min.insync.replicas of partitions, within the apply.
+
+        The metadata counts on it: below the minimum a leader commits nothing, and members that
+        leave the ISR stay eligible (KIP-966).
+        """
+        changed = [each for each in partitions if each.min_insync_replicas != min_insync_replicas]
+        for partition in changed:
+            partition.min_insync_replicas = min_insync_replicas
+        # A lower minimum commits records.
+        self._in_turns(changed, Partition.maybe_commit)
+
+    def _configure_soon(self, partitions: Sequence[Partition]) -> None:
+        """Give the logs of these partitions the configs in force; `settled` waits for that."""
+        self._configuring_count += 1
+        self._all_configured.clear()
+        self._in_turns(partitions, self._configure, self._on_configured)
+
+    def _configure(self, partition: Partition) -> None:
+        topic = self.image.topics_by_id.get(partition.topic_id)
+        is_served = self.replica(partition.topic_id, partition.partition) is partition
+        if topic is None or not is_served or self._closing:
+            return
+        log_config = self._settings.log_config(topic)
+        if partition.log.config != log_config:
+            partition.log.configure(log_config)
+
+    def _on_configured(self) -> None:
+        self._configuring_count -= 1
+        if not self._configuring_count:
+            self._all_configured.set()
 
     def _count_isr(self, before: PartitionImage, after: PartitionImage) -> None:
         if before.isr != after.isr:
             self.isr_shrinks += not set(before.isr) <= set(after.isr)
             self.isr_expands += not set(after.isr) <= set(before.isr)
 
-    def _stop_all(self, partitions: Sequence[Partition], error: LogError) -> None:
-        """Stop partitions that no request finds any more; many in slices, soon."""
-        for partition in partitions[:STOPS_PER_TURN_MAX]:
-            self._streams.unfollow(partition)
-            partition.close(error)
-        rest = partitions[STOPS_PER_TURN_MAX:]
-        if rest:
-            asyncio.get_running_loop().call_soon(self._stop_all, rest, error)
+    def _stop(self, partition: Partition, error: LogError) -> None:
+        """Stop a partition that no request finds any more."""
+        self._streams.unfollow(partition)
+        partition.close(error)
 
     def _drop(self, topic: TopicImage, number: PartitionId, error: LogError) -> None:
         """Stop serving a replica. Its files stay for the lifecycle."""
@@ -220,23 +274,21 @@ class ReplicaManager:
         if partition is not None:
             self._by_id.pop((topic.topic_id, number), None)
             self._lifecycle.retire(partition)
-            self._streams.unfollow(partition)
-            partition.close(error)
+            self._stop(partition, error)
 
     def _moved_error(self, topic: TopicImage, row: PartitionImage) -> LogError:
         return not_led_here(topic.name, row, self.image.brokers)
 
     def _configure_all(self, names: Collection[str]) -> None:
         """Apply cluster settings to topics that do not set all of these themselves."""
+        partitions: list[Partition] = []
         for name, served in self._partitions.items():
             topic = self.image.topics_by_name[name]
             if all(config in topic.configs for config in names):
                 continue
-            min_insync_replicas = self._settings.min_insync_replicas(topic)
-            log_config = self._settings.log_config(topic)
-            for number, partition in served.items():
-                partition.update(topic.partitions[number], min_insync_replicas)
-                partition.log.configure(log_config)
+            self._set_minimum(served.values(), self._settings.min_insync_replicas(topic))
+            partitions.extend(served.values())
+        self._configure_soon(partitions)
 
     def _follow_brokers(self, broker_ids: Collection[BrokerId]) -> None:
         """Follow brokers again that were started again, perhaps at another address."""

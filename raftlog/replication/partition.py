@@ -221,7 +221,12 @@ class Partition(Replica):
         self.write_refusal = error
         if error is not None:
             self.readers.wake_all()
-        elif self.leader_role is not None:
+        else:
+            self.maybe_commit()
+
+    def maybe_commit(self) -> None:
+        """As the leader, commit what the metadata and the lease allow by now."""
+        if self.leader_role is not None:
             self.leader_role.advance()
 
     async def append(

@@ -29,10 +29,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from raftlog.metadata.image import NO_LEADER_ID, PartitionImage
 from raftlog.metadata.liveness import may_retire_replica
+from raftlog.peer.tasks import TaskGroup
 from raftlog.record.errors import (
     DISK_FULL,
     OFFSET_OUT_OF_RANGE,
@@ -49,7 +50,10 @@ RENEWALS_MAX: Final = 3
 """Replacements of one replica within `RENEWALS_S`: a failing disk must not fill with copies."""
 RENEWALS_S: Final = 3600.0
 RETRY_S: Final = 0.5
-"""Between two attempts to repair a replica."""
+"""Between two attempts to repair a replica, and between two looks at the rows of lost ones."""
+ROWS_PER_TURN_MAX: Final = 256
+"""Most rows of lost replicas examined in one turn of the event loop, each of which may begin a
+repair."""
 RETRY_S_MAX: Final = 8.0
 """The same for batches, while a replica cannot be asked: each attempt copies a segment."""
 CLEAR_S_MAX: Final = 2.0
@@ -78,6 +82,14 @@ class _NotLeft(Enum):
 
 
 _NOT_LEFT: Final = _NotLeft.NOT_LEFT
+
+
+class _AwaitedRow(NamedTuple):
+    """The state in which a lost replica waits."""
+
+    row: PartitionImage
+    is_reported: bool
+    changed: asyncio.Future[None]
 
 
 class Repairs:
@@ -113,6 +125,9 @@ class Repairs:
         self._has_begun_reporting = False
         self._lost_reported: set[ReplicaKey] = set()
         """Replicas without files, out of ISR and ELR."""
+        self._awaited_rows: dict[ReplicaKey, _AwaitedRow] = {}
+        self._is_watching = False
+        self._watch = TaskGroup(on_fatal)
         self._is_closed = False
         replicas.on_replica_failed = self._failed
         replicas.on_possible_loss = self._on_possible_loss
@@ -191,6 +206,7 @@ class Repairs:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._watch.close()
 
     def _failed(self, topic_id: TopicId, number: PartitionId) -> None:
         key = (topic_id, number)
@@ -249,9 +265,48 @@ class Repairs:
             except LogError as error:
                 lacks_room = self._replicas.replica(*key) is None and error.entry is DISK_FULL
                 self._log_once(key, error.message)
-            await self._clock.sleep(RETRY_S)
+            if row is not None and self._waits_for_row(key, row):
+                await self._row_changed(key, row)
+            else:
+                await self._clock.sleep(RETRY_S)
         if self._is_gone(key):
             self._renewed.pop(key, None)
+
+    def _waits_for_row(self, key: ReplicaKey, row: PartitionImage) -> bool:
+        """Whether only another row allows the replica's repair: it is lost, and none leads."""
+        if not self._replicas.is_lost(*key) or self._is_loss_accepted(key, row):
+            return False
+        is_led = row.leader not in (NO_LEADER_ID, self._broker_id)
+        return not is_led or key not in self._lost_reported
+
+    async def _row_changed(self, key: ReplicaKey, row: PartitionImage) -> None:
+        """Return once the metadata has another row, or the loss of the replica is reported.
+
+        After a disk was replaced thousands of replicas wait, so one task looks after all of them.
+        """
+        is_reported = key in self._lost_reported
+        awaited = _AwaitedRow(row, is_reported, asyncio.get_running_loop().create_future())
+        self._awaited_rows[key] = awaited
+        if not self._is_watching:
+            self._is_watching = True
+            self._watch.spawn(self._watch_rows(), "lost-replicas")
+        try:
+            await awaited.changed
+        finally:
+            del self._awaited_rows[key]
+
+    async def _watch_rows(self) -> None:
+        while self._awaited_rows:
+            await self._clock.sleep(RETRY_S)
+            for number, key in enumerate(list(self._awaited_rows), start=1):
+                awaited = self._awaited_rows.get(key)
+                if awaited is not None and not awaited.changed.done():
+                    is_reported = key in self._lost_reported
+                    if self._row(key) is not awaited.row or is_reported != awaited.is_reported:
+                        awaited.changed.set_result(None)
+                if number % ROWS_PER_TURN_MAX == 0:
+                    await asyncio.sleep(0)
+        self._is_watching = False
 
     async def _repair_batches(self, key: ReplicaKey) -> bool:
         """Repair a log in service from other replicas. False: no replica has a good copy."""

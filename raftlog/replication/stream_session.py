@@ -397,8 +397,11 @@ class StreamSession(Session):
         self._reading.cancel()
         if self._watermarks_timer is not None:
             self._watermarks_timer.cancel()
-        for stream in list(self._streams.values()):
-            self._forget(stream)
+        streams, self._streams = self._streams, {}
+        self._handles.clear()
+        self.behind.clear()
+        for stream in streams.values():
+            stream.is_ended = True
             stream.detach()
         self._on_ended(self)
 

@@ -9,7 +9,6 @@ import pytest
 
 from raftlog.controller.messages import HEARTBEAT_S
 from raftlog.metadata.commands import (
-    PARTITION_CHANGES_MAX,
     ChangePartitions,
     Command,
     FenceBroker,
@@ -17,6 +16,7 @@ from raftlog.metadata.commands import (
     UnfenceBroker,
     encode_command,
 )
+from raftlog.metadata.elections import PLANNED_CHANGES_MAX
 from raftlog.raft import ConnectionEvent
 from raftlog.record.types import BrokerId
 from tests.controller.clock import settle
@@ -58,8 +58,8 @@ def move_all(cluster: Cluster, leader: BrokerId) -> None:
         for row in topic.partitions
     ]
     while changes:
-        batch = tuple(changes[:PARTITION_CHANGES_MAX])
-        del changes[:PARTITION_CHANGES_MAX]
+        batch = tuple(changes[:PLANNED_CHANGES_MAX])
+        del changes[:PLANNED_CHANGES_MAX]
         assert cluster.commit(encode_command(ChangePartitions(changes=batch))).delta
 
 
@@ -87,14 +87,14 @@ async def test_preferred_leaders_can_be_left_alone() -> None:
 
 async def test_many_partitions_are_moved_in_bounded_commands() -> None:
     async with running() as cluster:
-        count = 2 * PARTITION_CHANGES_MAX + 1
+        count = 2 * PLANNED_CHANGES_MAX + 1
         cluster.create_topic(1, *([(2, 3)] * count))
         del cluster.proposals[:]
         await cluster.kill(2)
         await settle()
         assert cluster.leaders(1) == [3] * count
         sizes = [len(c.changes) for c in cluster.proposals if isinstance(c, ChangePartitions)]
-        assert max(sizes) <= PARTITION_CHANGES_MAX
+        assert max(sizes) <= PLANNED_CHANGES_MAX
         assert sum(sizes) == count
 
 
@@ -104,7 +104,7 @@ async def test_failed_proposals_are_repeated_with_growing_pauses(
     outcome: str, position: int
 ) -> None:
     async with running() as cluster:
-        cluster.create_topic(1, *([(2, 3)] * (PARTITION_CHANGES_MAX + 1)))
+        cluster.create_topic(1, *([(2, 3)] * (PLANNED_CHANGES_MAX + 1)))
         del cluster.proposals[:]
         cluster.outcomes.extend(["applied"] * position + [outcome] * 6)
         await cluster.kill(2)
@@ -136,7 +136,7 @@ async def test_stale_change_is_planned_again() -> None:
 
 async def test_dead_broker_does_not_wait_for_the_return_of_many_leaders() -> None:
     async with running() as cluster:
-        count = 3 * PARTITION_CHANGES_MAX
+        count = 3 * PLANNED_CHANGES_MAX
         cluster.create_topic(1, *([(2, 1)] * count))
         cluster.create_topic(2, (3, 1))
         move_all(cluster, BrokerId(1))
@@ -233,7 +233,7 @@ async def test_fenced_broker_counts_as_fenced_while_the_outcome_is_unknown() -> 
 
 async def test_controller_that_is_replaced_proposes_nothing_more() -> None:
     async with running() as cluster:
-        cluster.create_topic(1, *([(2, 3)] * (2 * PARTITION_CHANGES_MAX)))
+        cluster.create_topic(1, *([(2, 3)] * (2 * PLANNED_CHANGES_MAX)))
         cluster.dead.add(2)
         del cluster.proposals[:]
         for handler in cluster.nodes[1].quorum.connection_handlers:

@@ -287,6 +287,16 @@ async def test_paused_node_finds_its_lease_ended_before_anybody_tells_it() -> No
         assert cluster.holders() == set()
 
 
+async def test_lapse_of_a_lease_is_notified_though_the_next_answer_renews_it() -> None:
+    """Commits withheld meanwhile go on with the notification that the lease has begun."""
+    async with running() as cluster:
+        await cluster.clock.advance(5.0)
+        cluster.clock.jump(SESSION_S)
+        await cluster.clock.advance(HEARTBEAT_S)
+        for node in cluster.nodes.values():
+            assert [valid for _, valid in node.lease] == [True, False, True]
+
+
 async def test_unregistered_node_has_no_lease() -> None:
     cluster = Cluster(1)
     cluster.boot(1)

@@ -325,7 +325,7 @@ def test_preferred_leaders_settle_in_one_round(image: MetadataImage) -> None:
 
 
 def test_plans_come_in_batches_that_follow_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elections, "PARTITION_CHANGES_MAX", 3)
+    monkeypatch.setattr(elections, "PLANNED_CHANGES_MAX", 3)
     image = brokers()
     create(image, "a", 1, *[(1, 2)] * 7)
     create(image, "b", 2, *[(1, 2)] * 2)
@@ -345,7 +345,7 @@ def test_plans_come_in_batches_that_follow_the_image(monkeypatch: pytest.MonkeyP
 
 
 def test_topic_deleted_during_a_plan_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elections, "PARTITION_CHANGES_MAX", 1)
+    monkeypatch.setattr(elections, "PLANNED_CHANGES_MAX", 1)
     image = brokers()
     create(image, "a", 1, (1, 2), (1, 2))
     create(image, "b", 2, (1, 2))

@@ -117,7 +117,7 @@ def test_partitions_that_are_not_held_or_gone_are_passed_over() -> None:
 
 
 def test_many_failures_come_in_commands_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elections, "PARTITION_CHANGES_MAX", 3)
+    monkeypatch.setattr(elections, "PLANNED_CHANGES_MAX", 3)
     image = three(*[(1, 2)] * 7)
     assert len(fail(image, 1, *(key(image, number) for number in range(7)))) == 3
     assert {row.leader for row in image.topic("t").partitions} == {2}

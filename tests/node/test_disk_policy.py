@@ -78,6 +78,21 @@ def test_node_that_its_disk_keeps_from_applying_the_metadata_neither_leads_nor_w
     assert world.policy.may_act()
 
 
+def test_records_withheld_between_two_observations_are_committed_by_the_next_one() -> None:
+    world = World()
+    world.room_bytes = 0
+    world.policy.observe_disk()
+    # An entry is on its way to the disk while an acknowledgement comes.
+    world.known_index = 11
+    assert not world.policy.may_act()
+    world.applied_index = 11
+    assert world.policy.may_act()
+    assert world.rejections == []
+    world.policy.observe_disk()
+    world.policy.observe_disk()
+    assert world.rejections == [None]
+
+
 def test_node_without_a_lease_rejects_writes() -> None:
     world = World()
     world.is_cut_off = True

@@ -90,6 +90,46 @@ async def test_messages_sent_while_opening_arrive_after_it() -> None:
 
 
 @on_both_loops
+async def test_messages_of_one_read_are_handed_over_in_several_turns() -> None:
+    """Thousands of messages in one read must not hold up the heartbeats of other connections."""
+    turn = 0
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        counting[0] = asyncio.get_running_loop().call_soon(count)
+
+    counting = [asyncio.get_running_loop().call_soon(count)]
+    turns: list[int] = []
+
+    class Slow(Recorder):
+        def received(self, message: bytes) -> None:
+            turns.append(turn)
+            super().received(message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Each message takes all the time of its turn.
+        patch.setattr(peer_socket, "DELIVERY_S", 0.0)
+        async with node(acceptor=FakeAcceptor(opened_by=Slow)) as callee:
+            caller = HttpNetwork([SECRET])
+            mine = await connect(caller, callee.address)
+            sent = [b"%d" % number for number in range(200)]
+            for message in sent:
+                mine.connection.send(message)
+            theirs = callee.acceptor.receivers[0]
+            assert await theirs.has(200) == sent
+            assert len(set(turns)) == 200
+            # The connection is read again, up to its end.
+            mine.connection.send(b"x")
+            mine.connection.send(b"last")
+            mine.connection.close()
+            await theirs.ends()
+            assert theirs.messages[200:] == [b"x", b"last"]
+            await caller.close()
+    counting[0].cancel()
+
+
+@on_both_loops
 async def test_nobody_listening_is_refused() -> None:
     async with node() as gone:
         address = gone.address

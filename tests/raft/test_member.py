@@ -265,6 +265,30 @@ def test_after_closing_nothing_is_applied(monkeypatch: pytest.MonkeyPatch) -> No
     alone(work)
 
 
+def test_long_commands_are_applied_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raftlog.raft.core.APPLIED_BYTES_PER_TICK_MAX", 100)
+
+    async def work(node: Alone) -> None:
+        core = node.member._core
+        applied: list[int] = []
+        tick = core.tick
+
+        def counted() -> None:
+            before = core.applied_index
+            tick()
+            applied.append(core.applied_index - before)
+
+        monkeypatch.setattr(core, "tick", counted)
+        # All of them become durable at once.
+        node.disk.times.stick(0.2)
+        proposals = [asyncio.ensure_future(node.propose(b"%060d" % each)) for each in range(20)]
+        outcomes = await asyncio.gather(*proposals)
+        assert all(isinstance(outcome, Applied) for outcome in outcomes)
+        assert max(applied) == 2
+
+    alone(work)
+
+
 def test_a_command_over_the_limit_is_refused_at_once() -> None:
     async def work(node: Alone) -> None:
         refused = await node.propose(bytes(101))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +19,12 @@ from raftlog.raft import Applied, Outcome, Refused, Unknown
 from raftlog.record.errors import ILLEGAL_STATE, NO_CONTROLLER
 from raftlog.record.types import BrokerId, TopicId
 from raftlog.replication import isr
-from raftlog.replication.isr import CHECK_INTERVAL_S, CHECKED_PER_TURN_MAX, IsrKeeper
+from raftlog.replication.isr import (
+    CHECK_INTERVAL_S,
+    CHECKED_PER_TURN_MAX,
+    STARTS_PER_TURN_MAX,
+    IsrKeeper,
+)
 from raftlog.replication.leader_state import LeaderState
 from raftlog.replication.partition import Acks, Partition
 from tests.replication.one_node import JumpingClock
@@ -151,18 +158,6 @@ async def test_who_has_caught_up_is_proposed_and_counts_at_once() -> None:
     assert w.partition.high_watermark == 2
 
 
-async def test_what_a_lease_withheld_is_committed_by_the_next_check() -> None:
-    w = await world(1, 2, 3)
-    w.leader.may_act = False
-    w.ack(2, 2)
-    assert w.partition.high_watermark == 0
-    # Between two heartbeats: nothing tells of the return.
-    w.leader.may_act = True
-    checking = asyncio.ensure_future(w.keeper.run())
-    await until(lambda: w.partition.high_watermark == 2)
-    checking.cancel()
-
-
 async def test_who_is_late_counts_until_it_has_left() -> None:
     w = await world(1, 2, 3)
     w.ack(2, 1)
@@ -205,6 +200,19 @@ async def test_what_was_refused_by_the_quorum_is_withdrawn_and_tried_again() -> 
     w.carry_out()
     await w.idle()
     assert w.partition.image.isr == (1, 2, 3)
+
+
+async def test_records_that_waited_for_a_withdrawn_member_are_committed_at_once() -> None:
+    w = await world(1, 2)
+    w.ack(1, 1)
+    w.keeper.maybe_propose(w.partition)
+    await w.proposed()
+    w.ack(2, 1)
+    assert w.partition.high_watermark == 1
+    # No later acknowledgement comes: replica 3 has stopped.
+    w.end(Refused(NO_CONTROLLER, "no leader"))
+    await w.idle()
+    assert w.partition.high_watermark == 2
 
 
 class TestUnknown:
@@ -355,6 +363,48 @@ def test_several_looks_fit_into_the_lag() -> None:
     shortest = BROKER_CONFIG_TABLE[REPLICA_LAG].lower
     assert shortest is not None
     assert shortest / 1000 >= 2 * CHECK_INTERVAL_S
+
+
+async def test_many_proposals_due_at_once_begin_over_several_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    w = await world(1, 2)
+    w.ack(1, 1)
+    started = 0
+
+    async def propose(_partition: Partition) -> None:
+        nonlocal started
+        started += 1
+
+    monkeypatch.setattr(w.keeper, "_propose_all", propose)
+    many = [copy(w.partition) for _ in range(3 * STARTS_PER_TURN_MAX)]
+    for number, partition in enumerate(many):
+        partition.topic_id = TopicId(f"{number:032x}")
+        w.keeper.maybe_propose(partition)
+    turns = []
+    while not turns or turns[-1] < len(many):
+        await asyncio.sleep(0)
+        turns.append(started)
+        assert len(turns) < 100
+    steps = [later - earlier for earlier, later in pairwise([0, *turns])]
+    assert max(steps) == STARTS_PER_TURN_MAX
+    assert started == len(many)
+
+
+async def test_proposals_that_are_due_no_more_hold_up_no_others() -> None:
+    w = await world(1, 2)
+    w.ack(1, 1)
+    stale = [copy(w.partition) for _ in range(2 * STARTS_PER_TURN_MAX)]
+    for number, partition in enumerate(stale):
+        partition.topic_id = TopicId(f"{number:032x}")
+        w.keeper._due[partition.topic_id, partition.partition] = partition
+        partition.leader_role = None
+    w.keeper._started_in_turn = STARTS_PER_TURN_MAX
+    w.keeper.maybe_propose(w.partition)
+    w.keeper._begin_turn()
+    assert isinstance(await w.proposed(), AlterIsr)
+    w.carry_out()
+    await w.idle()
 
 
 async def test_a_check_of_many_partitions_takes_turns_with_other_work(

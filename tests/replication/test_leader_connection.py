@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -12,7 +13,9 @@ from raftlog.record.errors import NO_LEADER
 from raftlog.record.types import BrokerEpoch, BrokerId
 from raftlog.replication.replica_fetcher import FollowState
 from raftlog.replication.stream_protocol import (
+    ENTRIES_MAX,
     PROTOCOL,
+    Acks,
     Marks,
     Refused,
     StreamHello,
@@ -39,6 +42,36 @@ async def test_refused_as_not_led_there_waits_for_metadata() -> None:
     stage.replicas[0].update(row(1, 2))
     stage.streams.follow(stage.replicas[0], LEADER)
     await stage.until(lambda: stage.subscribed() == [1, 2])
+    await stage.streams.close()
+
+
+async def test_many_partitions_are_subscribed_over_several_turns() -> None:
+    stage = Stage(partitions=3 * ENTRIES_MAX)
+    turns: list[int] = []
+
+    def count() -> None:
+        before = len(stage.subscribed())
+        turns.append(before)
+        if before < len(stage.replicas):
+            asyncio.get_running_loop().call_soon(count)
+
+    count()
+    await stage.follow()
+    assert sorted(stage.subscribed()) == list(range(1, 3 * ENTRIES_MAX + 1))
+    assert max(later - earlier for earlier, later in pairwise(turns)) == ENTRIES_MAX
+    # The same for acknowledgements, and for the end of the subscriptions.
+    stage.heard.clear()
+    for handle, replica in enumerate(stage.replicas, start=1):
+        stage.say(data(handle, 0, 1, batch(0)))
+        replica.sync()
+    for kind in (Acks, Unsubscribe):
+        for turn in range(3):
+            await asyncio.sleep(0)
+            assert [type(each) for each in stage.take()] == [kind], turn
+        for replica in stage.replicas:
+            stage.streams.unfollow(replica)
+    await asyncio.sleep(0)
+    assert stage.take() == []
     await stage.streams.close()
 
 

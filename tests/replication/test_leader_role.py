@@ -200,6 +200,25 @@ async def test_an_append_that_waited_for_a_segment_is_not_written_without_a_leas
     assert leader.partition.log_end_offset == 1
 
 
+async def test_append_without_a_caller_is_committed_with_flush_async() -> None:
+    (leader,) = nodes(1, flush=FlushMode.ASYNC)
+    leader.config = LogConfig(segment_bytes=100, flush=FlushMode.ASYNC)
+    await leader.open(row(1, 1, isr=(1,), replicas=(1,)))
+    await leader.partition.append(one(b"x" * 80), acks=Acks.LEADER, timeout_s=60)
+    append = asyncio.ensure_future(
+        leader.partition.append(one(b"y"), acks=Acks.LEADER, timeout_s=60)
+    )
+    await asyncio.sleep(0)
+    # The append waits for a segment, and goes on without its client.
+    append.cancel()
+    log = leader.partition.log
+    async with asyncio.timeout(10.0):
+        while log.log_end_offset < 2:  # noqa: ASYNC110 - no event: nothing waits for the append
+            await asyncio.sleep(0)
+    assert log.flush_mode is FlushMode.ASYNC
+    assert leader.partition.high_watermark == 2
+
+
 async def test_a_leader_that_may_have_been_replaced_tells_no_end() -> None:
     leader, follower = await pair()
     feed = attach(leader, follower)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
 
+from raftlog.metadata.commands import AlterClusterSettings, AlterTopicConfigs
 from raftlog.metadata.state_machine import MetadataStateMachine
 from raftlog.record.errors import NO_LEADER, NOT_READY, UNKNOWN_TOPIC, LogError
 from raftlog.record.types import LeaderEpoch, Offset, PartitionId
 from raftlog.replication.divergence import Diverging
+from raftlog.replication.manager import PARTITIONS_PER_TURN_MAX
 from raftlog.replication.partition import Acks, Partition
 from raftlog.storage.checkpoint_file import CHECKPOINT_NAME
+from raftlog.storage.log_core import LogCore
 from raftlog.world import DiskError, DiskFullError
 from tests.replication.one_node import OneNode, topic_id
 from tests.replication.pair import one
@@ -314,6 +318,84 @@ async def test_the_partitions_of_a_large_deleted_topic_close_in_slices(node: One
     assert all(partition.is_closed for partition in led)
     assert node.replicas.partition("t", 0) is node.here(1)
     assert {path.split("/")[1] for path in node.files("replicas")} == {topic_id(1)}
+
+
+@pytest.mark.parametrize("of_cluster", [False, True])
+async def test_many_logs_are_configured_over_several_turns(
+    node: OneNode, monkeypatch: pytest.MonkeyPatch, *, of_cluster: bool
+) -> None:
+    node.create_many(1_000)
+    await node.settled()
+    led = list(node.replicas.led())
+    configured: list[int] = []
+    configure = LogCore.configure
+    monkeypatch.setattr(
+        LogCore, "configure", lambda *args: configured.append(turn) or configure(*args)
+    )
+    turn = 0
+    values = {"retention.ms": "1000", "min.insync.replicas": "2"}
+    if of_cluster:
+        node.run(AlterClusterSettings(values=values))
+    else:
+        node.run(AlterTopicConfigs(topic_id=topic_id(0), values=values))
+    # The metadata counts on the minimum from the apply on.
+    assert {each.min_insync_replicas for each in led} == {2}
+    settling = asyncio.ensure_future(node.settled())
+    while not settling.done():
+        turn += 1
+        await asyncio.sleep(0)
+        assert turn < 1_000
+    # A change is answered once it has reached all logs, each once.
+    assert {each.log.config.retention_ms for each in led} == {1000}
+    assert len(configured) == 1_000
+    assert max(Counter(configured).values()) == PARTITIONS_PER_TURN_MAX
+
+
+async def test_a_lower_minimum_commits(node: OneNode) -> None:
+    node.create(1, 2, 3, min_insync_replicas="2")
+    await node.settled()
+    node.change(isr=(1,))
+    await put(node.here(), b"a")
+    assert node.here().high_watermark == 0
+    node.run(AlterTopicConfigs(topic_id=topic_id(0), values={"min.insync.replicas": "1"}))
+    assert node.here().high_watermark == 1
+
+
+async def test_a_setting_that_changes_no_log_configures_none(
+    node: OneNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create(1, 2)
+    await node.settled()
+    monkeypatch.setattr(LogCore, "configure", None)
+    node.run(AlterClusterSettings(values={"broker.session.timeout.ms": "3000"}))
+    await node.settled()
+
+
+async def test_many_partitions_learn_of_the_lease_over_several_turns(
+    node: OneNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create_many(1_000)
+    await node.settled()
+    led = list(node.replicas.led())
+    told: list[int] = []
+    refuse_writes = Partition.refuse_writes
+    monkeypatch.setattr(
+        Partition, "refuse_writes", lambda *args: told.append(turn) or refuse_writes(*args)
+    )
+    turn = 0
+    cut_off = LogError(NO_LEADER, "cut off")
+    node.replicas.refuse_writes(cut_off)
+    # No append passes from now on; readers wake soon.
+    assert all(each.write_refusal is cut_off for each in led)
+    # The lease is back before all have learned of its end.
+    node.replicas.refuse_writes(None)
+    assert all(each.write_refusal is None for each in led)
+    while len(told) < 2_000:
+        turn += 1
+        await asyncio.sleep(0)
+        assert turn < 1_000
+    assert max(Counter(told).values()) == 2 * PARTITIONS_PER_TURN_MAX
+    assert all(each.write_refusal is None for each in led)
 
 
 async def test_files_of_a_large_deleted_topic_are_removed_little_by_little(node: OneNode) -> None:

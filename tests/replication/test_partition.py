@@ -66,12 +66,15 @@ class ManualLog:
         guard: Callable[[], None],
     ) -> list[AppendResult]:
         guard()
+        start = self.log_end_offset
         results = []
         for batch in batches:
             base = self.log_end_offset
             self.log_end_offset = Offset(base + batch.header.record_count)
             results.append(AppendResult(base, Offset(self.log_end_offset - 1)))
         self.epochs.append(leader_epoch)
+        for callback in self.listeners.appended:
+            callback(start, self.log_end_offset, (), 0)
         return results
 
     async def read(self, start: Offset, *, end: Offset, max_bytes: int) -> ReadResult:

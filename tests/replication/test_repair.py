@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
-from raftlog.metadata.image import NO_LEADER_ID
+from raftlog.metadata.image import NO_LEADER_ID, PartitionImage
 from raftlog.record.errors import DISK_FULL, NO_CONTROLLER, STORAGE_FAILED, LogError
 from raftlog.record.types import Offset, PartitionId
 from raftlog.replication.partition import Acks, Partition
-from raftlog.replication.repair import RENEWALS_MAX, RENEWALS_S, SEARCHES_MAX
+from raftlog.replication.repair import (
+    RENEWALS_MAX,
+    RENEWALS_S,
+    ROWS_PER_TURN_MAX,
+    SEARCHES_MAX,
+    ReplicaKey,
+)
 from raftlog.storage.types import LogState
 from raftlog.world import DiskError, DiskFullError
 from tests.replication.one_node import OneNode, topic_id
@@ -54,6 +62,88 @@ async def fail(node: OneNode, partition: Partition) -> None:
 async def repaired(node: OneNode, before: Partition) -> Partition:
     await node.until(lambda: node.replica() not in (None, before) and not node.repairs.under_way)
     return node.here()
+
+
+class TestLostFiles:
+    async def lost(self, node: OneNode, partitions: int) -> None:
+        """Start without the files of a topic; the start has reported the loss."""
+        node.create_many(partitions)
+        await node.settled()
+        await node.close()
+        node.disk.remove_tree(f"replicas/{topic_id(0)}")
+        await node.open()
+        assert len(node.replicas.lost()) == partitions
+        await node.repairs.report_losses()
+        assert node.repairs.under_way == partitions
+
+    async def test_many_wait_in_one_sweep_of_bounded_steps(
+        self, node: OneNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # The other replica is fenced, so that no broker leads.
+        node.fence(2)
+        await self.lost(node, 1_000)
+        await node.turns(20)
+        sleeps = examined = 0
+        sleep, row = node.clock.sleep, node.repairs._row
+
+        async def counted_sleep(seconds: float) -> None:
+            nonlocal sleeps
+            sleeps += 1
+            await sleep(seconds)
+
+        def counted_row(key: ReplicaKey) -> PartitionImage | None:
+            nonlocal examined
+            examined += 1
+            return row(key)
+
+        monkeypatch.setattr(node.clock, "sleep", counted_sleep)
+        monkeypatch.setattr(node.repairs, "_row", counted_row)
+        most = 0
+        while sleeps < 10:
+            before = examined
+            await asyncio.sleep(0)
+            most = max(most, examined - before)
+        assert most == ROWS_PER_TURN_MAX
+        assert examined <= 10 * 1_000
+        assert len(node.replicas.lost()) == 1_000
+
+    async def test_they_are_renewed_once_another_broker_leads(self, node: OneNode) -> None:
+        node.fence(2)
+        await self.lost(node, 1)
+        await node.turns()
+        assert node.replica() is None
+        node.unfence(2)
+        node.change(leader=2, isr=(2,), unclean=True)
+        await node.until(lambda: not node.repairs.under_way)
+        assert node.here().log_end_offset == 0
+        assert not node.replicas.lost()
+
+    async def test_accepted_loss_is_tried_again_when_the_disk_was_full(
+        self, node: OneNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        node.fence(2)
+        await self.lost(node, 1)
+        await node.turns()
+        renew = node.replicas.renew
+        full = [LogError(DISK_FULL), LogError(DISK_FULL)]
+
+        async def fails_first(*key: Any) -> None:
+            if full:
+                raise full.pop()
+            await renew(*key)
+
+        monkeypatch.setattr(node.replicas, "renew", fails_first)
+        node.change(leader=1, isr=(1,), unclean=True)
+        await node.until(lambda: not node.repairs.under_way)
+        assert not full
+        assert node.here().is_leader
+
+    async def test_deleted_topic_ends_the_wait(self, node: OneNode) -> None:
+        node.fence(2)
+        await self.lost(node, 10)
+        await node.turns()
+        node.delete()
+        await node.until(lambda: not node.repairs.under_way)
 
 
 class TestFailedWhileServing:
