@@ -227,13 +227,17 @@ class RecordsKept(RuleBasedStateMachine):
         self, command: Command, key: Key, before: PartitionImage, after: PartitionImage
     ) -> None:
         left = {*before.isr, *before.elr}.difference(after.isr, after.elr)
+        retired: set[BrokerId] = set()
         if isinstance(command, ChangePartitions):
             for change in command.changes:
-                if (change.topic_id, change.partition) == key and change.lost:
-                    left.difference_update(change.not_eligible)
-        if set(before.isr) <= set(after.isr) and set(before.elr) <= set(after.replicas):
-            # Enough are in sync: the ELR is void.
+                if (change.topic_id, change.partition) == key:
+                    retired.update(change.not_eligible)
+                    if change.lost:
+                        left.difference_update(change.not_eligible)
+        if set(before.isr) <= set(after.isr) and set(before.elr) <= set(after.replicas) - retired:
+            # Enough are in sync, even if fenced by now: the ELR is void (KIP-966).
             assert not left or after.isr
+            return
         if isinstance(command, AlterTopicConfigs | AlterClusterSettings):
             # Another minimum makes the ELR void where there is an ISR.
             assert set(before.isr) == set(after.isr)
