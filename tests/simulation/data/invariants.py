@@ -23,8 +23,8 @@
 10. No partition is without a leader for `OFFLINE_S` while a replica that may be elected is
    available, and the metadata moves.
 
-11. Every electable replica begins at or after each acknowledged deletion of records, or has losses
-   on its disk.
+11. Every electable replica begins, durably, at or after each acknowledged deletion of records, or
+   has losses on its disk.
 
 The batches of compacted topics change: of these, only ends are checked (1, 2, 5), and the content
 by the history of the clients.
@@ -54,6 +54,7 @@ from raftlog.record.types import PartitionId, TopicId
 from raftlog.replication.leader_state import LeaderState
 from raftlog.replication.partition import Partition
 from raftlog.replication.replica_fetcher import ReplicaFetcher
+from raftlog.storage.checkpoints import ReplicaCheckpoint
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.log_operations import LogOperations
@@ -126,6 +127,15 @@ def watching() -> Iterator[None]:
             TOUCHED.append((int(heartbeat.broker_id), reply.confirmed_age_s))
         return reply
 
+    published = LogCore.published
+
+    def noted_published(self: LogCore, checkpoint: ReplicaCheckpoint) -> None:
+        start_before = self.durable_log_start
+        published(self, checkpoint)
+        if self.durable_log_start > start_before:
+            # The node may die before any other change of this log.
+            MOVED.append(self)
+
     def set_and_note(self: Log, offset: Any) -> None:
         MOVED.append(self)
         vars(self)["high_watermark"] = offset
@@ -139,6 +149,7 @@ def watching() -> Iterator[None]:
         mock.patch.object(ReplicaFetcher, "subscription", noted_subscription),
         mock.patch.object(ReplicaFetcher, "next_ack", noted_ack),
         mock.patch.object(ActiveController, "handle_heartbeat", noted_heartbeat),
+        mock.patch.object(LogCore, "published", noted_published),
         noting("note_append"),
         noting("end_sync"),
         noting("end_service"),
@@ -558,7 +569,9 @@ class ReplicaChecker:
         committed = shared.committed
         # Deleted records cannot be read any more.
         start = max(replica.checked_to, replica.start)
-        for batch in replica.between(start, replica.high_watermark):
+        # A truncation lowers the log end first: the offsets above get other records.
+        end = min(replica.high_watermark, replica.end)
+        for batch in replica.between(start, end):
             if batch.link in shared.lost:
                 continue
             known = committed.setdefault(batch.base_offset, batch)
@@ -568,7 +581,7 @@ class ReplicaChecker:
                 self._fail(
                     f"{key}: node {replica.node_id} takes {batch} for committed, where {known} was"
                 )
-        replica.checked_to = max(replica.checked_to, replica.high_watermark)
+        replica.checked_to = max(replica.checked_to, end)
 
     def _check_electable(self, key: Key) -> None:
         """Electable replicas have all committed records, durably."""
@@ -584,10 +597,10 @@ class ReplicaChecker:
             if self._is_excused(replica):
                 continue
             replica.is_lost, replica.damaged_log = False, None
-            if replica.start < deleted_before:
+            if replica.durable_start < deleted_before:
                 self._fail(
-                    f"{key}: broker {member} may be elected, and begins at {replica.start}: all "
-                    f"below {deleted_before} is deleted"
+                    f"{key}: broker {member} may be elected, and begins at "
+                    f"{replica.durable_start}: all below {deleted_before} is deleted"
                 )
             if replica.start >= end:
                 # All records were deleted on request: see the history.
