@@ -170,11 +170,17 @@ class LogManager:
         """Nothing ages before the first `note_cluster_time`: call it before `start`."""
         self._maintenance.retention_clock.follow_cluster_time()
 
-    def note_cluster_time(self, cluster_ms: int) -> None:
-        """The cluster time has arrived: retention never runs ahead of it."""
+    def note_cluster_time(self, cluster_ms: int, latest_ms: int) -> None:
+        """The cluster time has arrived: retention never runs ahead of it.
+
+        Records up to `latest_ms`, the upper median of the clocks, are not of the future.
+        """
         shared = self._shared
         self._maintenance.retention_clock.note_cluster_time(
-            cluster_ms, wall_ms=shared.clock.time_ms(), monotonic_ms=shared.monotonic_ms()
+            cluster_ms,
+            latest_ms=latest_ms,
+            wall_ms=shared.clock.time_ms(),
+            monotonic_ms=shared.monotonic_ms(),
         )
 
     def limit(self, *, reserve_bytes: int, scrub_bytes_per_s: int) -> None:
