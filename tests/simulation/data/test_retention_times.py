@@ -65,7 +65,7 @@ def test_a_node_that_starts_with_its_clock_days_ahead_deletes_nothing(controls: 
 
 
 def test_records_go_at_their_time_though_one_clock_stands_days_behind() -> None:
-    """The replica with that clock keeps them by its own time, and follows its leader's log start."""
+    """The replica with that clock keeps them by its own time, until its leader deletes them."""
 
     async def test(data: DataWorld) -> None:
         data.nodes.kill(3)
