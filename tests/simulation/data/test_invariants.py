@@ -13,6 +13,7 @@ from raftlog.record.batch import stamped
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.partition import Acks
+from tests.simulation.clock import SimulatedClock
 from tests.simulation.data.clients import encode
 from tests.simulation.data.consumers import Consumer
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
@@ -180,6 +181,29 @@ def test_an_append_of_a_leader_without_touch_with_the_quorum_is_noticed() -> Non
 
     with (
         mock.patch.object(LeaderRole, "_require_lead", lambda _self: None),
+        pytest.raises(InvariantError, match=r"n1\.1 appends to .* after its last touch"),
+    ):
+        simulate_data(test)
+
+
+def test_a_lease_by_a_clock_that_sleeps_with_the_machine_is_noticed() -> None:
+    """CLOCK_MONOTONIC stands still during a sleep: the lease goes on where it stood."""
+
+    async def test(data: DataWorld) -> None:
+        await begin(data)
+        data.world.suspend(1)
+        await asyncio.sleep(300.0)
+        writer = data.producer("p", acks=Acks.LEADER, idempotent=False, repeats=False)
+        sending = asyncio.ensure_future(writer.send(T, node=1))
+        await asyncio.sleep(0.1)
+        data.world.resume(1)
+        await sending
+
+    def asleep(clock: SimulatedClock) -> float:
+        return asyncio.get_running_loop().time() - clock.suspended_s
+
+    with (
+        mock.patch.object(SimulatedClock, "monotonic", asleep),
         pytest.raises(InvariantError, match=r"n1\.1 appends to .* after its last touch"),
     ):
         simulate_data(test)
