@@ -148,7 +148,7 @@ def test_a_node_with_a_full_disk_serves_reads_after_a_restart(is_checkpointed: b
             assert partition.high_watermark == 0
             assert partition.log_end_offset > max(ledger.acknowledged)
         nodes.world.disk(victim).capacity_bytes = None
-        await has_room(nodes, victim, number, ledger)
+        await nodes.until(lambda: nodes.takes_writes(victim, "t", number))
         await read(nodes, victim, number, ledger)
 
     simulate_cluster(test, may_end=True)
