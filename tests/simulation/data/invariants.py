@@ -424,7 +424,9 @@ class ReplicaChecker:
         known = self.replicas.get((life.node_id, key))
         is_same = known is not None and known.log is log
         end_before = known.end if known is not None and is_same else None
-        mark_before = known.high_watermark if known is not None and is_same else None
+        # Epoch -1: only the log was looked at, before it had a role.
+        has_mark = known is not None and is_same and known.epoch >= 0
+        mark_before = known.high_watermark if known is not None and has_mark else None
         replica = self._follow(life.node_id, key, log)
         shared = self.shared.setdefault(key, Shared())
         if replica.end < shared.committed_end:
