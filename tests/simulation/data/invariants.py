@@ -398,7 +398,13 @@ class ReplicaChecker:
     def _note_loss(self, key: Key, shared: Shared, row: PartitionImage) -> None:
         """The leader of an unclean election lacks committed batches from some offset on."""
         replica = self._present(int(row.leader), key)
-        if replica is None or replica.is_compacted or not replica.is_rooted:
+        if (
+            replica is None
+            or replica.is_compacted
+            or not replica.is_rooted
+            or (replica.is_lost and not self._is_open(replica))
+        ):
+            # Its present records are not known.
             self.on_loss(key, 0)
             return
         # What an election before has given up may be back: this leader's log is right.
@@ -499,6 +505,12 @@ class ReplicaChecker:
         if replica is not None:
             self._look_at_disk(replica)
         return replica
+
+    def _is_open(self, replica: Replica) -> bool:
+        """Whether its node runs and has opened the log that was looked at last."""
+        core = self.nodes.cores.get(replica.node_id)
+        place = (TopicId(replica.key[0]), PartitionId(replica.key[1]))
+        return core is not None and core.services.logs.logs().get(place) is replica.log
 
     def _look_at_disk(self, replica: Replica) -> None:
         node_id = replica.node_id
