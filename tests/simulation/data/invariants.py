@@ -20,8 +20,8 @@
    the leader that proposed it, in the incarnation that the metadata names (KIP-903).
 9. After a truncation no producer is remembered by a batch that is gone: its repetition would be
    acknowledged, and written nowhere.
-10. No partition is without a leader for `OFFLINE_S` while a replica that may be elected is
-   available, and the metadata moves.
+10. No partition is without a leader for `OFFLINE_S` of one term of the quorum while a replica that
+   may be elected is available, and the metadata moves.
 
 11. Every electable replica begins, durably, at or after each acknowledged deletion of records, or
    has losses on its disk.
@@ -222,6 +222,9 @@ class ReplicaChecker:
         """(partition, leader epoch, base offset) to the batch's link, and its first replica."""
         self.newest_index = 0
         self.newest: MetadataImage | None = None
+        self.term = 0
+        self.term_since = -math.inf
+        """When the first metadata of the quorum's term came."""
         self.fenced: dict[int, bool] = {}
         self.broker_epochs: dict[int, int] = {}
         self.on_loss: Callable[[Key, int], None] = self.forgive
@@ -288,7 +291,7 @@ class ReplicaChecker:
         newest_index = self.nodes.checker.newest[0]
         if newest_index != self.newest_index:
             self.newest_index = newest_index
-            self._take_metadata(self.nodes.cores[life.node_id].services.metadata.image)
+            self._take_metadata(self.nodes.cores[life.node_id])
         core = self.nodes.cores.get(life.node_id)
         while self.deletions:
             self._check_electable(self.deletions.pop())
@@ -318,8 +321,11 @@ class ReplicaChecker:
             place = (key, life.node_id, int(core.controller.broker_epoch))
             self.acked[place] = max(self.acked.get(place, 0), end)
 
-    def _take_metadata(self, image: MetadataImage) -> None:
-        self.newest = image
+    def _take_metadata(self, core: NodeCore) -> None:
+        self.newest = image = core.services.metadata.image
+        term = core.quorum.status().term
+        if term > self.term:
+            self.term, self.term_since = term, self.world.loop.now
         epochs_before = dict(self.broker_epochs)
         for broker_id, broker in image.brokers.items():
             node_id, epoch = int(broker_id), int(broker.broker_epoch)
@@ -392,8 +398,11 @@ class ReplicaChecker:
         now = self.world.loop.now
         if shared.offline_since is None:
             shared.offline_since = now
-        elif now - shared.offline_since > OFFLINE_S:
-            self._fail(f"{key} has had no leader for {now - shared.offline_since:.1f} s: {row}")
+            return
+        # A quorum without a leader elects none for its partitions.
+        offline_s = now - max(shared.offline_since, self.term_since)
+        if offline_s > OFFLINE_S:
+            self._fail(f"{key} has had no leader for {offline_s:.1f} s: {row}")
 
     def _note_loss(self, key: Key, shared: Shared, row: PartitionImage) -> None:
         """The leader of an unclean election lacks committed batches from some offset on."""
