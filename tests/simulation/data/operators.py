@@ -139,7 +139,8 @@ class Operators(Recurring):
         if self._wiped is not None:
             await self._replace(self._wiped)
         if Ingredient.LONE_ASYNC in self._ingredients:
-            await self._until(self._accept_loss, lambda: self.data.leader(LONE) is not None)
+            # The metadata names the leader until its next start has reported the loss.
+            await self._until(self._accept_loss, lambda: self.data.is_written(LONE))
         if self._repeated is not None:
             # The last of its name is judged with all others.
             part = self._repeated
