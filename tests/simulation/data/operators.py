@@ -399,8 +399,10 @@ class Operators(Recurring):
 
     async def _grow(self) -> bool:
         topic = self.part().topic
-        count = len(self.data.topic(topic).partitions)
-        if topic in (REPEATED, LONE.topic) or count >= PARTITIONS_MAX:
+        image = self.data.topic(topic)
+        count = len(image.partitions)
+        # With an answer still to come, the only replica of a new partition would be wiped unknown.
+        if topic == REPEATED or image.replication_factor == 1 or count >= PARTITIONS_MAX:
             return False
         is_grown = await self._ask(
             lambda core: core.services.metadata.add_partitions(topic, count + 1)
