@@ -171,6 +171,7 @@ class LogManager:
     def follow_cluster_time(self) -> None:
         """Nothing ages before the first `note_cluster_time`: call it before `start`."""
         self._maintenance.retention_clock.follow_cluster_time()
+        self._shared.is_date_known = False
 
     def note_cluster_time(self, cluster_ms: int, latest_ms: int) -> None:
         """The cluster time has arrived: retention never runs ahead of it.
