@@ -197,7 +197,7 @@ class ActiveController:
         drained = heartbeat.stopping and term.sessions.is_drained(heartbeat.broker_id)
         if broker.fenced or (heartbeat.stopping and not drained):
             self._wakeup.set()
-        cluster_time_ms = term.sessions.cluster_time_ms(image, self._clock.monotonic())
+        times_ms = term.sessions.cluster_times_ms(image, self._clock.monotonic())
         return HeartbeatAnswer(
             sequence=heartbeat.sequence,
             broker_epoch=heartbeat.broker_epoch,
@@ -208,7 +208,8 @@ class ActiveController:
             confirmed_age_s=confirmed_age_s,
             unwritable=tuple(sorted(unwritable)[:UNWRITABLE_MAX]),
             session_timeout_ms=granted_timeout_ms(term.sessions.timeout_s),
-            cluster_time_ms=UNSET if cluster_time_ms is None else max(cluster_time_ms, 0),
+            cluster_time_ms=UNSET if times_ms is None else max(times_ms[0], 0),
+            cluster_latest_ms=UNSET if times_ms is None else max(times_ms[1], 0),
         )
 
     async def run(self) -> None:

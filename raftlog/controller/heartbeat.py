@@ -50,12 +50,12 @@ class Heartbeats:
         broker_id: BrokerId,
         deliver: Callable[[Heartbeat], HeartbeatReply],
         can_write: Callable[[], bool],
-        on_cluster_time: Callable[[int], None],
+        on_cluster_time: Callable[[int, int], None],
     ) -> None:
         """`deliver` has this node's own controller take a heartbeat.
 
-        `can_write` tells whether this node's disk takes writes; `on_cluster_time` takes the cluster
-        time of each answer.
+        `can_write` tells whether this node's disk takes writes; `on_cluster_time` takes the lower
+        and the upper cluster time of each answer.
         """
         self._quorum = quorum
         self._clock = clock
@@ -127,7 +127,8 @@ class Heartbeats:
                 self.unwritable = frozenset(reply.unwritable)
                 self.known_index = max(self.known_index, reply.applied_index)
                 if reply.cluster_time_ms is not UNSET:
-                    self._on_cluster_time(reply.cluster_time_ms)
+                    time_ms, latest_ms = reply.cluster_time_ms, reply.cluster_latest_ms
+                    self._on_cluster_time(time_ms, time_ms if latest_ms is UNSET else latest_ms)
                 if reply.drained and self._stopping:
                     self._drained_index = reply.applied_index
                 self._progress.set()

@@ -80,7 +80,9 @@ class HeartbeatAnswer(_Message, frozen=True, tag="heartbeat_answer"):
     session_timeout_ms: Annotated[int, Meta(ge=1, le=3_600_000)] | UnsetType = UNSET
     """The session timeout granted by this answer; unset: the default."""
     cluster_time_ms: _Number | UnsetType = UNSET
-    """The median of the brokers' wall clocks; unset while too few are known."""
+    """The lower median of the brokers' wall clocks; unset while too few are known."""
+    cluster_latest_ms: _Number | UnsetType = UNSET
+    """The upper median; unset by a controller that knows only the lower one."""
 
 
 def answered_timeout_s(answer: HeartbeatAnswer) -> float:

@@ -47,12 +47,13 @@ class ControllerService:
         broker_id: BrokerId,
         on_fatal: Callable[[str], None],
         can_write: Callable[[], bool] = lambda: True,
-        on_cluster_time: Callable[[int], None] = lambda _: None,
+        on_cluster_time: Callable[[int, int], None] = lambda _lower, _upper: None,
     ) -> None:
         """`on_fatal` receives the reason if the node must end.
 
         `can_write` says whether this node's disk takes writes: if not, other brokers should lead.
-        `on_cluster_time` takes the cluster time, in milliseconds, of each answer of the controller.
+        `on_cluster_time` takes the lower and the upper cluster time, in milliseconds, of each
+        answer of the controller.
         """
         self._quorum = quorum
         self._state_machine = state_machine

@@ -124,7 +124,7 @@ class Sessions:
         self.first_index = first_index
         """Before this index is applied, the table knows nothing."""
         self._followed_index = -1
-        self._cluster_ahead_ms: int | None = None
+        self._clusters_ahead_ms: tuple[int, int] | None = None
         self._cluster_time_due = -math.inf
         self.unwritable: frozenset[BrokerId] = frozenset()
         """The brokers that report a disk without writes."""
@@ -158,11 +158,13 @@ class Sessions:
         session.silent = False
         session.done = False
 
-    def cluster_time_ms(self, image: MetadataImage, now: float) -> int | None:
-        """The lower median of the unfenced brokers' wall clocks; None while too few are known.
+    def cluster_times_ms(self, image: MetadataImage, now: float) -> tuple[int, int] | None:
+        """Both medians of the unfenced brokers' wall clocks; None while too few are known.
 
-        Retention deletes by this time, so no minority of clocks may run it ahead, nor a single one
-        in a cluster of several brokers. Computed at most every CLUSTER_TIME_S, as all brokers ask.
+        Retention deletes by the lower one, so no minority of clocks may run it ahead, nor a single
+        one in a cluster of several brokers; and believes records up to the upper one, which for the
+        same reason no such clock holds back. Computed at most every CLUSTER_TIME_S, as all brokers
+        ask.
         """
         if now >= self._cluster_time_due:
             self._cluster_time_due = now + CLUSTER_TIME_S
@@ -173,10 +175,13 @@ class Sessions:
             ]
             known = sorted(clock for clock in clocks if clock is not None)
             is_enough = 2 * len(known) > len(clocks) and len(known) >= min(2, len(self._sessions))
-            self._cluster_ahead_ms = known[(len(known) - 1) // 2] if is_enough else None
-        if self._cluster_ahead_ms is None:
+            medians = (known[(len(known) - 1) // 2], known[len(known) // 2]) if is_enough else None
+            self._clusters_ahead_ms = medians
+        if self._clusters_ahead_ms is None:
             return None
-        return self._cluster_ahead_ms + int(now * 1000)
+        lower_ms, upper_ms = self._clusters_ahead_ms
+        now_ms = int(now * 1000)
+        return lower_ms + now_ms, upper_ms + now_ms
 
     def proven_dead(
         self, broker_id: BrokerId, broker_epoch: BrokerEpoch, image: MetadataImage, now: float

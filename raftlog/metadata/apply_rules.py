@@ -2,8 +2,8 @@
 
 The arithmetic is part of command version 1: every node must come to the same result. Safety of the
 ELR (KIP-966) rests on one rule, kept by partition leaders: no record is committed while the ISR has
-fewer than `min(min.insync.replicas, replicas)` members. So each member of the ISR at the moment of
-falling below has all committed records until the ISR is large enough again.
+fewer than `min(min.insync.replicas, replicas)` members, nor beside an ELR. So each member of the
+ISR at the moment of falling below has all committed records until the ISR is large enough again.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ A proposal of unknown outcome may be applied at any later time, as long as the p
 it names stands. If a new member has died meanwhile, every commit would wait for it. The leader then
 begins a new leader epoch of its own: after that the proposal is stale, whatever its outcome.
 
+A row may also have an ELR beside an ISR that is large enough, by a command with an outdated minimum
+(leader_state.py). The same change empties the ELR, and commits go on.
+
 A leader below the minimum that does not reach living followers hands over the lead: see `handover`.
 """
 
@@ -101,7 +104,9 @@ class IsrKeeper:
         if role is None or key in self._busy or self._is_closed:
             # The running task checks again before it ends.
             return
-        if not role.state.has_pending_proposal and role.desired_isr(self._lag_max_s()) is None:
+        if self._epoch_reason(partition, role.state) is None and (
+            role.desired_isr(self._lag_max_s()) is None
+        ):
             return
         if self._started_in_turn == STARTS_PER_TURN_MAX:
             self._due[key] = partition
@@ -192,9 +197,10 @@ class IsrKeeper:
             return None
         state, desired = role.state, role.desired_isr(self._lag_max_s())
         if desired is None:
-            if not state.has_pending_proposal:
+            reason = self._epoch_reason(partition, state)
+            if reason is None:
                 return None
-            return await self._begin_leader_epoch(partition, state)
+            return await self._begin_leader_epoch(partition, state, reason)
         command = self._command(partition, desired)
         if command is None:
             return None
@@ -216,16 +222,22 @@ class IsrKeeper:
             role.withdraw_proposals()
         return False
 
-    async def _begin_leader_epoch(self, partition: Partition, state: LeaderState) -> bool | None:
-        """Make all earlier proposals stale, by a new leader epoch."""
+    def _epoch_reason(self, partition: Partition, state: LeaderState) -> str | None:
+        """Why the partition needs a new leader epoch of this leader; None if it needs none."""
+        if state.has_pending_proposal:
+            return "the outcome of an ISR proposal is unknown"
+        if state.has_outdated_elr(partition.min_insync_replicas):
+            return "its ELR is of another min.insync.replicas"
+        return None
+
+    async def _begin_leader_epoch(
+        self, partition: Partition, state: LeaderState, reason: str
+    ) -> bool | None:
+        """Make all earlier proposals stale, and the ELR right, by a new leader epoch."""
         topic = self._image().topics_by_id.get(partition.topic_id)
         if topic is None:
             return None
-        logger.info(
-            "%s-%d: new leader epoch, as the outcome of an ISR proposal is unknown",
-            partition.topic,
-            partition.partition,
-        )
+        logger.info("%s-%d: new leader epoch, as %s", partition.topic, partition.partition, reason)
         # A leader is in the ISR, so naming it ineligible for the ELR changes no set; but such a
         # change begins a leader epoch.
         change = replace(change_of(topic, state.row), not_eligible=(self._broker_id,))

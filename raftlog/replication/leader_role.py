@@ -253,8 +253,6 @@ class LeaderRole:
                     f"{end}, not up to {before}.",
                 )
         start = await self._log.operations.delete_records_before(target)
-        for feed in self._feeds.values():
-            feed.on_watermarks()
         if self._ended is not None:
             raise outcome_unknown_error(self._ended, MAYBE_DELETED)
         if not self._all_begin_at(target):
@@ -297,6 +295,11 @@ class LeaderRole:
         self.state.withdraw()
         if self._ended is None:
             self.advance()
+
+    def log_start_moved(self) -> None:
+        """Send the followers the log start offset, which is durable here."""
+        for feed in self._feeds.values():
+            feed.on_watermarks()
 
     def advance(self) -> None:
         """Move the high watermark, after a durable end, the effective ISR or the lease has changed.

@@ -20,7 +20,9 @@ Invariants:
    The effective ISR is the union of the committed ISR and of every proposed one that may yet be
    committed: a proposal adds members at once, and removes none before it is applied (mistake 5).
 2. No record is committed while the committed ISR has fewer than min(min.insync.replicas, replicas)
-   members: the safety of the ELR rests on this (KIP-966).
+   members, nor while the applied row has an ELR: each member of the ELR may be elected, and has all
+   records committed until then (KIP-966). The second half holds whatever minimum made the ELR: a
+   command planned before a change of the replication factor brings the default of the old factor.
 3. A follower enters only at or past the high watermark and the start of the leader's epoch, with a
    log that begins, durably, no earlier than the leader's (deleted records must not return), by
    acknowledgements of the incarnation in the applied metadata (mistake 6; KIP-903).
@@ -204,7 +206,10 @@ class LeaderState:
                 follower.caught_up_s = now
 
     def committed_end(self, own_durable_end: Offset, *, min_insync_replicas: int) -> Offset | None:
-        """Everything below is committed; None while an end is unknown or the ISR is too small."""
+        """Everything below is committed; None while an end is unknown or the ISR is too small.
+
+        None also beside an ELR, however large the ISR is.
+        """
         if not self._has_enough_in_sync(min_insync_replicas):
             return None
         end = own_durable_end
@@ -219,15 +224,26 @@ class LeaderState:
     def all_begin_at(self, log_start_offset: Offset, *, min_insync_replicas: int) -> bool:
         """Whether every replica that may lead next begins at or above the offset.
 
-        By the rule of commits: all members of the effective ISR, and never fewer than the minimum,
-        as a replica that left a smaller ISR stays eligible.
+        By the rule of commits: all members of the effective ISR, and never beside an ELR, as its
+        members may lead, and do not follow.
         """
         return self._has_enough_in_sync(min_insync_replicas) and all(
             self._followers[member].log_start_offset >= log_start_offset
             for member in self._effective_isr
         )
 
+    def has_outdated_elr(self, min_insync_replicas: int) -> bool:
+        """Whether the row has an ELR beside an ISR that is large enough.
+
+        The command that made the ELR brought a higher minimum. Nothing is committed until another
+        change of the partition empties the ELR.
+        """
+        return bool(self.row.elr) and self._reaches(min_insync_replicas)
+
     def _has_enough_in_sync(self, min_insync_replicas: int) -> bool:
+        return not self.row.elr and self._reaches(min_insync_replicas)
+
+    def _reaches(self, min_insync_replicas: int) -> bool:
         row = self.row
         return len(row.isr) >= min(min_insync_replicas, len(row.replicas))
 

@@ -28,7 +28,7 @@ from raftlog.record.errors import (
     UNKNOWN_TOPIC,
     LogError,
 )
-from raftlog.record.types import BrokerId, PartitionId, TopicId
+from raftlog.record.types import BrokerId, Buffer, Offset, PartitionId, TopicId
 from raftlog.replication.follower_streams import FollowerStreams
 from raftlog.replication.lifecycle import ReplicaLifecycle
 from raftlog.replication.partition import Host, Partition, not_led_here, wait_for_data
@@ -62,6 +62,7 @@ class ReplicaManager:
         self._streams = streams
         self._partitions: dict[str, dict[int, Partition]] = {}
         self._by_id: dict[tuple[TopicId, PartitionId], Partition] = {}
+        self._logs = logs
         self._lifecycle = ReplicaLifecycle(
             logs,
             host.broker_id,
@@ -349,6 +350,34 @@ class ReplicaManager:
             return
         self._drop(topic, number, LogError(STORAGE_FAILED, "The replica is being replaced."))
         await self._lifecycle.renew(topic_id, number)
+
+    async def read_copy(
+        self, topic_id: TopicId, number: PartitionId, offset: Offset, max_bytes: int
+    ) -> Buffer:
+        """Batches from the one that holds `offset`, for the repair of another replica.
+
+        Committed ones of the replica here, else intact ones of its damaged files, which may not be
+        committed; empty if there is none. Raises LogError if the replica here cannot be read.
+        """
+        try:
+            data = await self._read_committed(topic_id, number, offset, max_bytes)
+        except LogError:
+            data = await self._logs.read_copy(topic_id, number, offset, max_bytes)
+            if not data:
+                raise
+            return data
+        return data or await self._logs.read_copy(topic_id, number, offset, max_bytes)
+
+    async def _read_committed(
+        self, topic_id: TopicId, number: PartitionId, offset: Offset, max_bytes: int
+    ) -> Buffer:
+        replica = self.replica(topic_id, number)
+        if replica is None:
+            raise LogError(NOT_READY, "The replica is not open here.")
+        fetched = await replica.read(
+            offset, max_bytes=max_bytes, any_replica=True, waits_for_repair=False
+        )
+        return fetched.data
 
     def _on_open_failed(self, topic_id: TopicId, partition: PartitionId) -> None:
         if not self._closing:

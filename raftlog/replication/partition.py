@@ -199,8 +199,11 @@ class Partition(Replica):
 
     def _on_log_start_durable(self) -> None:
         # By a deletion of this node's own retention too, and perhaps long after the last record:
-        # the leader takes a follower into the ISR only with its log start.
-        if self.follower_role.on_durable is not None:
+        # the leader takes a follower into the ISR only with its log start, and a follower with a
+        # clock that is behind deletes by the leader's.
+        if self.leader_role is not None:
+            self.leader_role.log_start_moved()
+        elif self.follower_role.on_durable is not None:
             self.follower_role.on_durable()
 
     def _on_appended(

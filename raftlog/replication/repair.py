@@ -12,7 +12,8 @@
 Replicas may be damaged in different batches, each good elsewhere: replacing whole replicas would
 set the good copies aside, one after the other. So a replica is replaced only if no replica has a
 good copy of a damaged batch, and all have answered. A log found damaged at a start is offline, and
-replaced.
+replaced; its intact batches are read in quarantine, as it may have the only good copies of what
+rots elsewhere.
 
 Leaving is a committed change of the metadata, and no file is touched before the change is applied
 here: while ISR or ELR may still contain this replica, its files are the only proof of its records.

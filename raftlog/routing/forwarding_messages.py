@@ -120,7 +120,7 @@ class FindTimeInMany(_Base, frozen=True, tag=8):
 
 
 class ReadReplica(_Base, frozen=True, tag=9):
-    """Read committed batches of any replica, to repair another one."""
+    """Read batches of any replica, or of its damaged files, to repair another one."""
 
     topic_id: _TopicId
     partition: _PartitionNumber
@@ -141,7 +141,7 @@ class Appended(_Base, frozen=True, tag=1):
 
 class Marks(_Base, frozen=True, tag=2):
     """Answers Read and ReadReplica, with the batches as body; Bounds and Delete, where
-    `next_offset` is 0."""
+    `next_offset` is 0. All are 0 for ReadReplica."""
 
     next_offset: _Number
     high_watermark: _Number

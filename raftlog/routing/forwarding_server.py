@@ -343,19 +343,13 @@ class _Session(Session):
                 assert_never(operation)
 
     async def _read_replica(self, operation: ReadReplica) -> tuple[Outcome, Sequence[Buffer]]:
-        replica = self._replicas.replica(
-            TopicId(operation.topic_id), PartitionId(operation.partition)
-        )
-        if replica is None:
-            raise LogError(NOT_READY, "The replica is not open here.")
-        fetched = await replica.read(
+        data = await self._replicas.read_copy(
+            TopicId(operation.topic_id),
+            PartitionId(operation.partition),
             Offset(operation.offset),
-            max_bytes=operation.max_bytes,
-            any_replica=True,
-            waits_for_repair=False,
+            operation.max_bytes,
         )
-        marks = Marks(fetched.next_offset, fetched.high_watermark, fetched.log_start_offset)
-        return marks, (fetched.data,)
+        return Marks(0, 0, 0), (data,)
 
     async def _of_many(
         self, operation: Wait | BoundsOfMany | FindTimeInMany, timeout_s: float

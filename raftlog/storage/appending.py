@@ -193,7 +193,7 @@ class Appender:
         core.leader_epochs.assign(leader_epoch, end_offset)
         core.producers.apply(plan)
         if active.first_append_ms is None:
-            active.first_append_ms = now_ms
+            active.first_append_ms = core.shared.date_ms(now_ms)
         interval = core.config.index_interval_bytes
         written = position
         for batch, base_offset in placed:
@@ -323,7 +323,7 @@ class Appender:
             # records.
             epochs.truncate_from_end(core.segments.end_offset)
         if active.first_append_ms is None:
-            active.first_append_ms = now_ms
+            active.first_append_ms = core.shared.date_ms(now_ms)
         interval = core.config.index_interval_bytes
         monotonic_ms = core.shared.monotonic_ms()
         epoch: LeaderEpoch | None = None

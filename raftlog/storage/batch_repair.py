@@ -3,11 +3,13 @@
 A damaged segment is written again and put in the place of the old one by compaction's swap, so a
 crash leaves the old or the new. Intact batches are copied from the old segment. Only where the next
 batch is damaged, copies are asked for by offset, and taken after the checks of a follower: CRC,
-offsets that continue, the leader epoch of this log's history. As soon as the old segment goes on
-intact behind a copy, it is used again: replicas hold identical bytes, unless compacted apart. In a
-compacted log a copy must have the length of the damaged bytes, and be followed by the same batch:
-offsets may jump there, so another batch could pass for the damaged one, and lose it; and a replica
-that is ahead has removed tombstones, without which deleted values would be back.
+offsets that continue, the leader epoch of this log's history. One (leader epoch, offset) is one
+batch, so a copy may come from damaged files that nothing tells the committed end of. As soon as the
+old segment goes on intact behind a copy, it is used again: replicas hold identical bytes, unless
+compacted apart. In a compacted log a copy must have the length of the damaged bytes, and be
+followed by the same batch: offsets may jump there, so another batch could pass for the damaged one,
+and lose it; and a replica that is ahead has removed tombstones, without which deleted values would
+be back.
 
 The damaged bytes are kept before the swap (quarantine). Appends do not wait; a truncation or a stop
 makes the repair give way, and it is tried again.

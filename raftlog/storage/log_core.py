@@ -74,7 +74,9 @@ class LogShared:
         self.cold_reads = asyncio.Semaphore(COLD_READS_MAX)
         self.decodes = asyncio.Semaphore(DECODES_MAX)
         self.latest_ms = 0
-        """The latest credible time of a record, when retention or compaction last began."""
+        """The latest credible time of a record, at the last tick of the maintenance."""
+        self.is_date_known = True
+        """Whether this node's clock was compared with the cluster's, if there is one."""
         self.room_bytes = UNKNOWN_ROOM_BYTES
         """Room on the disk beyond its reserve when last measured, minus the bytes appended since.
         Appends that do not fit are refused: the reserve belongs to the metadata and checkpoints."""
@@ -92,6 +94,13 @@ class LogShared:
         self.refused_producers = 0
         """Appends refused because a log had no room for their new producers."""
         self._refused_producers_logged_at = -math.inf
+
+    def date_ms(self, wall_ms: int) -> int | None:
+        """The date of an append now, not by a clock that is behind the cluster's; None if unknown.
+
+        Once that clock is set right, its segments would look old.
+        """
+        return max(wall_ms, self.latest_ms) if self.is_date_known else None
 
     def note_refused_producers(self, directory: str, error: LogError) -> None:
         """Count an append refused for its new producers; log one in a while."""

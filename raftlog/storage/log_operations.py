@@ -65,16 +65,22 @@ class LogOperations:
         self._disk: Disk = core.shared.disk
 
     def segment_infos(self) -> list[SegmentInfo]:
-        """Facts about the segments, on which retention and compaction decide."""
-        now_ms = self._core.shared.clock.time_ms()
-        segments = self._core.segments
+        """Facts about the segments, on which retention and compaction decide.
+
+        A segment whose first append came before the first cluster time is dated here.
+        """
+        shared, segments = self._core.shared, self._core.segments
+        now_ms = shared.clock.time_ms()
+        for segment in segments.all:
+            if segment.first_append_ms is None and segment.size_bytes:
+                segment.first_append_ms = shared.date_ms(now_ms)
         return [
             SegmentInfo(
                 segment.base_offset,
                 segments.end_of(segment),
                 segment.size_bytes,
                 segment.max_timestamp_ms,
-                # Only an empty segment has none, and nothing is decided by its age.
+                # Without one, a segment is empty, or nothing ages yet.
                 now_ms if segment.first_append_ms is None else segment.first_append_ms,
             )
             for segment in segments.all

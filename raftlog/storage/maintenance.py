@@ -217,7 +217,9 @@ class Maintenance:
         shared, clock = self._shared, self.retention_clock
         wall_ms, monotonic_ms = shared.clock.time_ms(), shared.monotonic_ms()
         shared.latest_ms = clock.latest_ms(wall_ms, monotonic_ms)
-        return clock.now_ms(wall_ms, monotonic_ms)
+        now_ms = clock.now_ms(wall_ms, monotonic_ms)
+        shared.is_date_known = now_ms is not None
+        return now_ms
 
     async def _retain(self, log: Log, now_ms: int | None) -> None:
         try:

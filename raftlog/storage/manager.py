@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, UNKNOWN_TOPIC, LogError
-from raftlog.record.types import PartitionId, TopicId
+from raftlog.record.types import Offset, PartitionId, TopicId
 from raftlog.storage.checkpoint_file import (
     CheckpointFile,
     forget_missing,
@@ -43,9 +43,11 @@ from raftlog.storage.quarantine import (
     DAMAGED_KEPT_MAX,
     DELETED,
     REPLICAS,
+    copies_of,
     free_number,
     names_below,
     quarantine_replica,
+    read_copy,
     replica_key,
     replica_name,
     trash_replica,
@@ -169,12 +171,19 @@ class LogManager:
     def follow_cluster_time(self) -> None:
         """Nothing ages before the first `note_cluster_time`: call it before `start`."""
         self._maintenance.retention_clock.follow_cluster_time()
+        self._shared.is_date_known = False
 
-    def note_cluster_time(self, cluster_ms: int) -> None:
-        """The cluster time has arrived: retention never runs ahead of it."""
+    def note_cluster_time(self, cluster_ms: int, latest_ms: int) -> None:
+        """The cluster time has arrived: retention never runs ahead of it.
+
+        Records up to `latest_ms`, the upper median of the clocks, are not of the future.
+        """
         shared = self._shared
         self._maintenance.retention_clock.note_cluster_time(
-            cluster_ms, wall_ms=shared.clock.time_ms(), monotonic_ms=shared.monotonic_ms()
+            cluster_ms,
+            latest_ms=latest_ms,
+            wall_ms=shared.clock.time_ms(),
+            monotonic_ms=shared.monotonic_ms(),
         )
 
     def limit(self, *, reserve_bytes: int, scrub_bytes_per_s: int) -> None:
@@ -196,6 +205,29 @@ class LogManager:
     def quarantined(self) -> list[str]:
         """Damaged replicas kept by repairs, `<topic id>/<partition>-<n>`."""
         return sorted(self._quarantined)
+
+    async def read_copy(
+        self, topic_id: TopicId, partition: PartitionId, offset: Offset, max_bytes: int
+    ) -> bytes:
+        """Intact batches of a replica's damaged files, from the one that holds `offset`.
+
+        Of the log that is offline, or of the copies in quarantine; empty if none has it. The
+        batches are not known to be committed. Raises LogError.
+        """
+        directories = copies_of(self._quarantined, topic_id, partition)
+        log = self._logs.get((topic_id, partition))
+        if log is not None and log.state is LogState.DAMAGED:
+            directories.insert(0, f"{REPLICAS}/{replica_name(topic_id, partition)}")
+        for directory in directories:
+            try:
+                found = await self._disk.run(
+                    partial(read_copy, self._disk, directory, offset, max_bytes)
+                )
+            except DiskError as error:
+                raise LogError(STORAGE_FAILED, f"{directory} cannot be read: {error}") from error
+            if found:
+                return found
+        return b""
 
     def is_lost(self, topic_id: TopicId, partition: PartitionId) -> bool:
         """Whether the files of a replica assigned before this start are gone.

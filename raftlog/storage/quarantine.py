@@ -6,6 +6,9 @@
     damaged/<topic id>/<partition>-batches/     damaged bytes of replicas repaired in service
 
 A rename is atomic, so each move is. All functions block, and raise DiskError.
+
+The intact batches of a damaged replica may be the only good copies of what rots elsewhere: repairs
+of other replicas read them here (`read_copy`).
 """
 
 from __future__ import annotations
@@ -14,7 +17,11 @@ from typing import Final
 
 from crc32c import crc32c
 
-from raftlog.record.types import PartitionId, TopicId
+from raftlog.record.batch import check_batch
+from raftlog.record.errors import LogError
+from raftlog.record.header import HEADER_SIZE, parse_header
+from raftlog.record.types import Offset, PartitionId, TopicId
+from raftlog.storage.segments import base_offset_of, segment_name
 from raftlog.world import Disk, DiskError
 
 REPLICAS: Final = "replicas"
@@ -95,6 +102,48 @@ def keep_bytes(disk: Disk, directory: str, name: str, content: bytes) -> bool:
         disk.sync_directory(path)
     disk.replace(f"{kept}/{name}", content)
     return True
+
+
+def copies_of(names: list[str], topic_id: TopicId, partition: PartitionId) -> list[str]:
+    """The directories of a replica's damaged copies among `names`, the newest first."""
+    prefix = f"{replica_name(topic_id, partition)}-"
+    numbers = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+    # At most DAMAGED_KEPT_MAX, so one digit each.
+    return [
+        f"{DAMAGED}/{prefix}{each}" for each in sorted(numbers, reverse=True) if each != BATCHES
+    ]
+
+
+def read_copy(disk: Disk, directory: str, offset: Offset, max_bytes: int) -> bytes:
+    """Intact batches in a directory out of service, from the one that holds `offset`.
+
+    Empty if there is none, or if a damaged header before hides where it begins. Nothing tells which
+    of them are committed: the caller compares leader epochs.
+    """
+    names = disk.list_directory(directory)
+    bases = [base for name in names if (base := base_offset_of(name)) is not None]
+    base = max((each for each in bases if each <= offset), default=None)
+    if base is None:
+        return b""
+    found = bytearray()
+    file = disk.open(f"{directory}/{segment_name(base)}")
+    try:
+        position = 0
+        while len(begin := file.read(position, HEADER_SIZE)) == HEADER_SIZE:
+            try:
+                header = parse_header(begin, 0)
+            except LogError:
+                break  # a result, not a failure: the rest cannot be told apart
+            if header.next_offset > offset:
+                batch = file.read(position, header.size_bytes)
+                is_intact = len(batch) == header.size_bytes and check_batch(batch, 0, header)
+                if not is_intact or (found and len(found) + len(batch) > max_bytes):
+                    break
+                found += batch
+            position += header.size_bytes
+    finally:
+        file.close()
+    return bytes(found)
 
 
 def free_number(names: list[str], topic_id: TopicId, partition: PartitionId) -> int | None:

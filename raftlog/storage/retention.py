@@ -123,6 +123,8 @@ class RetentionClock:
         self._needs_cluster_time = False
         self._cluster_ahead_ms: int | None = None
         """Cluster time minus monotonic time; None if unknown."""
+        self._latest_ahead_ms = 0
+        """The same of the upper median of the brokers' clocks."""
         self._warn_at_ms = monotonic_ms + UNKNOWN_LOGGED_MS
         self.skew_ms = 0
         """How far the wall clock was ahead of the newest cluster time."""
@@ -131,9 +133,12 @@ class RetentionClock:
         """This node is one of a cluster: nothing ages before the first cluster time."""
         self._needs_cluster_time = True
 
-    def note_cluster_time(self, cluster_ms: int, *, wall_ms: int, monotonic_ms: int) -> None:
-        """The active controller has sent the cluster time."""
+    def note_cluster_time(
+        self, cluster_ms: int, *, latest_ms: int, wall_ms: int, monotonic_ms: int
+    ) -> None:
+        """The active controller has sent the cluster time, and the upper median of the clocks."""
         self._cluster_ahead_ms = cluster_ms - monotonic_ms
+        self._latest_ahead_ms = latest_ms - monotonic_ms
         before, self.skew_ms = self.skew_ms, wall_ms - cluster_ms
         was_wrong, is_wrong = (abs(ms) > CLOCK_SKEW_MS_MAX for ms in (before, self.skew_ms))
         if is_wrong and not was_wrong:
@@ -161,10 +166,13 @@ class RetentionClock:
         return None
 
     def latest_ms(self, wall_ms: int, monotonic_ms: int) -> int:
-        """The latest time that is not the future by any known clock."""
+        """The latest time that is not the future by this node's clock or by half of all clocks.
+
+        Not by the cluster time: where two brokers are heard, that is the clock that is behind.
+        """
         if self._cluster_ahead_ms is None:
             return wall_ms
-        return max(wall_ms, self._cluster_ahead_ms + monotonic_ms)
+        return max(wall_ms, self._latest_ahead_ms + monotonic_ms)
 
 
 def newest_record_times(

@@ -27,12 +27,14 @@ def ids(*members: int) -> tuple[BrokerId, ...]:
     return tuple(map(BrokerId, members))
 
 
-def row(*isr: int, replicas: tuple[int, ...] = (1, 2, 3), epoch: int = 0) -> PartitionImage:
+def row(
+    *isr: int, replicas: tuple[int, ...] = (1, 2, 3), epoch: int = 0, elr: tuple[int, ...] = ()
+) -> PartitionImage:
     return PartitionImage(
         partition=PartitionId(0),
         replicas=ids(*replicas),
         isr=ids(*isr),
-        elr=(),
+        elr=ids(*elr),
         leader=BrokerId(1),
         leader_epoch=LeaderEpoch(4),
         partition_epoch=PartitionEpoch(epoch),
@@ -143,6 +145,19 @@ class TestCommitted:
         state = leader(1)
         assert committed(state) is None
         assert committed(state, minimum=1) == 100
+
+    def test_nothing_is_committed_beside_an_elr(self) -> None:
+        """The ELR came by a command with an outdated, higher minimum: its member may lead."""
+        state = leader(1, 2, 3)
+        ack(state, 2, 100)
+        state.update(row(1, 2, elr=(3,), epoch=1), 0)
+        assert committed(state) is None
+        assert not state.all_begin_at(Offset(0), min_insync_replicas=2)
+        assert state.has_outdated_elr(2)
+        assert not state.has_outdated_elr(3)
+        state.update(row(1, 2, epoch=2), 0)
+        assert committed(state) == 100
+        assert not state.has_outdated_elr(2)
 
     def test_minimum_is_never_more_than_there_are_replicas(self) -> None:
         state = LeaderState(BrokerId(1), row(1, replicas=(1,)), epoch_start=Offset(0), now=0)

@@ -195,11 +195,14 @@ def test_a_suspended_controller_fences_only_brokers_that_are_silent_to_it(seed: 
     simulate_cluster(test, seed)
 
 
-@pytest.mark.xfail(strict=True, reason="open: the write is refused now, the cause is not found yet")
 def test_a_lease_by_a_clock_that_sleeps_with_the_machine_would_be_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """CLOCK_MONOTONIC stands still during a sleep: the lease would go on where it stood."""
+    """CLOCK_MONOTONIC stands still during a sleep: the lease would go on where it stood.
+
+    The append is written then, and not refused. The next metadata comes before its sync ends, so
+    the record is not committed: invariant 6 of the data finds the append itself.
+    """
     monkeypatch.setattr(
         SimulatedClock,
         "monotonic",
@@ -209,11 +212,11 @@ def test_a_lease_by_a_clock_that_sleeps_with_the_machine_would_be_seen(
     async def test(nodes: NodeWorld) -> None:
         victim = others(nodes)[0]
         number = await nodes.create_led_by(victim, "t")
-        with pytest.raises(LogError):
+        with pytest.raises(LogError) as caught:
             await write_after_sleep(nodes, victim, number, 600.0)
+        assert caught.value.entry.outcome_unknown
 
-    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        simulate_cluster(test, 0)
+    simulate_cluster(test, 0)
 
 
 @pytest.mark.parametrize("seed", range(10))

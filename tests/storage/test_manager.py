@@ -25,6 +25,8 @@ from tests.storage.logs import EPOCH, PARTITION, TOPIC, batch, read_all
 
 CONFIG = LogConfig(segment_bytes=2000)
 
+DAY_MS = 86_400_000
+
 
 class Node:
     """A manager on a simulated disk, with hands on its clock."""
@@ -558,4 +560,30 @@ async def test_maintenance_goes_on_until_all_of_a_log_is_compacted(
         await asyncio.sleep(0)
     end_offset = log.segments.active.base_offset
     assert log.current_checkpoint().compaction.first_dirty_offset == end_offset
+    await manager.close()
+
+
+async def test_segments_are_not_dated_by_a_clock_behind_the_clusters() -> None:
+    """Once the clock is right, a segment dated two weeks before would look old (seed 46)."""
+    disk, clock = SimulatedDisk(), ManualClock()
+    true_ms = clock.now_ms
+    clock.now_ms -= 14 * DAY_MS
+    manager = await LogManager.open(disk, clock)
+    manager.follow_cluster_time()
+    log = await manager.open_replica(
+        TOPIC, PARTITION, LogConfig(segment_bytes=100, retention_ms=DAY_MS), create=True
+    )
+    soon_ms = true_ms + 60_000
+    await log.appender.append([batch([b"a" * 60], timestamp_ms=soon_ms)], EPOCH)
+    await manager.tick()
+    assert log.segments.all[0].first_append_ms is None, "no cluster time yet"
+    # Of two clocks, the lower one is the wrong one.
+    manager.note_cluster_time(clock.now_ms, true_ms)
+    await manager.tick()
+    await log.appender.append([batch([b"b" * 60], timestamp_ms=soon_ms)], EPOCH)
+    assert log.segments.all[1].first_append_ms == true_ms
+    await log.flush()
+    log.high_watermark = log.flushed_offset
+    assert await log.operations.apply_retention(true_ms) == 0
+    assert log.segments.all[0].first_append_ms == true_ms
     await manager.close()

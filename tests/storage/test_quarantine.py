@@ -13,6 +13,7 @@ from raftlog.record.errors import (
     STORAGE_FAILED,
     LogError,
 )
+from raftlog.record.header import parse_header
 from raftlog.record.types import Offset, PartitionId, TopicId
 from raftlog.storage.checkpoints import StartKind, start_kind
 from raftlog.storage.log import Log
@@ -450,3 +451,35 @@ def test_damage_at_a_place_that_was_damaged_before_is_kept_too() -> None:
     kept = f"damaged/{TOPIC}/0-batches"
     names = disk.list_directory(kept)
     assert sorted(disk.contents(f"{kept}/{name}") for name in names) == [b"first", b"second"]
+
+
+async def test_intact_batches_are_read_from_damaged_files() -> None:
+    """Of the log that is offline, and of the copies in quarantine; none behind a damaged header."""
+    disk = SimulatedDisk()
+    manager, log = await filled(disk)
+    first, second = log.segments.all[:2]
+    whole = disk.contents(first.path)
+    # In the body of the first batch, and in the header of the second segment's first one.
+    disk.flip_bit(first.path, 8 * 80)
+    disk.flip_bit(second.path, 8 * 8)
+    log.declare_damaged("rot")
+    assert log.state is LogState.DAMAGED
+    at = int(first.next_offset) - 1
+
+    async def copy(offset: int, max_bytes: int = 1 << 20) -> bytes:
+        return await manager.read_copy(TOPIC, PARTITION, Offset(offset), max_bytes)
+
+    for is_quarantined in (False, True):
+        if is_quarantined:
+            await manager.renew_replica(TOPIC, PARTITION, CONFIG)
+        assert not await copy(0)
+        found = await copy(1)
+        assert found
+        assert found in whole
+        assert parse_header(found, 0).base_offset == 1
+        one = await copy(1, 1)
+        assert len(one) == parse_header(one, 0).size_bytes
+        assert parse_header(await copy(at), 0).base_offset == at
+        assert not await copy(int(second.base_offset))
+    assert not await manager.read_copy(TOPIC, PartitionId(PARTITION + 1), Offset(1), 100)
+    await manager.close()

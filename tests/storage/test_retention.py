@@ -207,11 +207,22 @@ def test_a_clock_that_is_behind_takes_no_record_for_one_of_the_future() -> None:
     """The segment was created by a clock 18 days behind; by now the clock is two days behind."""
     segments = [segment(0, 10, newest=NOW - HOUR, created=NOW - 18 * DAY)]
     clock = RetentionClock(NOW - 2 * DAY, 0)
-    clock.note_cluster_time(NOW, wall_ms=NOW - 2 * DAY, monotonic_ms=0)
+    clock.note_cluster_time(NOW, latest_ms=NOW, wall_ms=NOW - 2 * DAY, monotonic_ms=0)
     now, latest = (each(NOW - 2 * DAY, 0) for each in (clock.now_ms, clock.latest_ms))
     assert (now, latest) == (NOW - 2 * DAY, NOW)
     assert plan(segments, now=NOW - 2 * DAY, retention_ms=7 * DAY).drops
     assert not plan(segments, now=NOW - 2 * DAY, latest=latest, retention_ms=7 * DAY).drops
+
+
+def test_nor_does_it_if_the_cluster_time_is_its_own() -> None:
+    """Of two brokers heard, the lower median is the clock that is behind (`data 200166`)."""
+    segments = [segment(0, 10, newest=NOW - HOUR, created=NOW - 18 * DAY)]
+    wall = NOW - 2 * DAY
+    clock = RetentionClock(wall, 0)
+    clock.note_cluster_time(wall, latest_ms=NOW, wall_ms=wall, monotonic_ms=0)
+    latest = clock.latest_ms(wall, 0)
+    assert latest == NOW
+    assert not plan(segments, now=wall, latest=latest, retention_ms=7 * DAY).drops
 
 
 def test_a_steady_clock_behind_its_own_wall_clock_does_neither() -> None:
@@ -296,7 +307,9 @@ def test_the_time_of_decisions_is_never_ahead_of_the_cluster_time() -> None:
     clock = RetentionClock(NOW + 2 * DAY, 0)
     clock.follow_cluster_time()
     assert clock.now_ms(NOW + 2 * DAY, 10) is None
-    clock.note_cluster_time(NOW + 20, wall_ms=NOW + 2 * DAY + 20, monotonic_ms=20)
+    clock.note_cluster_time(
+        NOW + 20, latest_ms=NOW + 20, wall_ms=NOW + 2 * DAY + 20, monotonic_ms=20
+    )
     assert clock.skew_ms == 2 * DAY
     assert clock.now_ms(NOW + 2 * DAY + 50, 50) == NOW + 50
     # Cut off from the controller, the cluster time goes on with the monotonic clock.
@@ -313,7 +326,7 @@ def test_the_clock_of_an_only_node_is_taken_as_it_is() -> None:
 def test_a_wrong_clock_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     clock = RetentionClock(NOW, 0)
     for ahead in (0, DAY, DAY, 0, DAY):
-        clock.note_cluster_time(NOW, wall_ms=NOW + ahead, monotonic_ms=1)
+        clock.note_cluster_time(NOW, latest_ms=NOW, wall_ms=NOW + ahead, monotonic_ms=1)
     assert [record.levelname for record in caplog.records if record.levelname == "ERROR"] == [
         "ERROR",
         "ERROR",

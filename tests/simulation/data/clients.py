@@ -20,6 +20,7 @@ from raftlog.record.errors import (
     DUPLICATE_SEQUENCE,
     NOT_READY,
     OUT_OF_ORDER_SEQUENCE,
+    UNKNOWN_PARTITION,
     UNKNOWN_TOPIC,
     LogError,
 )
@@ -386,8 +387,9 @@ class Producer:
                     # All earlier sends were acknowledged.
                     self.data.complain(f"{part}: {self._session_name} was forgotten: {error}")
                 outcome_unknown_error = outcome_unknown_error or error.entry.outcome_unknown
-                # A new topic may not be known on every node yet.
-                may_pass = error.entry.retriable or error.entry is UNKNOWN_TOPIC
+                # A new topic or partition may not be known on every node yet.
+                is_new = error.entry in {UNKNOWN_TOPIC, UNKNOWN_PARTITION}
+                may_pass = error.entry.retriable or is_new
                 if not may_pass and not error.entry.outcome_unknown:
                     break
             else:

@@ -212,9 +212,10 @@ class DataWorld:
         if core is None:
             return None
         topic = core.services.metadata.image.topics_by_name.get(part.topic)
-        if topic is None:
+        if topic is None or part.number >= len(topic.partitions):
+            # By metadata from before its creation.
             return None
-        row = topic.partition(part.number)
+        row = topic.partitions[part.number]
         return core.services.replicas.replica(topic.topic_id, row.partition)
 
     def is_written(self, part: Part) -> bool:

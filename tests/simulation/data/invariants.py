@@ -20,11 +20,11 @@
    the leader that proposed it, in the incarnation that the metadata names (KIP-903).
 9. After a truncation no producer is remembered by a batch that is gone: its repetition would be
    acknowledged, and written nowhere.
-10. No partition is without a leader for `OFFLINE_S` while a replica that may be elected is
-   available, and the metadata moves.
+10. No partition is without a leader for `OFFLINE_S` of one term of the quorum while a replica that
+   may be elected is available, and the metadata moves.
 
-11. Every electable replica begins at or after each acknowledged deletion of records, or has losses
-   on its disk.
+11. Every electable replica begins, durably, at or after each acknowledged deletion of records, or
+   has losses on its disk.
 
 The batches of compacted topics change: of these, only ends are checked (1, 2, 5), and the content
 by the history of the clients.
@@ -54,6 +54,7 @@ from raftlog.record.types import PartitionId, TopicId
 from raftlog.replication.leader_state import LeaderState
 from raftlog.replication.partition import Partition
 from raftlog.replication.replica_fetcher import ReplicaFetcher
+from raftlog.storage.checkpoints import ReplicaCheckpoint
 from raftlog.storage.log import Log
 from raftlog.storage.log_core import LogCore
 from raftlog.storage.log_operations import LogOperations
@@ -126,6 +127,15 @@ def watching() -> Iterator[None]:
             TOUCHED.append((int(heartbeat.broker_id), reply.confirmed_age_s))
         return reply
 
+    published = LogCore.published
+
+    def noted_published(self: LogCore, checkpoint: ReplicaCheckpoint) -> None:
+        start_before = self.durable_log_start
+        published(self, checkpoint)
+        if self.durable_log_start > start_before:
+            # The node may die before any other change of this log.
+            MOVED.append(self)
+
     def set_and_note(self: Log, offset: Any) -> None:
         MOVED.append(self)
         vars(self)["high_watermark"] = offset
@@ -139,6 +149,7 @@ def watching() -> Iterator[None]:
         mock.patch.object(ReplicaFetcher, "subscription", noted_subscription),
         mock.patch.object(ReplicaFetcher, "next_ack", noted_ack),
         mock.patch.object(ActiveController, "handle_heartbeat", noted_heartbeat),
+        mock.patch.object(LogCore, "published", noted_published),
         noting("note_append"),
         noting("end_sync"),
         noting("end_service"),
@@ -211,6 +222,9 @@ class ReplicaChecker:
         """(partition, leader epoch, base offset) to the batch's link, and its first replica."""
         self.newest_index = 0
         self.newest: MetadataImage | None = None
+        self.term = 0
+        self.term_since = -math.inf
+        """When the first metadata of the quorum's term came."""
         self.fenced: dict[int, bool] = {}
         self.broker_epochs: dict[int, int] = {}
         self.on_loss: Callable[[Key, int], None] = self.forgive
@@ -277,7 +291,7 @@ class ReplicaChecker:
         newest_index = self.nodes.checker.newest[0]
         if newest_index != self.newest_index:
             self.newest_index = newest_index
-            self._take_metadata(self.nodes.cores[life.node_id].services.metadata.image)
+            self._take_metadata(self.nodes.cores[life.node_id])
         core = self.nodes.cores.get(life.node_id)
         while self.deletions:
             self._check_electable(self.deletions.pop())
@@ -307,8 +321,11 @@ class ReplicaChecker:
             place = (key, life.node_id, int(core.controller.broker_epoch))
             self.acked[place] = max(self.acked.get(place, 0), end)
 
-    def _take_metadata(self, image: MetadataImage) -> None:
-        self.newest = image
+    def _take_metadata(self, core: NodeCore) -> None:
+        self.newest = image = core.services.metadata.image
+        term = core.quorum.status().term
+        if term > self.term:
+            self.term, self.term_since = term, self.world.loop.now
         epochs_before = dict(self.broker_epochs)
         for broker_id, broker in image.brokers.items():
             node_id, epoch = int(broker_id), int(broker.broker_epoch)
@@ -381,13 +398,22 @@ class ReplicaChecker:
         now = self.world.loop.now
         if shared.offline_since is None:
             shared.offline_since = now
-        elif now - shared.offline_since > OFFLINE_S:
-            self._fail(f"{key} has had no leader for {now - shared.offline_since:.1f} s: {row}")
+            return
+        # A quorum without a leader elects none for its partitions.
+        offline_s = now - max(shared.offline_since, self.term_since)
+        if offline_s > OFFLINE_S:
+            self._fail(f"{key} has had no leader for {offline_s:.1f} s: {row}")
 
     def _note_loss(self, key: Key, shared: Shared, row: PartitionImage) -> None:
         """The leader of an unclean election lacks committed batches from some offset on."""
         replica = self._present(int(row.leader), key)
-        if replica is None or replica.is_compacted or not replica.is_rooted:
+        if (
+            replica is None
+            or replica.is_compacted
+            or not replica.is_rooted
+            or (replica.is_lost and not self._is_open(replica))
+        ):
+            # Its present records are not known.
             self.on_loss(key, 0)
             return
         # What an election before has given up may be back: this leader's log is right.
@@ -413,7 +439,9 @@ class ReplicaChecker:
         known = self.replicas.get((life.node_id, key))
         is_same = known is not None and known.log is log
         end_before = known.end if known is not None and is_same else None
-        mark_before = known.high_watermark if known is not None and is_same else None
+        # Epoch -1: only the log was looked at, before it had a role.
+        has_mark = known is not None and is_same and known.epoch >= 0
+        mark_before = known.high_watermark if known is not None and has_mark else None
         replica = self._follow(life.node_id, key, log)
         shared = self.shared.setdefault(key, Shared())
         if replica.end < shared.committed_end:
@@ -487,6 +515,12 @@ class ReplicaChecker:
             self._look_at_disk(replica)
         return replica
 
+    def _is_open(self, replica: Replica) -> bool:
+        """Whether its node runs and has opened the log that was looked at last."""
+        core = self.nodes.cores.get(replica.node_id)
+        place = (TopicId(replica.key[0]), PartitionId(replica.key[1]))
+        return core is not None and core.services.logs.logs().get(place) is replica.log
+
     def _look_at_disk(self, replica: Replica) -> None:
         node_id = replica.node_id
         replica.look_at_disk(self.world.disk(node_id), self.broker_epochs.get(node_id, 0))
@@ -558,7 +592,9 @@ class ReplicaChecker:
         committed = shared.committed
         # Deleted records cannot be read any more.
         start = max(replica.checked_to, replica.start)
-        for batch in replica.between(start, replica.high_watermark):
+        # A truncation lowers the log end first: the offsets above get other records.
+        end = min(replica.high_watermark, replica.end)
+        for batch in replica.between(start, end):
             if batch.link in shared.lost:
                 continue
             known = committed.setdefault(batch.base_offset, batch)
@@ -568,7 +604,7 @@ class ReplicaChecker:
                 self._fail(
                     f"{key}: node {replica.node_id} takes {batch} for committed, where {known} was"
                 )
-        replica.checked_to = max(replica.checked_to, replica.high_watermark)
+        replica.checked_to = max(replica.checked_to, end)
 
     def _check_electable(self, key: Key) -> None:
         """Electable replicas have all committed records, durably."""
@@ -584,10 +620,10 @@ class ReplicaChecker:
             if self._is_excused(replica):
                 continue
             replica.is_lost, replica.damaged_log = False, None
-            if replica.start < deleted_before:
+            if replica.durable_start < deleted_before:
                 self._fail(
-                    f"{key}: broker {member} may be elected, and begins at {replica.start}: all "
-                    f"below {deleted_before} is deleted"
+                    f"{key}: broker {member} may be elected, and begins at "
+                    f"{replica.durable_start}: all below {deleted_before} is deleted"
                 )
             if replica.start >= end:
                 # All records were deleted on request: see the history.

@@ -139,7 +139,8 @@ class Operators(Recurring):
         if self._wiped is not None:
             await self._replace(self._wiped)
         if Ingredient.LONE_ASYNC in self._ingredients:
-            await self._until(self._accept_loss, lambda: self.data.leader(LONE) is not None)
+            # The metadata names the leader until its next start has reported the loss.
+            await self._until(self._accept_loss, lambda: self.data.is_written(LONE))
         if self._repeated is not None:
             # The last of its name is judged with all others.
             part = self._repeated
@@ -398,8 +399,10 @@ class Operators(Recurring):
 
     async def _grow(self) -> bool:
         topic = self.part().topic
-        count = len(self.data.topic(topic).partitions)
-        if topic in (REPEATED, LONE.topic) or count >= PARTITIONS_MAX:
+        image = self.data.topic(topic)
+        count = len(image.partitions)
+        # With an answer still to come, the only replica of a new partition would be wiped unknown.
+        if topic == REPEATED or image.replication_factor == 1 or count >= PARTITIONS_MAX:
             return False
         is_grown = await self._ask(
             lambda core: core.services.metadata.add_partitions(topic, count + 1)

@@ -385,7 +385,7 @@ BLIND_SPOTS: Final = (
         "new-leader-commits-all",
         "A new leader takes all that it has for committed.",
         ((LeaderRole, "__init__", _committing_all_at_once(LeaderRole.__init__)),),
-        0,
+        1,
     ),
     BlindSpot(
         "times-never-found",

@@ -55,6 +55,8 @@ class Replica:
     starts: list[int] = field(default_factory=list)
     """Base offsets of `batches`."""
     start: int = 0
+    durable_start: int = 0
+    """The log start offset after a crash."""
     end: int = 0
     durable_end: int = 0
     """The durable end of the last process, by the flush mode."""
@@ -107,6 +109,7 @@ class Replica:
         log = self.log
         assert log is not None
         self.start = log.segments.log_start_offset
+        self.durable_start = log.durable_log_start
         self.end = log.segments.end_offset
         self.is_sync = log.config.flush is FlushMode.SYNC
         if log.state is LogState.DAMAGED:

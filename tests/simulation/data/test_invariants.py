@@ -13,12 +13,14 @@ from raftlog.record.batch import stamped
 from raftlog.record.types import LeaderEpoch, Offset
 from raftlog.replication.leader_role import LeaderRole
 from raftlog.replication.partition import Acks
+from tests.simulation.clock import SimulatedClock
 from tests.simulation.data.clients import encode
 from tests.simulation.data.consumers import Consumer
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
 from tests.simulation.data.invariants import CHURN_S, OFFLINE_S, Churn
 from tests.simulation.node_checker import InvariantError
 from tests.verification.log_checker import HistoryError
+from tests.verification.log_history import Deletion
 
 T = Part("t", 0)
 
@@ -76,6 +78,48 @@ def test_a_replica_in_sync_that_is_cut_short_is_noticed() -> None:
 
     with pytest.raises(InvariantError, match="broker 3 may be elected, and has 0 of 4 durably"):
         simulate_data(test)
+
+
+def test_a_follower_that_dies_right_after_its_deletion_counts_with_it() -> None:
+    """Seed 101098: the log start that the follower had acknowledged was not looked at any more."""
+
+    async def test(data: DataWorld) -> None:
+        await begin(data)
+        leader = data.replica(1, T)
+        assert leader is not None
+        await data.nodes.call(1, lambda _: leader.require_leader().delete_records(Offset(2)))
+        data.nodes.kill(3)
+        step = data.step()
+        data.history.append(Deletion(partition=str(T), before=2, completed=step))
+        data.replicas.deleted(data.key(T), 2)
+        data.nodes.start(3)
+
+    simulate_data(test)
+
+
+def test_records_after_a_truncated_end_are_known_as_committed() -> None:
+    """Seed 102099: the second unclean election was taken to have lost no record."""
+
+    async def test(data: DataWorld) -> None:
+        configs = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+        await data.create("t", [[1, 2]], configs)
+        for count in (9, 3):
+            # Node 1 alone commits records that node 2 lacks.
+            await data.in_sync()
+            data.nodes.kill(2)
+            await data.led(T, 1)
+            await data.isr(T, 1)
+            for _ in range(count):
+                await data.write(T)
+            # A clean stop: the next start knows the high watermark.
+            await data.nodes.stop(1)
+            data.nodes.start(2)
+            await data.led(T, 2)
+            assert data.row(T).unclean_epoch == data.row(T).leader_epoch
+            await data.write(T)
+            data.nodes.start(1)
+
+    simulate_data(test)
 
 
 def test_what_is_lost_on_all_disks_is_noticed_by_the_history() -> None:
@@ -137,6 +181,29 @@ def test_an_append_of_a_leader_without_touch_with_the_quorum_is_noticed() -> Non
 
     with (
         mock.patch.object(LeaderRole, "_require_lead", lambda _self: None),
+        pytest.raises(InvariantError, match=r"n1\.1 appends to .* after its last touch"),
+    ):
+        simulate_data(test)
+
+
+def test_a_lease_by_a_clock_that_sleeps_with_the_machine_is_noticed() -> None:
+    """CLOCK_MONOTONIC stands still during a sleep: the lease goes on where it stood."""
+
+    async def test(data: DataWorld) -> None:
+        await begin(data)
+        data.world.suspend(1)
+        await asyncio.sleep(300.0)
+        writer = data.producer("p", acks=Acks.LEADER, idempotent=False, repeats=False)
+        sending = asyncio.ensure_future(writer.send(T, node=1))
+        await asyncio.sleep(0.1)
+        data.world.resume(1)
+        await sending
+
+    def asleep(clock: SimulatedClock) -> float:
+        return asyncio.get_running_loop().time() - clock.suspended_s
+
+    with (
+        mock.patch.object(SimulatedClock, "monotonic", asleep),
         pytest.raises(InvariantError, match=r"n1\.1 appends to .* after its last touch"),
     ):
         simulate_data(test)

@@ -1,4 +1,4 @@
-"""Followers that are silent or slow change the ISR seldom, however long that lasts."""
+"""Followers that are silent or slow change the ISR seldom, and no ELR outlives its reason."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from raftlog.metadata.commands import ChangePartitions, PartitionChange
+from raftlog.record.types import BrokerId
 from tests.simulation.data.data_world import DataWorld, Part, simulate_data
 
 T = Part("t", 0)
@@ -74,3 +76,39 @@ def test_disk_that_hangs_again_and_again_makes_its_replica_wait_longer() -> None
         await data.nodes.until(lambda: data.is_in_sync(T), seconds=60.0)
 
     simulate_data(test, node_count=5, voter_count=1)
+
+
+def test_no_record_is_committed_without_an_eligible_member() -> None:
+    """A change planned with replication factor 3 is applied after the factor is 2 (seed 200054).
+
+    It brings a min.insync.replicas of 2, by which the member that leaves stays eligible. The leader
+    alone would commit by its own minimum of 1.
+    """
+
+    async def test(data: DataWorld) -> None:
+        topic = await data.create("t", [[2, 3]])
+        await data.write(T, 3)
+        await data.in_sync()
+        row = data.row(T)
+        change = PartitionChange(
+            topic_id=topic.topic_id,
+            partition=row.partition,
+            partition_epoch=row.partition_epoch,
+            isr=(BrokerId(2),),
+            min_isr_default=2,
+        )
+        # The change comes before the controller's own one.
+        data.nodes.kill(3)
+        await data.propose(ChangePartitions(v=3, changes=(change,)))
+        assert (data.row(T).isr, data.row(T).elr) == ((2,), (3,))
+        await data.write(T)
+        assert (data.row(T).isr, data.row(T).elr) == ((2,), ())
+        data.nodes.kill(2)
+        data.nodes.start(3)
+        await data.nodes.until(lambda: data.replica(3, T) is not None)
+        await asyncio.sleep(3.0)
+        assert data.leader(T) is None
+        data.nodes.start(2)
+
+    # Node 1 is the only voter: the metadata does not wait for the leader's disk.
+    simulate_data(test, voter_count=1)

@@ -64,8 +64,9 @@ def test_a_node_that_starts_with_its_clock_days_ahead_deletes_nothing(controls: 
     simulate_data(test)
 
 
-@pytest.mark.xfail(strict=True, reason="open: two rules of retention by time contradict")
 def test_records_go_at_their_time_though_one_clock_stands_days_behind() -> None:
+    """The replica with that clock keeps them by its own time, until its leader deletes them."""
+
     async def test(data: DataWorld) -> None:
         data.nodes.kill(3)
         data.world.clock(3).jump(-2 * DAY_S)

@@ -10,6 +10,7 @@ import pytest
 
 from raftlog.record.errors import LogError
 from raftlog.record.types import Offset
+from raftlog.storage.checkpoint_file import CHECKPOINT_NAME
 from tests.simulation.data.data_world import DataWorld, NodeDiedError, Part, simulate_data
 
 T = Part("t", 0)
@@ -49,8 +50,7 @@ async def all_readable(data: DataWorld) -> None:
 
 
 def quarantined(data: DataWorld) -> list[str]:
-    cores = [data.nodes.cores[node_id] for node_id in (1, 2, 3)]
-    return [name for core in cores for name in core.services.logs.quarantined()]
+    return [name for core in data.nodes.cores.values() for name in core.services.logs.quarantined()]
 
 
 async def written(data: DataWorld, configs: Mapping[str, str] | None = None) -> None:
@@ -131,6 +131,32 @@ def test_a_leader_waits_for_the_only_good_copy() -> None:
         await asyncio.sleep(20.0)
         assert set(data.row(T).isr) == {leader, other}, "no replica is given up meanwhile"
         data.nodes.start(keeper)
+        await data.nodes.ready()
+        await all_readable(data)
+
+    simulate_data(test)
+
+
+def test_batches_set_aside_by_two_starts_mend_the_third_replica() -> None:
+    """Each replica rots in another batch. Two logs are replaced at a start (200245)."""
+
+    async def test(data: DataWorld) -> None:
+        await written(data)
+        leader = data.leader(T)
+        assert leader is not None
+        others = [node_id for node_id in (1, 2, 3) if node_id != leader]
+        for number, node_id in enumerate((leader, *others)):
+            data.rot(node_id, T, segment=number)
+
+        async def restart_and_replace(node_id: int, count: int) -> None:
+            data.nodes.kill(node_id)
+            # Without the file all logs are scanned.
+            data.world.disk(node_id).remove(CHECKPOINT_NAME)
+            data.nodes.start(node_id)
+            await data.nodes.until(lambda: len(quarantined(data)) == count)
+
+        for count, node_id in enumerate(others, 1):
+            await restart_and_replace(node_id, count)
         await data.nodes.ready()
         await all_readable(data)
 
