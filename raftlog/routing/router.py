@@ -7,7 +7,8 @@ leader of the applied metadata.
 Leaders change, and nodes apply the change one after the other. So an operation is retried if it
 certainly had no effect (NO_LEADER, NOT_READY), or may be repeated without harm (reads, and appends
 with a producer id): as soon as the metadata names another leader or epoch, and after a short pause,
-as the leader may be the node that is behind. Retries end with the request's own timeout, after
+as the leader may be the node that is behind. Forwarded and retried appends of one producer go one
+at a time, in their order of arrival. Retries end with the request's own timeout, after
 RETRY_S_MAX at most. An append with an unknown outcome keeps it, whatever a retry returns.
 """
 
@@ -18,7 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 from raftlog.metadata.image import NO_LEADER_ID, TopicImage
 from raftlog.record.batch import RecordBatch
@@ -38,8 +39,10 @@ from raftlog.record.types import (
     LeaderEpoch,
     Offset,
     PartitionId,
+    ProducerId,
     TopicId,
 )
+from raftlog.replication.arrival_order import ArrivalOrder, Place
 from raftlog.replication.manager import ReplicaManager
 from raftlog.replication.partition import Acks, Fetched, Partition, not_led_here
 from raftlog.routing.forwarding_messages import (
@@ -79,6 +82,9 @@ ALL_RECORDS: Final = -1
 """The `before` of `delete_records` for all committed records."""
 
 T = TypeVar("T")
+
+_ProducerKey: TypeAlias = tuple[TopicId, PartitionId, ProducerId]
+"""One producer in one partition."""
 
 
 class PartitionHandle:
@@ -137,24 +143,36 @@ class PartitionHandle:
     async def append(
         self, batches: Sequence[RecordBatch], *, acks: Acks, timeout_s: float
     ) -> list[AppendResult]:
-        """See `Partition.append`."""
+        """See `Partition.append`.
+
+        An append that is forwarded or retried holds back later ones of its producer: overtaken, it
+        would be out of order at the leader.
+        """
+        earlier = self._router.routed_appends
+        producers = {batch.header.producer_id for batch in batches} - {NO_PRODUCER_ID}
+        keys = [(self.topic_id, self.partition, producer_id) for producer_id in producers]
+        deadline = asyncio.get_running_loop().time() + timeout_s
         refusal: LogError | None = None
-        if self._local is not None:
+        if self._local is not None and not earlier.is_held(keys):
             try:
                 return await self._local.append(batches, acks=acks, timeout_s=timeout_s)
             except LogError as error:
                 refusal = self._drop_local(error)
-        operation = Append(self.topic_id, self.partition, int(acks))
-        outcome, _ = await self._routed(
-            operation,
-            [batch.data for batch in batches],
-            local=lambda found, remaining_s: found.append(
-                batches, acks=acks, timeout_s=remaining_s
-            ),
-            timeout_s=timeout_s,
-            may_repeat=all(batch.header.producer_id != NO_PRODUCER_ID for batch in batches),
-            refusal=refusal,
-        )
+        place = earlier.enter(keys)
+        try:
+            await self._wait_earlier(place, deadline)
+            outcome, _ = await self._routed(
+                Append(self.topic_id, self.partition, int(acks)),
+                [batch.data for batch in batches],
+                local=lambda found, remaining_s: found.append(
+                    batches, acks=acks, timeout_s=remaining_s
+                ),
+                timeout_s=deadline - asyncio.get_running_loop().time(),
+                may_repeat=all(batch.header.producer_id != NO_PRODUCER_ID for batch in batches),
+                refusal=refusal,
+            )
+        finally:
+            place.leave()
         if isinstance(outcome, list):
             return outcome
         assert isinstance(outcome, Appended)
@@ -162,6 +180,18 @@ class PartitionHandle:
             AppendResult(Offset(first), Offset(last), time_ms, duplicate)
             for first, last, time_ms, duplicate in outcome.results
         ]
+
+    async def _wait_earlier(self, place: Place[_ProducerKey], deadline: float) -> None:
+        """Wait for earlier appends of the producer; LogError NOT_READY at the deadline."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await place.reached()
+        except TimeoutError:
+            raise LogError(
+                NOT_READY,
+                f"{self.topic}-{self.partition}: nothing was written, as an earlier append of the "
+                "same producer is not over yet.",
+            ) from None
 
     async def read(
         self, offset: Offset, *, max_bytes: int, end_offset: Offset | None = None
@@ -416,6 +446,8 @@ class PartitionRouter:
         # A few per request in flight; requests are bounded by the listeners.
         self._watches: dict[_Watch, None] = {}
         self._next_wait_log = 0.0
+        self.routed_appends: ArrivalOrder[_ProducerKey] = ArrivalOrder()
+        """Producers with appends that are forwarded or retried: one at a time each."""
 
     def find(self, topic: str, partition: int, *, any_replica: bool = False) -> PartitionHandle:
         """A handle on the partition, for one request. LogError: UNKNOWN_TOPIC, UNKNOWN_PARTITION.
