@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from raftlog.storage.checkpoints import (
     CHECKPOINT_BYTES_MAX,
     CheckpointUnreadable,
@@ -25,8 +27,6 @@ CHECKPOINT_NAME: Final = "checkpoints.json"
 STARTED_NAME: Final = "checkpoints.json.started"
 """The file's name after a start on a full disk: only a rename needs no room."""
 UNREADABLE_NAME: Final = "checkpoints.json.unreadable"
-MISSING_NAME: Final = "checkpoints.json.missing"
-"""There while a start without the file is not over: see `note_missing`."""
 
 PAUSE_RATIO: Final = 2
 """Pause between two writes, as a multiple of the first one's duration: opening a thousand logs must
@@ -55,7 +55,7 @@ def read_checkpoint(disk: Disk) -> NodeCheckpoint | None:
         disk.sync_directory("")
         return None
     if name == STARTED_NAME:
-        return NodeCheckpoint(clean_shutdown=False, replicas=checkpoint.replicas)
+        return msgspec.structs.replace(checkpoint, clean_shutdown=False)
     return checkpoint
 
 
@@ -63,29 +63,6 @@ def take_marker_away(disk: Disk) -> None:
     """Make the next start an unclean one without writing a byte. Blocks. Raises DiskError."""
     if disk.exists(CHECKPOINT_NAME):
         disk.rename(CHECKPOINT_NAME, STARTED_NAME)
-        disk.sync_directory("")
-
-
-def note_missing(disk: Disk, *, is_missing: bool) -> bool:
-    """Whether a start without a readable checkpoint file is not over; `is_missing`: this is one.
-
-    Kept on disk, because the next file is written before all replicas are known: without the note,
-    a later start would take a replica whose files are gone for one that never had any. Blocks.
-    Raises DiskError.
-    """
-    if is_missing:
-        try:
-            disk.replace(MISSING_NAME, b"The checkpoint file was missing or unreadable.\n")
-        except DiskFullError:
-            # No checkpoint file is written either, so the next start finds the same.
-            logger.warning("disk full: starting without a checkpoint file")
-    return is_missing or disk.exists(MISSING_NAME)
-
-
-def forget_missing(disk: Disk) -> None:
-    """All replicas are known again. Blocks. Raises DiskError."""
-    if disk.exists(MISSING_NAME):
-        disk.remove(MISSING_NAME)
         disk.sync_directory("")
 
 

@@ -23,8 +23,6 @@ from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, UNKNOWN_TOPIC, 
 from raftlog.record.types import PartitionId, TopicId
 from raftlog.storage.checkpoint_file import (
     CheckpointFile,
-    forget_missing,
-    note_missing,
     read_checkpoint,
     take_marker_away,
 )
@@ -51,6 +49,7 @@ from raftlog.storage.quarantine import (
     trash_replica,
     trash_topic,
 )
+from raftlog.storage.segments import LOG_SUFFIX
 from raftlog.storage.types import LogConfig, LogState, StorageSettings
 from raftlog.world import Clock, Disk, DiskError, DiskFullError
 
@@ -99,15 +98,17 @@ class LogManager:
         *,
         found: NodeCheckpoint | None,
         names: list[str],
+        empty: list[str],
         quarantined: list[str],
-        is_incomplete: bool,
     ) -> None:
+        """`empty`: of the replica directories `names`, those without a segment."""
         self._disk = disk
-        self._is_incomplete = is_incomplete
-        """The checkpoint file does not name all replicas: see `note_missing`."""
-        self._names_all_found: Final = not is_incomplete
+        self._names_all_found: Final = found is not None and found.is_complete
         """Whether the last run's file names all replicas."""
+        self._are_all_known = self._names_all_found
+        """Whether the next file names all replicas: see `NodeCheckpoint.is_complete`."""
         self._names_found = frozenset(names)
+        self._names_empty = frozenset(empty)
         self._settings = settings
         self._shared = LogShared(disk, clock, OpenFiles(disk))
         self._found = found
@@ -135,15 +136,15 @@ class LogManager:
 
         Opens no log: call `open_replica` for each. Raises DiskError.
         """
-        found, names, quarantined, is_incomplete = await disk.run(partial(_find_replicas, disk))
+        found, names, empty, quarantined = await disk.run(partial(_find_replicas, disk))
         manager = cls(
             disk,
             clock,
             settings or StorageSettings(),
             found=found,
             names=names,
+            empty=empty,
             quarantined=quarantined,
-            is_incomplete=is_incomplete,
         )
         try:
             await manager._file.write()
@@ -201,17 +202,25 @@ class LogManager:
         """Whether the files of a replica assigned before this start are gone.
 
         A replica enters the checkpoint file before its first acknowledgement. So one without a
-        directory is new only if a complete checkpoint file does not name it.
+        directory, or with an empty one, is new only if a complete checkpoint file does not name it.
+        A named one with an empty directory is damaged if its checkpoint has records.
         """
         name = replica_name(topic_id, partition)
-        is_known = self._found is not None and name in self._found.replicas
-        return name not in self._names_found and (is_known or self._is_incomplete)
+        if self._found is not None and name in self._found.replicas:
+            return name not in self._names_found
+        has_records = name in self._names_found and name not in self._names_empty
+        return not self._are_all_known and not has_records
 
     async def all_known(self) -> None:
-        """The checkpoint file names all replicas of the metadata again. Raises DiskError."""
-        if self._is_incomplete:
-            await self._disk.run(partial(forget_missing, self._disk))
-            self._is_incomplete = False
+        """Say in the checkpoint file that it names all replicas again. Raises DiskError."""
+        if self._are_all_known:
+            return
+        self._are_all_known = True
+        try:
+            await self._file.write()
+        except DiskError:
+            self._are_all_known = False
+            raise
 
     async def open_replica(
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig, *, create: bool
@@ -508,7 +517,7 @@ class LogManager:
                 checkpoint = replicas[name]
                 clean = name in self._closed_clean or (name in self._strays and checkpoint.clean)
                 replicas[name] = msgspec.structs.replace(checkpoint, clean=clean)
-        return NodeCheckpoint(self._clean_shutdown, replicas)
+        return NodeCheckpoint(self._clean_shutdown, replicas, self._are_all_known)
 
     def _published(self, checkpoint: NodeCheckpoint) -> None:
         """Notify each log of its content in the checkpoint file."""
@@ -544,12 +553,21 @@ def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
     }
 
 
-def _find_replicas(disk: Disk) -> tuple[NodeCheckpoint | None, list[str], list[str], bool]:
-    """The checkpoint file, all replica directories, the quarantined ones, and whether the file does
-    not name all replicas."""
+def _find_replicas(
+    disk: Disk,
+) -> tuple[NodeCheckpoint | None, list[str], list[str], list[str]]:
+    """The checkpoint file, all replica directories, those without a segment, and the quarantined
+    ones. Only an incomplete file makes a directory without a segment suspicious."""
     found = read_checkpoint(disk)
-    is_incomplete = note_missing(disk, is_missing=found is None)
     disk.make_directory(REPLICAS)
     disk.make_directory(DELETED)
     disk.sync_directory("")
-    return found, names_below(disk, REPLICAS), names_below(disk, DAMAGED), is_incomplete
+    names = names_below(disk, REPLICAS)
+    empty = []
+    if found is None or not found.is_complete:
+        empty = [name for name in names if not _has_segment(disk, name)]
+    return found, names, empty, names_below(disk, DAMAGED)
+
+
+def _has_segment(disk: Disk, name: str) -> bool:
+    return any(file.endswith(LOG_SUFFIX) for file in disk.list_directory(f"{REPLICAS}/{name}"))

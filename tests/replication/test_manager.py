@@ -350,3 +350,22 @@ async def test_a_start_without_a_checkpoint_file_lasts_until_every_replica_is_op
     await node.open()
     assert node.replica() is None
     assert node.replicas.is_lost(topic_id(0), PartitionId(0))
+
+
+async def test_emptied_replica_without_a_checkpoint_file_is_a_loss_not_a_new_replica(
+    node: OneNode,
+) -> None:
+    node.create(1, 2)
+    await node.settled()
+    await put(node.here(), b"a")
+    await node.close()
+    for path in node.files("replicas"):
+        node.disk.remove(path)
+    node.disk.remove(CHECKPOINT_NAME)
+    await node.open()
+    assert node.replica() is None
+    assert node.replicas.is_lost(topic_id(0), PartitionId(0))
+    node.change(leader=2, isr=(2,))
+    await node.replicas.renew(topic_id(0), PartitionId(0))
+    assert node.here().log_end_offset == 0
+    assert node.streams.followed == {node.here(): (2, node.row().leader_epoch)}
