@@ -178,6 +178,12 @@ class LogManager:
             cluster_ms, wall_ms=shared.clock.time_ms(), monotonic_ms=shared.monotonic_ms()
         )
 
+    @property
+    def clock_skew_ms(self) -> int | None:
+        """How far the wall clock is ahead of the cluster time; None while that is unknown."""
+        clock = self._maintenance.retention_clock
+        return clock.skew_ms if clock.knows_cluster_time else None
+
     def limit(self, *, reserve_bytes: int, scrub_bytes_per_s: int) -> None:
         """Change the room that appends leave, and the scrubber's rate. Takes effect at once."""
         self._maintenance.limit(reserve_bytes=reserve_bytes, scrub_bytes_per_s=scrub_bytes_per_s)
