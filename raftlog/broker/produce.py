@@ -59,7 +59,7 @@ from raftlog.record.types import (
 )
 from raftlog.replication.arrival_order import ArrivalOrder, Place
 from raftlog.replication.partition import Acks
-from raftlog.routing.router import PartitionHandle
+from raftlog.routing.handle import PartitionHandle
 
 __all__ = ["Acks", "ProduceOptions", "ProduceService"]
 

@@ -23,7 +23,8 @@ from raftlog.record.errors import (
 )
 from raftlog.record.types import BrokerId, Offset
 from raftlog.replication.partition import Acks
-from raftlog.routing.router import RETRY_S_MAX, WAIT_LOG_INTERVAL_S
+from raftlog.routing.handle import RETRY_S_MAX
+from raftlog.routing.router import WAIT_LOG_INTERVAL_S
 
 from .forwarding_world import MAX_MESSAGE_BYTES, TOPIC_ID, Cluster, Node, batch, simulate
 
