@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
-import msgspec
-
 from raftlog.storage.checkpoints import (
     CHECKPOINT_BYTES_MAX,
     CheckpointUnreadable,
@@ -27,6 +25,8 @@ CHECKPOINT_NAME: Final = "checkpoints.json"
 STARTED_NAME: Final = "checkpoints.json.started"
 """The file's name after a start on a full disk: only a rename needs no room."""
 UNREADABLE_NAME: Final = "checkpoints.json.unreadable"
+MISSING_NAME: Final = "checkpoints.json.missing"
+"""There while a start without the file is not over: see `note_missing`."""
 
 PAUSE_RATIO: Final = 2
 """Pause between two writes, as a multiple of the first one's duration: opening a thousand logs must
@@ -55,7 +55,7 @@ def read_checkpoint(disk: Disk) -> NodeCheckpoint | None:
         disk.sync_directory("")
         return None
     if name == STARTED_NAME:
-        return msgspec.structs.replace(checkpoint, clean_shutdown=False)
+        return NodeCheckpoint(clean_shutdown=False, replicas=checkpoint.replicas)
     return checkpoint
 
 
@@ -63,6 +63,28 @@ def take_marker_away(disk: Disk) -> None:
     """Make the next start an unclean one without writing a byte. Blocks. Raises DiskError."""
     if disk.exists(CHECKPOINT_NAME):
         disk.rename(CHECKPOINT_NAME, STARTED_NAME)
+        disk.sync_directory("")
+
+
+def note_missing(disk: Disk) -> None:
+    """Note that a start without a readable checkpoint file is not over. Blocks. Raises DiskError.
+
+    Kept on disk, because the next file is written before all replicas are known: without the note,
+    a later start would take a replica whose files are gone for one that never had any. So no file
+    is written before the note.
+    """
+    disk.replace(MISSING_NAME, b"The checkpoint file was missing or unreadable.\n")
+
+
+def is_missing_noted(disk: Disk) -> bool:
+    """Whether an earlier start without a readable checkpoint file is not over. Blocks."""
+    return disk.exists(MISSING_NAME)
+
+
+def forget_missing(disk: Disk) -> None:
+    """All replicas are known again. Blocks. Raises DiskError."""
+    if disk.exists(MISSING_NAME):
+        disk.remove(MISSING_NAME)
         disk.sync_directory("")
 
 

@@ -99,10 +99,6 @@ class NodeCheckpoint(msgspec.Struct, frozen=True):
     """The node stopped in order, and has not started since."""
     replicas: dict[str, ReplicaCheckpoint]
     """By replica directory name, `<topic id>/<partition>`."""
-    is_complete: bool = True
-    """Whether the file names every replica that the metadata assigned to this node before the
-    start. Not so while a start without a readable file has replicas to find, repair or open: a
-    later start would take one whose files are gone for one that never had any."""
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -131,12 +127,12 @@ def encode_checkpoint(checkpoint: NodeCheckpoint) -> bytes:
 
 def _encode_content(checkpoint: NodeCheckpoint) -> bytes:
     """The document, encoded in pieces: one call would hold the interpreter lock all the time."""
-    front, back = msgspec.json.encode(msgspec.structs.replace(checkpoint, replicas={})).split(b"{}")
+    front = msgspec.json.encode(NodeCheckpoint(checkpoint.clean_shutdown, {}))
     pieces = []
     replicas = iter(checkpoint.replicas.items())
     while piece := dict(islice(replicas, REPLICAS_PER_PIECE_MAX)):
         pieces.append(msgspec.json.encode(piece)[1:-1])
-    return b"".join((front, b"{", b",".join(pieces), b"}", back))
+    return b"".join((front[:-2], b",".join(pieces), front[-2:]))
 
 
 def decode_checkpoint(data: bytes) -> NodeCheckpoint | CheckpointUnreadable:

@@ -23,6 +23,9 @@ from raftlog.record.errors import ILLEGAL_STATE, STORAGE_FAILED, UNKNOWN_TOPIC, 
 from raftlog.record.types import PartitionId, TopicId
 from raftlog.storage.checkpoint_file import (
     CheckpointFile,
+    forget_missing,
+    is_missing_noted,
+    note_missing,
     read_checkpoint,
     take_marker_away,
 )
@@ -100,13 +103,19 @@ class LogManager:
         names: list[str],
         empty: list[str],
         quarantined: list[str],
+        is_incomplete: bool,
+        is_noted: bool,
     ) -> None:
-        """`empty`: of the replica directories `names`, those without a segment."""
+        """`empty`: of the replica directories `names`, those without a segment.
+
+        `is_incomplete`: the checkpoint file does not name all replicas. `is_noted`: the disk has a
+        note of that, see `note_missing`.
+        """
         self._disk = disk
-        self._names_all_found: Final = found is not None and found.is_complete
+        self._is_incomplete = is_incomplete
+        self._is_noted = is_noted
+        self._names_all_found: Final = not is_incomplete
         """Whether the last run's file names all replicas."""
-        self._are_all_known = self._names_all_found
-        """Whether the next file names all replicas: see `NodeCheckpoint.is_complete`."""
         self._names_found = frozenset(names)
         self._names_empty = frozenset(empty)
         self._settings = settings
@@ -136,15 +145,17 @@ class LogManager:
 
         Opens no log: call `open_replica` for each. Raises DiskError.
         """
-        found, names, empty, quarantined = await disk.run(partial(_find_replicas, disk))
+        left = await disk.run(partial(_find_replicas, disk))
         manager = cls(
             disk,
             clock,
             settings or StorageSettings(),
-            found=found,
-            names=names,
-            empty=empty,
-            quarantined=quarantined,
+            found=left.checkpoint,
+            names=left.names,
+            empty=left.empty,
+            quarantined=left.quarantined,
+            is_incomplete=left.is_incomplete,
+            is_noted=left.is_noted,
         )
         try:
             await manager._file.write()
@@ -215,18 +226,13 @@ class LogManager:
         if self._found is not None and name in self._found.replicas:
             return name not in self._names_found
         has_records = name in self._names_found and name not in self._names_empty
-        return not self._are_all_known and not has_records
+        return self._is_incomplete and not has_records
 
     async def all_known(self) -> None:
-        """Say in the checkpoint file that it names all replicas again. Raises DiskError."""
-        if self._are_all_known:
-            return
-        self._are_all_known = True
-        try:
-            await self._file.write()
-        except DiskError:
-            self._are_all_known = False
-            raise
+        """The checkpoint file names all replicas of the metadata again. Raises DiskError."""
+        if self._is_incomplete:
+            await self._disk.run(partial(forget_missing, self._disk))
+            self._is_incomplete = False
 
     async def open_replica(
         self, topic_id: TopicId, partition: PartitionId, config: LogConfig, *, create: bool
@@ -505,6 +511,10 @@ class LogManager:
     async def _collect(self) -> NodeCheckpoint:
         """The content to write into the checkpoint file now. Examines changed logs only."""
         shared = self._shared
+        if self._is_incomplete and not self._is_noted:
+            # The disk was full at the start. Without the note, this file would hide a loss.
+            await self._disk.run(partial(note_missing, self._disk))
+            self._is_noted = True
         # Those of a failed write are still missing in the file.
         changed: Iterable[LogCore] = self._logs.values() if self._clean_shutdown else shared.changed
         due = {**self._collected, **shared.unpublished, **dict.fromkeys(changed)}
@@ -523,7 +533,7 @@ class LogManager:
                 checkpoint = replicas[name]
                 clean = name in self._closed_clean or (name in self._strays and checkpoint.clean)
                 replicas[name] = msgspec.structs.replace(checkpoint, clean=clean)
-        return NodeCheckpoint(self._clean_shutdown, replicas, self._are_all_known)
+        return NodeCheckpoint(self._clean_shutdown, replicas)
 
     def _published(self, checkpoint: NodeCheckpoint) -> None:
         """Notify each log of its content in the checkpoint file."""
@@ -559,20 +569,37 @@ def _as_found(found: NodeCheckpoint | None) -> dict[str, ReplicaCheckpoint]:
     }
 
 
-def _find_replicas(
-    disk: Disk,
-) -> tuple[NodeCheckpoint | None, list[str], list[str], list[str]]:
-    """The checkpoint file, all replica directories, those without a segment, and the quarantined
-    ones. Only an incomplete file makes a directory without a segment suspicious."""
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """The state that the last run left on disk."""
+
+    checkpoint: NodeCheckpoint | None
+    names: list[str]
+    """All replica directories."""
+    empty: list[str]
+    """Of these, the ones without a segment, if the checkpoint file does not name all replicas."""
+    quarantined: list[str]
+    is_incomplete: bool
+    is_noted: bool
+
+
+def _find_replicas(disk: Disk) -> _Left:
     found = read_checkpoint(disk)
+    is_noted = found is not None and is_missing_noted(disk)
+    is_incomplete = found is None or is_noted
+    if found is None:
+        try:
+            note_missing(disk)
+            is_noted = True
+        except DiskFullError:
+            logger.warning("disk full: starting without a checkpoint file")
+            is_noted = is_missing_noted(disk)
     disk.make_directory(REPLICAS)
     disk.make_directory(DELETED)
     disk.sync_directory("")
     names = names_below(disk, REPLICAS)
-    empty = []
-    if found is None or not found.is_complete:
-        empty = [name for name in names if not _has_segment(disk, name)]
-    return found, names, empty, names_below(disk, DAMAGED)
+    empty = [name for name in names if is_incomplete and not _has_segment(disk, name)]
+    return _Left(found, names, empty, names_below(disk, DAMAGED), is_incomplete, is_noted)
 
 
 def _has_segment(disk: Disk, name: str) -> bool:

@@ -133,22 +133,6 @@ async def test_a_loss_found_on_a_full_disk_is_known_to_the_start_after_a_crash()
     assert not manager.is_lost(TOPIC, OTHER)
 
 
-async def test_a_file_stays_incomplete_where_the_disk_is_full_once_all_are_known() -> None:
-    disk = SimulatedDisk()
-    manager = await LogManager.open(disk, ManualClock())
-    disk.capacity_bytes = disk.used_bytes()
-    with pytest.raises(DiskFullError):
-        await manager.all_known()
-    disk.capacity_bytes = None
-    disk.crash(power=True)
-    manager = await LogManager.open(disk, ManualClock())
-    assert manager.is_lost(TOPIC, PARTITION)
-    await manager.all_known()
-    disk.crash(power=True)
-    manager = await LogManager.open(disk, ManualClock())
-    assert not manager.is_lost(TOPIC, PARTITION)
-
-
 @pytest.mark.parametrize("starts_before", [0, 1])
 async def test_unlisted_replica_is_not_new_while_the_checkpoint_file_is_incomplete(
     starts_before: int,

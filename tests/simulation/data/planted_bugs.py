@@ -351,7 +351,7 @@ BLIND_SPOTS: Final = (
         "isr-of-any-incarnation",
         "AlterIsr ignores the members' broker epochs (KIP-903).",
         ((apply, "alter_isr", _with_present_epochs(apply_partitions.alter_isr)),),
-        7,
+        29,
         "stutter",
     ),
     BlindSpot(
@@ -398,7 +398,7 @@ BLIND_SPOTS: Final = (
         "lost-replica-stays-eligible",
         "A replica that lost its records stays in the ELR (KIP-966).",
         ((apply_partitions, "next_elr", _with_the_lost(apply_partitions.next_elr)),),
-        1,
+        52,
         "failovers",
     ),
     BlindSpot(
@@ -423,7 +423,7 @@ BLIND_SPOTS: Final = (
             (LeaderRole, "acked", _acked_by_any_incarnation(LeaderRole.acked)),
             (LeaderStreams, "broker_changed", lambda _self, _broker_id: None),
         ),
-        11,
+        32,
         "stutter",
     ),
 )
